@@ -1,0 +1,150 @@
+"""Bytes, digests, manifests, publish, fetch and trust; knows neither torch nor ray.
+
+The public names below are loaded at their first use (PEP 562): a rank's warm load needs `cache_store.local`
+and `cache_store.keys` only, and must not pay for pydantic and cryptography. The function
+`cache_store.seed.seed` is not among them, because its module has its name.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cache_store.backend import BlobBackend, NewFile
+    from cache_store.canonical import canonical_json
+    from cache_store.digests import Digest, digest_bytes, digest_file
+    from cache_store.errors import (
+        Conflict,
+        Corrupt,
+        NewerFormat,
+        NotInStore,
+        StoreError,
+        StoreUnavailable,
+        Untrusted,
+        UnusableCache,
+    )
+    from cache_store.explain import Nearest, explain_miss, nearest
+    from cache_store.keys import ComponentChange, changed_components, key_of
+    from cache_store.manifest import (
+        ArtifactEntry,
+        CaptureEntry,
+        LaunchRecord,
+        PartitionManifest,
+        PartitionRef,
+        RequestEntry,
+        partition_key,
+        utc_now,
+    )
+    from cache_store.reports import FetchReport, PublishReport, VerifyReport
+    from cache_store.seed import SeedReport
+    from cache_store.store import Store
+    from cache_store.trust import (
+        Signer,
+        Trust,
+        TrustPolicy,
+        generate_key_pair,
+        load_public_key,
+        load_signer,
+        load_trust,
+        save_key_pair,
+    )
+
+__all__ = [
+    "ArtifactEntry",
+    "BlobBackend",
+    "CaptureEntry",
+    "ComponentChange",
+    "Conflict",
+    "Corrupt",
+    "Digest",
+    "FetchReport",
+    "LaunchRecord",
+    "Nearest",
+    "NewFile",
+    "NewerFormat",
+    "NotInStore",
+    "PartitionManifest",
+    "PartitionRef",
+    "PublishReport",
+    "RequestEntry",
+    "SeedReport",
+    "Signer",
+    "Store",
+    "StoreError",
+    "StoreUnavailable",
+    "Trust",
+    "TrustPolicy",
+    "Untrusted",
+    "UnusableCache",
+    "VerifyReport",
+    "canonical_json",
+    "changed_components",
+    "digest_bytes",
+    "digest_file",
+    "explain_miss",
+    "generate_key_pair",
+    "key_of",
+    "load_public_key",
+    "load_signer",
+    "load_trust",
+    "nearest",
+    "partition_key",
+    "save_key_pair",
+    "utc_now",
+]
+
+_HOME = {
+    "backend": ("BlobBackend", "NewFile"),
+    "canonical": ("canonical_json",),
+    "digests": ("Digest", "digest_bytes", "digest_file"),
+    "errors": (
+        "Conflict",
+        "Corrupt",
+        "NewerFormat",
+        "NotInStore",
+        "StoreError",
+        "StoreUnavailable",
+        "Untrusted",
+        "UnusableCache",
+    ),
+    "explain": ("Nearest", "explain_miss", "nearest"),
+    "keys": ("ComponentChange", "changed_components", "key_of"),
+    "manifest": (
+        "ArtifactEntry",
+        "CaptureEntry",
+        "LaunchRecord",
+        "PartitionManifest",
+        "PartitionRef",
+        "RequestEntry",
+        "partition_key",
+        "utc_now",
+    ),
+    "reports": ("FetchReport", "PublishReport", "VerifyReport"),
+    "seed": ("SeedReport",),
+    "store": ("Store",),
+    "trust": (
+        "Signer",
+        "Trust",
+        "TrustPolicy",
+        "generate_key_pair",
+        "load_public_key",
+        "load_signer",
+        "load_trust",
+        "save_key_pair",
+    ),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    """Import the module of a public name at its first use."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,33 @@
+"""One spelling of a JSON value, so that equal values have equal bytes.
+
+Layout: UTF-8, keys sorted by code point, no white space, no escapes beyond JSON's own, no NaN or infinity.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+
+def canonical_json(value: object) -> bytes:
+    """Spell a JSON value canonically.
+
+    Raises:
+        TypeError: a key is no string (``json`` would turn 1 and "1" into the same key), or a value has no
+            JSON form.
+        ValueError: NaN, infinity, or text that is not Unicode.
+    """
+    _check_keys(value)
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8")
+
+
+def _check_keys(value: object) -> None:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"a key of canonical JSON is a string, not {key!r}")
+            _check_keys(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _check_keys(item)

@@ -1,0 +1,234 @@
+"""A store in a directory: local disk or a network file system that many nodes mount.
+
+Invariants, beyond those of the port: what is on its way in lies in a private directory under ``tmp/``; all
+bytes of a batch are flushed before the first name is linked; names are linked, never renamed, because a
+link does not replace. Correctness rests on no lock: flock is local to a node on many shared file systems.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import logging
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, Final, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from cache_store.backend import NewFile
+from cache_store.canonical import canonical_json
+from cache_store.digests import TooLong, copy_and_digest, digest_bytes
+from cache_store.durability import Flush, choose_flush, flush_all
+from cache_store.errors import Corrupt, NotInStore, StoreUnavailable, os_errors_are_unavailable
+from cache_store.layout import FORMAT_FILE, QUARANTINE, TMP, TOP_LEVEL
+from cache_store.parsing import parse_document
+from cache_store.paths import path_fault
+from cache_store.private_files import open_private, os_errors_are_unusable, temporary_name
+
+logger = logging.getLogger(__name__)
+
+STORE_FORMAT: Final = 1
+_MAX_FORMAT_BYTES = 4096
+_NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+_HIDDEN = frozenset({TMP, QUARANTINE})
+
+
+class _Format(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal[1] = STORE_FORMAT
+    digest: Literal["sha256"] = "sha256"
+
+
+class DirectoryBackend:
+    """`BlobBackend` in the directory ``root``.
+
+    Args:
+        root: the directory.
+        create: make an absent or empty directory into a store; otherwise that is an error.
+        flush: how to flush; None chooses by the file system's type.
+
+    Raises:
+        StoreUnavailable: the directory is none of a store, or cannot be used.
+        NewerFormat: a later release made the store.
+        Corrupt: its FORMAT file is damaged.
+    """
+
+    def __init__(self, root: Path, *, create: bool = True, flush: Flush | None = None) -> None:
+        self.root = root.absolute()
+        with os_errors_are_unavailable("store", self.root):
+            if create:
+                self.root.mkdir(parents=True, exist_ok=True)
+            self.flush: Flush = flush or choose_flush(self.root)
+            self._check_format(create=create)
+
+    def put_new(self, files: Sequence[NewFile]) -> tuple[str, ...]:
+        """See `BlobBackend.put_new`."""
+        with os_errors_are_unavailable(f"{len(files)} new files", self.root):
+            absent = [file for file in files if not self._path(file.name).exists()]
+            created = self._create(absent) if absent else ()
+            self._flush_names(file.name for file in files)
+        return created
+
+    def open(self, name: str) -> BinaryIO:
+        """See `BlobBackend.open`."""
+        path = self._path(name)
+        with os_errors_are_unavailable("file", path):
+            try:
+                return path.open("rb")
+            except FileNotFoundError:
+                raise NotInStore(what=name, where=str(self.root)) from None
+
+    def size(self, name: str) -> int | None:
+        """See `BlobBackend.size`."""
+        path = self._path(name)
+        with os_errors_are_unavailable("file", path):
+            try:
+                return path.stat().st_size
+            except FileNotFoundError:
+                return None
+
+    def list(self, prefix: str) -> Iterator[str]:
+        """See `BlobBackend.list`."""
+        directory = prefix.rpartition("/")[0]
+        start = self._path(directory) if directory else self.root
+        with os_errors_are_unavailable("listing", start):
+            yield from (name for name in self._walk(start) if name.startswith(prefix))
+
+    def quarantine(self, name: str, reason: str) -> None:
+        """See `BlobBackend.quarantine`."""
+        path = self._path(name)
+        target = self.root / QUARANTINE / f"{name.replace('/', '__')}.{temporary_name()}"
+        note = target.with_name(f"{target.name}.reason")
+        with os_errors_are_unavailable("file", path):
+            target.parent.mkdir(exist_ok=True)
+            note.write_text(f"{reason}\n", encoding="utf-8")
+            try:
+                path.rename(target)
+            except FileNotFoundError:
+                note.unlink()
+                return
+        logger.warning("Quarantined %s as %s: %s", name, target, reason)
+
+    def _check_format(self, *, create: bool) -> None:
+        path = self.root / FORMAT_FILE
+        if create and not path.exists():
+            self._check_empty()
+            data = canonical_json(_Format().model_dump())
+            self.put_new([NewFile(name=FORMAT_FILE, source=data, expected=digest_bytes(data))])
+        try:
+            with path.open("rb") as file:
+                data = file.read(_MAX_FORMAT_BYTES)
+        except FileNotFoundError:
+            raise StoreUnavailable(
+                what="store",
+                where=str(self.root),
+                reason=f"there is no store here (no {FORMAT_FILE} file)",
+                remedy="check the path, or make one by publishing a launch",
+            ) from None
+        parse_document(_Format, data, supported_format=STORE_FORMAT, what="store", where=str(path))
+
+    def _check_empty(self) -> None:
+        strangers = sorted({entry.name for entry in self.root.iterdir()} - TOP_LEVEL)
+        if strangers:
+            raise StoreUnavailable(
+                what="store",
+                where=str(self.root),
+                reason=f"holds {strangers[0]!r} but no {FORMAT_FILE} file, so it is no store",
+                remedy="name an empty or absent directory",
+            )
+
+    def _create(self, files: Sequence[NewFile]) -> tuple[str, ...]:
+        with self._temporary() as temporary:
+            staged = {file.name: self._stage(file, temporary / str(i)) for i, file in enumerate(files)}
+            self._flush_files(staged.values())
+            return tuple(name for name, path in staged.items() if self._link(path, name))
+
+    @contextlib.contextmanager
+    def _temporary(self) -> Iterator[Path]:
+        path = self.root / TMP / temporary_name()
+        path.parent.mkdir(exist_ok=True)
+        path.mkdir(mode=0o700)
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _stage(self, file: NewFile, path: Path) -> Path:
+        try:
+            with _opened(file.source) as source, path.open("xb") as target:
+                digest = copy_and_digest(source, target, limit_bytes=file.expected.size_bytes)
+        except TooLong as error:
+            raise _not_as_expected(file, str(error)) from error
+        if digest != file.expected:
+            raise _not_as_expected(file, str(digest))
+        path.chmod(path.stat().st_mode & 0o444)  # immutable; who may read is the umask's decision
+        return path
+
+    def _flush_files(self, paths: Iterable[Path]) -> None:
+        flush_all(paths, root=self.root, flush=self.flush)
+
+    def _link(self, path: Path, name: str) -> bool:
+        target = self._path(name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(path, target)
+        except FileExistsError:
+            # Over NFS a link may have been made although its answer was lost and the second try says EEXIST.
+            return path.samefile(target)
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+            raise StoreUnavailable(
+                what=name,
+                where=str(self.root),
+                reason=f"no hard link can be made ({error.strerror})",
+                remedy="put the store on a file system that has hard links, such as ext4, xfs, NFS or Lustre",
+            ) from error
+        return True
+
+    def _flush_names(self, names: Iterable[str]) -> None:
+        # Also directories of names that existed: whoever made them may not have flushed them yet.
+        directories = {parent for name in names for parent in self._path(name).parents}
+        inside = (path for path in directories if path.is_relative_to(self.root))
+        flush_all(inside, root=self.root, flush=self.flush)
+
+    def _walk(self, directory: Path) -> Iterator[str]:
+        try:
+            entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                if directory != self.root or entry.name not in _HIDDEN:
+                    yield from self._walk(directory / entry.name)
+            else:
+                yield (directory / entry.name).relative_to(self.root).as_posix()
+
+    def _path(self, name: str) -> Path:
+        if fault := path_fault(name):
+            raise ValueError(f"name {name!r} {fault}")
+        return self.root / name
+
+
+def _opened(source: Path | bytes) -> BinaryIO:
+    if isinstance(source, bytes):
+        return io.BytesIO(source)
+    # What another user could have written must not be published under this user's signature.
+    with os_errors_are_unusable("file", source):
+        return open_private(source)
+
+
+def _not_as_expected(file: NewFile, actual: str) -> Corrupt:
+    where = "memory" if isinstance(file.source, bytes) else str(file.source)
+    return Corrupt(
+        what=f"source of {file.name}",
+        where=where,
+        expected=str(file.expected),
+        actual=actual,
+        remedy="it changed after it was made; compile again",
+    )

@@ -1,0 +1,147 @@
+"""Every error of this package: fields first, a message made from them, picklable.
+
+Invariants: each error keeps its fields through pickling (it crosses process borders), and its text says
+what happened, where, what was expected, what was found and what to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+UntrustedReason = Literal["unsigned", "unknown_signer", "bad_signature", "replayed", "no_signing_key"]
+
+
+def _rebuild(kind: type[StoreError], values: dict[str, Any]) -> StoreError:
+    return kind(**values)
+
+
+@dataclass(eq=False, kw_only=True)
+class StoreError(Exception):
+    """Base of all errors of this package.
+
+    Not frozen: Python itself sets the traceback and the cause of an exception.
+
+    Attributes:
+        what: the thing that is concerned, such as ``blob 1f3a...``.
+        where: file or location.
+    """
+
+    what: str
+    where: str
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by fields: Exception would call the constructor with positional arguments only."""
+        return _rebuild, (type(self), {item.name: getattr(self, item.name) for item in fields(self)})
+
+
+@dataclass(eq=False, kw_only=True)
+class StoreUnavailable(StoreError):
+    """The store cannot be read or written at all; the launch may go on without it."""
+
+    reason: str
+    remedy: str = "check that the store's directory is mounted, writable and not full"
+
+    def __str__(self) -> str:
+        return f"store unavailable: {self.what} at {self.where}: {self.reason}; {self.remedy}"
+
+
+@dataclass(eq=False, kw_only=True)
+class Corrupt(StoreError):
+    """Bytes are not what their name, digest or format says; they must not be used."""
+
+    expected: str
+    actual: str
+    remedy: str = "the next publish of the same bytes repairs it"
+
+    def __str__(self) -> str:
+        found = f"expected {self.expected}, found {self.actual}"
+        return f"corrupt: {self.what} at {self.where}: {found}; {self.remedy}"
+
+
+@dataclass(eq=False, kw_only=True)
+class NewerFormat(StoreError):
+    """Written by a later release; intact, but not readable by this one."""
+
+    found: int
+    supported: int
+
+    def __str__(self) -> str:
+        formats = f"has format {self.found}, and this release reads up to {self.supported}"
+        return f"newer: {self.what} at {self.where} {formats}; upgrade warmrank here, or use another store"
+
+
+@dataclass(eq=False, kw_only=True)
+class Untrusted(StoreError):
+    """The trust policy does not let this process use (or sign) a document."""
+
+    reason: UntrustedReason
+    detail: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"untrusted ({self.reason}): {self.what} at {self.where}: {self.detail}; {self.remedy}"
+
+
+@dataclass(eq=False, kw_only=True)
+class NotInStore(StoreError):
+    """Asked for and not there: a miss."""
+
+    remedy: str = "publish it, or launch once without --no-compile"
+
+    def __str__(self) -> str:
+        return f"not in store: {self.what} at {self.where}; {self.remedy}"
+
+
+@dataclass(eq=False, kw_only=True)
+class Conflict(StoreError):
+    """Two things that must agree do not, though each is intact."""
+
+    expected: str
+    actual: str
+    remedy: str
+
+    def __str__(self) -> str:
+        found = f"expected {self.expected}, found {self.actual}"
+        return f"conflict: {self.what} at {self.where}: {found}; {self.remedy}"
+
+
+@dataclass(eq=False, kw_only=True)
+class UnusableCache(StoreError):
+    """A local file or directory that is not private to this user, or cannot be read or written."""
+
+    expected: str
+    actual: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return (
+            f"unusable {self.what} {self.where}: expected {self.expected}, found {self.actual}; {self.remedy}"
+        )
+
+
+def is_damage(error: StoreError) -> bool:
+    """Whether the bytes themselves are wrong, whoever reads them, so that they belong into quarantine.
+
+    A document that merely is not signed by a key known *here* may be good for another reader.
+    """
+    if isinstance(error, Untrusted):
+        return error.reason in ("bad_signature", "replayed")
+    return isinstance(error, Corrupt)
+
+
+@contextlib.contextmanager
+def os_errors_are_unavailable(what: str, where: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn any ``OSError`` of the store's file system into `StoreUnavailable`.
+
+    Raises:
+        StoreUnavailable: with the operating system's reason.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StoreUnavailable(what=what, where=os.fspath(where), reason=reason) from error

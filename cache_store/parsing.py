@@ -1,0 +1,55 @@
+"""Reading JSON documents that come from outside, with one kind of error for all that can be wrong.
+
+Invariants: the format number is read first and alone, because a later format may have other fields; a fault
+names the field; nothing is converted (a string is no number).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from cache_store.errors import Corrupt, NewerFormat
+
+_M = TypeVar("_M", bound=BaseModel)
+_SHOWN_FAULTS = 5
+_SHOWN_CHARACTERS = 500
+
+
+def parse_document(model: type[_M], data: bytes, *, supported_format: int, what: str, where: str) -> _M:
+    """Read one JSON document that declares its ``format``.
+
+    Raises:
+        Corrupt: no JSON object, no format, or fields that break the model.
+        NewerFormat: a later release wrote it.
+    """
+    found = _declared_format(data, what=what, where=where)
+    if found > supported_format:
+        raise NewerFormat(what=what, where=where, found=found, supported=supported_format)
+    try:
+        return model.model_validate_json(data, strict=True)
+    except ValidationError as error:
+        raise Corrupt(what=what, where=where, expected="valid fields", actual=_faults(error)) from error
+
+
+def _declared_format(data: bytes, *, what: str, where: str) -> int:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Corrupt(what=what, where=where, expected="JSON", actual=str(error)) from error
+    found = value.get("format") if isinstance(value, dict) else None
+    if type(found) is not int or found < 1:  # True is an int
+        actual = repr(found)[:_SHOWN_CHARACTERS]
+        raise Corrupt(what=what, where=where, expected="a positive format number", actual=actual)
+    return found
+
+
+def _faults(error: ValidationError) -> str:
+    faults = [
+        f"{'.'.join(map(str, item['loc'])) or 'document'}: {item['msg']}"[:_SHOWN_CHARACTERS]
+        for item in error.errors(include_url=False, include_input=False)
+    ]
+    more = len(faults) - _SHOWN_FAULTS
+    return "; ".join([*faults[:_SHOWN_FAULTS], *([f"and {more} more"] if more > 0 else [])])

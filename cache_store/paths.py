@@ -1,0 +1,68 @@
+"""Which relative paths may be taken from outside and joined to a directory: pure functions of text.
+
+Invariants: an accepted path is posix, relative, already normal, and stays below the directory it is joined
+to; of two accepted paths of one set, neither is the other one's directory, and no two fall together on a
+file system that ignores case.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+
+MAX_PATH_BYTES = 1024
+MAX_PART_BYTES = 255  # NAME_MAX of every file system in use
+
+
+def path_fault(path: str) -> str | None:
+    """Say why ``path`` must not be joined to a directory; None when it may."""
+    if not path.isprintable() or "\\" in path:
+        return "has a control character, a line break or a backslash"
+    if path.startswith("/"):
+        return "is absolute"
+    if _size_bytes(path) > MAX_PATH_BYTES:
+        return f"is longer than {MAX_PATH_BYTES} bytes"
+    for part in path.split("/"):
+        if part in ("", ".", ".."):
+            return f"has the part {part!r}"
+        if _size_bytes(part) > MAX_PART_BYTES:
+            return f"has a part longer than {MAX_PART_BYTES} bytes"
+    return None
+
+
+def part_fault(part: str) -> str | None:
+    """Say why ``part`` cannot be the name of one file or directory; None when it can."""
+    if "/" in part:
+        return "has a slash"
+    return path_fault(part)
+
+
+def collision(paths: Iterable[str]) -> str | None:
+    """Say which two of several paths cannot stand side by side; None when all can.
+
+    Every prefix counts: ``A/x`` and ``a/y`` would share one directory where case is ignored.
+    """
+    spelling: dict[str, str] = {}
+    files: set[str] = set()
+    directories: set[str] = set()
+    for path in paths:
+        parts = path.split("/")
+        prefixes = ["/".join(parts[: count + 1]) for count in range(len(parts))]
+        for prefix in prefixes:
+            known = spelling.setdefault(_folded(prefix), prefix)
+            if known != prefix:
+                return f"{known!r} and {prefix!r} are one name where case is ignored"
+        if path in files:
+            return f"{path!r} appears twice"
+        files.add(path)
+        directories.update(prefixes[:-1])
+    both = files & directories
+    return f"{min(both)!r} is a file and a directory" if both else None
+
+
+def _folded(text: str) -> str:
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold())
+
+
+def _size_bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))

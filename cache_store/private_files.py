@@ -1,0 +1,144 @@
+"""Files and directories that only the running user can have written.
+
+Invariants: what was checked is what is read (the open file's status, links never followed); a directory
+made here has mode 0700 and a file 0600; every fault of the operating system becomes `UnusableCache`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import stat
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from cache_store.digests import Digest, digest_stream
+from cache_store.errors import UnusableCache
+
+FILE_MODE = 0o600
+DIRECTORY_MODE = 0o700
+
+
+def check_private(path: Path) -> None:
+    """Refuse a file that another user could have written: an artifact is code.
+
+    Raises:
+        UnusableCache: it is no regular file, belongs to another user, its mode is not 0600, or it cannot be
+            looked at.
+    """
+    with os_errors_are_unusable("file", path):
+        status = path.lstat()
+    _check_status(path, status)
+
+
+def open_private(path: Path) -> io.BufferedReader:
+    """Open a file for reading, checked as `check_private` does.
+
+    Raises:
+        UnusableCache: as `check_private`.
+        OSError: it is not there, or cannot be opened.
+    """
+    # Without O_NONBLOCK the open itself would wait at a named pipe.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    file = os.fdopen(descriptor, "rb")
+    try:
+        _check_status(path, os.fstat(descriptor))
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def digest_private(path: Path) -> Digest:
+    """Digest of a file that `open_private` lets through; raises as that does."""
+    with open_private(path) as file:
+        return digest_stream(file)
+
+
+def create_private(path: Path) -> io.BufferedWriter:
+    """Create a file with mode 0600 and open it for writing; raises ``OSError``, also when it exists."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, mode=FILE_MODE), "wb")
+
+
+def make_private_directories(path: Path) -> None:
+    """Create ``path`` and its missing parents, each with mode 0700; raises ``OSError``."""
+    # Path.mkdir(parents=True) gives its mode to the last directory only.
+    for directory in (*reversed(path.parents), path):
+        if not directory.is_dir():
+            with contextlib.suppress(FileExistsError):  # another process was faster
+                directory.mkdir(mode=DIRECTORY_MODE)
+
+
+def ensure_cache_dir(path: Path) -> None:
+    """Make sure that ``path`` is a directory this user owns and can write; create it with mode 0700.
+
+    Raises:
+        UnusableCache: it cannot be created or written, belongs to another user, or all users can write it.
+    """
+    with os_errors_are_unusable("directory", path):
+        make_private_directories(path)
+        status = path.stat()
+    mode = f"mode {stat.S_IMODE(status.st_mode):04o}"
+    if not stat.S_ISDIR(status.st_mode):
+        expected, actual, remedy = "a directory", stat.filemode(status.st_mode), "name another cache_dir"
+    elif status.st_uid != os.geteuid():
+        expected, actual = f"owner uid {os.geteuid()}", f"uid {status.st_uid}"
+        remedy = "name a cache_dir of your own"
+    elif status.st_mode & stat.S_IWOTH:
+        expected, actual, remedy = "not writable by all users", mode, f"chmod o-w {path}, or name another"
+    elif not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        expected, actual = "writable", f"{mode}, or a read-only file system"
+        remedy = f"chmod u+rwx {path}, or name another cache_dir"
+    else:
+        return
+    raise UnusableCache(what="directory", where=str(path), expected=expected, actual=actual, remedy=remedy)
+
+
+def temporary_name() -> str:
+    """A name no other process has: host, pid, and a random part for file systems that hosts share."""
+    return f"{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex}"
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable; raises ``OSError``."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def os_errors_are_unusable(what: str, path: Path) -> Iterator[None]:
+    """Turn any ``OSError`` of the node's own disk into `UnusableCache`.
+
+    Raises:
+        UnusableCache: with the operating system's reason.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UnusableCache(
+            what=what,
+            where=str(path),
+            expected="readable, writable, and space left on its disk",
+            actual=error.strerror or str(error),
+            remedy="check its owner, mode and free space, or name another cache_dir",
+        ) from error
+
+
+def _check_status(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        expected, actual, remedy = "a regular file", stat.filemode(status.st_mode), f"remove {path}"
+    elif status.st_uid != os.geteuid():
+        expected, actual = f"owner uid {os.geteuid()}", f"uid {status.st_uid}"
+        remedy = "remove it or run as its owner: an artifact is code, and only its owner uses it"
+    elif stat.S_IMODE(status.st_mode) != FILE_MODE:
+        expected, actual = f"mode {FILE_MODE:04o}", f"mode {stat.S_IMODE(status.st_mode):04o}"
+        remedy = f"remove it, or chmod 600 {path} if nobody else can have written it"
+    else:
+        return
+    raise UnusableCache(what="file", where=str(path), expected=expected, actual=actual, remedy=remedy)

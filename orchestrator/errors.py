@@ -1,0 +1,192 @@
+"""Errors of the orchestrator, and `WorkerFailure`, the value that a rank's failure becomes.
+
+Every error keeps its fields, survives pickling, and says what happened, where, and what to do about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+class OrchestratorError(Exception):
+    """Base of every error that `orchestrator` raises; attributes set by a subclass survive pickling."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(
+    kind: type[OrchestratorError], args: tuple[Any, ...], fields: Mapping[str, Any]
+) -> OrchestratorError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigProblem:
+    """One thing that is wrong in a config.
+
+    Attributes:
+        place: the file, or the ``--set`` override, that it stands in.
+        key: dotted path of the key; empty for the file as a whole.
+        found: what stands there.
+        expected: what may stand there.
+        nearest: dotted path of the nearest known key; empty when none is near.
+    """
+
+    place: str
+    key: str
+    found: str
+    expected: str
+    nearest: str = ""
+
+    def __str__(self) -> str:
+        hint = f" (did you mean {self.nearest}?)" if self.nearest else ""
+        key = f"{self.key}: " if self.key else ""
+        return f"{self.place}: {key}found {self.found}; expected {self.expected}{hint}"
+
+
+class ConfigError(OrchestratorError):
+    """A config that cannot be used; lists every problem found."""
+
+    def __init__(self, problems: Iterable[ConfigProblem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFailure:
+    """What went wrong on one rank in one stage; plain data, so that it crosses Ray whatever was raised.
+
+    Attributes:
+        rank: global rank.
+        stage: stage of the launch.
+        kind: name of the exception's type, or ``died``, ``timeout``.
+        message: the error's text.
+        function: cached function that it concerns; empty when it concerns the rank.
+        store_fault: the store raised it, so a launch may go on without the store.
+        traceback: where it was raised, for the log; empty when it was not raised on the rank.
+        remedy: what to do, where the launcher knows more than the message says.
+    """
+
+    rank: int
+    stage: str
+    kind: str
+    message: str
+    function: str = ""
+    store_fault: bool = False
+    traceback: str = ""
+    remedy: str = ""
+
+
+class LaunchFailed(OrchestratorError):
+    """A stage failed on at least one rank, so it was stopped on all.
+
+    Attributes:
+        stage: the stage that failed.
+        failures: the failures, by rank.
+        num_ranks: number of ranks of the launch.
+        silent: ranks that had not answered when the launch was stopped.
+        logs: where each rank's log lies on its node; empty when ranks ran in the driver's process.
+    """
+
+    def __init__(
+        self,
+        stage: str,
+        failures: Iterable[WorkerFailure],
+        *,
+        num_ranks: int,
+        silent: Iterable[int] = (),
+        logs: str = "",
+    ) -> None:
+        self.stage = stage
+        self.failures = tuple(sorted(failures, key=lambda failure: failure.rank))
+        self.num_ranks = num_ranks
+        self.silent = tuple(sorted(silent))
+        self.logs = logs
+        super().__init__(_describe_failures(self))
+
+
+class FunctionFailed(OrchestratorError):
+    """A cached function failed in a stage in which every rank must succeed."""
+
+    def __init__(self, function: str, reason: str) -> None:
+        self.function = function
+        self.reason = reason
+        super().__init__(reason)
+
+
+class VerificationFailed(OrchestratorError):
+    """The warm model's output differs from its reference by more than is allowed."""
+
+    def __init__(self, *, max_error: float, tolerance: float, compared: str) -> None:
+        self.max_error = max_error
+        self.tolerance = tolerance
+        self.compared = compared
+        super().__init__(f"{compared}: largest difference {max_error:g}, allowed {tolerance:g}")
+
+
+class CannotStart(OrchestratorError):
+    """The ranks could not be started; the message names what is missing and the remedy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForbiddenCompile:
+    """One function that would have to be compiled, for one reason, on some ranks."""
+
+    function: str
+    reason: str
+    ranks: tuple[int, ...]
+
+
+class CompileForbidden(OrchestratorError):
+    """The launch may not compile (``--no-compile``), and something missed.
+
+    Attributes:
+        misses: what missed, why, and on which ranks.
+    """
+
+    def __init__(self, misses: Iterable[ForbiddenCompile]) -> None:
+        self.misses = tuple(misses)
+        lines = [f"  {miss.function} on {ranks_text(miss.ranks)}: {miss.reason}" for miss in self.misses]
+        head = f"compiling is forbidden (no_compile), and {len(self.misses)} function(s) missed:"
+        remedy = "launch once without --no-compile, or preseed from a store that holds this launch"
+        super().__init__("\n".join([head, *lines, f"  remedy: {remedy}"]))
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Ranks for people: ``rank 3``, ``ranks 0-2, 5``."""
+    ordered = sorted(set(ranks))
+    runs: list[list[int]] = []
+    for rank in ordered:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    parts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    return f"rank{'' if len(ordered) == 1 else 's'} {', '.join(parts)}"
+
+
+def _describe_failures(error: LaunchFailed) -> str:
+    """Equal causes grouped; a rank that died or hung comes first, because others fail in its wake."""
+    groups: dict[tuple[str, str, str, str], list[int]] = {}
+    for failure in error.failures:
+        cause = (failure.kind, failure.function, failure.message, failure.remedy)
+        groups.setdefault(cause, []).append(failure.rank)
+    ordered = sorted(groups.items(), key=lambda item: (item[0][0] not in {"died", "timeout"}, item[1]))
+    num_failed = len({failure.rank for failure in error.failures})
+    lines = [f"stage {error.stage} failed on {num_failed} of {error.num_ranks} ranks; all ranks were stopped"]
+    for (kind, function, message, remedy), ranks in ordered:
+        what = f"{kind} in {function}" if function else kind
+        lines.append(f"  {ranks_text(ranks)}: {what}: {message}")
+        if remedy:
+            lines.append(f"    remedy: {remedy}")
+    if error.silent:
+        lines.append(f"  {ranks_text(error.silent)}: had not answered when the launch was stopped")
+    if error.logs:
+        lines.append(f"  logs: {error.logs} on each rank's node")
+    return "\n".join(lines)

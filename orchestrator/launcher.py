@@ -1,0 +1,125 @@
+"""The port to whatever runs the ranks, and the plain values that pass it.
+
+Invariants: a rank's failure comes back as a `WorkerFailure`, whatever happened to its process; when `stop`
+returns, no process that `start` made is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """Where one rank was placed.
+
+    Attributes:
+        rank: global rank.
+        local_rank: index within its node.
+        local_world_size: number of ranks on its node.
+        node_rank: index of its node.
+        host: host name of the node, for people.
+        pid: process id.
+    """
+
+    rank: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gang:
+    """All ranks of a launch, and where they meet.
+
+    Attributes:
+        seats: every rank, in order; ranks of one node follow each other.
+        master_addr: address that every rank reaches rank 0's node by.
+        master_port: port that was free there.
+        logs: pattern of the ranks' log files; empty when they run in the driver's process.
+    """
+
+    seats: tuple[Seat, ...]
+    master_addr: str
+    master_port: int
+    logs: str = ""
+
+    def first_of_each_node(self) -> tuple[Seat, ...]:
+        """The seat with local rank 0 of every node, in order."""
+        return tuple(seat for seat in self.seats if seat.local_rank == 0)
+
+    def log_of(self, rank: int) -> str:
+        """The log file of one rank; empty when there is none."""
+        return self.logs.replace("*", str(rank))
+
+
+class Launcher(Protocol):
+    """Starts ranks, calls them, ends them."""
+
+    def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
+        """Start a process for every rank and assign ranks.
+
+        Raises:
+            CannotStart: resources are missing, or the time-out passed; names them and the remedy.
+        """
+
+    def call(
+        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
+    ) -> Iterator[tuple[int, Any]]:
+        """Call a method of the `RankHost` of each rank named, all at the same time.
+
+        Yields:
+            Rank, and its answer or a `WorkerFailure`, in the order in which ranks answer. The end may come
+            before every rank answered: after ``timeout_s``, or soon after a failure, which the others may be
+            waiting on.
+        """
+
+    def stop(self) -> None:
+        """End every process; may be called at any time, and more than once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """A started process that has no rank yet.
+
+    Attributes:
+        node_id: id of its node; unlike addresses and host names never shared by two nodes.
+        host: host name of the node.
+        address: address that other nodes reach the node by.
+        pid: process id.
+    """
+
+    node_id: str
+    host: str
+    address: str
+    pid: int
+
+
+def seat_ranks(processes: Sequence[Process]) -> tuple[tuple[int, ...], tuple[Seat, ...]]:
+    """Assign ranks node by node, so that neighbours in rank are neighbours in place.
+
+    Returns:
+        For every rank the index of its process, and its seat.
+    """
+    nodes: dict[str, list[int]] = {}
+    for index, process in enumerate(processes):
+        nodes.setdefault(process.node_id, []).append(index)
+    order: list[int] = []
+    seats: list[Seat] = []
+    for node_rank, members in enumerate(nodes.values()):
+        for local_rank, index in enumerate(members):
+            seat = Seat(
+                rank=len(order),
+                local_rank=local_rank,
+                local_world_size=len(members),
+                node_rank=node_rank,
+                host=processes[index].host,
+                pid=processes[index].pid,
+            )
+            order.append(index)
+            seats.append(seat)
+    return tuple(order), tuple(seats)

@@ -1,0 +1,236 @@
+"""What one rank's process holds: the worker, or the script, and the store; a plain object without Ray.
+
+`answer` is the edge of the rank: past it, failures are values.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from cache_store.errors import StoreUnavailable
+from cache_store.local import ensure_cache_dir
+from orchestrator.config_models import Config, EntrypointWorkload, ScriptWorkload, groups
+from orchestrator.errors import FunctionFailed, VerificationFailed, WorkerFailure
+from orchestrator.launcher import Gang
+from worker.results import FunctionResult, RankPlace
+
+if TYPE_CHECKING:
+    from cache_store.seed import SeedReport
+    from cache_store.store import Store
+    from worker.rank import RankSpec
+
+logger = logging.getLogger(__name__)
+
+MakeWorker = Callable[["RankSpec", "Store | None"], Any]
+"""Makes what has the methods of `worker.rank.RankWorker`."""
+
+_ALL_MUST_SUCCEED = frozenset({"compile", "capture", "first_call"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """Everything that a process needs to become a rank.
+
+    Attributes:
+        config: the launch.
+        gang: all ranks and where they meet.
+        rank: which of them this process is.
+        no_compile: compiling is forbidden.
+        use_store: false when the driver found the store unavailable.
+    """
+
+    config: Config
+    gang: Gang
+    rank: int
+    no_compile: bool
+    use_store: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A rank that is up; ``problem`` is what did not stop it, empty for nothing."""
+
+    place: RankPlace
+    problem: str
+
+
+class RankHost:
+    """Calls the worker of one rank.
+
+    Every public method is called by name through `answer`. What `worker` raises passes unchanged.
+    """
+
+    def __init__(self, make_worker: MakeWorker | None = None) -> None:
+        self._make_worker = make_worker or _rank_worker
+        self._worker: Any = None
+        self._opening: Opening  # these two from `open` on
+        self._store: Store | None
+
+    def open(self, opening: Opening) -> Opened:
+        """Check the cache directory, open the store, and bring the rank up with all others.
+
+        Raises:
+            cache_store.errors.StoreError: the cache directory or the store cannot be used.
+            worker.errors.WorkerError: the rank cannot be brought up.
+        """
+        config = opening.config
+        ensure_cache_dir(config.cache_dir)
+        self._opening = opening
+        self._store, problem = _open_store(opening)
+        self._worker = self._make_worker(rank_spec(opening), self._store)
+        if isinstance(config.workload, ScriptWorkload):
+            return Opened(place=_place_of_script(opening.rank), problem=problem)
+        return Opened(place=self._worker.start(), problem=problem)
+
+    def fetch(self, launch_key: str, ranks: tuple[int, ...]) -> SeedReport | None:
+        """Bring the partitions of this node's ranks from the store to its disk; None without a store."""
+        from cache_store.seed import seed
+        from worker.environment import environment
+
+        if self._store is None:
+            return None
+        config = self._opening.config
+        return seed(
+            self._store,
+            launch_key=launch_key,
+            cache_root=config.cache_dir,
+            environment=environment(),
+            world_size=config.ranks,
+            ranks=ranks,
+        )
+
+    def settle(self, load: tuple[str, ...], offers: dict[str, str]) -> tuple[FunctionResult, ...]:
+        """Load some functions and adopt others (function to digest); a refusal is a result that is not ok."""
+        loaded = self._worker.load(load) if load else ()
+        adopted = self._worker.adopt(offers) if offers else ()
+        return (*loaded, *adopted)
+
+    def verify(self) -> Any:
+        """Compare with the reference.
+
+        Raises:
+            VerificationFailed: they differ by more than is allowed.
+        """
+        found = self._worker.verify()
+        if not found.ok:
+            raise VerificationFailed(
+                max_error=found.max_error, tolerance=found.tolerance, compared=found.compared
+            )
+        return found
+
+    def run_script(self) -> tuple[FunctionResult, ...]:
+        """Run the script to its end.
+
+        Raises:
+            worker.errors.ScriptFailed: it ended with an error.
+        """
+        from worker.script import run_script
+
+        workload = cast(ScriptWorkload, self._opening.config.workload)
+        if self._opening.no_compile:
+            os.environ["WARMRANK_NO_COMPILE"] = "1"
+        results: tuple[FunctionResult, ...] = run_script(
+            rank_spec(self._opening), workload.script, workload.arguments
+        )
+        return results
+
+    def close(self) -> None:
+        """Take the rank down."""
+        if self._worker is not None:
+            self._worker.stop()
+            self._worker = None
+
+    def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Call a method of this object, or of the worker where this object has none of that name.
+
+        Raises:
+            FunctionFailed: a function failed where every rank must succeed.
+        """
+        target = self if hasattr(type(self), method) else self._worker
+        result = getattr(target, method)(*arguments)
+        if method in _ALL_MUST_SUCCEED:
+            for function in result:
+                if not function.ok:
+                    raise FunctionFailed(function.function, function.reason)
+        return result
+
+
+def answer(host: RankHost, rank: int, stage: str, method: str, arguments: tuple[Any, ...]) -> Any:
+    """Call a method of a rank; whatever it raises comes back as a `WorkerFailure`."""
+    try:
+        return host.call(method, arguments)
+    except Exception as error:  # the rank's edge: the driver gets values, never exceptions
+        logger.exception("Rank %d failed in stage %s", rank, stage)
+        return failure_of(error, rank=rank, stage=stage)
+
+
+def failure_of(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
+    """The value that stands for an exception; names the line where the message may not explain itself."""
+    message = str(error) or "(no message)"
+    if type(error).__module__.partition(".")[0] not in {"worker", "cache_store", "orchestrator"}:
+        frames = traceback.extract_tb(error.__traceback__)
+        if frames:
+            message += f" ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})"
+    return WorkerFailure(
+        rank=rank,
+        stage=stage,
+        kind=type(error).__qualname__,
+        message=message,
+        function=str(getattr(error, "function", "")),
+        store_fault=isinstance(error, StoreUnavailable),
+        traceback="".join(traceback.format_exception(error)),
+    )
+
+
+def rank_spec(opening: Opening) -> RankSpec:
+    """The worker's view of the config and of this rank's seat."""
+    from worker.rank import RankSpec
+
+    config, gang = opening.config, opening.gang
+    seat = gang.seats[opening.rank]
+    entry = config.workload if isinstance(config.workload, EntrypointWorkload) else None
+    return RankSpec(
+        rank=seat.rank,
+        world_size=len(gang.seats),
+        local_rank=seat.local_rank,
+        local_world_size=seat.local_world_size,
+        node_rank=seat.node_rank,
+        master_addr=gang.master_addr,
+        master_port=gang.master_port,
+        device_kind=config.device,
+        groups=groups(config),
+        entrypoint=entry.entrypoint if entry else "",
+        arguments=dict(entry.arguments) if entry else {},
+        cache_dir=str(config.cache_dir),
+        guards=config.guards,
+        timeout_s=config.timeouts.collective_s,
+    )
+
+
+def _open_store(opening: Opening) -> tuple[Store | None, str]:
+    from orchestrator.stores import open_store
+
+    if opening.config.store is None or not opening.use_store:
+        return None, ""
+    try:
+        return open_store(opening.config.store), ""
+    except StoreUnavailable as error:
+        return None, str(error)
+
+
+def _place_of_script(rank: int) -> RankPlace:
+    from worker.environment import environment
+
+    return RankPlace(rank=rank, host=os.uname().nodename, pid=os.getpid(), environment=environment())
+
+
+def _rank_worker(spec: RankSpec, store: Store | None) -> Any:
+    from worker.rank import RankWorker
+
+    return RankWorker(spec, store)

@@ -1,0 +1,196 @@
+"""Gets this process onto a Ray cluster, and off it again.
+
+Four ways in, by `way_in`: Ray is up in this process already; this process is the driver of a Ray job; an
+address is given; else a Ray of its own on this machine. Only the last one is shut down and removed at the end.
+The code of the ranks goes along: a job has its working directory, a local Ray gets this process's import paths,
+and a cluster joined by address gets a copy of the current directory.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from orchestrator.config_models import RayConfig
+from orchestrator.errors import CannotStart
+
+logger = logging.getLogger(__name__)
+
+WayIn = Literal["initialized", "job", "address", "local"]
+
+NAMESPACE = "warmrank"
+# The driver and its ranks exchange small values only; artifacts travel through the store.
+_OBJECT_STORE_BYTES = 128 * 2**20
+_JOB_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray's job supervisor for the driver that it starts
+_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # By default Ray writes a token into the home directory, which changes the user's next `ray start`.
+    "RAY_AUTH_MODE": "token",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """How this process got onto Ray.
+
+    Attributes:
+        way_in: which of the four ways.
+        temp_dir: directory of an own Ray; empty otherwise.
+        environ: what the environment variables that were changed had been.
+    """
+
+    way_in: WayIn
+    temp_dir: str
+    environ: Mapping[str, str | None]
+
+
+def way_in(config: RayConfig, environ: Mapping[str, str], *, initialized: bool) -> WayIn:
+    """How this process should get onto Ray."""
+    if initialized:
+        return "initialized"
+    if _JOB_MARK in environ:
+        return "job"
+    if config.address is not None or environ.get("RAY_ADDRESS"):
+        return "address"
+    return "local"
+
+
+def enter(config: RayConfig) -> Session:
+    """Get onto Ray.
+
+    Raises:
+        CannotStart: no Ray answers at the address, or a local one does not start.
+    """
+    import ray
+
+    way = way_in(config, os.environ, initialized=ray.is_initialized())
+    session = Session(
+        way_in=way,
+        temp_dir=_short_temp_dir() if way == "local" else "",
+        environ=_set(_local_settings() if way == "local" else {}),
+    )
+    try:
+        _init(way, config, session)
+    except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
+        leave(session)
+        raise CannotStart(_refusal(way, config, error)) from error
+    except BaseException:
+        leave(session)
+        raise
+    logger.info("On Ray, way in: %s", way)
+    return session
+
+
+def leave(session: Session) -> None:
+    """Get off Ray; an own Ray ends, with all its processes and files."""
+    import ray
+
+    if session.way_in == "initialized":
+        return
+    ray.shutdown()
+    if session.temp_dir:
+        shutil.rmtree(session.temp_dir, ignore_errors=True)
+    _set(session.environ)
+
+
+def rank_environ(config: RayConfig, device: str, way: WayIn) -> dict[str, str]:
+    """Environment variables of every rank's process."""
+    # Ray would derive OMP_NUM_THREADS from an actor's CPUs; it is part of the fingerprint, so it is set here.
+    environ = {"OMP_NUM_THREADS": str(config.omp_num_threads)}
+    if device != "npu":
+        # Where torch_npu is installed without CANN, loading it makes `import torch` fail.
+        environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    if way in ("local", "initialized"):
+        environ["PYTHONPATH"] = os.pathsep.join(
+            import_paths(sys.path, Path.cwd(), (sys.prefix, sys.base_prefix))
+        )
+    return environ
+
+
+def import_paths(paths: Iterable[str], cwd: Path, prefixes: Iterable[str]) -> tuple[str, ...]:
+    """The directories that ranks must look for modules in and would not by themselves; cwd first."""
+    package_root = Path(__file__).resolve().parent.parent
+    wanted = [cwd, *(cwd / path for path in paths), package_root]
+    inside = [Path(prefix) for prefix in prefixes]
+    kept = [
+        path for path in wanted if path.is_dir() and not any(path.is_relative_to(prefix) for prefix in inside)
+    ]
+    return tuple(dict.fromkeys(str(path) for path in kept))
+
+
+def _init(way: WayIn, config: RayConfig, session: Session) -> None:
+    import ray
+
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
+    if way == "job":
+        ray.init(
+            **quiet
+        )  # the job's own address and working directory; any other argument breaks one of them
+    elif way == "address":
+        address = config.address or os.environ["RAY_ADDRESS"]
+        ray.init(address, namespace=NAMESPACE, runtime_env=_shipped(config), **quiet)
+    elif way == "local":
+        ray.init(
+            "local",
+            namespace=NAMESPACE,
+            num_cpus=config.num_cpus,
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            _temp_dir=session.temp_dir,
+            **quiet,
+        )
+
+
+def _shipped(config: RayConfig) -> dict[str, Any] | None:
+    from orchestrator.submit import runtime_env
+
+    if not config.ship_code:
+        return None
+    return runtime_env(Path.cwd(), Path(__file__).resolve().parent.parent)
+
+
+def _local_settings() -> dict[str, str]:
+    settings = {name: value for name, value in _SETTINGS.items() if name not in os.environ}
+    if settings.get("RAY_AUTH_MODE") == "token":
+        settings["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    return settings
+
+
+def _short_temp_dir() -> str:
+    # Ray's socket paths below it must stay under 107 bytes, and TMPDIR may be long.
+    base = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix="warmrank-", dir=base if len(base) <= 16 else "/tmp")  # noqa: S108
+
+
+def _set(values: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Set (or, for None, remove) environment variables, and return what they were."""
+    before = {name: os.environ.get(name) for name in values}
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    return before
+
+
+def _refusal(way: WayIn, config: RayConfig, error: Exception) -> str:
+    cause = str(error).strip().partition("\n")[0] or type(error).__name__
+    if way == "local":
+        return f"a local Ray did not start: {cause}. Free memory and disk, or name a cluster with ray.address"
+    if way == "job":
+        return f"the cluster of this Ray job cannot be joined: {cause}"
+    address = config.address or os.environ["RAY_ADDRESS"]
+    source = "ray.address" if config.address else "RAY_ADDRESS"
+    return (
+        f"no Ray cluster can be joined at {address!r} ({source}): {cause}. Expected the address of a head "
+        "node, such as 10.0.0.1:6379 or ray://10.0.0.1:10001 (http:// is the job server: use `warmrank "
+        f"submit`); unset {source} to start a local Ray"
+    )

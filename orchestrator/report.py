@@ -1,0 +1,227 @@
+"""The report of a launch: plain frozen values, as JSON with a published, versioned schema.
+
+Durations are in seconds, sizes in bytes. `SCHEMA_VERSION` rises with any change that could break a reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from worker.results import Outcome, StageSeconds, Verification
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionReport:
+    """What became of one cached function on one rank.
+
+    Attributes:
+        function: name of the cached function.
+        outcome: how the rank got its artifact.
+        reason: why this outcome; for a compile, why nothing could be loaded or adopted.
+        request_key: hex key of what was asked; empty for a script workload.
+        digest: sha256 hex of the artifact.
+        size_bytes: size of the artifact.
+        path: where the artifact lies on the rank's node.
+        seconds: seconds in each stage.
+    """
+
+    function: str
+    outcome: Outcome
+    reason: str
+    request_key: str
+    digest: str
+    size_bytes: int
+    path: str
+    seconds: StageSeconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """One rank: where it ran, and what became of each function.
+
+    Attributes:
+        rank: global rank.
+        host: host name of its node.
+        node_rank: index of its node.
+        local_rank: index within its node.
+        pid: its process.
+        log: file that the rank's log and output went to; empty when it ran in the driver's process.
+        functions: its cached functions, in call order.
+        verification: comparison with the reference; none for a script workload.
+    """
+
+    rank: int
+    host: str
+    node_rank: int
+    local_rank: int
+    pid: int
+    log: str
+    functions: tuple[FunctionReport, ...]
+    verification: Verification | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFetch:
+    """What one node fetched from the store before its ranks were built.
+
+    Attributes:
+        node_rank: index of the node.
+        host: its host name.
+        found: a launch that fits was in the store.
+        reason: why, in one line.
+        num_partitions: partitions laid out.
+        bytes_copied: bytes written to the node's cache directory.
+        seconds: wall seconds.
+    """
+
+    node_rank: int
+    host: str
+    found: bool
+    reason: str
+    num_partitions: int
+    bytes_copied: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageReport:
+    """Wall seconds of one stage, summed over its rounds or steps."""
+
+    stage: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Sums over all ranks.
+
+    Attributes:
+        num_compiled: functions compiled; 0 in a warm launch.
+        num_loaded: functions loaded from the rank's own partition.
+        num_adopted: functions that use another rank's or another world's artifact.
+        num_artifacts: distinct artifacts.
+        artifact_bytes: bytes of the distinct artifacts.
+        fetched_bytes: bytes copied from the store, over all nodes.
+        function_seconds: seconds in each stage, summed over ranks and functions.
+        wall_s: wall seconds of the launch, from start to commit.
+    """
+
+    num_compiled: int
+    num_loaded: int
+    num_adopted: int
+    num_artifacts: int
+    artifact_bytes: int
+    fetched_bytes: int
+    function_seconds: StageSeconds
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A launch that ended with every rank warm.
+
+    Attributes:
+        schema_version: `SCHEMA_VERSION` of the writer.
+        name: the launch's name.
+        launch_key: hash of ``identity``.
+        identity: named components of what was launched.
+        environment: named components of rank 0's environment.
+        world_size: number of ranks.
+        parallel: sizes of the parallel axes, by name.
+        started: ISO 8601 in UTC.
+        cache_dir: the cache directory on each node.
+        store: the store's location; empty when there is none.
+        record: key of the launch record in the store; empty when nothing was committed.
+        ranks: every rank, in order.
+        fetches: every node, in order; empty without a store.
+        stages: every stage, in order.
+        totals: sums.
+        problems: what did not stop the launch, but should be looked at.
+    """
+
+    schema_version: int
+    name: str
+    launch_key: str
+    identity: dict[str, str]
+    environment: dict[str, str]
+    world_size: int
+    parallel: dict[str, int]
+    started: str
+    cache_dir: str
+    store: str
+    record: str
+    ranks: tuple[RankReport, ...]
+    fetches: tuple[NodeFetch, ...]
+    stages: tuple[StageReport, ...]
+    totals: Totals
+    problems: tuple[str, ...]
+
+
+@cache
+def _adapter() -> TypeAdapter[Report]:
+    return TypeAdapter(Report)
+
+
+def report_schema() -> dict[str, Any]:
+    """The JSON Schema of a report."""
+    schema = _adapter().json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "warmrank launch report"
+    schema["properties"]["schema_version"]["const"] = SCHEMA_VERSION
+    return schema
+
+
+def to_json(report: Report) -> str:
+    """The report as indented JSON text, with a newline at its end."""
+    return _adapter().dump_json(report, indent=2).decode() + "\n"
+
+
+def from_json(text: str) -> Report:
+    """Read what `to_json` wrote.
+
+    Raises:
+        pydantic.ValidationError: the text is no report of this schema version.
+    """
+    return _adapter().validate_json(text)
+
+
+def write_report(report: Report, path: Path) -> None:
+    """Write the report as JSON; a reader sees the old file or the new one, never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.tmp")
+    draft.write_text(to_json(report), encoding="utf-8")
+    draft.replace(path)
+
+
+def sum_seconds(parts: Iterable[StageSeconds]) -> StageSeconds:
+    """Seconds by stage, summed."""
+    sums = dict.fromkeys((field.name for field in fields(StageSeconds)), 0.0)
+    for part in parts:
+        for name in sums:
+            sums[name] += getattr(part, name)
+    return StageSeconds(**sums)
+
+
+def totals(ranks: tuple[RankReport, ...], fetches: tuple[NodeFetch, ...], wall_s: float) -> Totals:
+    """Sum up what the ranks report."""
+    functions = [function for rank in ranks for function in rank.functions]
+    outcomes = [function.outcome for function in functions]
+    sizes = {function.digest: function.size_bytes for function in functions if function.digest}
+    return Totals(
+        num_compiled=outcomes.count("compiled"),
+        num_loaded=outcomes.count("loaded"),
+        num_adopted=outcomes.count("adopted"),
+        num_artifacts=len(sizes),
+        artifact_bytes=sum(sizes.values()),
+        fetched_bytes=sum(fetch.bytes_copied for fetch in fetches),
+        function_seconds=sum_seconds(function.seconds for function in functions),
+        wall_s=wall_s,
+    )

@@ -1,0 +1,141 @@
+"""Runs one stage of a launch on its ranks: asks, times, tells the listener, and turns failures into one error."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from orchestrator.config_models import Config
+from orchestrator.errors import LaunchFailed, WorkerFailure
+from orchestrator.launcher import Gang, Launcher
+from orchestrator.listener import Listener
+from orchestrator.report import StageReport
+from worker.results import FunctionResult
+
+Arguments = Mapping[int, tuple[Any, ...]]
+"""Arguments of a call by rank; ranks that are not named are not called."""
+
+
+class Stages:
+    """The stages of one launch.
+
+    Args:
+        config: the launch; gives each stage its time-out.
+        launcher: runs the ranks.
+        listener: is told what happens.
+        clock: seconds that only rise.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        launcher: Launcher,
+        listener: Listener,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._config = config
+        self._launcher = launcher
+        self._listener = listener
+        self._clock = clock
+        self._seconds: dict[str, float] = {}
+        self._began_s = clock()
+        self.gang = Gang(seats=(), master_addr="", master_port=0)
+        self.problems: list[str] = []
+
+    def start(self) -> Gang:
+        """Start the processes of all ranks.
+
+        Raises:
+            CannotStart: as `Launcher.start`.
+        """
+        self.gang = self._launcher.start(self._config.ranks, timeout_s=self._timeout_s("start"))
+        return self.gang
+
+    @contextmanager
+    def stage(self, name: str, ranks: tuple[int, ...] | None = None) -> Iterator[None]:
+        """Time whatever is done inside as one stage, on all ranks unless some are named."""
+        everyone = tuple(range(self._config.ranks))
+        self._listener.stage_started(name, everyone if ranks is None else ranks)
+        began_s = self._clock()
+        yield
+        seconds = self._clock() - began_s
+        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+        self._listener.stage_finished(name, seconds)
+
+    def ask(self, stage: str, method: str, arguments: Arguments) -> dict[int, Any]:
+        """Call a method on some ranks, all of which must succeed.
+
+        Returns:
+            The answer of each rank, in order of ranks.
+
+        Raises:
+            LaunchFailed: at least one rank failed or did not answer in time.
+        """
+        answers = self.try_ask(stage, method, arguments)
+        failures = [answer for answer in answers.values() if isinstance(answer, WorkerFailure)]
+        if failures:
+            self.fail(stage, failures, silent=tuple(set(arguments) - set(answers)))
+        return answers
+
+    def ask_all(self, stage: str, method: str, *arguments: Any) -> dict[int, Any]:
+        """Call a method with the same arguments on every rank; see `ask`."""
+        return self.ask(stage, method, dict.fromkeys(range(self._config.ranks), arguments))
+
+    def try_ask(self, stage: str, method: str, arguments: Arguments) -> dict[int, Any]:
+        """As `ask`, but failures come back as values, those of time as well."""
+        timeout_s = self._timeout_s(stage)
+        began_s = self._clock()
+        answers: dict[int, Any] = {}
+        for rank, answer in self._launcher.call(stage, method, arguments, timeout_s=timeout_s):
+            answers[rank] = answer
+            self._listener.rank_finished(stage, rank, self._clock() - began_s)
+        if not any(isinstance(answer, WorkerFailure) for answer in answers.values()):
+            late = [rank for rank in arguments if rank not in answers]
+            answers.update({rank: self._late(stage, rank) for rank in late})
+        return dict(sorted(answers.items()))
+
+    def fail(self, stage: str, failures: list[WorkerFailure], *, silent: tuple[int, ...] = ()) -> None:
+        """End the launch.
+
+        Raises:
+            LaunchFailed: always.
+        """
+        raise LaunchFailed(
+            stage, failures, num_ranks=self._config.ranks, silent=silent, logs=self.gang.logs
+        )
+
+    def tell(self, stage: str, results: Mapping[int, tuple[FunctionResult, ...]]) -> None:
+        """Tell the listener what became of functions."""
+        for rank, functions in results.items():
+            for function in functions:
+                self._listener.function_finished(stage, rank, function)
+
+    def problem(self, text: str) -> None:
+        """Note, once, what does not stop the launch."""
+        if text not in self.problems:
+            self.problems.append(text)
+            self._listener.problem(text)
+
+    def report(self) -> tuple[StageReport, ...]:
+        """Wall seconds of every stage so far."""
+        return tuple(StageReport(stage=stage, seconds=seconds) for stage, seconds in self._seconds.items())
+
+    def wall_s(self) -> float:
+        """Seconds since the launch began."""
+        return self._clock() - self._began_s
+
+    def _timeout_s(self, stage: str) -> float:
+        seconds: float = getattr(self._config.timeouts, f"{stage}_s")
+        return seconds
+
+    def _late(self, stage: str, rank: int) -> WorkerFailure:
+        return WorkerFailure(
+            rank=rank,
+            stage=stage,
+            kind="timeout",
+            message=f"no answer within {self._timeout_s(stage):g} s",
+            remedy=f"raise timeouts.{stage}_s, or look into the rank's log for what it waits on",
+        )

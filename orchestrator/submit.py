@@ -1,0 +1,272 @@
+"""`warmrank submit`: run a launch as a Ray job, follow its log, and return the job's own outcome.
+
+The current directory goes along as the job's working directory, so the three packages need not be installed
+on the cluster: where the directory does not hold them, they are shipped beside it. Ray's own command line
+ends with status 1 whatever the job ended with; here the driver's exit code is passed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import logging
+import os
+import shlex
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from orchestrator.errors import OrchestratorError
+
+logger = logging.getLogger(__name__)
+
+EXCLUDED_NAMES = (
+    ".git",
+    ".venv",
+    "venv",
+    "__pycache__",
+    "*.egg-info",
+    ".mypy_cache",
+    ".ruff_cache",
+    ".pytest_cache",
+    ".import_linter_cache",
+    ".hypothesis",
+    ".coverage",
+    ".torchair_cache",
+    "build",
+    "warmrank-out",
+)
+"""What never goes along; names match at any depth (they are gitwildmatch patterns without a slash)."""
+
+LARGE_UPLOAD_BYTES = 100 * 2**20
+"""Above this the user is told: Ray refuses packages of half a gigabyte, and keeps the others on its head."""
+
+PACKAGES = ("cache_store", "worker", "orchestrator")
+EXIT_INTERRUPTED = 130
+_STOP_TIMEOUT_S = 30.0
+_POLL_S = 0.5
+_MAX_RECONNECTS = 5
+
+
+class SubmitFailed(OrchestratorError):
+    """The job could not be handed to a cluster."""
+
+
+class JobClient(Protocol):
+    """The part of Ray's `JobSubmissionClient` that is used here."""
+
+    def submit_job(self, *, entrypoint: str, runtime_env: dict[str, Any]) -> str:
+        """Upload the working directory, start the job, and return its submission id."""
+
+    def get_job_info(self, job_id: str) -> Any:
+        """Return an object with ``status``, ``driver_exit_code`` and ``message``."""
+
+    def tail_job_logs(self, job_id: str) -> AsyncIterator[str]:
+        """Yield the job's output from its beginning until it ends."""
+
+    def stop_job(self, job_id: str) -> bool:
+        """Ask the job to end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """What of a directory goes to the cluster, at most (`.gitignore` may leave out more).
+
+    Attributes:
+        num_files: number of files.
+        size_bytes: their size before compression.
+        largest: path relative to the directory and size in bytes of the largest files, largest first.
+    """
+
+    num_files: int
+    size_bytes: int
+    largest: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOutcome:
+    """How a job ended.
+
+    Attributes:
+        job: Ray's submission id.
+        status: Ray's word for it, for example ``SUCCEEDED``.
+        exit_code: what this process should end with: the driver's own code where there is one.
+        message: what Ray says about it.
+    """
+
+    job: str
+    status: str
+    exit_code: int
+    message: str
+
+
+def measure_upload(directory: Path, *, num_largest: int = 3) -> Upload:
+    """Walk a directory as Ray will, leaving out `EXCLUDED_NAMES`."""
+    sizes = sorted(_files(directory, directory), key=lambda item: (-item[1], item[0]))
+    return Upload(
+        num_files=len(sizes),
+        size_bytes=sum(size for _, size in sizes),
+        largest=tuple(sizes[:num_largest]),
+    )
+
+
+def _files(directory: Path, root: Path) -> Iterator[tuple[str, int]]:
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if any(fnmatch.fnmatchcase(entry.name, pattern) for pattern in EXCLUDED_NAMES):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files(Path(entry.path), root)
+            elif entry.is_file():
+                yield Path(entry.path).relative_to(root).as_posix(), entry.stat().st_size
+
+
+def job_entrypoint(config: Path, overrides: Sequence[str], *, directory: Path, no_compile: bool = False) -> str:
+    """The shell command of the job.
+
+    Raises:
+        SubmitFailed: the config lies outside ``directory``, so the job would not find it.
+    """
+    try:
+        inside = config.resolve().relative_to(directory.resolve())
+    except ValueError:
+        msg = (
+            f"{config} lies outside the current directory {directory}, which is what goes to the cluster; "
+            "change into a directory above it, or copy it here"
+        )
+        raise SubmitFailed(msg) from None
+    words = ["python", "-m", "orchestrator", "launch", inside.as_posix()]
+    for override in overrides:
+        words += ["--set", override]
+    return shlex.join([*words, "--no-compile"] if no_compile else words)
+
+
+def runtime_env(directory: Path, package_root: Path) -> dict[str, Any]:
+    """Ray's runtime environment for the job: the directory, and the packages where it does not hold them."""
+    env: dict[str, Any] = {"working_dir": str(directory), "excludes": list(EXCLUDED_NAMES)}
+    missing = [name for name in PACKAGES if not (directory / name / "__init__.py").is_file()]
+    if missing:
+        env["py_modules"] = [str(package_root / name) for name in missing]
+    return env
+
+
+def connect(address: str | None, *, environ: Mapping[str, str]) -> JobClient:
+    """A client of the cluster's job server.
+
+    Args:
+        address: URL of the dashboard; none for RAY_API_SERVER_ADDRESS, RAY_ADDRESS, or a cluster on this machine.
+        environ: the process's environment.
+
+    Raises:
+        SubmitFailed: no job server answers.
+    """
+    from ray.exceptions import RayError
+    from ray.job_submission import JobSubmissionClient
+
+    if address is not None and "://" not in address:
+        address = f"http://{address}"
+    if address is not None:
+        # Ray lets these variables win over the argument; what the user typed shall win.
+        os.environ["RAY_API_SERVER_ADDRESS"] = address
+    asked = address or environ.get("RAY_API_SERVER_ADDRESS") or environ.get("RAY_ADDRESS")
+    try:
+        client: JobClient = JobSubmissionClient(address)
+    except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
+        where = f"at {asked}" if asked else "on this machine (no --address, no RAY_ADDRESS)"
+        msg = (
+            f"no Ray job server answers {where}: {_first_line(error)}; expected the dashboard of a running "
+            "cluster. Start one with `ray start --head --include-dashboard=true`, or name it with "
+            "--address http://HEAD:8265"
+        )
+        raise SubmitFailed(msg) from error
+    return client
+
+
+def run_job(
+    client: JobClient,
+    *,
+    entrypoint: str,
+    env: dict[str, Any],
+    write: Callable[[str], object],
+    pause: Callable[[float], None] = time.sleep,
+) -> JobOutcome:
+    """Submit, follow the log to the end, and say how the job ended; Ctrl-C stops the job.
+
+    Raises:
+        SubmitFailed: the cluster refused the upload or the job.
+    """
+    try:
+        job = client.submit_job(entrypoint=entrypoint, runtime_env=env)
+    except (RuntimeError, ValueError, OSError) as error:
+        msg = f"the cluster refused the job: {_first_line(error)}"
+        raise SubmitFailed(msg) from error
+    write(f"job {job} submitted; follow it also with: ray job logs -f {job}\n")
+    try:
+        asyncio.run(_follow(client, job, write, pause))
+        return _outcome(client, job, pause, timeout_s=None)
+    except KeyboardInterrupt:
+        write(f"\nstopping job {job} ...\n")
+        client.stop_job(job)
+        ended = _outcome(client, job, pause, timeout_s=_STOP_TIMEOUT_S)
+        return JobOutcome(job=job, status=ended.status, exit_code=EXIT_INTERRUPTED, message=ended.message)
+
+
+async def _follow(
+    client: JobClient, job: str, write: Callable[[str], object], pause: Callable[[float], None]
+) -> None:
+    """Write the job's log. A dropped connection is made again, and what was written is not written twice."""
+    import aiohttp
+
+    num_written = 0
+    for attempt in range(_MAX_RECONNECTS + 1):
+        num_seen = 0
+        try:
+            async for text in client.tail_job_logs(job):
+                fresh = text[max(0, num_written - num_seen) :]
+                num_seen += len(text)
+                num_written += len(fresh)
+                if fresh:
+                    write(fresh)
+        except (RuntimeError, aiohttp.ClientError, OSError) as error:
+            logger.warning("the log of job %s broke off (%s), attempt %d", job, _first_line(error), attempt + 1)
+        if client.get_job_info(job).status.is_terminal():
+            return
+        pause(_POLL_S)
+    logger.warning("the log of job %s cannot be followed any more; waiting for its end", job)
+
+
+def _outcome(
+    client: JobClient, job: str, pause: Callable[[float], None], *, timeout_s: float | None
+) -> JobOutcome:
+    waited_s = 0.0
+    info = client.get_job_info(job)
+    while not info.status.is_terminal() and (timeout_s is None or waited_s < timeout_s):
+        pause(_POLL_S)
+        waited_s += _POLL_S
+        info = client.get_job_info(job)
+    return JobOutcome(
+        job=job,
+        status=str(info.status),
+        exit_code=exit_code_of(str(info.status), info.driver_exit_code),
+        message=info.message or "",
+    )
+
+
+def exit_code_of(status: str, driver_exit_code: int | None) -> int:
+    """The exit code that stands for a job's end.
+
+    A driver that a signal killed has a negative code, which becomes 128 + signal as in a shell.
+    """
+    if status == "SUCCEEDED":
+        return 0
+    if status == "STOPPED":
+        return EXIT_INTERRUPTED
+    if not driver_exit_code:
+        return 1
+    return driver_exit_code if driver_exit_code > 0 else 128 - driver_exit_code
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,0 +1,146 @@
+"""The artifact: one deterministic file that holds everything a load needs.
+
+Layout::
+
+    warmrank-artifact <format> <sha256 of all that follows this line>\\n
+    <header: one line of canonical JSON>\\n
+    <sections, one after another, lengths in the header>
+
+The header holds name, engine, key components, guards and facts; nothing in the file is a date, host, path
+or rank, so equal compiles on different ranks write equal bytes. No pickle: reading a file runs nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cache_store.canonical import canonical_json
+from worker.errors import ArtifactCorrupt
+from worker.frame import Frame
+from worker.graph_facts import GraphFacts
+from worker.guards.model import PortableGuards
+
+FORMAT = 1
+_MAGIC = b"warmrank-artifact "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """What one compile of one cached function produced.
+
+    Attributes:
+        name: qualified name and signature, as TorchAir's log prints it.
+        engine: name of the engine that made and loads it.
+        engine_version: that engine's version.
+        components: the named components of the request that it answers.
+        guards: conditions under which it may be used.
+        frame: unpacks arguments and packs outputs.
+        facts: what the runtime must know of the graph.
+        roles: roles of the process groups that the graph uses.
+        sections: the engine's own bytes.
+    """
+
+    name: str
+    engine: str
+    engine_version: str
+    components: dict[str, str]
+    guards: PortableGuards
+    frame: Frame
+    facts: GraphFacts
+    roles: tuple[str, ...]
+    sections: Mapping[str, bytes]
+
+    def to_bytes(self) -> bytes:
+        """The file's bytes."""
+        sections = {"frame.code": self.frame.code, **self.sections}
+        header = canonical_json(
+            {
+                "name": self.name,
+                "engine": self.engine,
+                "engine_version": self.engine_version,
+                "components": self.components,
+                "guards": self.guards.to_json(),
+                "frame": self.frame.names,
+                "input_classes": list(self.facts.input_classes),
+                "num_outputs": self.facts.num_outputs,
+                "aliased_outputs": list(self.facts.aliased_outputs),
+                "roles": list(self.roles),
+                "sections": [[name, len(sections[name])] for name in sorted(sections)],
+            }
+        )
+        body = header + b"\n" + b"".join(sections[name] for name in sorted(sections))
+        return _MAGIC + f"{FORMAT} {hashlib.sha256(body).hexdigest()}\n".encode() + body
+
+    def provenance(self) -> str:
+        """Digest of what determined the bytes: the request, the traced source and the conditions."""
+        inputs = {"components": self.components, "guards": self.guards.to_json(), "name": self.name}
+        return hashlib.sha256(canonical_json(inputs)).hexdigest()
+
+
+def read(path: Path) -> tuple[Artifact, str, int]:
+    """An artifact, the SHA-256 of its file, and the file's size in bytes.
+
+    Raises:
+        ArtifactCorrupt: the file is no artifact, of another format, or its bytes do not match its digest.
+        OSError: the file cannot be read.
+    """
+    data = path.read_bytes()
+    return parse(data, str(path)), hashlib.sha256(data).hexdigest(), len(data)
+
+
+def parse(data: bytes, where: str) -> Artifact:
+    """The artifact in ``data``; ``where`` names the place in errors.
+
+    Raises:
+        ArtifactCorrupt: as `read`.
+    """
+    first, newline, body = data.partition(b"\n")
+    words = first.split(b" ")
+    if not newline or not first.startswith(_MAGIC) or len(words) != 3:
+        raise _corrupt(where, "it does not begin with a warmrank artifact's first line")
+    if words[1] != str(FORMAT).encode():
+        raise _corrupt(where, f"it has format {words[1].decode(errors='replace')}, this version reads {FORMAT}")
+    if hashlib.sha256(body).hexdigest().encode() != words[2]:
+        raise _corrupt(where, "its bytes do not match the digest in its first line")
+    try:
+        return _from_body(body)
+    except (ValueError, KeyError, TypeError) as error:
+        raise _corrupt(where, f"its header cannot be read ({error!r})") from error
+
+
+def _corrupt(where: str, why: str) -> ArtifactCorrupt:
+    msg = f"{where} is no usable artifact: {why}. Delete the file; it will be fetched or compiled again."
+    return ArtifactCorrupt(msg, where=where, why=why)
+
+
+def _from_body(body: bytes) -> Artifact:
+    line, _, raw = body.partition(b"\n")
+    header: dict[str, Any] = json.loads(line)
+    sections: dict[str, bytes] = {}
+    offset = 0
+    for name, length in header["sections"]:
+        sections[name] = raw[offset : offset + length]
+        offset += length
+    if offset != len(raw):
+        msg = f"sections are {len(raw)} bytes, the header says {offset}"
+        raise ValueError(msg)
+    return Artifact(
+        name=header["name"],
+        engine=header["engine"],
+        engine_version=header["engine_version"],
+        components=header["components"],
+        guards=PortableGuards.from_json(header["guards"]),
+        frame=Frame(code=sections.pop("frame.code"), names=header["frame"]),
+        facts=GraphFacts(
+            input_classes=tuple(header["input_classes"]),
+            num_outputs=header["num_outputs"],
+            aliased_outputs=tuple(header["aliased_outputs"]),
+        ),
+        roles=tuple(header["roles"]),
+        sections=sections,
+    )

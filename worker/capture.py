@@ -1,0 +1,190 @@
+"""The capture runtime: one captured graph per shape key, and the seeds' three classes of inputs.
+
+* parameters and buffers, and other state of the module: used where they lie; another address means recapture;
+* mutated inputs (a KV cache): likewise;
+* user inputs: copied into the graph's own buffers before each replay (``clone_input``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from worker.graph_facts import MUTATED, NUMBER, STATE, USER, GraphFacts
+
+if TYPE_CHECKING:
+    from worker.configs.compiler_config import CompilerConfig
+    from worker.devices import CapturedGraph, DeviceBackend
+    from worker.engines import Graph
+
+_log = logging.getLogger("torchair")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureOptions:
+    """The options of `CompilerConfig` that the runtime obeys.
+
+    Attributes:
+        clone_input: copy user inputs into the graph's own buffers; without it a user input at a new
+            address means recapture.
+        clone_output: return copies, which later replays do not overwrite.
+        limit: captures after which further shapes run without capture.
+        eager: never capture.
+    """
+
+    clone_input: bool = True
+    clone_output: bool = False
+    limit: int = 64
+    eager: bool = False
+
+    @classmethod
+    def of(cls, config: CompilerConfig) -> CaptureOptions:
+        """The options of a configuration."""
+        aclgraph = config.debug.aclgraph
+        return cls(
+            clone_input=aclgraph.clone_input,
+            clone_output=aclgraph.enable_output_clone,
+            limit=aclgraph.static_capture_size_limit,
+            eager=config.debug.run_eagerly,
+        )
+
+
+@dataclass(slots=True)
+class CaptureStatistics:
+    """What the runtime did since the function was loaded."""
+
+    captures: int = 0
+    recaptures: int = 0
+    replays: int = 0
+    eager_calls: int = 0
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One captured graph, its buffers, and the inputs it was captured for."""
+
+    captured: CapturedGraph
+    buffers: tuple[Any, ...]
+    addresses: tuple[int, ...]
+
+
+class GraphRunner:
+    """Runs one loaded graph through captured graphs."""
+
+    def __init__(self, graph: Graph, facts: GraphFacts, backend: DeviceBackend, options: CaptureOptions) -> None:
+        self._graph = graph
+        self._backend = backend
+        self._options = options
+        self._aliased = frozenset(facts.aliased_outputs)
+        copied = USER if options.clone_input else None
+        classes = facts.input_classes
+        self._copied = tuple(index for index, kind in enumerate(classes) if kind == copied)
+        self._fixed = tuple(index for index, kind in enumerate(classes) if kind not in (copied, NUMBER))
+        self._mutated = tuple(index for index, kind in enumerate(classes) if kind == MUTATED)
+        self._shaped = tuple(index for index, kind in enumerate(classes) if kind not in (STATE, NUMBER))
+        self._numbers = tuple(index for index, kind in enumerate(classes) if kind == NUMBER)
+        self._entries: dict[tuple[Any, ...], _Entry] = {}
+        self._warned = False
+        self.statistics = CaptureStatistics()
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        """Outputs of the graph for ``inputs``; captures first where no captured graph fits."""
+        with _inference():
+            if self._options.eager:
+                self.statistics.eager_calls += 1
+                return self._graph(*inputs)
+            entry = self._entry(inputs)
+            if entry is None:
+                self.statistics.eager_calls += 1
+                return self._graph(*inputs)
+            self._fill(entry, inputs)
+            entry.captured.replay()
+            self.statistics.replays += 1
+            outputs = entry.captured.outputs
+            return self._cloned(outputs) if self._options.clone_output else outputs
+
+    def prepare(self, *inputs: Any) -> tuple[Any, ...]:
+        """Capture for ``inputs`` without lasting effect on mutated inputs; returns the graph's outputs."""
+        with _inference():
+            if self._options.eager:
+                return self._graph(*inputs)
+            entry = self._entry(inputs)
+            return entry.captured.outputs if entry is not None else self._graph(*inputs)
+
+    def signatures(self) -> tuple[str, ...]:
+        """Shape keys captured so far, as text, for the capture plan."""
+        return tuple(repr(key) for key in self._entries)
+
+    def _entry(self, inputs: Sequence[Any]) -> _Entry | None:
+        key = tuple(inputs[index].shape for index in self._shaped) + tuple(inputs[index] for index in self._numbers)
+        addresses = tuple(inputs[index].data_ptr() for index in self._fixed)
+        entry = self._entries.get(key)
+        if entry is not None and entry.addresses == addresses:
+            return entry
+        if entry is not None:
+            self.statistics.recaptures += 1
+            _log.info("recapture: a parameter, buffer or mutated input lies at another address")
+        elif len(self._entries) >= self._options.limit:
+            self._warn_limit()
+            return None
+        entry = self._capture(inputs, addresses)
+        self._entries[key] = entry
+        return entry
+
+    def _warn_limit(self) -> None:
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "%d graphs are captured, which is debug.aclgraph.static_capture_size_limit; further shapes "
+                "run without capture. Raise the limit, or use fewer shapes.",
+                self._options.limit,
+            )
+
+    def _capture(self, inputs: Sequence[Any], addresses: tuple[int, ...]) -> _Entry:
+        buffers = list(inputs)
+        held = {inputs[index].untyped_storage().data_ptr() for index in self._mutated}
+        for index in self._copied:
+            # A user input inside a mutated input's memory must see its writes, so it is not cloned.
+            if inputs[index].untyped_storage().data_ptr() not in held:
+                buffers[index] = _clone(inputs[index])
+        saved = [inputs[index].clone() for index in self._mutated]
+        captured = self._backend.capture(self._graph, buffers, self._aliased)
+        for index, before in zip(self._mutated, saved, strict=True):
+            inputs[index].copy_(before)
+        self.statistics.captures += 1
+        return _Entry(captured=captured, buffers=tuple(buffers), addresses=addresses)
+
+    def _fill(self, entry: _Entry, inputs: Sequence[Any]) -> None:
+        for index in self._copied:
+            buffer = entry.buffers[index]
+            if buffer is not inputs[index]:
+                buffer.copy_(inputs[index])
+
+    def _cloned(self, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(
+            value.clone() if isinstance(value, torch.Tensor) and index not in self._aliased else value
+            for index, value in enumerate(outputs)
+        )
+
+
+def _clone(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides, which the graph may rely on."""
+    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return copy.copy_(tensor)
+
+
+@contextlib.contextmanager
+def _inference() -> Iterator[None]:
+    """No autograd, and no autocast: the casts that autocast made are operators of the graph already."""
+    with contextlib.ExitStack() as stack:
+        if torch.is_grad_enabled():
+            stack.enter_context(torch.no_grad())
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield

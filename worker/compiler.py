@@ -1,0 +1,108 @@
+"""One compile: trace, make the guards portable, let the engine compile, put it all into an artifact."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from worker.artifact import Artifact
+from worker.engines import engine_for
+from worker.errors import BackwardNotSupported
+from worker.frame import extract
+from worker.graph_facts import analyse
+from worker.guards import ambient
+from worker.guards.translate import translate
+from worker.torch_private import Trace, trace
+from worker.variant import function_of
+
+if TYPE_CHECKING:
+    from worker.cached_function import CacheOptions
+    from worker.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """An artifact, and the seconds it took to trace and to compile it."""
+
+    artifact: Artifact
+    trace_s: float
+    compile_s: float
+
+
+def compile_call(
+    method: MethodType,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    request: Request,
+    options: CacheOptions,
+    device_kind: str,
+) -> Compiled:
+    """Compile a method for a call, without running it.
+
+    Raises:
+        GraphBreak: the method forms no whole graph.
+        RandomOp: an operator draws random numbers.
+        BackwardNotSupported: an argument asks for gradients.
+        NotPortable: something in the trace cannot be kept across processes.
+        NotYet: the configuration asks for what is not built yet.
+    """
+    options.config.check_supported()
+    engine = engine_for(options.config.mode)
+    state = ambient.encode(ambient.snapshot(device_kind))
+    function = function_of(method)
+    traced = trace(method, args, kwargs, dynamic=options.dynamic, decompositions=options.custom_decompositions)
+    started = perf_counter()
+    self_name = function.__code__.co_varnames[0]
+    _refuse_backward(traced, self_name, method.__qualname__)
+    facts = analyse(traced.lowered, self_name)
+    artifact = Artifact(
+        name=f"{method.__qualname__}{inspect.signature(method)}",
+        engine=engine.name,
+        engine_version=engine.version,
+        components=request.components,
+        guards=translate(traced, state),
+        frame=extract(traced, function),
+        facts=facts,
+        roles=_roles(traced),
+        sections=engine.compile(traced.lowered, facts),
+    )
+    return Compiled(
+        artifact=artifact, trace_s=traced.trace_s, compile_s=traced.lower_s + perf_counter() - started
+    )
+
+
+def _refuse_backward(traced: Trace, self_name: str, name: str) -> None:
+    if not torch.is_grad_enabled():
+        return
+    for guard in traced.guards:
+        of_call = guard.source.startswith("L[") and not guard.source.startswith(f"L[{self_name!r}]")
+        if guard.kind == "TENSOR_MATCH" and of_call and guard.value.requires_grad:
+            msg = (
+                f"argument {guard.source} of {name} requires gradients; cached functions have no backward pass. "
+                "Call it under torch.no_grad() or torch.inference_mode(), or pass a detached tensor."
+            )
+            raise BackwardNotSupported(msg, function=name, argument=guard.source)
+
+
+def _roles(traced: Trace) -> tuple[str, ...]:
+    """Roles of the process groups whose names the graph holds."""
+    from worker.groups import role_of
+
+    roles = set()
+    for node in traced.lowered.graph.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or "c10d" not in str(node.target):
+            continue
+        names = [argument.name for argument in schema.arguments]
+        if "group_name" in names:
+            position = names.index("group_name")
+            name = node.args[position] if position < len(node.args) else node.kwargs["group_name"]
+            roles.add(role_of(name))
+    return tuple(sorted(roles))

@@ -1,0 +1,79 @@
+"""``config.debug``: running without a graph, what a graph does with memory, and dumps of it."""
+
+from __future__ import annotations
+
+from worker.configs.options import Choice, Flag, IntRange, Text
+from worker.configs.section import Part, Section
+
+
+class GraphDump(Section, at="debug.graph_dump"):
+    """A dump of the graph that was compiled."""
+
+    type = Choice[str | None](None, ("txt", "pbtxt", "py"))
+    """Form of the dump; None dumps nothing."""
+
+    path = Text[str | None](None)
+    """Directory of the dump; None means the working directory."""
+
+
+class DataDump(Section, at="debug.data_dump"):
+    """A dump of every operator's data when a graph runs eagerly."""
+
+    type = Choice[str | None](None, ("npy",))
+    """Form of the dump; None dumps nothing."""
+
+    path = Text[str | None](None)
+    """Directory of the dump; None means the working directory."""
+
+    filter = Text[str | None](None)
+    """Which operators to dump; None means all."""
+
+
+class FxSummary(Section, at="debug.fx_summary"):
+    """A table of the graph's operators."""
+
+    type = Choice[str | None](None, ("csv",))
+    """Form of the table; None writes none."""
+
+    skip_compile = Flag(True)
+    """Write the table without compiling the graph."""
+
+
+class AclGraphDebug(Section, at="debug.aclgraph"):
+    """How graphs are captured and what they do with their inputs, outputs and memory."""
+
+    disable_reinplace_inplaceable_ops_pass = Flag(False)
+    """Do not turn operators back into their in-place forms."""
+
+    disable_reinplace_input_mutated_ops_pass = Flag(False)
+    """Do not turn operators that end in a copy into an input back into in-place forms."""
+
+    disable_mempool_reuse_in_same_fx = Flag(False)
+    """Memory reuse, mode two: True gives each captured shape of one graph a pool of its own."""
+
+    enable_output_clone = Flag(False, built=True)
+    """Return copies of a graph's outputs, which a later replay does not overwrite."""
+
+    static_capture_size_limit = IntRange(64, 1, built=True)
+    """Captures of one graph after which further shapes run eagerly, with a warning."""
+
+    clone_input = Flag(True, built=True)
+    """Memory reuse, mode three: copy the user's inputs into memory of the graph before a replay."""
+
+    remove_cat_ops = Flag(True)
+    """Let operators write their part of a concatenation in place, and drop the concatenation."""
+
+
+class Debug(Section, at="debug"):
+    """Aids for finding faults, and the options of captured graphs."""
+
+    graph_dump = Part(GraphDump)
+    data_dump = Part(DataDump)
+    fx_summary = Part(FxSummary)
+    aclgraph = Part(AclGraphDebug)
+
+    run_eagerly = Flag(False, built=True)
+    """Run the compiled graph operator by operator, without capture."""
+
+    deadlock_check = Flag(False)
+    """Watch for replays that wait for each other."""

@@ -1,0 +1,82 @@
+"""``config.experimental_config``: options that TorchAir calls experimental."""
+
+from __future__ import annotations
+
+from worker.configs.options import INT64_MAX, Choice, Flag, IntList, IntRange, PlainMapping, Text
+from worker.configs.section import Part, Section
+
+
+class AclGraphExperimental(Section, at="experimental_config.aclgraph"):
+    """Kernels made for one shape, and kernels made of several."""
+
+    _aclnn_static_shape_kernel = Flag(False)
+    """Compile kernels for the shapes that a graph is captured with."""
+
+    _aclnn_static_shape_kernel_build_dir = Text[str | None](None)
+    """Directory in which these kernels are built."""
+
+    _aclnn_static_shape_kernel_sym_value_range = IntList(None)
+    """Values of the symbol for which these kernels are compiled; None means every value."""
+
+    _aclnn_static_shape_kernel_sym_index = IntRange(0, 0)
+    """Which symbol of the graph the range speaks of."""
+
+    _super_kernel_optimize = Flag(False)
+    """Join kernels within marked scopes into one."""
+
+    _super_kernel_optimize_options = PlainMapping(None)
+    """Options of that joining."""
+
+    _super_kernel_debug_options = PlainMapping(None)
+    """Options for finding faults in that joining."""
+
+
+class Experimental(Section, at="experimental_config"):
+    """Passes over the graph, and scheduling by the Ascend engine."""
+
+    cc_parallel_enable = Flag(False)
+    """Run computation and communication side by side."""
+
+    keep_inference_input_mutations = Flag(True)
+    """Keep in-place changes of inputs inside the graph."""
+
+    memory_efficiency = Flag(False)
+    """Let feature memory be moved between runs."""
+
+    frozen_parameter = Flag(False)
+    """Treat the addresses of parameters as constants."""
+
+    static_model_ops_lower_limit = IntRange[int | None](None, -1)
+    """Fewest operators of a subgraph that is sunk to the device as a whole."""
+
+    jit_compile = Choice("auto", ("auto",))
+    """When operators are compiled at run time."""
+
+    npu_fx_pass = Flag(False)
+    """Run the device's own passes over the graph."""
+
+    aot_config_enable_joint_graph = Flag(False)
+    """Compile forward and backward as one graph."""
+
+    aot_config_output_loss_index = IntRange(0, -INT64_MAX - 1)
+    """Which output of that joint graph is the loss."""
+
+    topology_sorting_strategy = Choice("DFS", ("BFS", "DFS", "RDFS", "StableRDFS"))
+    """Order in which the graph is walked."""
+
+    enable_ref_data = Flag(False)
+    """Treat inputs that are changed in place as references."""
+
+    enable_view_optimize = Flag(True)
+    """Let views share memory with what they view."""
+
+    remove_noop_ops = Flag(True)
+    """Drop operators that change nothing."""
+
+    tiling_schedule_optimize = Flag(False)
+    """Compute tilings on the device."""
+
+    pattern_fusion_pass = Flag(True)
+    """Replace known patterns of operators by fused ones."""
+
+    aclgraph = Part(AclGraphExperimental)

@@ -1,0 +1,192 @@
+"""The kinds of options: what each accepts, how it says so, and how its value is written into a key."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from worker.configs.section import Option, same
+
+Word = TypeVar("Word", bound=str | None)
+Bool = TypeVar("Bool", bound=bool | None)
+Int = TypeVar("Int", bound=int | None)
+
+INT64_MAX = 2**63 - 1
+
+
+class Choice(Option[Word]):
+    """One of a few words."""
+
+    def __init__(self, default: Word, choices: Sequence[str], *, built: bool = False) -> None:
+        super().__init__(default, built=built)
+        self.choices = tuple(choices)
+
+    def allows(self, value: object) -> bool:
+        """Whether it is one of the words."""
+        return any(same(value, choice) for choice in self.choices)
+
+    def allowed(self) -> str:
+        """The words."""
+        return ", ".join(map(repr, self.choices))
+
+
+class Flag(Option[Bool]):
+    """True or False; 0 and 1 are refused, because they may be meant as a number."""
+
+    def allows(self, value: object) -> bool:
+        """Whether it is a bool."""
+        return isinstance(value, bool)
+
+    def allowed(self) -> str:
+        """Both values."""
+        return "True, False"
+
+
+class IntRange(Option[Int]):
+    """A whole number between two bounds, both of them allowed."""
+
+    def __init__(self, default: Int, minimum: int, maximum: int = INT64_MAX, *, built: bool = False) -> None:
+        super().__init__(default, built=built)
+        self.minimum = minimum
+        self.maximum = maximum
+
+    def allows(self, value: object) -> bool:
+        """Whether it is an int, no bool, within the bounds."""
+        return type(value) is int and self.minimum <= value <= self.maximum
+
+    def allowed(self) -> str:
+        """The bounds."""
+        return f"an int from {self.minimum} to {self.maximum}"
+
+
+class IntList(Option[Sequence[int] | None]):
+    """A list or tuple of whole numbers."""
+
+    def allows(self, value: object) -> bool:
+        """Whether it is a list or tuple that holds only ints, no bools."""
+        return isinstance(value, list | tuple) and all(type(element) is int for element in value)
+
+    def allowed(self) -> str:
+        """The form."""
+        return "a list or tuple of ints"
+
+
+class Text(Option[Word]):
+    """Any text, or only text of a certain form."""
+
+    def __init__(self, default: Word, *, form: str = "", example: str = "", built: bool = False) -> None:
+        super().__init__(default, built=built)
+        self.form = form
+        self.example = example
+
+    def allows(self, value: object) -> bool:
+        """Whether it is a str, of the form that was asked for."""
+        return isinstance(value, str) and (not self.form or re.fullmatch(self.form, value) is not None)
+
+    def allowed(self) -> str:
+        """The form, with an example."""
+        return f"a str such as {self.example!r}" if self.example else "a str"
+
+
+class Number(Option[str | int | None]):
+    """A number that the Ascend engine reads as text: an int, or a str that it knows how to read."""
+
+    def allows(self, value: object) -> bool:
+        """Whether it is a str or an int, no bool."""
+        return type(value) in {str, int}
+
+    def allowed(self) -> str:
+        """Both types."""
+        return "an int or a str"
+
+
+class ExistingDirectory(Option[str]):
+    """A directory that is there when the option is set."""
+
+    def allows(self, value: object) -> bool:
+        """Whether it names a directory."""
+        return isinstance(value, str) and Path(value).is_dir()
+
+    def allowed(self) -> str:
+        """What has to be there."""
+        return "the path of an existing directory, as a str"
+
+
+class ExistingFile(Option[str | None]):
+    """A file that is there when the option is set."""
+
+    def __init__(self, *, suffix: str = "") -> None:
+        super().__init__(None)
+        self.suffix = suffix
+
+    def allows(self, value: object) -> bool:
+        """Whether it names a file with the right ending."""
+        return isinstance(value, str) and value.endswith(self.suffix) and Path(value).is_file()
+
+    def allowed(self) -> str:
+        """What has to be there."""
+        return f"the path of an existing {self.suffix or ''} file, as a str".replace("  ", " ")
+
+
+class PlainMapping(Option[Mapping[str, Any] | None]):
+    """A dict that JSON can hold, so that it can be part of a key whatever the order of its literal."""
+
+    def allows(self, value: object) -> bool:
+        """Whether it is a dict with str keys, plain throughout."""
+        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+            return False
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            return False
+        return True
+
+    def allowed(self) -> str:
+        """The form."""
+        return "a dict with str keys that holds only str, numbers, bools, None, lists and dicts"
+
+
+class PoolHandle(Option[tuple[Any, ...] | None]):
+    """The handle of a memory pool."""
+
+    def allows(self, value: object) -> bool:
+        """Whether it is a tuple, as every device's ``graph_pool_handle()`` returns."""
+        return isinstance(value, tuple)
+
+    def allowed(self) -> str:
+        """Where a handle comes from."""
+        return "the tuple that graph_pool_handle() returns"
+
+    def canonical(self, value: tuple[Any, ...] | None) -> str:
+        """Only whether there is one: the handle differs in every process and changes no compile."""
+        return "null" if value is None else '"given"'
+
+
+class Function(Option[Callable[..., Any] | None]):
+    """A function."""
+
+    def allows(self, value: object) -> bool:
+        """Whether it can be called."""
+        return callable(value)
+
+    def allowed(self) -> str:
+        """The type."""
+        return "a callable"
+
+    def canonical(self, value: Callable[..., Any] | None) -> str:
+        """Its name and the digest of its source, where it has one; never an address."""
+        if value is None:
+            return "null"
+        named = (
+            f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', type(value).__qualname__)}"
+        )
+        try:
+            source = inspect.getsource(value)
+        except (OSError, TypeError):
+            return json.dumps(named)
+        return json.dumps(f"{named}#{hashlib.sha256(source.encode()).hexdigest()}")

@@ -1,0 +1,187 @@
+"""The frame of `CompilerConfig`: options that check what is assigned to them, gathered in sections.
+
+A section holds options and other sections, and nothing else: any other name is refused, with the nearest
+known one. Values are kept as they were given, never converted, so equal configurations have equal values.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import json
+from collections.abc import Iterator
+from typing import Any, ClassVar, Generic, Self, TypeVar, overload
+
+from worker.errors import BadConfig, UnknownOption
+
+T = TypeVar("T")
+S = TypeVar("S", bound="Section")
+
+
+class Option(Generic[T]):
+    """A checked value with a default; the kinds of options stand in `worker.configs.options`.
+
+    Attributes:
+        default: the value while nobody has set one; always allowed.
+        built: every allowed value takes effect today; where false, only the default does.
+        name: the attribute's name, set by Python.
+    """
+
+    def __init__(self, default: T, *, built: bool = False) -> None:
+        self.default = default
+        self.built = built
+        self.name = ""
+
+    def __set_name__(self, owner: type[Section], name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, section: None, owner: type[Section]) -> Self: ...
+    @overload
+    def __get__(self, section: Section, owner: type[Section]) -> T: ...
+    def __get__(self, section: Section | None, owner: type[Section]) -> Self | T:
+        if section is None:
+            return self
+        value: T = section.__dict__.get(self.name, self.default)
+        return value
+
+    def __set__(self, section: Section, value: T) -> None:
+        if not (same(value, self.default) or self.allows(value)):
+            place = dotted(section, self.name)
+            msg = (
+                f"config.{place} = {value!r} ({type(value).__name__}) is not allowed; "
+                f"allowed: {self.allowed()}; default: {self.default!r}"
+            )
+            raise BadConfig(msg, option=place, value=repr(value), allowed=self.allowed())
+        # A caller that goes on to change its list or dict must not change the configuration unchecked.
+        section.__dict__[self.name] = copy.deepcopy(value) if isinstance(value, list | dict) else value
+
+    def allows(self, value: object) -> bool:
+        """Whether `value` may be assigned; not asked about the default, which always may."""
+        raise NotImplementedError
+
+    def allowed(self) -> str:
+        """The allowed values in words, for an error message."""
+        raise NotImplementedError
+
+    def takes_effect(self, value: object) -> bool:
+        """Whether warmrank does today what `value` asks for."""
+        return self.built or same(value, self.default)
+
+    def canonical(self, value: T) -> str:
+        """`value` as text that is the same in every process."""
+        return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+class Part(Generic[S]):
+    """A section within a section; every instance of the outer one has its own."""
+
+    def __init__(self, kind: type[S]) -> None:
+        self.kind = kind
+        self.name = ""
+
+    def __set_name__(self, owner: type[Section], name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, section: None, owner: type[Section]) -> Self: ...
+    @overload
+    def __get__(self, section: Section, owner: type[Section]) -> S: ...
+    def __get__(self, section: Section | None, owner: type[Section]) -> Self | S:
+        if section is None:
+            return self
+        if self.name not in section.__dict__:
+            section.__dict__[self.name] = self.kind()
+        part: S = section.__dict__[self.name]
+        return part
+
+    def __set__(self, section: Section, value: S) -> None:
+        if type(value) is not self.kind:
+            place = dotted(section, self.name)
+            msg = (
+                f"config.{place} holds options ({', '.join(names(self.kind))}); "
+                f"set one of them, not the whole to {value!r} ({type(value).__name__})"
+            )
+            raise BadConfig(msg, option=place, value=repr(value), allowed=self.kind.__name__)
+        section.__dict__[self.name] = copy.deepcopy(value)
+
+
+class Section:
+    """Options and parts, declared as class attributes.
+
+    A subclass says where it stands: ``class AclGraphDebug(Section, at="debug.aclgraph")``.
+    """
+
+    _at: ClassVar[str] = ""
+
+    def __init_subclass__(cls, *, at: str) -> None:
+        cls._at = at
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in names(type(self)):
+            raise _unknown(self, name)
+        super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        # Python asks for protocol methods that may be missing (copy, pickle); that is no misspelt option.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise _unknown(self, name)
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(
+            same(value, value_there)
+            for (_, _, value), (_, _, value_there) in zip(options(self), options(other), strict=True)
+        )
+
+    __hash__ = None  # type: ignore[assignment] # mutable
+
+    def __copy__(self) -> Self:
+        # A shallow copy would share its parts with the original, and so its options.
+        return copy.deepcopy(self)
+
+    def __repr__(self) -> str:
+        changed = (
+            f"{name}={value!r}" for name, option, value in options(self) if not same(value, option.default)
+        )
+        return f"{type(self).__name__}({', '.join(changed)})"
+
+
+def same(one: object, other: object) -> bool:
+    """Equal in type and value; ``True == 1`` is not enough."""
+    return type(one) is type(other) and one == other
+
+
+def names(kind: type[Section]) -> tuple[str, ...]:
+    """Names of the options and parts that a kind of section declares, in their order."""
+    return tuple(name for name, value in vars(kind).items() if isinstance(value, Option | Part))
+
+
+def options(section: Section) -> Iterator[tuple[str, Option[Any], Any]]:
+    """Every option of a section and of its parts: dotted name, declaration, present value."""
+    for name, declared in vars(type(section)).items():
+        if isinstance(declared, Option):
+            yield dotted(section, name), declared, getattr(section, name)
+        elif isinstance(declared, Part):
+            yield from options(getattr(section, name))
+
+
+def dotted(section: Section, name: str) -> str:
+    """The name of an option as seen from the configuration, such as ``debug.aclgraph.clone_input``."""
+    at = section._at  # noqa: SLF001 - the two form one module
+    return f"{at}.{name}" if at else name
+
+
+def _unknown(section: Section, name: str) -> UnknownOption:
+    """The error for a name that a section does not have, with the nearest one that it or a part has."""
+    place = dotted(section, name)
+    known = names(type(section))
+    near = [dotted(section, found) for found in difflib.get_close_matches(name, known, n=1)]
+    if not near:
+        deeper = {option.name: full for full, option, _ in options(section)}
+        near = [deeper[found] for found in difflib.get_close_matches(name, deeper, n=1)]
+    hint = f"did you mean config.{near[0]}? " if near else ""
+    msg = f"CompilerConfig has no option config.{place}; {hint}Known here: {', '.join(known)}"
+    return UnknownOption(msg, option=place, nearest=near[0] if near else "", known=known)

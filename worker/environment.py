@@ -1,0 +1,93 @@
+"""The environment fingerprint as named components, computed without importing torch.
+
+Process state that can change at run time (deterministic mode, precision, grad mode) is not here: it is part
+of the guards (see ``guards/ambient.py``). Host names, paths, addresses and device indices never are.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import platform
+import re
+from pathlib import Path
+
+_INSTRUCTION_SETS = (
+    "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile",
+    "amx_int8", "amx_bf16", "asimd", "asimddp", "asimdhp", "sve", "sve2", "bf16", "i8mm",
+)  # fmt: skip
+_CANN_ROOTS = (Path("/usr/local/Ascend/ascend-toolkit/latest"), Path("/usr/local/Ascend/latest"))
+_ASCEND_DRIVER = Path("/usr/local/Ascend/driver/version.info")
+_NVIDIA = Path("/proc/driver/nvidia")
+_CPU_INFO = Path("/proc/cpuinfo")
+_NONE = "none"
+
+
+@functools.cache
+def environment() -> dict[str, str]:
+    """Named components that decide whether another machine's artifacts can be used here."""
+    return {
+        "python": f"{platform.python_implementation().lower()} {platform.python_version()}",
+        "torch": _torch(),
+        "torch_npu": _version("torch_npu"),
+        "cann": _cann(),
+        "driver": _driver(),
+        "accelerator": _accelerator(),
+        "cpu": _cpu(),
+    }
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return _NONE
+
+
+def _torch() -> str:
+    """Version and git revision, read from the installed package's ``version.py``."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return _NONE
+    text = (Path(spec.origin).parent / "version.py").read_text()
+    version = re.search(r"^__version__ = ['\"]([^'\"]+)", text, re.MULTILINE)
+    git = re.search(r"^git_version = ['\"]([^'\"]+)", text, re.MULTILINE)
+    return f"{version.group(1) if version else _version('torch')} git {git.group(1)[:12] if git else 'unknown'}"
+
+
+def _cann() -> str:
+    for root in _CANN_ROOTS:
+        for name in ("version.cfg", "compiler/version.info", "opp/version.info"):
+            found = _field(root / name, r"(?:Version|version|runtime_running_version)\s*=\s*\[?([^\s\]]+)")
+            if found:
+                return found
+    return _NONE
+
+
+def _driver() -> str:
+    ascend = _field(_ASCEND_DRIVER, r"(?:Version|package_version)\s*=\s*(\S+)")
+    if ascend:
+        return f"ascend {ascend}"
+    nvidia = _field(_NVIDIA / "version", r"Kernel Module\s+(?:for \S+\s+)?(\d[\d.]*)")
+    return f"nvidia {nvidia}" if nvidia else _NONE
+
+
+def _accelerator() -> str:
+    models = {_field(path / "information", r"Model:\s*(.+)") for path in sorted(_NVIDIA.glob("gpus/*"))}
+    named = sorted(model.strip() for model in models if model)
+    return ", ".join(named) or _NONE
+
+
+def _cpu() -> str:
+    line = _field(_CPU_INFO, r"(?:flags|Features)\s*:\s*(.+)") or ""
+    present = set(line.split())
+    return " ".join([platform.machine(), *(name for name in _INSTRUCTION_SETS if name in present)])
+
+
+def _field(path: Path, pattern: str) -> str:
+    try:
+        match = re.search(pattern, path.read_text(errors="replace"))
+    except OSError:
+        return ""
+    return match.group(1) if match else ""

@@ -1,0 +1,100 @@
+"""Errors of the worker room: fields rather than only text, and picklable, because they cross Ray."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class WorkerError(Exception):
+    """Base of every error that `worker` raises.
+
+    Keyword arguments become attributes and survive pickling, as does the message.
+    """
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fields = fields
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["fields"][name]
+        except KeyError:
+            msg = f"{type(self).__name__} has no field {name!r}"
+            raise AttributeError(msg) from None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.fields)
+
+
+def _rebuild(kind: type[WorkerError], message: str, fields: dict[str, Any]) -> WorkerError:
+    error = kind.__new__(kind)
+    WorkerError.__init__(error, message, **fields)
+    return error
+
+
+class NotYet(WorkerError):
+    """A feature that is documented but not built yet was asked for."""
+
+    def __init__(self, feature: str, *, instead: str) -> None:
+        super().__init__(f"not yet built: {feature}; {instead}", feature=feature, instead=instead)
+
+
+class BadFunction(WorkerError):
+    """What was handed to `cache_compile` is no undecorated method of a module instance."""
+
+
+class ConfigMismatch(WorkerError):
+    """`config` and `backend` were both given and disagree."""
+
+
+class BadConfig(WorkerError, ValueError):
+    """A value or a name that `CompilerConfig` does not know."""
+
+
+class UnknownOption(BadConfig, AttributeError):
+    """A name that `CompilerConfig` does not have was set or read (reading makes it an AttributeError)."""
+
+
+class GearError(WorkerError, ValueError):
+    """Dimension gears that are not allowed."""
+
+
+class GraphBreak(WorkerError):
+    """The function does not form one whole graph."""
+
+
+class RandomOp(WorkerError):
+    """The graph holds an operator that draws random numbers."""
+
+
+class BackwardNotSupported(WorkerError):
+    """An input asks for gradients; cached functions are for inference."""
+
+
+class NotPortable(WorkerError):
+    """A guard, constant or object of the trace cannot be kept across processes."""
+
+
+class ArtifactCorrupt(WorkerError):
+    """A file that is no artifact, or one whose bytes do not match its digest."""
+
+
+class CompileForbidden(WorkerError):
+    """Something missed while compiling was forbidden."""
+
+
+class CacheDirError(WorkerError):
+    """The cache directory cannot be used."""
+
+
+class WorkloadError(WorkerError):
+    """An entrypoint that does not import, or does not return a `Workload`."""
+
+
+class GroupError(WorkerError):
+    """A process group that is unknown, or has no role."""
+
+
+class ScriptFailed(WorkerError):
+    """A script workload ended with an error."""

@@ -1,0 +1,160 @@
+"""The frame: Dynamo's code object that unpacks the arguments, calls the graph, and packs the outputs.
+
+Kept as marshal (version 2, equal bytes for equal code) with everything that differs between processes
+taken out: file name, line table, and the counters and ids in Dynamo's global names.
+
+Layout (JSON beside the marshalled code)::
+
+    {"graph": name of the graph's global,
+     "imports": {global name: module},
+     "objects": {global name: encoded constant or class},
+     "builtins": [global names bound to the builtins mapping]}
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import marshal
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+from worker.errors import NotPortable
+from worker.guards import constants
+
+if TYPE_CHECKING:
+    from worker.torch_private import Trace
+
+_MARSHAL_VERSION = 2
+_GRAPH_NAME = "__compiled_fn"
+_BUILTINS = re.compile(r"^__builtins_dict__\w*$")
+_PLACEHOLDER = "__warmrank_constant__"
+# A warm load must not import these; the frame needs three one-line functions of the first, at most.
+_LAZY_IMPORTS = ("torch._dynamo", "torch._inductor", "sympy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """A frame and what its global names mean; the layout stands in the module's docstring."""
+
+    code: bytes
+    names: dict[str, Any]
+
+
+def extract(trace: Trace, function: FunctionType) -> Frame:
+    """The portable frame of a trace.
+
+    Raises:
+        NotPortable: the frame refers to an object that another process cannot find.
+    """
+    user_names = {name for code in trace.codes for name in code.co_names}
+    renames = {trace.graph_name: _GRAPH_NAME}
+    names: dict[str, Any] = {"graph": _GRAPH_NAME, "imports": {}, "objects": {}, "builtins": []}
+    for name in sorted(trace.external_names - {trace.graph_name}):
+        if name in trace.import_aliases:
+            names["imports"][name] = trace.import_aliases[name]
+        elif _BUILTINS.match(name):
+            renames[name] = "__builtins_dict__"
+            names["builtins"] = ["__builtins_dict__"]
+        elif name not in user_names and not hasattr(builtins, name):
+            renames[name] = f"__object_{len(names['objects'])}"
+            names["objects"][renames[name]] = _encode_object(name, function)
+    return Frame(code=marshal.dumps(_canonical(trace.frame, renames), _MARSHAL_VERSION), names=names)
+
+
+def _encode_object(name: str, function: FunctionType) -> Any:
+    if name not in function.__globals__:
+        msg = f"the frame of {function.__qualname__} refers to {name}, which is nowhere defined"
+        raise NotPortable(msg, what=name)
+    try:
+        return constants.encode(function.__globals__[name])
+    except NotPortable as error:
+        msg = f"the frame of {function.__qualname__} holds an object that no later process can find: {error.message}"
+        raise NotPortable(msg, what=name) from error
+
+
+def _canonical(code: CodeType, renames: Mapping[str, str]) -> CodeType:
+    return code.replace(
+        co_names=tuple(renames.get(name, name) for name in code.co_names),
+        co_consts=tuple(_canonical_constant(item, renames) for item in code.co_consts),
+        co_filename="<warmrank frame>",
+        co_firstlineno=1,
+        co_linetable=b"",
+    )
+
+
+def _canonical_constant(value: Any, renames: Mapping[str, str]) -> Any:
+    if isinstance(value, CodeType):
+        return _canonical(value, renames)
+    try:
+        marshal.dumps(value, _MARSHAL_VERSION)
+    except ValueError:
+        import json
+
+        return (_PLACEHOLDER, json.dumps(constants.encode(value), sort_keys=True))
+    return value
+
+
+def bind(frame: Frame, function: FunctionType, graph: Callable[..., Any]) -> FunctionType:
+    """The frame as a function of the cached function's signature (``self`` first) that calls ``graph``."""
+    scope = dict(function.__globals__)
+    scope["__builtins__"] = builtins
+    scope[frame.names["graph"]] = graph
+    for name, module in frame.names["imports"].items():
+        scope[name] = _LazyModule(module) if module.startswith(_LAZY_IMPORTS) else importlib.import_module(module)
+    for name, encoded in frame.names["objects"].items():
+        scope[name] = constants.decode(encoded)
+    for name in frame.names["builtins"]:
+        scope[name] = vars(builtins)
+    # The artifact's bytes were checked against the digest that its manifest signs.
+    code = _restore(marshal.loads(frame.code))  # noqa: S302
+    bound = FunctionType(code, scope, function.__name__, function.__defaults__, function.__closure__)
+    bound.__kwdefaults__ = function.__kwdefaults__
+    return bound
+
+
+def _restore(code: CodeType) -> CodeType:
+    return code.replace(co_consts=tuple(_restore_constant(item) for item in code.co_consts))
+
+
+def _restore_constant(value: Any) -> Any:
+    if isinstance(value, CodeType):
+        return _restore(value)
+    if isinstance(value, tuple) and len(value) == 2 and value[0] == _PLACEHOLDER:
+        import json
+
+        return constants.decode(json.loads(value[1]))
+    return value
+
+
+class _LazyModule:
+    """Stands for a module that must not be imported by a load; imports it if another name is really used."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @staticmethod
+    def record_pregraph_bytecode_enter() -> None:
+        """Dynamo's profiler range: not wanted here."""
+
+    @staticmethod
+    def record_pregraph_bytecode_exit(_range: Any) -> None:
+        """As above."""
+
+    @staticmethod
+    def call_size(tensor: Any, dim: int) -> Any:
+        return tensor.size(dim)
+
+    @staticmethod
+    def call_stride(tensor: Any, dim: int) -> Any:
+        return tensor.stride(dim)
+
+    @staticmethod
+    def call_storage_offset(tensor: Any) -> Any:
+        return tensor.storage_offset()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)

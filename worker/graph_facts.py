@@ -1,0 +1,123 @@
+"""What the runtime must know of a graph: which inputs it writes to, which it returns, which groups it uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from worker.errors import RandomOp
+from worker.torch_private import aliased_arguments, mutated_arguments
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+    from worker.torch_private import LoweredGraph
+
+# Input classes of the seeds: parameters and buffers; mutated inputs; user inputs; and numbers.
+STATE, MUTATED, USER, NUMBER = "state", "mutated", "user", "number"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphFacts:
+    """Facts about one graph.
+
+    Attributes:
+        input_classes: one of ``state``, ``mutated``, ``user``, ``number`` per input.
+        num_outputs: number of outputs.
+        aliased_outputs: positions of outputs that share memory with an input.
+    """
+
+    input_classes: tuple[str, ...]
+    num_outputs: int
+    aliased_outputs: tuple[int, ...]
+
+
+def analyse(lowered: LoweredGraph, self_name: str) -> GraphFacts:
+    """Facts of a traced graph; ``self_name`` is the name by which the traced function knows its module.
+
+    A user input that an output shares memory with counts as ``state``: it must not be cloned, or the
+    caller would hold a view of the clone.
+
+    Raises:
+        RandomOp: an operator draws random numbers.
+    """
+    aliases: dict[Node, frozenset[int]] = {}
+    mutated: set[int] = set()
+    returned: list[Any] = []
+    position = 0
+    for node in lowered.graph.graph.nodes:
+        if node.op == "placeholder":
+            aliases[node] = frozenset((position,))
+            position += 1
+        elif node.op == "call_function":
+            refuse_random(node)
+            aliases[node] = _aliases(node, aliases)
+            mutated |= _mutated(node, aliases)
+        elif node.op == "output":
+            returned = list(node.args[0])
+    returned_inputs = [aliases.get(value, frozenset()) if hasattr(value, "op") else frozenset() for value in returned]
+    shared = frozenset().union(*returned_inputs)
+    prefix = f"L[{self_name!r}]"  # of the module's own tensors
+    classes = tuple(
+        _input_class(item.is_tensor, item.source.startswith(prefix), index in mutated, index in shared)
+        for index, item in enumerate(lowered.inputs)
+    )
+    return GraphFacts(
+        input_classes=classes,
+        num_outputs=len(returned),
+        aliased_outputs=tuple(
+            index
+            for index, sources in enumerate(returned_inputs)
+            if any(classes[source] != NUMBER for source in sources)
+        ),
+    )
+
+
+def _input_class(is_tensor: bool, of_module: bool, is_mutated: bool, is_returned: bool) -> str:
+    if not is_tensor:
+        return NUMBER
+    if is_mutated:
+        return MUTATED
+    return STATE if of_module or is_returned else USER
+
+
+def refuse_random(node: Node) -> None:
+    """Refuse an operator that draws random numbers, naming it and its line.
+
+    Raises:
+        RandomOp: always for such an operator.
+    """
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return
+    where = (node.stack_trace or "").strip() or "unknown line"
+    msg = (
+        f"operator {node.target} draws random numbers, which a cached graph does not support:\n{where}\n"
+        "Move it out of the cached function, or (dropout) call eval() on the module."
+    )
+    raise RandomOp(msg, operator=str(node.target), where=where)
+
+
+def _tensor_arguments(node: Node, positions: tuple[int, ...]) -> list[Any]:
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]  # noqa: SLF001
+    found = []
+    for position in positions:
+        value = node.args[position] if position < len(node.args) else node.kwargs.get(names[position])
+        found.extend(value if isinstance(value, list | tuple) else [value])
+    return found
+
+
+def _aliases(node: Node, aliases: dict[Node, frozenset[int]]) -> frozenset[int]:
+    if hasattr(node.target, "_schema"):
+        sources = _tensor_arguments(node, aliased_arguments(node.target))
+    else:
+        sources = list(node.all_input_nodes)
+    return frozenset().union(*(aliases.get(source, frozenset()) for source in sources if hasattr(source, "op")))
+
+
+def _mutated(node: Node, aliases: dict[Node, frozenset[int]]) -> frozenset[int]:
+    if not hasattr(node.target, "_schema"):
+        return frozenset()
+    written = _tensor_arguments(node, mutated_arguments(node.target))
+    return frozenset().union(*(aliases.get(value, frozenset()) for value in written if hasattr(value, "op")))

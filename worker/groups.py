@@ -1,0 +1,66 @@
+"""Process groups by role: what a graph refers to instead of this process's name for a group.
+
+A rank of a launch registers its groups under their roles (``world``, ``tp``, ...). Groups that nobody
+registered get the role ``group<i>``, their position among this rank's groups in creation order, which is
+the same on every rank that runs the same script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from worker.errors import GroupError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_registered: dict[str, str] = {}
+
+
+def register(groups: Mapping[str, ProcessGroup]) -> None:
+    """Give this process's groups their roles; replaces what was registered before.
+
+    The same group may serve under several roles (``tp`` is ``world`` without other axes); the first one
+    in the mapping names it in artifacts.
+    """
+    from worker.torch_private import group_name
+
+    _registered.clear()
+    for role, group in groups.items():
+        _registered.setdefault(group_name(group), role)
+
+
+def role_of(group: ProcessGroup | str) -> str:
+    """The role of a group, given the group or its name in this process.
+
+    Raises:
+        GroupError: this rank is in no group of that name.
+    """
+    from worker.torch_private import group_name, known_groups
+
+    name = group if isinstance(group, str) else group_name(group)
+    if name in _registered:
+        return _registered[name]
+    for position, known in enumerate(known_groups()):
+        if known == name:
+            return "world" if position == 0 else f"group{position}"
+    msg = f"this rank is in no process group named {name!r}; known: {sorted(known_groups())}"
+    raise GroupError(msg, name=name)
+
+
+def resolve(role: str) -> tuple[str, Any]:
+    """Name and group of a role in this process.
+
+    Raises:
+        GroupError: no group of this rank has the role.
+    """
+    from worker.torch_private import known_groups
+
+    groups = known_groups()
+    for name, group in groups.items():
+        if role_of(name) == role:
+            return name, group
+    known = sorted(role_of(name) for name in groups)
+    msg = f"the artifact uses a process group with role {role!r}; this rank has {known or 'no groups'}"
+    raise GroupError(msg, role=role, known=known)

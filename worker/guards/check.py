@@ -1,0 +1,238 @@
+"""Evaluating portable guards, once per load, without Dynamo; and saying in words what does not hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from worker import sources
+from worker.errors import WorkerError
+from worker.guards import ambient, constants
+from worker.guards.identity import describe
+from worker.guards.model import Check, PortableGuards
+from worker.guards.paths import MISSING, resolve, text
+from worker.sources import type_name
+
+MAX_REASONS = 8
+
+
+def mismatches(
+    guards: PortableGuards,
+    function: FunctionType,
+    arguments: Mapping[str, Any],
+    *,
+    device_kind: str,
+) -> tuple[str, ...]:
+    """All conditions that do not hold, in words, at most `MAX_REASONS`; empty if the artifact may be used.
+
+    Args:
+        guards: the artifact's conditions.
+        function: the function under the bound method.
+        arguments: the call's arguments by parameter name, ``self`` included.
+        device_kind: whose autocast state counts beside the CPU's.
+    """
+    found = list(sources.changed(guards.sources))
+    if not found:
+        found.extend(ambient.differences(guards.ambient, ambient.snapshot(device_kind)))
+        found.extend(_rank_mismatches(guards.ranks))
+        found.extend(_object_mismatches(guards, function, arguments))
+    return tuple(found[:MAX_REASONS])
+
+
+def free_variables(function: FunctionType) -> dict[str, Any]:
+    """Values of the function's free variables, by name; empty cells are left out."""
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:
+            continue
+    return found
+
+
+def _rank_mismatches(ranks: Mapping[str, int]) -> list[str]:
+    import torch.distributed as dist
+
+    if not ranks:
+        return []
+    present = (
+        {"rank": dist.get_rank(), "world_size": dist.get_world_size()} if dist.is_initialized() else {"rank": 0}
+    )
+    return [f"{name}: {value} -> {present.get(name)}" for name, value in ranks.items() if present.get(name) != value]
+
+
+def _object_mismatches(
+    guards: PortableGuards, function: FunctionType, arguments: Mapping[str, Any]
+) -> list[str]:
+    roots = {"local": {**free_variables(function), **arguments}, "global": function.__globals__}
+    values: list[Any] = []
+    for index in range(len(guards.nodes)):
+        values.append(resolve(guards.nodes, values, index, roots))
+    found = []
+    for check in guards.checks:
+        if not holds(check, values):
+            found.append(describe_failure(guards, check, values))
+            if len(found) >= MAX_REASONS:
+                return found
+    for expression, used in guards.shapes:
+        if not shape_holds(expression, {index: values[index] for index in used}):
+            names = {f"p{index}": text(guards.nodes, index) for index in used}
+            found.append(f"sizes: {_readable_shape(expression, names)} does not hold")
+    return found
+
+
+def _readable_shape(expression: str, names: Mapping[str, str]) -> str:
+    for short in sorted(names, key=len, reverse=True):
+        expression = expression.replace(f"{short}(", f"{names[short]}(")
+    return expression
+
+
+def shape_holds(expression: str, values: Mapping[int, Any]) -> bool:
+    """Whether a condition on sizes holds; false where a value is missing."""
+    if any(value is MISSING for value in values.values()):
+        return False
+    scope = {f"p{index}": value for index, value in values.items()}
+    try:
+        # The expression comes from an artifact, which is code and was trusted as such before it was read.
+        return bool(eval(expression, {"math": math, "torch": torch}, scope))  # noqa: S307
+    except (IndexError, TypeError, AttributeError):
+        return False
+
+
+def holds(check: Check, values: Sequence[Any]) -> bool:
+    """Whether one condition holds."""
+    node, kind, expected = check
+    value = values[node]
+    if kind == "same":
+        return value is values[expected]
+    if value is MISSING:
+        return False
+    return HOLDS[kind](value, expected)
+
+
+def _equal(value: Any, expected: Any) -> bool:
+    if expected is None or expected.__class__ in (bool, int, str):
+        return type(value) is type(expected) and value == expected
+    if isinstance(expected, dict) and "device" in expected:
+        return isinstance(value, torch.device) and value.type == expected["device"]
+    try:
+        return bool(constants.encode(value) == expected)
+    except WorkerError:
+        return False
+
+
+def _identical(value: Any, expected: Any) -> bool:
+    try:
+        return describe(value) == expected
+    except WorkerError:
+        return False
+
+
+def _keys_equal(value: Any, expected: list[Any]) -> bool:
+    if not hasattr(value, "keys") or len(value) != len(expected):
+        return False
+    return all(_equal(key, wanted) for key, wanted in zip(value.keys(), expected, strict=True))
+
+
+def tensor_holds(value: Any, expected: Mapping[str, Any]) -> bool:
+    """Whether a tensor has the traced type, dtype, device kind, layout and, where static, sizes and strides."""
+    return not tensor_differences(value, expected)
+
+
+def tensor_differences(value: Any, expected: Mapping[str, Any]) -> list[str]:
+    """In words, where a tensor differs from what was traced."""
+    if not isinstance(value, torch.Tensor):
+        return [f"is a {type(value).__name__}, was a tensor"]
+    present = {
+        "type": type_name(type(value)),
+        "dtype": constants.encode(value.dtype),
+        "device": value.device.type,
+        "layout": constants.encode(value.layout),
+        "requires_grad": value.requires_grad,
+        "lazy_bits": [value.is_conj(), value.is_neg()],
+    }
+    found = [f"{name} {_plain(expected[name])} -> {_plain(now)}" for name, now in present.items() if now != expected[name]]
+    if found or value.layout != torch.strided:
+        return found
+    for name, now in (("sizes", value.shape), ("strides", value.stride())):
+        wanted = expected[name]
+        if len(now) != len(wanted) or any(w is not None and w != n for w, n in zip(wanted, now, strict=True)):
+            shown = ["*" if w is None else w for w in wanted]
+            found.append(f"{name} {shown} -> {list(now)}")
+    return found
+
+
+def _plain(encoded: Any) -> Any:
+    if isinstance(encoded, dict) and len(encoded) == 1:
+        return next(iter(encoded.values()))
+    return encoded
+
+
+def _group_holds(value: Any, expected: list[Any]) -> bool:
+    from worker.groups import role_of
+
+    try:
+        return role_of(value) == expected[0] and bool(value.size() == expected[1])
+    except (WorkerError, AttributeError):
+        return False
+
+
+def _group_name_holds(value: Any, expected: str) -> bool:
+    from worker.groups import role_of
+
+    try:
+        return isinstance(value, str) and role_of(value) == expected
+    except WorkerError:
+        return False
+
+
+HOLDS: dict[str, Callable[[Any, Any], bool]] = {
+    "type": lambda value, expected: type_name(type(value)) == expected,
+    "equals": _equal,
+    "identity": _identical,
+    "length": lambda value, expected: len(value) == expected,
+    "keys": _keys_equal,
+    "has_key": lambda value, expected: constants.decode(expected) in value,
+    "no_key": lambda value, expected: constants.decode(expected) not in value,
+    "has_attr": hasattr,
+    "no_attr": lambda value, expected: not hasattr(value, expected),
+    "not_in_dict": lambda value, expected: expected not in value.__dict__,
+    "empty": lambda value, _: len(value) == 0,
+    "none": lambda value, _: value is None,
+    "not_none": lambda value, _: value is not None,
+    "tensor": tensor_holds,
+    "group": _group_holds,
+    "group_name": _group_name_holds,
+}
+
+
+def describe_failure(guards: PortableGuards, check: Check, values: Sequence[Any]) -> str:
+    """One failed condition in words: where, what it was, what it is."""
+    node, kind, expected = check
+    where = text(guards.nodes, node)
+    value = values[node]
+    if value is MISSING:
+        return f"{where} is missing"
+    if kind == "tensor":
+        return f"{where}: {', '.join(tensor_differences(value, expected))}"
+    if kind == "type":
+        return f"type of {where}: {_class(expected)} -> {_class(type_name(type(value)))}"
+    if kind == "equals":
+        return f"{where}: {_plain(expected)!r} -> {value!r}"
+    if kind == "keys":
+        return f"members of {where}: {[_plain(key) for key in expected]} -> {list(value.keys())}"
+    if kind == "empty":
+        return f"{where}: {len(value)} added"
+    if kind == "same":
+        return f"{where} and {text(guards.nodes, expected)} are no longer the same object"
+    if kind == "identity":
+        return f"{where}: another {expected[0]} than {expected[-2] if expected[0] == 'function' else expected[-1]}"
+    return f"{where}: {kind.replace('_', ' ')} {_plain(expected)!r} no longer holds"
+
+
+def _class(name: str) -> str:
+    return name.partition("#")[0].replace(":", ".")

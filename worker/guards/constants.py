@@ -1,0 +1,134 @@
+"""Python constants as JSON and back: what a guard may compare with, and nothing else.
+
+Layout: JSON scalars stand for themselves, except floats (``{"float": hex}``, so that NaN and infinities
+survive); everything else is ``{tag: payload}``.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+from typing import Any
+
+from worker.errors import NotPortable
+
+_SEQUENCES: dict[type, str] = {tuple: "tuple", list: "list"}
+_SETS: dict[type, str] = {set: "set", frozenset: "frozenset"}
+_TORCH_NAMED = ("dtype", "layout", "memory_format")
+
+
+def encode(value: Any) -> Any:
+    """The JSON form of a constant.
+
+    Raises:
+        NotPortable: the value is none of the kinds that keep their meaning in another process.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind in (float, complex, bytes):
+        return _encode_number(value)
+    if kind in _SEQUENCES:
+        return {_SEQUENCES[kind]: [encode(item) for item in value]}
+    if kind in _SETS:
+        return {_SETS[kind]: sorted((encode(item) for item in value), key=repr)}
+    if kind is dict:
+        return {"dict": [[encode(key), encode(item)] for key, item in value.items()]}
+    if kind in (slice, range):
+        return {kind.__name__: [encode(value.start), encode(value.stop), encode(value.step)]}
+    if value is Ellipsis:
+        return {"ellipsis": True}
+    if isinstance(value, enum.Enum):
+        return {"enum": [kind.__module__, kind.__qualname__, value.name]}
+    return _encode_torch(value)
+
+
+def _encode_number(value: float | complex | bytes) -> Any:
+    if isinstance(value, float):
+        return {"float": value.hex()}
+    if isinstance(value, complex):
+        return {"complex": [value.real.hex(), value.imag.hex()]}
+    return {"bytes": value.hex()}
+
+
+def _encode_torch(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
+        return {type(value).__name__: str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"device": value.type}
+    if isinstance(value, torch.Size):
+        return {"Size": [int(item) for item in value]}
+    if isinstance(value, type):
+        return {"class": [value.__module__, value.__qualname__]}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        kind = type(value)
+        return {"namedtuple": [kind.__module__, kind.__qualname__, [encode(item) for item in value]]}
+    kind = type(value)
+    msg = f"a value of type {kind.__module__}.{kind.__qualname__} cannot be compared in another process"
+    raise NotPortable(msg, what=kind.__qualname__)
+
+
+def decode(encoded: Any) -> Any:
+    """The constant that `encode` was given.
+
+    Raises:
+        NotPortable: the JSON has a tag that this version does not know.
+    """
+    if not isinstance(encoded, dict):
+        return encoded
+    ((tag, payload),) = encoded.items()
+    decoder = _DECODERS.get(tag)
+    if decoder is not None:
+        return decoder(payload)
+    if tag in _TORCH_NAMED:
+        import torch
+
+        return getattr(torch, payload)
+    msg = f"unknown constant tag {tag!r}; the artifact was written by another version of warmrank"
+    raise NotPortable(msg, what=tag)
+
+
+def _items(payload: list[Any]) -> list[Any]:
+    return [decode(item) for item in payload]
+
+
+def _class(payload: list[str]) -> Any:
+    module, qualname = payload[0], payload[1]
+    value: Any = importlib.import_module(module)
+    for part in qualname.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _device(payload: str) -> Any:
+    import torch
+
+    return torch.device(payload)
+
+
+def _size(payload: list[int]) -> Any:
+    import torch
+
+    return torch.Size(payload)
+
+
+_DECODERS: dict[str, Any] = {
+    "float": float.fromhex,
+    "complex": lambda parts: complex(float.fromhex(parts[0]), float.fromhex(parts[1])),
+    "bytes": bytes.fromhex,
+    "tuple": lambda items: tuple(_items(items)),
+    "list": _items,
+    "set": lambda items: set(_items(items)),
+    "frozenset": lambda items: frozenset(_items(items)),
+    "dict": lambda pairs: {decode(key): decode(item) for key, item in pairs},
+    "slice": lambda items: slice(*_items(items)),
+    "range": lambda items: range(*_items(items)),
+    "ellipsis": lambda _: Ellipsis,
+    "enum": lambda parts: _class(parts[:2])[parts[2]],
+    "class": _class,
+    "namedtuple": lambda parts: _class(parts[:2])(*_items(parts[2])),
+    "device": _device,
+    "Size": _size,
+}

@@ -1,0 +1,84 @@
+"""Names for objects that Dynamo compares by address: what stays the same in another process.
+
+A description is a JSON list whose first item is the kind; two objects are taken for the same if their
+descriptions are equal. Functions outside torch carry the digest of their code, so that another body under
+the same name does not pass.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import types
+from typing import Any
+
+from worker.errors import NotPortable
+from worker.guards import constants
+from worker.sources import function_digest, is_pinned_module
+
+
+def describe(value: Any) -> list[Any]:
+    """The portable name of an object.
+
+    Raises:
+        NotPortable: the object has no name that another process could find it by.
+    """
+    if isinstance(value, types.ModuleType):
+        return ["module", value.__name__]
+    if isinstance(value, type):
+        return ["class", value.__module__, value.__qualname__]
+    if isinstance(value, types.FunctionType):
+        return _describe_function(value)
+    if isinstance(value, types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType):
+        return _describe_builtin(value)
+    if isinstance(value, types.MethodType):
+        return ["method", *describe(value.__func__)]
+    if isinstance(value, functools.partial):
+        return ["partial", describe(value.func), [constants.encode(item) for item in value.args],
+                constants.encode(dict(sorted(value.keywords.items())))]
+    if isinstance(value, enum.Enum):
+        return ["constant", constants.encode(value)]
+    return _describe_torch(value)
+
+
+def _describe_function(function: types.FunctionType) -> list[Any]:
+    digest = "" if is_pinned_module(function.__module__) else function_digest(function)
+    return ["function", function.__module__, function.__qualname__, digest]
+
+
+def _describe_builtin(value: Any) -> list[Any]:
+    owner = getattr(value, "__objclass__", None) or getattr(value, "__self__", None)
+    if isinstance(owner, types.ModuleType):
+        owner_name = owner.__name__
+    elif owner is None:
+        owner_name = str(getattr(value, "__module__", ""))
+    else:
+        kind = owner if isinstance(owner, type) else type(owner)
+        owner_name = f"{kind.__module__}.{kind.__qualname__}"
+    return ["builtin", owner_name, value.__name__]
+
+
+def _describe_torch(value: Any) -> list[Any]:
+    import torch
+
+    if isinstance(value, torch._ops.OpOverload | torch._ops.OpOverloadPacket):  # noqa: SLF001 - public types live there
+        return ["operator", str(value)]
+    if isinstance(value, torch._ops._OpNamespace):  # noqa: SLF001 - as above
+        return ["operators", value.name]
+    role = _group_role(value)
+    if role is not None:
+        return role
+    if isinstance(value, torch.nn.Module | torch.Tensor):
+        msg = f"an object of type {type(value).__qualname__} is compared by address, which another process cannot do"
+        raise NotPortable(msg, what=type(value).__qualname__)
+    return ["constant", constants.encode(value)]
+
+
+def _group_role(value: Any) -> list[Any] | None:
+    import torch.distributed as dist
+
+    if not dist.is_available() or not isinstance(value, dist.ProcessGroup):
+        return None
+    from worker.groups import role_of
+
+    return ["group", role_of(value), value.size()]

@@ -1,0 +1,180 @@
+"""The conditions on a call's arguments, compiled to one Python function that runs in microseconds.
+
+The module's own conditions are checked once per load; those that touch an argument are checked on every
+call, because a call may always bring another shape.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+
+from worker.guards import constants
+from worker.guards.check import HOLDS
+from worker.guards.model import Check, PortableGuards
+from worker.guards.paths import root_names
+from worker.sources import type_name
+
+_NODE = re.compile(r"\bp(\d+)\b")
+
+
+def compile_input_check(guards: PortableGuards, function: FunctionType) -> Callable[..., bool]:
+    """A function of the cached function's own signature that says whether a call's arguments fit.
+
+    It raises `TypeError` for arguments that the signature does not take, as the function itself would.
+    """
+    builder = _Builder(guards, function)
+    source = "\n".join(builder.lines())
+    scope = builder.scope
+    exec(compile(source, "<input guards>", "exec"), scope)  # noqa: S102 - source made here from trusted guards
+    check: FunctionType = scope["check"]
+    check.__defaults__ = function.__defaults__
+    check.__kwdefaults__ = function.__kwdefaults__
+    check.__name__ = check.__qualname__ = function.__name__
+    return check
+
+
+class _Builder:
+    """Writes the source of one check function."""
+
+    def __init__(self, guards: PortableGuards, function: FunctionType) -> None:
+        self._guards = guards
+        self._code = function.__code__
+        roots = root_names(guards.nodes)
+        once = {_parameters(self._code)[0], *self._code.co_freevars}
+        self._per_call = [step == "local" and name not in once for step, name in roots]
+        self.scope: dict[str, Any] = {
+            "math": math,
+            "torch": torch,
+            "type_name": type_name,
+            "HOLDS": HOLDS,
+            "G": function.__globals__,
+            "decode": constants.decode,
+        }
+
+    def lines(self) -> Iterator[str]:
+        checks = [check for check in self._guards.checks if self._touches_call(check)]
+        shapes = [item for item in self._guards.shapes if any(self._per_call[index] for index in item[1])]
+        used = {check[0] for check in checks} | {check[2] for check in checks if check[1] == "same"}
+        used |= {index for _, indexes in shapes for index in indexes}
+        conditions = [self._condition(check) for check in checks]
+        conditions += ["(" + _NODE.sub(r"_p\1", expression) + ")" for expression, _ in shapes]
+        yield f"def check({_signature(self._code)}):"
+        yield "    try:"
+        for index in self._with_parents(used):
+            yield f"        _p{index} = {self._value(index)}"
+        yield f"        return bool({' and '.join(conditions) or 'True'})"
+        yield "    except (AttributeError, LookupError, TypeError):"
+        yield "        return False"
+
+    def _touches_call(self, check: Check) -> bool:
+        return self._per_call[check[0]] or (check[1] == "same" and self._per_call[check[2]])
+
+    def _with_parents(self, used: Iterable[int]) -> list[int]:
+        wanted: set[int] = set()
+        for index in used:
+            while index >= 0 and index not in wanted:
+                wanted.add(index)
+                index = self._guards.nodes[index][0]
+        return sorted(wanted)
+
+    def _value(self, index: int) -> str:
+        parent, step, argument = self._guards.nodes[index]
+        if parent < 0:
+            return self._root(index, step, argument)
+        base = f"_p{parent}"
+        if step == "attr" and str(argument).isidentifier():
+            return f"{base}.{argument}"
+        if step == "item" and not isinstance(argument, dict):
+            return f"{base}[{argument!r}]"
+        if step == "type":
+            return f"type({base})"
+        from worker.guards.paths import _STEPS
+
+        name = self._keep(lambda value, step=step, argument=argument: _STEPS[step](value, argument))
+        return f"{name}({base})"
+
+    def _root(self, index: int, step: str, argument: Any) -> str:
+        if step == "local" and argument in _parameters(self._code):
+            return str(argument)
+        if step == "global":
+            return f"G[{argument!r}]"
+        from worker.guards.paths import resolve
+
+        return self._keep(resolve(self._guards.nodes, [], index, {"local": {}, "global": self.scope["G"]}))
+
+    def _keep(self, value: Any) -> str:
+        name = f"_k{len(self.scope)}"
+        self.scope[name] = value
+        return name
+
+    def _condition(self, check: Check) -> str:
+        node, kind, expected = check
+        value = f"_p{node}"
+        if kind == "same":
+            return f"{value} is _p{expected}"
+        if kind == "type":
+            return f"type_name(type({value})) == {expected!r}"
+        if kind == "none":
+            return f"{value} is None"
+        if kind == "length":
+            return f"len({value}) == {expected}"
+        if kind == "equals" and expected.__class__ in (bool, int, str):
+            return f"({value}.__class__ is {expected.__class__.__name__} and {value} == {expected!r})"
+        if kind == "tensor":
+            return self._tensor(value, expected)
+        return f"HOLDS[{kind!r}]({value}, {self._keep(expected)})"
+
+    def _tensor(self, value: str, expected: dict[str, Any]) -> str:
+        parts = [
+            f"type_name(type({value})) == {expected['type']!r}",
+            f"{value}.dtype is {self._keep(constants.decode(expected['dtype']))}",
+            f"{value}.device.type == {expected['device']!r}",
+            f"{value}.layout is {self._keep(constants.decode(expected['layout']))}",
+            f"{value}.requires_grad is {expected['requires_grad']}",
+            f"{value}.is_conj() is {expected['lazy_bits'][0]}",
+            f"{value}.is_neg() is {expected['lazy_bits'][1]}",
+        ]
+        if constants.decode(expected["layout"]) is torch.strided:
+            parts += _dimensions(f"{value}.shape", expected["sizes"])
+            parts += _dimensions(f"{value}.stride()", expected["strides"])
+        return f"({' and '.join(parts)})"
+
+
+def _dimensions(value: str, wanted: list[int | None]) -> list[str]:
+    if None not in wanted:
+        return [f"{value} == {tuple(wanted)!r}"]
+    return [
+        f"len({value}) == {len(wanted)}",
+        *(f"{value}[{index}] == {size}" for index, size in enumerate(wanted) if size is not None),
+    ]
+
+
+def _parameters(code: CodeType) -> tuple[str, ...]:
+    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
+    return code.co_varnames[:count]
+
+
+def _signature(code: CodeType) -> str:
+    """The parameter list of a function, without defaults (they are set on the finished function)."""
+    names = list(code.co_varnames)
+    positional = names[: code.co_argcount]
+    keyword_only = names[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    position = code.co_argcount + code.co_kwonlyargcount
+    parts = list(positional)
+    if code.co_posonlyargcount:
+        parts.insert(code.co_posonlyargcount, "/")
+    if code.co_flags & 4:
+        parts.append(f"*{names[position]}")
+        position += 1
+    elif keyword_only:
+        parts.append("*")
+    parts += keyword_only
+    if code.co_flags & 8:
+        parts.append(f"**{names[position]}")
+    return ", ".join(parts)

@@ -1,0 +1,59 @@
+"""The guards of one artifact, as data.
+
+Layout (JSON)::
+
+    {"nodes":   [[parent, step, argument], ...],        see paths.py
+     "checks":  [[node, kind, expected], ...],          see check.py
+     "shapes":  [["p3()[0] == p7()[0]", [3, 7]], ...],  conditions on sizes over node values
+     "ambient": {"grad mode": "False", ...},            see ambient.py
+     "sources": [[kind, module, name, digest], ...],    see sources.py
+     "ranks":   {"world_size": 2, "rank": 0}}           only if the traced code asks for its rank
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from worker.guards.paths import Node
+from worker.sources import TracedSource
+
+Check = tuple[int, str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortableGuards:
+    """Conditions under which an artifact may be used; the layout stands in the module's docstring."""
+
+    nodes: tuple[Node, ...]
+    checks: tuple[Check, ...]
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    ambient: dict[str, str]
+    sources: tuple[TracedSource, ...]
+    ranks: dict[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "nodes": [list(node) for node in self.nodes],
+            "checks": [list(check) for check in self.checks],
+            "shapes": [[expression, list(used)] for expression, used in self.shapes],
+            "ambient": self.ambient,
+            "sources": [[item.kind, item.module, item.name, item.digest] for item in self.sources],
+            "ranks": self.ranks,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> PortableGuards:
+        """The guards that `to_json` gave."""
+        return cls(
+            nodes=tuple((node[0], node[1], node[2]) for node in data["nodes"]),
+            checks=tuple((check[0], check[1], check[2]) for check in data["checks"]),
+            shapes=tuple((expression, tuple(used)) for expression, used in data["shapes"]),
+            ambient=data["ambient"],
+            sources=tuple(
+                TracedSource(kind=kind, module=module, name=name, digest=digest)
+                for kind, module, name, digest in data["sources"]
+            ),
+            ranks=data["ranks"],
+        )

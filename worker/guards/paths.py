@@ -1,0 +1,189 @@
+"""Where a guarded object is found: Dynamo's source expressions as steps from a root, shared between guards.
+
+A table of nodes; each node is ``(parent, step, argument)`` and stands behind its parent, so that one pass
+evaluates all, each prefix once. Roots have parent -1:
+
+====================  ==========================================
+``("local", name)``   an argument of the call (``self`` included), or a free variable of the function
+``("global", name)``  a global of the module that the function stands in
+``("import", name)``  a module, by the name under which it imports
+``("builtins", "")``  the builtins, as a mapping
+====================  ==========================================
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dataclasses
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from worker.errors import NotPortable
+from worker.guards import constants
+
+Node = tuple[int, str, Any]
+
+ROOTS = ("local", "global", "import", "builtins")
+
+
+class Missing:
+    """Stands for an object that is not there; a class of its own so that no real value equals it."""
+
+    def __repr__(self) -> str:
+        return "<missing>"
+
+
+MISSING = Missing()
+
+
+class PathTable:
+    """Builds the node table from expressions; equal prefixes become one node."""
+
+    def __init__(self, import_aliases: Mapping[str, str]) -> None:
+        self.nodes: list[Node] = []
+        self._index: dict[str, int] = {}
+        self._aliases = import_aliases
+
+    def add(self, expression: str) -> int:
+        """Index of the node for an expression over ``L`` and ``G``.
+
+        Raises:
+            NotPortable: the expression has a form that has no portable counterpart.
+        """
+        return self.add_tree(ast.parse(expression, mode="eval").body)
+
+    def add_tree(self, tree: ast.expr) -> int:
+        """As `add`, for a parsed expression."""
+        parent, step, argument = self._step(tree)
+        key = repr((parent, step, argument))
+        if key not in self._index:
+            self._index[key] = len(self.nodes)
+            self.nodes.append((parent, step, argument))
+        return self._index[key]
+
+    def _step(self, tree: ast.expr) -> Node:
+        if isinstance(tree, ast.Attribute):
+            return self.add_tree(tree.value), "attr", tree.attr
+        if isinstance(tree, ast.Subscript):
+            return self._subscript(tree)
+        if isinstance(tree, ast.Call):
+            return self._call(tree)
+        raise self._refusal(tree)
+
+    def _subscript(self, tree: ast.Subscript) -> Node:
+        base = tree.value
+        index = _literal(tree.slice)
+        if isinstance(base, ast.Name) and isinstance(index, str):
+            return self._root(base.id, index)
+        if isinstance(base, ast.Call) and ast.unparse(base.func) == "list" and isinstance(index, int):
+            return self._listed(base.args[0]), "nth", index
+        return self.add_tree(base), "item", constants.encode(index)
+
+    def _listed(self, tree: ast.expr) -> int:
+        """``list(dict.keys(x))[i]`` and ``list(x)[i]`` name the i-th member of ``x``."""
+        if isinstance(tree, ast.Call) and ast.unparse(tree.func) == "dict.keys":
+            return self.add_tree(tree.args[0])
+        return self.add_tree(tree)
+
+    def _root(self, scope: str, name: str) -> Node:
+        if scope == "L":
+            return -1, "local", name
+        if name.startswith("__builtins_dict__"):
+            return -1, "builtins", ""
+        if name in self._aliases:
+            return -1, "import", self._aliases[name]
+        return -1, "global", name
+
+    def _call(self, tree: ast.Call) -> Node:
+        function = ast.unparse(tree.func)
+        if function == "type":
+            return self.add_tree(tree.args[0]), "type", ""
+        if function in ("getattr", "object.__getattribute__"):
+            return self.add_tree(tree.args[0]), "attr", _literal(tree.args[1])
+        if function == "dict.__getitem__":
+            return self.add_tree(tree.args[0]), "item", constants.encode(_literal(tree.args[1]))
+        if function == "dict":
+            return self.add_tree(tree.args[0]), "dict", ""
+        if function in ("___dataclass_fields", "___namedtuple_fields"):
+            return self.add_tree(tree.args[0]), "fields", ""
+        raise self._refusal(tree)
+
+    @staticmethod
+    def _refusal(tree: ast.expr) -> NotPortable:
+        text = ast.unparse(tree)
+        msg = f"Dynamo guards {text}, which cannot be found again in another process"
+        return NotPortable(msg, what=text)
+
+
+def _literal(tree: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(tree)
+    except ValueError:
+        text = ast.unparse(tree)
+        msg = f"Dynamo looks up {text}, which is no plain constant and cannot be found again in another process"
+        raise NotPortable(msg, what=text) from None
+
+
+def root_names(nodes: Sequence[Node]) -> list[tuple[str, str]]:
+    """For each node, step and argument of the root it starts from."""
+    roots: list[tuple[str, str]] = []
+    for parent, step, argument in nodes:
+        roots.append((step, argument) if parent < 0 else roots[parent])
+    return roots
+
+
+def text(nodes: Sequence[Node], index: int) -> str:
+    """A node's path as a reader would write it: ``self.layers['0'].weight``."""
+    parent, step, argument = nodes[index]
+    if parent < 0:
+        return {"local": str(argument), "global": str(argument), "import": str(argument)}.get(step, "builtins")
+    base = text(nodes, parent)
+    if step == "attr":
+        return f"{base}.{argument}"
+    if step == "item":
+        return f"{base}[{constants.decode(argument)!r}]"
+    return {"type": f"type({base})", "nth": f"list({base})[{argument}]"}.get(step, f"{step}({base})")
+
+
+def resolve(nodes: Sequence[Node], values: list[Any], index: int, roots: Mapping[str, Mapping[str, Any]]) -> Any:
+    """Value of node ``index``, given the values of the nodes before it; `MISSING` where there is none.
+
+    Args:
+        nodes: the table.
+        values: values of the nodes before ``index``.
+        index: the node to evaluate.
+        roots: mappings for the roots ``local`` and ``global``.
+    """
+    parent, step, argument = nodes[index]
+    if parent < 0:
+        return _root_value(step, argument, roots)
+    base = values[parent]
+    if base is MISSING:
+        return MISSING
+    try:
+        return _STEPS[step](base, argument)
+    except (AttributeError, LookupError, TypeError):
+        return MISSING
+
+
+def _root_value(step: str, argument: str, roots: Mapping[str, Mapping[str, Any]]) -> Any:
+    if step == "import":
+        try:
+            return importlib.import_module(argument)
+        except ImportError:
+            return MISSING
+    if step == "builtins":
+        return vars(builtins)
+    return roots[step].get(argument, MISSING)
+
+
+_STEPS: dict[str, Callable[[Any, Any], Any]] = {
+    "attr": getattr,
+    "item": lambda base, argument: base[argument if argument.__class__ is not dict else constants.decode(argument)],
+    "nth": lambda base, argument: list(base)[argument],
+    "type": lambda base, _: type(base),
+    "dict": lambda base, _: dict(base),
+    "fields": lambda base, _: getattr(base, "_fields", None) or dataclasses.fields(base),
+}

@@ -1,0 +1,227 @@
+"""From Dynamo's guards to portable ones, at compile time; what cannot be translated is refused by name."""
+
+from __future__ import annotations
+
+import ast
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from worker.errors import NotPortable
+from worker.groups import role_of
+from worker.guards import constants
+from worker.guards.identity import describe
+from worker.guards.model import Check, PortableGuards
+from worker.guards.paths import PathTable
+from worker.sources import collect, type_name
+from worker.torch_private import Trace, TracedGuard
+
+# Read from the process by ambient.snapshot instead, on every load and call.
+_AMBIENT_KINDS = frozenset(
+    {
+        "GRAD_MODE",
+        "DETERMINISTIC_ALGORITHMS",
+        "GLOBAL_STATE",
+        "TORCH_FUNCTION_STATE",
+        "DEFAULT_DEVICE",
+        "AUTOGRAD_SAVED_TENSORS_HOOKS",
+        "FSDP_TRAINING_STATE",
+        "DUAL_LEVEL",
+        "FUNCTORCH_STACK_MATCH",
+    }
+)
+# Imports that a warm load must not make; the torch version in the fingerprint pins what they hold.
+_PINNED_IMPORTS = ("torch._dynamo", "torch._inductor", "torch.fx.experimental", "torch.utils._sympy", "sympy")
+_RANK_NAMES = frozenset({"get_rank", "get_group_rank", "get_global_rank", "get_process_group_ranks", "get_node_local_rank"})
+
+_Translated = list[tuple[str, Any]]
+
+
+def translate(trace: Trace, ambient: dict[str, str]) -> PortableGuards:
+    """The portable guards of a trace.
+
+    Raises:
+        NotPortable: a guard has no portable form; the message names it and the object it guards.
+    """
+    table = PathTable(trace.import_aliases)
+    checks: dict[str, Check] = {}
+    shapes: list[tuple[str, tuple[int, ...]]] = []
+    for guard in trace.guards:
+        if guard.kind == "SHAPE_ENV":
+            shapes.extend(_shape(table, condition) for condition in guard.conditions)
+        elif guard.kind not in _AMBIENT_KINDS and not _pinned(guard, trace.import_aliases):
+            for check in _checks(table, guard):
+                checks.setdefault(repr(check), check)
+    return PortableGuards(
+        nodes=tuple(table.nodes),
+        checks=tuple(checks.values()),
+        shapes=tuple(dict.fromkeys(shapes)),
+        ambient=ambient,
+        sources=collect(trace.codes),
+        ranks=_ranks(trace.codes),
+    )
+
+
+def _pinned(guard: TracedGuard, aliases: Mapping[str, str]) -> bool:
+    for alias, module in aliases.items():
+        if module.startswith(_PINNED_IMPORTS) and f"G['{alias}']" in (guard.source + guard.same_as):
+            return True
+    return False
+
+
+def _checks(table: PathTable, guard: TracedGuard) -> list[Check]:
+    translator = _TRANSLATORS.get(guard.kind)
+    if translator is None:
+        raise _refusal(guard, "this kind of guard has no portable form")
+    try:
+        if guard.kind == "DUPLICATE_INPUT":
+            return [(table.add(guard.source), "same", table.add(guard.same_as))]
+        node = table.add(guard.source)
+        return [(node, kind, expected) for kind, expected in translator(guard)]
+    except NotPortable as error:
+        raise _refusal(guard, error.message) from error
+
+
+def _refusal(guard: TracedGuard, why: str) -> NotPortable:
+    msg = (
+        f"guard {guard.kind} on {guard.source or 'global state'} cannot be kept across processes: {why}. "
+        "Pass the object as an argument, keep it as a plain attribute, or leave it out of the cached function."
+    )
+    return NotPortable(msg, guard=guard.kind, source=guard.source)
+
+
+def _shape(table: PathTable, condition: str) -> tuple[str, tuple[int, ...]]:
+    """A condition on sizes with every object replaced by ``p<node>``."""
+    used: list[int] = []
+
+    class Replace(ast.NodeTransformer):
+        def visit(self, node: ast.AST) -> ast.AST:
+            if isinstance(node, ast.Attribute | ast.Subscript) and _rooted(node):
+                index = table.add_tree(node)
+                used.append(index)
+                return ast.copy_location(ast.Name(id=f"p{index}", ctx=ast.Load()), node)
+            return self.generic_visit(node)
+
+    tree = Replace().visit(ast.parse(condition, mode="eval"))
+    return ast.unparse(ast.fix_missing_locations(tree)), tuple(dict.fromkeys(used))
+
+
+def _rooted(node: ast.AST) -> bool:
+    """Whether an expression is a plain chain of attributes and items that starts at ``L`` or ``G``."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return isinstance(node, ast.Name) and node.id in ("L", "G")
+
+
+def _ranks(codes: tuple[types.CodeType, ...]) -> dict[str, int]:
+    """Dynamo burns ranks in without a guard, so code that asks for its rank is bound to it."""
+    import torch.distributed as dist
+
+    asks = any(_RANK_NAMES & set(code.co_names) for code in codes if "/torch/" not in code.co_filename)
+    if not (asks and dist.is_available() and dist.is_initialized()):
+        return {}
+    return {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+
+
+def _is_group(value: Any) -> bool:
+    import torch.distributed as dist
+
+    return dist.is_available() and isinstance(value, dist.ProcessGroup)
+
+
+def _type(guard: TracedGuard) -> _Translated:
+    if _is_group(guard.value):
+        return _group(guard)
+    return [("type", type_name(type(guard.value)))]
+
+
+def _identity(guard: TracedGuard) -> _Translated:
+    return [("identity", describe(guard.value))]
+
+
+def _group(guard: TracedGuard) -> _Translated:
+    if not _is_group(guard.value):
+        raise _refusal(guard, f"a {type(guard.value).__qualname__} is compared by its own rules")
+    return [("group", [role_of(guard.value), guard.value.size()])]
+
+
+def _equals(guard: TracedGuard) -> _Translated:
+    if guard.source.endswith(".group_name") and isinstance(guard.value, str):
+        return [("group_name", role_of(guard.value))]
+    return [("equals", constants.encode(guard.value))]
+
+
+def _constant(guard: TracedGuard) -> _Translated:
+    return _identity(guard) if isinstance(guard.value, types.CodeType) else _equals(guard)
+
+
+def _length(guard: TracedGuard) -> _Translated:
+    return [("type", type_name(type(guard.value))), ("length", len(guard.value))]
+
+
+def _keys(guard: TracedGuard) -> _Translated:
+    keys = list(dict.keys(guard.value)) if isinstance(guard.value, dict) else list(guard.value.keys())
+    return [("keys", [constants.encode(key) for key in keys])]
+
+
+def _tensor(guard: TracedGuard) -> _Translated:
+    tensor: torch.Tensor = guard.value
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and not hasattr(tensor, "fake_mode"):
+        raise _refusal(guard, f"tensors of type {type(tensor).__qualname__} are not supported yet")
+    expected = {
+        "type": type_name(type(tensor)),
+        "dtype": constants.encode(tensor.dtype),
+        "device": tensor.device.type,
+        "layout": constants.encode(tensor.layout),
+        "requires_grad": tensor.requires_grad,
+        "lazy_bits": [tensor.is_conj(), tensor.is_neg()],
+        "sizes": list(guard.sizes),
+        "strides": list(guard.strides),
+    }
+    return [("tensor", expected)]
+
+
+def _with_detail(kind: str, detail: str) -> Callable[[TracedGuard], _Translated]:
+    return lambda guard: [(kind, constants.encode(guard.details[detail]))]
+
+
+def _hasattr(guard: TracedGuard) -> _Translated:
+    attribute = guard.details["attr"]
+    return [("has_attr" if hasattr(guard.value, attribute) else "no_attr", attribute)]
+
+
+def _plain(kind: str) -> Callable[[TracedGuard], _Translated]:
+    return lambda _guard: [(kind, None)]
+
+
+_TRANSLATORS: dict[str, Callable[[TracedGuard], _Translated]] = {
+    "TYPE_MATCH": _type,
+    "FAKE_SCRIPT_TYPE_MATCH": _type,
+    "OPAQUE_OBJ_GUARD_FN_MATCH": _group,
+    "ID_MATCH": _identity,
+    "FUNCTION_MATCH": _identity,
+    "CLASS_MATCH": _identity,
+    "MODULE_MATCH": _identity,
+    "BUILTIN_MATCH": _identity,
+    "CLOSURE_MATCH": _identity,
+    "EQUALS_MATCH": _equals,
+    "CONSTANT_MATCH": _constant,
+    "BOOL_MATCH": _equals,
+    "NONE_MATCH": _plain("none"),
+    "NOT_NONE_MATCH": _plain("not_none"),
+    "WEAKREF_ALIVE": _plain("not_none"),
+    "SEQUENCE_LENGTH": _length,
+    "EMPTY_NN_MODULE_HOOKS_DICT": _plain("empty"),
+    "DICT_KEYS_MATCH": _keys,
+    "MAPPING_KEYS_CHECK": _keys,
+    "DICT_CONTAINS": _with_detail("has_key", "key"),
+    "SET_CONTAINS": _with_detail("has_key", "key"),
+    "DICT_NOT_CONTAINS": _with_detail("no_key", "key"),
+    "SET_NOT_CONTAINS": _with_detail("no_key", "key"),
+    "NOT_PRESENT_IN_GENERIC_DICT": _with_detail("not_in_dict", "attr"),
+    "HASATTR": _hasattr,
+    "TENSOR_MATCH": _tensor,
+    "DUPLICATE_INPUT": lambda _guard: [],
+}

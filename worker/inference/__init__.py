@@ -1,0 +1,184 @@
+"""TorchAir's ``torchair.inference``: `cache_compile`, `readable_cache`, `set_dim_gears`."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import logging
+import os
+from collections.abc import Callable, Mapping
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any
+
+from worker.configs.compiler_config import CompilerConfig
+from worker.errors import BadConfig, BadFunction, ConfigMismatch
+from worker.gears import set_dim_gears
+
+if TYPE_CHECKING:
+    from worker.cached_function import CachedFunction
+
+__all__ = ["cache_compile", "readable_cache", "set_dim_gears"]
+
+_log = logging.getLogger("torchair")
+_CHOICES = {"guards": ("once", "always", "skip"), "on_recompile": ("add", "abandon")}
+
+
+def cache_compile(
+    func: Callable[..., Any],
+    *,
+    config: CompilerConfig | None = None,
+    backend: Any = None,
+    dynamic: bool = True,
+    cache_dir: str | os.PathLike[str] | None = None,
+    global_rank: int | None = None,
+    tp_rank: int | None = None,
+    pp_rank: int | None = None,
+    custom_decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    ge_cache: bool = False,
+    **kwargs: Any,
+) -> CachedFunction:
+    """A callable that does what ``func`` does, compiled once and kept across processes.
+
+    Source of names and defaults: TorchAir's ``torchair.inference.cache_compile``.
+
+    Args:
+        func: an undecorated method of an ``nn.Module`` instance; it must form one whole graph.
+        config: how to compile; defaults to ``CompilerConfig()``.
+        backend: what `get_npu_backend` returned; its config is used, and must equal ``config`` if both
+            are given.
+        dynamic: trace with symbolic sizes.
+        cache_dir: root of the cache; relative to the working directory at the first call. Defaults to
+            ``TORCHAIR_CACHE_HOME``, or ``.torchair_cache``.
+        global_rank: rank in the partition's name; defaults to ``torch.distributed.get_rank()``. As in
+            TorchAir it counts only where ``torch.distributed`` has more than one rank.
+        tp_rank: tensor-parallel rank, appended to the partition's name.
+        pp_rank: pipeline-parallel rank, likewise.
+        custom_decompositions: operator overload -> function that replaces it.
+        ge_cache: keep compiled kernels too; has an effect in mode max-autotune only.
+        **kwargs: ``guards`` ("once", "always", "skip") and ``on_recompile`` ("add", "abandon").
+
+    Raises:
+        BadFunction: ``func`` is no undecorated method of a module.
+        ConfigMismatch: ``config`` and ``backend`` disagree.
+        BadConfig: an unknown parameter, or a value that is not allowed.
+        NotYet: the configuration asks for what is not built yet.
+    """
+    from worker.cached_function import CachedFunction, CacheOptions
+
+    chosen = _config(config, backend)
+    chosen.check_supported()
+    if ge_cache:
+        _log.warning("ge_cache=True has no effect in mode %s; it belongs to mode max-autotune", chosen.mode)
+    decompositions = dict(getattr(backend, "keywords", {}).get("custom_decompositions") or {})
+    decompositions.update(custom_decompositions or {})
+    options = CacheOptions(
+        config=chosen,
+        dynamic=_checked(dynamic, "dynamic", bool),
+        cache_dir=None if cache_dir is None else os.fspath(cache_dir),
+        global_rank=_rank(global_rank, "global_rank"),
+        tp_rank=_rank(tp_rank, "tp_rank"),
+        pp_rank=_rank(pp_rank, "pp_rank"),
+        custom_decompositions=decompositions,
+        **_extensions(kwargs),
+    )
+    return CachedFunction(_method(func), options)
+
+
+def _method(func: Any) -> MethodType:
+    import torch
+
+    name = getattr(func, "__qualname__", repr(func))
+    if not isinstance(func, MethodType) or not isinstance(func.__self__, torch.nn.Module):
+        what = type(func).__name__ if not isinstance(func, MethodType) else f"method of {type(func.__self__).__name__}"
+        msg = f"cache_compile takes a bound method of an nn.Module instance, got {name} ({what}); pass self.method"
+        raise BadFunction(msg, function=name)
+    if not isinstance(func.__func__, FunctionType) or hasattr(func.__func__, "__wrapped__"):
+        msg = (
+            f"{name} is decorated, and a cached function must not be: the decorator would be lost or traced. "
+            "Move the body into an undecorated method, cache that one, and call it from the decorated one."
+        )
+        raise BadFunction(msg, function=name)
+    return func
+
+
+def _config(config: CompilerConfig | None, backend: Any) -> CompilerConfig:
+    if backend is None:
+        return CompilerConfig() if config is None else config
+    carried = getattr(backend, "keywords", {}).get("compiler_config")
+    if not isinstance(carried, CompilerConfig):
+        msg = f"backend is {backend!r}; expected what worker.get_npu_backend(compiler_config=...) returns"
+        raise BadConfig(msg, parameter="backend")
+    if config is not None and config != carried:
+        ours, theirs = config.canonical(), carried.canonical()
+        differing = [f"{name}: {ours[name]} / {theirs[name]}" for name in ours if ours[name] != theirs[name]]
+        msg = f"config and backend's config disagree ({'; '.join(differing)}); pass one of them, or equal ones"
+        raise ConfigMismatch(msg, differing=differing)
+    return carried
+
+
+def _checked(value: Any, name: str, kind: type) -> Any:
+    if type(value) is not kind:
+        msg = f"{name} is {value!r} ({type(value).__name__}); expected {kind.__name__}"
+        raise BadConfig(msg, parameter=name)
+    return value
+
+
+def _rank(value: int | None, name: str) -> int | None:
+    if value is None:
+        return None
+    if _checked(value, name, int) < 0:
+        msg = f"{name} is {value}; ranks count from 0"
+        raise BadConfig(msg, parameter=name)
+    return value
+
+
+def _extensions(given: dict[str, Any]) -> dict[str, Any]:
+    for name, value in given.items():
+        if name not in _CHOICES:
+            near = difflib.get_close_matches(name, [*_CHOICES, *(cache_compile.__kwdefaults__ or ())], n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            msg = f"cache_compile has no parameter {name!r}{hint}"
+            raise BadConfig(msg, parameter=name)
+        if value not in _CHOICES[name]:
+            msg = f"{name} is {value!r}; allowed: {', '.join(map(repr, _CHOICES[name]))}"
+            raise BadConfig(msg, parameter=name)
+    return given
+
+
+def readable_cache(
+    cache_bin: str | os.PathLike[str], print_output: bool = True, file: str | os.PathLike[str] | None = None
+) -> str:
+    """What an artifact holds, as text: name, request, conditions, frame, and the graph as Python.
+
+    Args:
+        cache_bin: path of a ``compiled_module``.
+        print_output: print the text.
+        file: write the text there too, as a Python file whose comments hold all but the graph.
+
+    Raises:
+        ArtifactCorrupt: the file is no artifact.
+        FileNotFoundError: there is no such file.
+    """
+    from worker.readable import render, write
+
+    text = render(cache_bin)
+    if print_output:
+        print(text)  # noqa: T201 - that is what the parameter asks for
+    if file is not None:
+        write(text, file)
+    return text
+
+
+def get_backend(
+    *,
+    compiler_config: CompilerConfig | None = None,
+    custom_decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+) -> functools.partial[Any]:
+    """A backend for ``torch.compile``, which also carries its configuration to `cache_compile`."""
+    from worker.backend import compile_graph
+
+    return functools.partial(
+        compile_graph,
+        compiler_config=compiler_config or CompilerConfig(),
+        custom_decompositions=dict(custom_decompositions or {}),
+    )

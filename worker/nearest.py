@@ -1,0 +1,50 @@
+"""Why nothing lies under a request: the nearest other request for the same class, and what differs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cache_store.keys import changed_components
+from cache_store.local import variants
+from worker.artifact import read
+from worker.errors import ArtifactCorrupt
+from worker.request import Request
+
+_MAX_CANDIDATES = 16
+
+
+def explain_absence(model_dir: Path, function: str, asked: Request) -> str:
+    """One line: the components in which the nearest stored artifact of this function differs.
+
+    Args:
+        model_dir: the directory in which the function was looked for.
+        function: name of the method.
+        asked: the request.
+    """
+    if model_dir.is_dir():
+        return f"no artifact of {function} in {model_dir.name}"
+    class_prefix = model_dir.name.split("_", 1)[0]
+    best: tuple[int, str] | None = None
+    for path in _candidates(model_dir.parent, class_prefix, function):
+        try:
+            artifact, _, _ = read(path)
+        except (ArtifactCorrupt, OSError):
+            continue
+        changes = changed_components(artifact.components, asked.components)
+        if best is None or len(changes) < best[0]:
+            best = len(changes), "; ".join(str(change) for change in changes)
+    return f"nearest artifact differs: {best[1]}" if best else f"the cache holds nothing for {class_prefix}.{function}"
+
+
+def _candidates(root: Path, class_prefix: str, function: str) -> list[Path]:
+    """The newest artifacts of this function under other requests of the same class."""
+    if not root.is_dir():
+        return []
+    found = [
+        path
+        for directory in root.iterdir()
+        if directory.is_dir() and directory.name.startswith(f"{class_prefix}_")
+        for parent in (directory / function, *directory.glob(f"*/{function}"))
+        for path in variants(parent)
+    ]
+    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)[:_MAX_CANDIDATES]

@@ -1,0 +1,92 @@
+"""The request: named components of what a cached function asks for; their hash says where to look."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from cache_store.keys import key_of
+from worker import artifact
+from worker.configs.compiler_config import CompilerConfig
+from worker.environment import environment
+from worker.sources import function_digest
+
+if TYPE_CHECKING:
+    import torch
+
+    from worker.engines import Engine
+
+_KEY_CHARS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is asked for by the cached functions of one module.
+
+    Attributes:
+        components: named components, each a short string.
+        key: their hash; the last part of TorchAir's ``${model_info}`` directory.
+    """
+
+    components: dict[str, str]
+    key: str
+
+
+def request(
+    module: torch.nn.Module,
+    *,
+    config: CompilerConfig,
+    engine: Engine,
+    dynamic: bool,
+    decompositions: Mapping[Any, Callable[..., Any]],
+) -> Request:
+    """The request of a module's cached functions under a configuration."""
+    components = {
+        "artifact format": str(artifact.FORMAT),
+        "engine": f"{engine.name} {engine.version}",
+        "dynamic": str(dynamic),
+        "config": _config(config),
+        "decompositions": _decompositions(decompositions),
+        "module": _modules(module),
+        "parameters": _parameters(module),
+        **environment(),
+    }
+    return Request(components=components, key=key_of(components)[:_KEY_CHARS])
+
+
+def _config(config: CompilerConfig) -> str:
+    """Every option that differs from its default, by name."""
+    defaults = CompilerConfig().canonical()
+    changed = [f"{name}={value}" for name, value in config.canonical().items() if defaults.get(name) != value]
+    return ", ".join(changed) or "defaults"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _modules(module: torch.nn.Module) -> str:
+    """Number of submodules, and a digest of their names and types."""
+    tree = [f"{name}:{type(part).__module__}.{type(part).__qualname__}" for name, part in module.named_modules()]
+    return f"{type(module).__qualname__}, {len(tree)} modules, {_digest('|'.join(tree))}"
+
+
+def _parameters(module: torch.nn.Module) -> str:
+    """Number of parameters and buffers, and a digest of their names, shapes, types and device kinds."""
+    tensors = [
+        f"{name}:{tuple(value.shape)}:{value.dtype}:{value.device.type}"
+        for named in (module.named_parameters(), module.named_buffers())
+        for name, value in named
+    ]
+    return f"{len(tensors)} tensors, {_digest('|'.join(tensors))}"
+
+
+def _decompositions(decompositions: Mapping[Any, Callable[..., Any]]) -> str:
+    named = sorted(
+        f"{operator}={function_digest(function) if isinstance(function, FunctionType) else function!r}"
+        for operator, function in decompositions.items()
+    )
+    return f"{len(named)}, {_digest('|'.join(named))}" if named else "none"

@@ -1,0 +1,105 @@
+"""Plain values that a rank hands to the driver; picklable, and free of torch.
+
+Everything here crosses a process border, so it holds strings, numbers and tuples only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+ProbeState = Literal["hit", "adoptable", "miss"]
+Outcome = Literal["compiled", "loaded", "adopted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionProbe:
+    """What one rank found for one cached function, before anything was compiled.
+
+    Attributes:
+        function: name of the cached function, unique within the rank (``Llama.decode``).
+        request_key: hex key of what was asked; equal on ranks that ask for the same.
+        components: the named components behind ``request_key``, each a short string.
+        state: ``hit`` (own partition), ``adoptable`` (another partition's artifact fits), ``miss``.
+        reason: one line; for a miss, what was looked at and why it did not fit.
+        digest: sha256 hex of the artifact found; empty for a miss.
+    """
+
+    function: str
+    request_key: str
+    components: dict[str, str]
+    state: ProbeState
+    reason: str
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSeconds:
+    """Seconds one function spent in each stage on one rank."""
+
+    trace_s: float = 0.0
+    compile_s: float = 0.0
+    load_s: float = 0.0
+    capture_s: float = 0.0
+    first_call_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionResult:
+    """What became of one function on one rank.
+
+    Attributes:
+        function: as in `FunctionProbe`.
+        ok: false when the stage failed on this rank for this function; ``reason`` then says why.
+        outcome: how the rank got its artifact.
+        reason: why this outcome (why it missed, what it adopted from, why it failed).
+        guard_failed: the artifact was offered and its guards do not hold here.
+        digest: sha256 hex of the artifact.
+        size_bytes: size of the artifact.
+        path: where it lies on this rank's node.
+        seconds: time spent so far, by stage.
+    """
+
+    function: str
+    ok: bool
+    outcome: Outcome
+    reason: str
+    guard_failed: bool = False
+    digest: str = ""
+    size_bytes: int = 0
+    path: str = ""
+    seconds: StageSeconds = field(default_factory=StageSeconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """Comparison of the warm model's output with its reference.
+
+    Attributes:
+        ok: every compared value lies within the tolerance.
+        max_error: largest absolute difference seen.
+        tolerance: largest absolute difference allowed.
+        compared: what was compared with what, in words; empty when the workload has no check.
+    """
+
+    ok: bool
+    max_error: float
+    tolerance: float
+    compared: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """Where a rank runs, and in what.
+
+    Attributes:
+        rank: global rank, from 0.
+        host: host name of the node (for people; never part of a key).
+        pid: process id (likewise).
+        environment: named components of the environment fingerprint.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    environment: dict[str, str]

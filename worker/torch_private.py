@@ -1,0 +1,331 @@
+"""The only file that touches torch's private modules; what each use relies on stands beside it.
+
+Read against torch 2.11 to 2.13; another release touches only this file. Nothing here is imported by a
+warm load: the tracer costs a second to import, and `sympy` with it.
+
+Facts relied upon (each has a test in ``tests/unit/test_torch_private.py``):
+
+* ``convert_frame.fullgraph_capture(method, args, kwargs)`` traces a bound method to one graph with all
+  parameters lifted to inputs, does not run it, and needs a metrics context around it.
+* ``backend_input.graph_module`` placeholders carry ``meta["example_value"]`` (fake tensors, ``SymInt``)
+  and ``meta["grapharg"].source``; their order is the order in which the frame passes them.
+* ``CheckFunctionManager`` builds every guard before it calls ``guard_filter_fn``, so entries seen there
+  have their ``value`` and ``orig_guard.code_list``.
+* ``output_graph.input_source_to_sizes_strides`` maps a tensor's source to its traced sizes and strides,
+  in which a dynamic dimension is a ``SymInt``.
+* ``make_fx`` over an interpreter of Dynamo's graph keeps in-place operators and views as they are, and
+  keeps each node's ``stack_trace``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from worker.errors import GraphBreak, NotPortable
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedInput:
+    """One input of the graph: where the frame finds it, and whether it is a tensor."""
+
+    source: str
+    is_tensor: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedGuard:
+    """One guard as Dynamo made it.
+
+    Attributes:
+        kind: Dynamo's name of the guard (``TENSOR_MATCH`` ...).
+        source: Python expression over ``L`` and ``G`` for the guarded object; empty for global state.
+        has_value: whether the expression has a value (an absent attribute has none).
+        value: the guarded object.
+        conditions: readable conditions that Dynamo derived.
+        details: keyword arguments of the guard (``attr``, ``key``).
+        same_as: for ``DUPLICATE_INPUT``, the other expression.
+        sizes: traced sizes of a tensor, None for a dynamic dimension.
+        strides: likewise.
+    """
+
+    kind: str
+    source: str
+    has_value: bool
+    value: Any
+    conditions: tuple[str, ...]
+    details: Mapping[str, Any]
+    same_as: str = ""
+    sizes: tuple[int | None, ...] = ()
+    strides: tuple[int | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoweredGraph:
+    """ATen operators on lifted inputs.
+
+    Attributes:
+        graph: the graph, with mutations and views kept in place.
+        inputs: its inputs, in order.
+    """
+
+    graph: GraphModule
+    inputs: tuple[TracedInput, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """All that one trace of one method produced.
+
+    Attributes:
+        lowered: the graph.
+        frame: the code object that unpacks the arguments, calls the graph, and packs the outputs.
+        graph_name: the global name by which ``frame`` calls the graph.
+        import_aliases: global name in ``frame`` -> module to bind it to.
+        external_names: every global name that ``frame`` refers to.
+        closure: cells for the frame's free variables, or None.
+        guards: all guards.
+        codes: every code object that was traced.
+        trace_s: seconds in Dynamo.
+        lower_s: seconds from Dynamo's graph to the ATen graph.
+    """
+
+    lowered: LoweredGraph
+    frame: CodeType
+    graph_name: str
+    import_aliases: dict[str, str]
+    external_names: frozenset[str]
+    closure: tuple[Any, ...] | None
+    guards: tuple[TracedGuard, ...]
+    codes: tuple[CodeType, ...]
+    trace_s: float
+    lower_s: float
+
+
+def trace(
+    method: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    dynamic: bool,
+    decompositions: Mapping[Any, Callable[..., Any]],
+) -> Trace:
+    """Trace ``method`` without running it: fake tensors, no collective, no accelerator memory.
+
+    Raises:
+        GraphBreak: the method does not form one whole graph; the message has Dynamo's reason and line.
+    """
+    from time import perf_counter
+
+    from torch._dynamo import convert_frame
+    from torch._dynamo.utils import dynamo_timed, get_metrics_context
+    from torch._guards import TracingContext, tracing
+
+    with get_metrics_context(), dynamo_timed("warmrank"), _tracing_settings(dynamic):
+        started = perf_counter()
+        captured = _capture(convert_frame, method, args, dict(kwargs))
+        backend_input = captured.backend_input
+        if backend_input is None:
+            name = getattr(method, "__qualname__", repr(method))
+            msg = f"{name} holds no tensor operation, so there is no graph to compile; do not hand it to cache_compile"
+            raise GraphBreak(msg, function=name, reason="no tensor operation")
+        traced = perf_counter()
+        context = TracingContext(backend_input.fake_mode)
+        context.tensor_to_context = backend_input.tensor_to_context
+        with tracing(context):
+            lowered = lower(backend_input.graph_module, decompositions)
+        finished = perf_counter()
+        output = captured.graph_capture_output
+        environment = output.get_runtime_env()
+        return Trace(
+            lowered=lowered,
+            frame=environment.bytecode,
+            graph_name=backend_input.backend_id,
+            import_aliases=dict(environment.import_sources),
+            external_names=frozenset(environment.external_refs),
+            closure=environment.closure,
+            guards=_guards(output, method),
+            codes=tuple(dict.fromkeys(output.traced_code)),
+            trace_s=traced - started,
+            lower_s=finished - traced,
+        )
+
+
+@contextlib.contextmanager
+def _tracing_settings(dynamic: bool) -> Iterator[None]:
+    """Dynamo's switches for one trace; the caller's grad mode is restored whatever the graph does to it."""
+    import torch._dynamo.config as dynamo_config
+    from torch._dynamo.eval_frame import set_enable_dynamic
+
+    was_enabled = torch.is_grad_enabled()
+    # specialize_float: with dynamic shapes a Python float would otherwise restart the analysis out of
+    # the capture (TensorifyScalarRestartAnalysis); the float is guarded by value instead.
+    with dynamo_config.patch(specialize_float=True), set_enable_dynamic(dynamic):  # type: ignore[attr-defined, no-untyped-call]
+        try:
+            yield
+        finally:
+            torch.set_grad_enabled(was_enabled)
+
+
+def _capture(
+    convert_frame: Any, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    from torch._dynamo.exc import TorchDynamoException, UncapturedHigherOrderOpError, Unsupported, UserError
+
+    name = getattr(method, "__qualname__", repr(method))
+    try:
+        return convert_frame.fullgraph_capture(method, args, kwargs)
+    except (Unsupported, UserError, UncapturedHigherOrderOpError, TorchDynamoException) as error:
+        reason = str(error).strip()
+        msg = (
+            f"{name} does not form one whole graph, which a cached function must:\n{reason}\n"
+            "Move what breaks the graph out of the function, or split the function there."
+        )
+        raise GraphBreak(msg, function=name, reason=reason) from error
+
+
+def lower(graph_module: GraphModule, decompositions: Mapping[Any, Callable[..., Any]]) -> LoweredGraph:
+    """From Dynamo's graph of torch functions to ATen operators, without functionalising (decision 0003).
+
+    Needs the tracing context that the graph was made in.
+    """
+    import torch.fx.traceback as fx_traceback
+    from torch.fx import Interpreter
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    fakes = [node.meta["example_value"] for node in graph_module.graph.nodes if node.op == "placeholder"]
+    with torch.no_grad(), fx_traceback.preserve_node_meta():
+        graph: GraphModule = make_fx(
+            Interpreter(graph_module).run,
+            decomposition_table=dict(decompositions),
+            tracing_mode="symbolic",
+            _allow_non_fake_inputs=True,
+        )(*fakes)
+    graph.graph.eliminate_dead_code()
+    return LoweredGraph(graph=graph, inputs=_inputs(graph_module))
+
+
+def _inputs(graph_module: GraphModule) -> tuple[TracedInput, ...]:
+    inputs = []
+    for node in graph_module.graph.nodes:
+        if node.op != "placeholder":
+            continue
+        argument = node.meta.get("grapharg")
+        source = argument.source if argument is not None else None
+        inputs.append(
+            TracedInput(
+                source=_name(source) if source is not None else "",
+                is_tensor=isinstance(node.meta["example_value"], torch.Tensor),
+            )
+        )
+    return tuple(inputs)
+
+
+def _name(source: Any) -> str:
+    """A source's expression; torch up to 2.11 has a method where later releases have a property."""
+    name = source.name
+    return name() if callable(name) else name  # type: ignore[no-any-return]
+
+
+def _guards(output: Any, method: Callable[..., Any]) -> tuple[TracedGuard, ...]:
+    from torch._dynamo.hooks import Hooks
+
+    seen: list[Any] = []
+
+    def collect(entries: Any) -> list[bool]:
+        seen.extend(entries)
+        return [False] * len(entries)
+
+    output.build_guards(_function_of(method).__code__, hooks=Hooks(guard_filter_fn=collect), save=False)
+    shapes = {
+        _name(source): value for source, value in output.output_graph.input_source_to_sizes_strides.items()
+    }
+    return tuple(_guard(entry, shapes) for entry in seen)
+
+
+def _function_of(method: Callable[..., Any]) -> Any:
+    return getattr(method, "__func__", method)
+
+
+def _guard(entry: Any, shapes: Mapping[str, Any]) -> TracedGuard:
+    original = entry.orig_guard
+    source = _name(original.originating_source) if entry.name else ""
+    details = dict(getattr(original.create_fn, "keywords", None) or {})
+    other = details.pop("source_b", None)
+    details.pop("value", None)
+    metadata = shapes.get(source) if entry.guard_type == "TENSOR_MATCH" else None
+    return TracedGuard(
+        kind=entry.guard_type,
+        source=source,
+        has_value=entry.has_value,
+        value=entry.value if entry.has_value else None,
+        conditions=tuple(original.code_list or ()),
+        details=details,
+        same_as=_name(other) if other is not None else "",
+        sizes=_concrete(metadata["size"]) if metadata else (),
+        strides=_concrete(metadata["stride"]) if metadata else (),
+    )
+
+
+def _concrete(values: Any) -> tuple[int | None, ...]:
+    return tuple(value if isinstance(value, int) else None for value in values)
+
+
+def group_name(group: Any) -> str:
+    """The name by which functional collectives refer to a process group in this process."""
+    return str(group.group_name)
+
+
+def known_groups() -> dict[str, Any]:
+    """All process groups of this process that this rank belongs to, in the order of their creation.
+
+    Relies on ``torch.distributed.distributed_c10d._world.pg_names`` being an insertion-ordered mapping
+    of group to name.
+    """
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return {}
+    from torch.distributed import distributed_c10d
+
+    names = distributed_c10d._world.pg_names
+    return {str(name): group for group, name in names.items() if group.rank() >= 0}
+
+
+def mutated_arguments(target: Any) -> tuple[int, ...]:
+    """Positions of the arguments that an ATen operator writes to, from its schema."""
+    return tuple(
+        position
+        for position, argument in enumerate(target._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+def aliased_arguments(target: Any) -> tuple[int, ...]:
+    """Positions of the arguments that an operator's result may share memory with, from its schema."""
+    return tuple(
+        position
+        for position, argument in enumerate(target._schema.arguments)
+        if argument.alias_info is not None
+    )
+
+
+def operator_path(target: Any) -> str:
+    """``torch.ops`` path of an operator overload, for generated source.
+
+    Raises:
+        NotPortable: the target is a higher-order operator or something else without a stable name.
+    """
+    if isinstance(target, torch._ops.OpOverload):
+        namespace, _, name = target._schema.name.partition("::")
+        return f"torch.ops.{namespace}.{name}.{target._overloadname}"
+    msg = f"the graph calls {target!r} ({type(target).__qualname__}), which has no portable name"
+    raise NotPortable(msg, what=repr(target))

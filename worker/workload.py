@@ -1,0 +1,145 @@
+"""What a user's entrypoint gets and returns: `RankContext`, `Workload`, `Call`.
+
+An entrypoint is named in a config as ``module:function`` and has the signature
+``def f(context: RankContext, **arguments) -> Workload``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from worker.errors import GroupError, WorkloadError
+from worker.results import Verification
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+
+    from worker.cached_function import CachedFunction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankContext:
+    """One rank's place in the launch.
+
+    Attributes:
+        rank: global rank, from 0.
+        world_size: number of ranks.
+        local_rank: rank within its node.
+        device_kind: ``cpu``, ``cuda`` or ``npu``.
+        device: the device that this rank computes on.
+        groups: process groups by role; ``world`` is always there when ``torch.distributed`` is up.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device_kind: str
+    device: torch.device
+    groups: Mapping[str, ProcessGroup] = field(default_factory=dict)
+
+    def group(self, role: str) -> ProcessGroup:
+        """The process group of this rank with the given role.
+
+        Raises:
+            GroupError: no group has this role.
+        """
+        try:
+            return self.groups[role]
+        except KeyError:
+            known = ", ".join(sorted(self.groups)) or "none (torch.distributed is not initialised)"
+            msg = f"rank {self.rank} has no process group with role {role!r}; known roles: {known}"
+            raise GroupError(msg, role=role, rank=self.rank) from None
+
+    def group_size(self, role: str) -> int:
+        """Number of ranks in the group of this role; 1 where there is no such group."""
+        return self.groups[role].size() if role in self.groups else 1
+
+    def group_rank(self, role: str) -> int:
+        """This rank's position in the group of this role; 0 where there is no such group."""
+        return self.groups[role].rank() if role in self.groups else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call to warm up with: a cached function and its arguments.
+
+    The arguments are examples: they are traced, captured and, in the first-call stage, really run.
+    """
+
+    function: CachedFunction
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What an entrypoint returns.
+
+    Attributes:
+        model: the module whose methods are cached.
+        calls: the calls to warm up with, in the order in which they run.
+        check: compares the warm model with a reference; runs on every rank at the same time, so it may
+            use collectives.
+    """
+
+    model: torch.nn.Module
+    calls: tuple[Call, ...]
+    check: Callable[[], Verification] | None = None
+
+
+def build_workload(entrypoint: str, context: RankContext, arguments: Mapping[str, Any]) -> Workload:
+    """Import ``module:function``, call it, and check what it returns.
+
+    Raises:
+        WorkloadError: the name has another form, does not import, or returns something else.
+    """
+    workload = _import_entrypoint(entrypoint)(context, **arguments)
+    if not isinstance(workload, Workload):
+        msg = (
+            f"entrypoint {entrypoint} returned {type(workload).__qualname__}; expected a worker.Workload. "
+            "Return worker.Workload(model=..., calls=(worker.Call(function=...), ...))."
+        )
+        raise WorkloadError(msg, entrypoint=entrypoint)
+    if not workload.calls:
+        msg = f"entrypoint {entrypoint} returned no calls to warm up with; give at least one worker.Call."
+        raise WorkloadError(msg, entrypoint=entrypoint)
+    for position, call in enumerate(workload.calls):
+        _check_call(entrypoint, position, call)
+    return workload
+
+
+def _check_call(entrypoint: str, position: int, call: object) -> None:
+    from worker.cached_function import CachedFunction
+
+    if isinstance(call, Call) and isinstance(call.function, CachedFunction):
+        return
+    found = type(call.function).__qualname__ if isinstance(call, Call) else type(call).__qualname__
+    msg = (
+        f"entrypoint {entrypoint}: calls[{position}] is {found}; expected "
+        "worker.Call(function=<what cache_compile returned>, args=(...), kwargs={...})."
+    )
+    raise WorkloadError(msg, entrypoint=entrypoint, position=position)
+
+
+def _import_entrypoint(entrypoint: str) -> Callable[..., object]:
+    module_name, colon, function_name = entrypoint.partition(":")
+    if not (colon and module_name and function_name):
+        msg = f"entrypoint {entrypoint!r} is not of the form 'module:function' (for example examples.llama:workload)"
+        raise WorkloadError(msg, entrypoint=entrypoint)
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        msg = (
+            f"entrypoint {entrypoint}: module {module_name!r} does not import: {error}. "
+            "It is looked for on sys.path, which includes the directory the launch was started in."
+        )
+        raise WorkloadError(msg, entrypoint=entrypoint) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        msg = f"entrypoint {entrypoint}: {module_name!r} has no function {function_name!r}"
+        raise WorkloadError(msg, entrypoint=entrypoint)
+    return function  # type: ignore[no-any-return]
