@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Hashable, Mapping
+import math
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,19 +58,34 @@ def parse(data: Mapping[str, Any], *, place: str = "config", overrides: tuple[st
     Raises:
         ConfigError: anything in it is not as expected.
     """
-    try:
-        text = json.dumps(data, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ConfigError([_problem(place, "", f"a value that is no plain data ({error})", _PLAIN)]) from None
+    if odd := tuple(_not_plain(data, ())):
+        raise ConfigError([_problem(place, ".".join(key), _shown(value), _PLAIN) for key, value in odd])
     try:
         # JSON, because strict mode then knows lists and paths, but takes neither "2" for 2 nor 1 for true.
-        return Config.model_validate_json(text, strict=True)
+        return Config.model_validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
         details = error.errors(include_url=False)
         raise ConfigError([_translate(detail, place, overrides) for detail in details]) from None
 
 
 _PLAIN = "strings, finite numbers, true, false, null, lists, and mappings with string keys"
+
+
+def _not_plain(value: object, key: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Keys and values of what JSON cannot hold: dates, not-a-number, keys that are no strings."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            if isinstance(name, str):
+                yield from _not_plain(item, (*key, name))
+            else:
+                yield (*key, repr(name)), name
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _not_plain(item, (*key, str(index)))
+    elif not isinstance(value, str | bool | int | None) and not (
+        isinstance(value, float) and math.isfinite(value)
+    ):
+        yield key, value
 
 
 def _problem(place: str, key: str, found: str, expected: str) -> ConfigProblem:

@@ -1,37 +1,21 @@
 """The driver of a launch: the stages, one after the other, and the only place that commits.
 
-The store may be away: the launch then goes on without it and says so in the report's problems. A launch record
-is created last, when every rank's manifest is in the store, so a launch is whole in the store or absent.
+The store may be away: the launch then goes on without it and says so in the report's problems. A launch
+record is created last, when every rank's manifest is in the store: a launch is whole in the store or absent.
 """
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
-from cache_store.errors import StoreUnavailable
-from cache_store.manifest import LaunchRecord, PartitionRef, utc_now
-from orchestrator.assemble import assemble
+from cache_store.manifest import utc_now
+from orchestrator import steps
+from orchestrator.assemble import Warm, assemble
+from orchestrator.commit import commit
 from orchestrator.config import Config
-from orchestrator.config_models import ScriptWorkload
-from orchestrator.errors import WorkerFailure
-from orchestrator.identity import identity, launch_key
-from orchestrator.launcher import Launcher, Seat
+from orchestrator.launcher import Launcher
 from orchestrator.listener import Listener, Silence
-from orchestrator.rank_host import Opened, Opening
-from orchestrator.report import NodeFetch, Report
-from orchestrator.rounds import Ledger, settle_all
+from orchestrator.report import Report
+from orchestrator.rounds import settle_all
 from orchestrator.stages import Stages
-from worker.errors import NotYet
-from worker.results import FunctionProbe, FunctionResult, RankPlace, Verification
-
-if TYPE_CHECKING:
-    from cache_store.store import Store
-
-logger = logging.getLogger(__name__)
 
 
 def launch(
@@ -53,44 +37,45 @@ def launch(
         LaunchFailed: a stage failed on at least one rank.
         CompileForbidden: compiling is forbidden and something missed.
         CannotStart: the ranks could not be started.
-        cache_store.errors.StoreError: what lies at the store's place is no usable store, or a key file is not.
+        cache_store.errors.StoreError: the store's place holds no usable store, or a key file is not usable.
         worker.errors.NotYet: the device kind is not supported yet.
     """
-    refuse_unbuilt(config)
+    steps.refuse_unbuilt(config)
     no_compile = no_compile or config.no_compile
-    if launcher is None:
-        from orchestrator.ray_launcher import RayLauncher
-
-        launcher = RayLauncher(config)
+    launcher = launcher or ray_launcher(config)
     started = utc_now()
     stages = Stages(config, launcher, listener or Silence())
     try:
-        store = open_store_if_there(config, stages)
-        places = bring_up(stages, config, no_compile=no_compile, use_store=store is not None)
-        fetches = fetch(stages, config) if store is not None else ()
-        probes: Mapping[int, tuple[FunctionProbe, ...]] = {}
-        checks: Mapping[int, Verification] = {}
-        if isinstance(config.workload, ScriptWorkload):
-            ledger = run_scripts(stages)
-        else:
-            build(stages)
-            probes = probe(stages)
-            ledger = settle_all(stages, probes, max_rounds=config.max_rounds, no_compile=no_compile)
-            capture(stages, ledger)
-            first_call(stages, ledger)
-            checks = verify(stages)
-        record = commit(stages, config, store, places[0]) if store is not None else ""
+        store = steps.open_store_if_there(stages)
+        places = steps.start(stages, no_compile=no_compile, use_store=store is not None)
+        fetches = steps.fetch(stages) if store is not None else ()
+        warm = run_scripts(stages) if stages.is_script else warm_up(stages, no_compile=no_compile)
+        record = commit(stages, store, places[0], is_new=warm.is_new) if store is not None else ""
         stages.close()
     finally:
         launcher.stop()
-    return assemble(
-        config,
-        stages,
-        places=places,
-        probes=probes,
-        ledger=ledger,
-        checks=checks,
-        fetches=fetches,
-        record=record,
-        started=started,
-    )
+    return assemble(stages, places=places, warm=warm, fetches=fetches, record=record, started=started)
+
+
+def warm_up(stages: Stages, *, no_compile: bool) -> Warm:
+    """Bring every function of every rank to a captured, called and verified artifact."""
+    steps.build(stages)
+    probes = steps.probe(stages)
+    ledger = settle_all(stages, probes, no_compile=no_compile)
+    steps.capture(stages, ledger)
+    steps.first_call(stages, ledger)
+    checks = steps.verify(stages)
+    results = {rank: tuple(ledger[rank, found.function] for found in probes[rank]) for rank in sorted(probes)}
+    return Warm(probes=probes, results=results, checks=checks)
+
+
+def run_scripts(stages: Stages) -> Warm:
+    """Run a plain script on every rank; each decides for itself, as it would without a launch."""
+    return Warm(probes={}, results=steps.run_script(stages), checks={})
+
+
+def ray_launcher(config: Config) -> Launcher:
+    """The launcher on Ray, imported only where it is needed."""
+    from orchestrator.ray_launcher import RayLauncher
+
+    return RayLauncher(config)

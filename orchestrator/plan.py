@@ -3,8 +3,8 @@
 A round goes: `plan_round`, the driver carries it out, `advance`. Ranks whose requests for a function are
 equal form a class. Within a class a rank loads what it holds, else adopts what fits or is offered, else one
 leader compiles and the others wait for it, to adopt the result. Whoever refuses an offer (its guards do not
-hold there) stays for the next round. The rounds end: each gives every rank that stays one offer less, and where no
-offer is left a leader is satisfied; after ``max_rounds`` each rank that stays compiles for itself.
+hold there) stays for the next round. The rounds end: each gives every rank that stays one offer less, and
+where no offer is left a leader is satisfied; after ``max_rounds`` each rank that stays compiles for itself.
 
 Nothing here does I/O, and no rank decides anything alone.
 """

@@ -21,9 +21,10 @@ from orchestrator.launcher import Gang
 from worker.results import FunctionResult, RankPlace
 
 if TYPE_CHECKING:
+    from worker.rank import RankSpec
+
     from cache_store.seed import SeedReport
     from cache_store.store import Store
-    from worker.rank import RankSpec
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +133,7 @@ class RankHost:
         """
         from worker.script import run_script
 
-        workload = cast(ScriptWorkload, self._opening.config.workload)
+        workload = cast("ScriptWorkload", self._opening.config.workload)
         if self._opening.no_compile:
             os.environ["WARMRANK_NO_COMPILE"] = "1"
         results: tuple[FunctionResult, ...] = run_script(

@@ -110,9 +110,7 @@ class RayLauncher:
         group = placement_group([bundle] * num_ranks, strategy=settings.placement)
         total = ray.cluster_resources()  # type: ignore[no-untyped-call]
         # An own Ray never grows, so there what is missing now is missing for ever.
-        hopeless = self._is_own and any(
-            num_ranks * need > total.get(name, 0) for name, need in bundle.items()
-        )
+        lacking = any(num_ranks * need > total.get(name, 0) for name, need in bundle.items())
         if not (self._is_own and lacking) and group.wait(_left(deadline)):
             return group
         state = placement_group_table(group)["stats"]["scheduling_state"]

@@ -1,9 +1,9 @@
 """Gets this process onto a Ray cluster, and off it again.
 
 Four ways in, by `way_in`: Ray is up in this process already; this process is the driver of a Ray job; an
-address is given; else a Ray of its own on this machine. Only the last one is shut down and removed at the end.
-The code of the ranks goes along: a job has its working directory, a local Ray gets this process's import paths,
-and a cluster joined by address gets a copy of the current directory.
+address is given; else a Ray of its own on this machine. Only the last one is shut down and removed at the
+end. The code of the ranks goes along: a job has its working directory, a local Ray gets this process's import
+paths, and a cluster joined by address gets a copy of the current directory.
 """
 
 from __future__ import annotations

@@ -30,7 +30,6 @@ def settle_all(
     stages: Stages,
     probes: Mapping[int, tuple[FunctionProbe, ...]],
     *,
-    max_rounds: int,
     no_compile: bool,
 ) -> Ledger:
     """Carry out rounds until no rank wants anything.
@@ -43,7 +42,7 @@ def settle_all(
     situation = begin(probes)
     ledger: Ledger = {}
     while situation.demands:
-        actions = plan_round(situation, max_rounds=max_rounds, nodes=nodes)
+        actions = plan_round(situation, max_rounds=stages.config.max_rounds, nodes=nodes)
         if no_compile and (misses := forbidden(situation, actions)):
             raise CompileForbidden(misses)
         made = _compile(stages, actions)

@@ -1,13 +1,13 @@
-"""Runs one stage of a launch on its ranks: asks, times, tells the listener, and turns failures into one error."""
+"""Runs one stage of a launch on its ranks: asks, times, tells the listener, makes one error of failures."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
-from orchestrator.config_models import Config
+from orchestrator.config_models import Config, ScriptWorkload
 from orchestrator.errors import LaunchFailed, WorkerFailure
 from orchestrator.launcher import Gang, Launcher
 from orchestrator.listener import Listener
@@ -16,6 +16,9 @@ from worker.results import FunctionResult
 
 Arguments = Mapping[int, tuple[Any, ...]]
 """Arguments of a call by rank; ranks that are not named are not called."""
+
+
+_CLOSE_TIMEOUT_S = 10.0
 
 
 class Stages:
@@ -36,7 +39,7 @@ class Stages:
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._config = config
+        self.config = config
         self._launcher = launcher
         self._listener = listener
         self._clock = clock
@@ -51,13 +54,13 @@ class Stages:
         Raises:
             CannotStart: as `Launcher.start`.
         """
-        self.gang = self._launcher.start(self._config.ranks, timeout_s=self._timeout_s("start"))
+        self.gang = self._launcher.start(self.config.ranks, timeout_s=self._timeout_s("start"))
         return self.gang
 
     @contextmanager
     def stage(self, name: str, ranks: tuple[int, ...] | None = None) -> Iterator[None]:
         """Time whatever is done inside as one stage, on all ranks unless some are named."""
-        everyone = tuple(range(self._config.ranks))
+        everyone = tuple(range(self.config.ranks))
         self._listener.stage_started(name, everyone if ranks is None else ranks)
         began_s = self._clock()
         yield
@@ -82,7 +85,17 @@ class Stages:
 
     def ask_all(self, stage: str, method: str, *arguments: Any) -> dict[int, Any]:
         """Call a method with the same arguments on every rank; see `ask`."""
-        return self.ask(stage, method, dict.fromkeys(range(self._config.ranks), arguments))
+        return self.ask(stage, method, dict.fromkeys(range(self.config.ranks), arguments))
+
+    def ask_store(self, stage: str, method: str, arguments: Arguments) -> dict[int, Any]:
+        """As `ask`, but a rank that finds the store away is a problem, and left out of the answers."""
+        answers = self.try_ask(stage, method, arguments)
+        failures = [answer for answer in answers.values() if isinstance(answer, WorkerFailure)]
+        if not all(failure.store_fault for failure in failures):
+            self.fail(stage, failures, silent=tuple(set(arguments) - set(answers)))
+        for failure in failures:
+            self.problem(f"stage {stage}: {failure.message}")
+        return {rank: answer for rank, answer in answers.items() if not isinstance(answer, WorkerFailure)}
 
     def try_ask(self, stage: str, method: str, arguments: Arguments) -> dict[int, Any]:
         """As `ask`, but failures come back as values, those of time as well."""
@@ -97,15 +110,13 @@ class Stages:
             answers.update({rank: self._late(stage, rank) for rank in late})
         return dict(sorted(answers.items()))
 
-    def fail(self, stage: str, failures: list[WorkerFailure], *, silent: tuple[int, ...] = ()) -> None:
+    def fail(self, stage: str, failures: list[WorkerFailure], *, silent: tuple[int, ...] = ()) -> NoReturn:
         """End the launch.
 
         Raises:
             LaunchFailed: always.
         """
-        raise LaunchFailed(
-            stage, failures, num_ranks=self._config.ranks, silent=silent, logs=self.gang.logs
-        )
+        raise LaunchFailed(stage, failures, num_ranks=self.config.ranks, silent=silent, logs=self.gang.logs)
 
     def tell(self, stage: str, results: Mapping[int, tuple[FunctionResult, ...]]) -> None:
         """Tell the listener what became of functions."""
@@ -123,12 +134,23 @@ class Stages:
         """Wall seconds of every stage so far."""
         return tuple(StageReport(stage=stage, seconds=seconds) for stage, seconds in self._seconds.items())
 
+    def close(self) -> None:
+        """Take the ranks down in good order; what does not go down is ended with the launcher."""
+        everyone = dict.fromkeys(range(self.config.ranks), ())
+        for _ in self._launcher.call("stop", "close", everyone, timeout_s=_CLOSE_TIMEOUT_S):
+            pass
+
+    @property
+    def is_script(self) -> bool:
+        """Whether the workload is a plain script."""
+        return isinstance(self.config.workload, ScriptWorkload)
+
     def wall_s(self) -> float:
         """Seconds since the launch began."""
         return self._clock() - self._began_s
 
     def _timeout_s(self, stage: str) -> float:
-        seconds: float = getattr(self._config.timeouts, f"{stage}_s")
+        seconds: float = getattr(self.config.timeouts, f"{stage}_s")
         return seconds
 
     def _late(self, stage: str, rank: int) -> WorkerFailure:

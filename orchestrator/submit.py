@@ -123,7 +123,9 @@ def _files(directory: Path, root: Path) -> Iterator[tuple[str, int]]:
                 yield Path(entry.path).relative_to(root).as_posix(), entry.stat().st_size
 
 
-def job_entrypoint(config: Path, overrides: Sequence[str], *, directory: Path, no_compile: bool = False) -> str:
+def job_entrypoint(
+    config: Path, overrides: Sequence[str], *, directory: Path, no_compile: bool = False
+) -> str:
     """The shell command of the job.
 
     Raises:
@@ -230,7 +232,9 @@ async def _follow(
                 if fresh:
                     write(fresh)
         except (RuntimeError, aiohttp.ClientError, OSError) as error:
-            logger.warning("the log of job %s broke off (%s), attempt %d", job, _first_line(error), attempt + 1)
+            logger.warning(
+                "the log of job %s broke off (%s), attempt %d", job, _first_line(error), attempt + 1
+            )
         if client.get_job_info(job).status.is_terminal():
             return
         pause(_POLL_S)

@@ -36,8 +36,11 @@ from worker.variant import GuardMode, StoredArtifact, Variant
 if TYPE_CHECKING:
     import torch
 
+    from cache_store.store import Store
+
 _log = logging.getLogger("torchair")
 _META_VERSION = "1.0.0"
+OFFERED = "offered"
 
 OnRecompile = Literal["add", "abandon"]
 
@@ -65,11 +68,13 @@ class LaunchDefaults:
         cache_dir: the rank's cache directory.
         guards: when guards are checked.
         no_compile: a miss is an error.
+        place: rank and world size where they do not come from ``torch.distributed``.
     """
 
     cache_dir: str | None = None
     guards: GuardMode | None = None
     no_compile: bool = False
+    place: tuple[int, int] | None = None
 
 
 launch_defaults: ContextVar[LaunchDefaults] = ContextVar("launch_defaults", default=LaunchDefaults())  # noqa: B039 - frozen
@@ -96,6 +101,7 @@ class CachedFunction:
             guards=options.guards if defaults.guards is None else defaults.guards,
         )
         self._no_compile = defaults.no_compile
+        self._place = defaults.place
         self._variants: list[Variant] = []
         self._lock = threading.RLock()
         self._abandoned = False
@@ -167,7 +173,7 @@ class CachedFunction:
         return self._function_dir(self.model_dir())
 
     def _function_dir(self, model_dir: Path) -> Path:
-        rank, world_size = _place()
+        rank, world_size = self._place or _place()
         options = self._options
         partition = partition_name(
             world_size=world_size,
@@ -196,18 +202,34 @@ class CachedFunction:
                 if stored is None or stored.sha256 in tried:
                     continue
                 tried.add(stored.sha256)
-                wrong = self._mismatches(stored, args, kwargs)
+                wrong = self.mismatches(stored, args, kwargs)
                 if not wrong:
                     return Found(stored=stored, own=own, reason="" if own else f"fits {path.parent.parent.name}")
                 reasons.append("; ".join(wrong))
         return Found(stored=None, own=False, reason=" | ".join(reasons) or self._nearest(model_dir))
 
-    def _mismatches(
+    def mismatches(
         self, stored: StoredArtifact, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[str, ...]:
+        """Why an artifact may not be used for this call; empty if it may."""
         if self._options.guards == "skip":
             return ()
         return stored.mismatches(self._method, args, kwargs, self.device_kind)
+
+    def offered(self, sha256: str, store: Store | None) -> StoredArtifact | None:
+        """The artifact with this digest: from the cache directory, else from the store; None if nowhere."""
+        model_dir = self.model_dir()
+        function_dir = self._function_dir(model_dir)
+        reasons: list[str] = []
+        for path in (*variants(function_dir), *sibling_variants(function_dir, model_dir)):
+            stored = self._read(path, reasons)
+            if stored is not None and stored.sha256 == sha256:
+                return stored
+        if store is None:
+            return None
+        # Not into the own partition yet: its guards have not been asked.
+        path = store.fetch_blob(sha256, model_dir / OFFERED / function_dir.name)
+        return self._read(path, reasons)
 
     def _nearest(self, model_dir: Path) -> str:
         """Why nothing lies under this request, told by the nearest other request of this class."""

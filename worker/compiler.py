@@ -62,15 +62,16 @@ def compile_call(
     self_name = function.__code__.co_varnames[0]
     _refuse_backward(traced, self_name, method.__qualname__)
     facts = analyse(traced.lowered, self_name)
+    roles = _roles(traced)
     artifact = Artifact(
         name=f"{method.__qualname__}{inspect.signature(method)}",
         engine=engine.name,
         engine_version=engine.version,
         components=request.components,
-        guards=translate(traced, state),
+        guards=translate(traced, state, roles),
         frame=extract(traced, function),
         facts=facts,
-        roles=_roles(traced),
+        roles=roles,
         sections=engine.compile(traced.lowered, facts),
     )
     return Compiled(

@@ -89,7 +89,7 @@ def refuse_random(node: Node) -> None:
     Raises:
         RandomOp: always for such an operator.
     """
-    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()) or _draws_nothing(node):
         return
     where = (node.stack_trace or "").strip() or "unknown line"
     msg = (
@@ -97,6 +97,23 @@ def refuse_random(node: Node) -> None:
         "Move it out of the cached function, or (dropout) call eval() on the module."
     )
     raise RandomOp(msg, operator=str(node.target), where=where)
+
+
+def _draws_nothing(node: Node) -> bool:
+    """Whether a seeded operator is told not to draw: probability zero, or not training."""
+    for name in ("dropout_p", "p", "train", "training"):
+        if named_argument(node, name) in (0.0, False):
+            return True
+    return False
+
+
+def named_argument(node: Node, name: str) -> Any:
+    """Value of an operator's argument by its schema's name; its default where the call does not give it."""
+    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]  # noqa: SLF001
+        if argument.name == name:
+            given = node.args[position] if position < len(node.args) else node.kwargs.get(name)
+            return argument.default_value if given is None else given
+    return None
 
 
 def _tensor_arguments(node: Node, positions: tuple[int, ...]) -> list[Any]:

@@ -208,6 +208,9 @@ def lower(graph_module: GraphModule, decompositions: Mapping[Any, Callable[..., 
             decomposition_table=dict(decompositions),
             tracing_mode="symbolic",
             _allow_non_fake_inputs=True,
+            # Composite operators stay whole (fewer calls, the kernels that eager picks), except under autocast,
+            # whose casts happen below the level that would then be recorded.
+            pre_dispatch=not any(map(torch.is_autocast_enabled, ("cpu", "cuda"))),
         )(*fakes)
     graph.graph.eliminate_dead_code()
     return LoweredGraph(graph=graph, inputs=_inputs(graph_module))

@@ -11,6 +11,7 @@ import torch
 
 from worker import sources
 from worker.errors import WorkerError
+from worker.groups import resolve as resolve_group
 from worker.guards import ambient, constants
 from worker.guards.identity import describe
 from worker.guards.model import Check, PortableGuards
@@ -55,14 +56,26 @@ def free_variables(function: FunctionType) -> dict[str, Any]:
 
 
 def _rank_mismatches(ranks: Mapping[str, int]) -> list[str]:
+    found = []
+    for name, wanted in ranks.items():
+        present = _present(name)
+        if present != wanted:
+            found.append(f"{name}: {wanted} -> {'none' if present is None else present}")
+    return found
+
+
+def _present(name: str) -> int | None:
+    """This process's value of a named number: its rank, the world's size, or the size of a group."""
     import torch.distributed as dist
 
-    if not ranks:
-        return []
-    present = (
-        {"rank": dist.get_rank(), "world_size": dist.get_world_size()} if dist.is_initialized() else {"rank": 0}
-    )
-    return [f"{name}: {value} -> {present.get(name)}" for name, value in ranks.items() if present.get(name) != value]
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    if name in ("rank", "world_size"):
+        return dist.get_rank() if name == "rank" else dist.get_world_size()
+    try:
+        return int(resolve_group(name.removeprefix("size of group "))[1].size())
+    except WorkerError:
+        return None
 
 
 def _object_mismatches(

@@ -7,7 +7,7 @@ Layout (JSON)::
      "shapes":  [["p3()[0] == p7()[0]", [3, 7]], ...],  conditions on sizes over node values
      "ambient": {"grad mode": "False", ...},            see ambient.py
      "sources": [[kind, module, name, digest], ...],    see sources.py
-     "ranks":   {"world_size": 2, "rank": 0}}           only if the traced code asks for its rank
+     "ranks":   {"rank": 0, "size of group tp": 2}}      rank only if the traced code asks for it
 """
 
 from __future__ import annotations

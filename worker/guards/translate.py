@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from worker.errors import NotPortable
-from worker.groups import role_of
+from worker.groups import resolve, role_of
 from worker.guards import constants
 from worker.guards.identity import describe
 from worker.guards.model import Check, PortableGuards
@@ -39,8 +39,8 @@ _RANK_NAMES = frozenset({"get_rank", "get_group_rank", "get_global_rank", "get_p
 _Translated = list[tuple[str, Any]]
 
 
-def translate(trace: Trace, ambient: dict[str, str]) -> PortableGuards:
-    """The portable guards of a trace.
+def translate(trace: Trace, ambient: dict[str, str], roles: tuple[str, ...]) -> PortableGuards:
+    """The portable guards of a trace whose graph uses process groups of the given roles.
 
     Raises:
         NotPortable: a guard has no portable form; the message names it and the object it guards.
@@ -60,7 +60,7 @@ def translate(trace: Trace, ambient: dict[str, str]) -> PortableGuards:
         shapes=tuple(dict.fromkeys(shapes)),
         ambient=ambient,
         sources=collect(trace.codes),
-        ranks=_ranks(trace.codes),
+        ranks=_ranks(trace.codes) | {f"size of group {role}": resolve(role)[1].size() for role in roles},
     )
 
 

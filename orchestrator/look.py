@@ -1,0 +1,228 @@
+"""Looking into a store: what launches it holds, and what one partition holds, as plain values.
+
+Nothing here builds a model, or imports torch or Ray. Without a config nobody is trusted, so signatures are then
+not looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cache_store.errors import StoreError
+from cache_store.keys import changed_components
+from cache_store.manifest import (
+    ArtifactEntry,
+    CaptureEntry,
+    LaunchRecord,
+    PartitionManifest,
+    PartitionRef,
+    RequestEntry,
+)
+from cache_store.store import Store
+from cache_store.trust import Trust
+from orchestrator.config import Config
+from orchestrator.errors import OrchestratorError
+from orchestrator.identity import launch_key
+from orchestrator.stores import open_store
+from worker.environment import environment
+
+MIN_KEY_CHARS = 6
+"""Fewer characters of a key than this are taken for a name."""
+
+
+class NothingThere(OrchestratorError):
+    """What was asked for is not there; the message says what is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionLine:
+    """One partition of a launch, in short."""
+
+    partition: str
+    rank: int
+    key: str
+    num_artifacts: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchLine:
+    """One launch record of the store.
+
+    Attributes:
+        launch_key: its key; several records may have the same.
+        of_config: it is the launch of the config that was named.
+        created: ISO 8601, UTC.
+        what: entrypoint or script.
+        identity: named components of what was launched.
+        world_size: number of ranks.
+        functions: names of the cached functions.
+        num_artifacts: distinct artifacts.
+        size_bytes: their size.
+        changes: components of the environment that differ here, such as ``torch 2.13.0 -> 2.13.1``.
+        partitions: every rank's partition.
+    """
+
+    launch_key: str
+    of_config: bool
+    created: str
+    what: str
+    identity: dict[str, str]
+    world_size: int
+    functions: tuple[str, ...]
+    num_artifacts: int
+    size_bytes: int
+    changes: tuple[str, ...]
+    partitions: tuple[PartitionLine, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """What is in a store.
+
+    Attributes:
+        store: its location.
+        launches: every launch, newest first.
+        problems: what could not be read, one line each.
+    """
+
+    store: str
+    launches: tuple[LaunchLine, ...]
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionView:
+    """One partition in full.
+
+    Attributes:
+        key: the manifest's key.
+        launch_key: the launch that it was found through.
+        others: keys of further partitions of that name, in older or other launches.
+        changes: components of the environment that differ here.
+    """
+
+    partition: str
+    rank: int
+    world_size: int
+    key: str
+    launch_key: str
+    created: str
+    environment: dict[str, str]
+    changes: tuple[str, ...]
+    requests: tuple[RequestEntry, ...]
+    artifacts: tuple[ArtifactEntry, ...]
+    captures: tuple[CaptureEntry, ...]
+    others: tuple[str, ...]
+
+
+def open_to_look(config: Config | None, path: Path | None) -> Store:
+    """Open the config's store, or the one at ``path`` without looking at signatures; never creates one.
+
+    Raises:
+        NothingThere: the config names no store, or neither (or both) was given.
+        StoreError: there is no store, or it cannot be used.
+    """
+    if path is not None and config is None:
+        return Store.open(path, trust=Trust(policy="off"), create=False)
+    if config is None or path is not None:
+        msg = "expected either a CONFIG or --store PATH, to say which store"
+        raise NothingThere(msg)
+    if config.store is None:
+        msg = f"config {config.name} names no store; expected store.path in it, or name one with --store PATH"
+        raise NothingThere(msg)
+    return open_store(config.store, create=False)
+
+
+def list_store(store: Store, config: Config | None = None) -> Listing:
+    """Every launch in the store; with a config, its own launches are marked.
+
+    Raises:
+        StoreError: the store cannot be listed.
+    """
+    wanted = launch_key(config) if config else ""
+    problems: list[str] = []
+    lines = tuple(_launch_line(store, record, wanted, problems) for record in store.launches())
+    return Listing(store=store.location, launches=lines, problems=(*store.problems, *problems))
+
+
+def _launch_line(store: Store, record: LaunchRecord, wanted: str, problems: list[str]) -> LaunchLine:
+    found: list[tuple[PartitionRef, PartitionManifest]] = []
+    for ref in sorted(record.partitions, key=lambda ref: ref.rank):
+        try:
+            found.append((ref, store.manifest(ref.manifest_key, expected_sha256=ref.manifest_sha256)))
+        except StoreError as error:
+            problems.append(str(error))
+    distinct = {entry.sha256: entry for _, manifest in found for entry in manifest.artifacts}
+    return LaunchLine(
+        launch_key=record.launch_key,
+        of_config=record.launch_key == wanted,
+        created=record.created,
+        what=what_is_launched(record.identity),
+        identity=record.identity,
+        world_size=record.world_size,
+        functions=tuple(sorted({entry.function for entry in distinct.values()})),
+        num_artifacts=len(distinct),
+        size_bytes=sum(entry.size_bytes for entry in distinct.values()),
+        changes=_changes(record.environment),
+        partitions=tuple(
+            PartitionLine(
+                partition=ref.partition,
+                rank=ref.rank,
+                key=ref.manifest_key,
+                num_artifacts=len(manifest.artifacts),
+                size_bytes=sum(entry.size_bytes for entry in manifest.artifacts),
+            )
+            for ref, manifest in found
+        ),
+    )
+
+
+def what_is_launched(identity: dict[str, str]) -> str:
+    """The entrypoint or script of a launch."""
+    return identity.get("entrypoint") or identity.get("script") or "(unnamed)"
+
+
+def _changes(stored: dict[str, str]) -> tuple[str, ...]:
+    return tuple(str(change) for change in changed_components(stored, environment()))
+
+
+def show_partition(store: Store, wanted: str, config: Config | None = None) -> PartitionView:
+    """The newest partition of that name, or the one whose key begins so.
+
+    Raises:
+        NothingThere: there is none; names those that there are.
+        StoreError: its manifest cannot be read.
+    """
+    records = store.launches(launch_key(config) if config else None)
+    pairs = [(record, ref) for record in records for ref in record.partitions]
+    matches = [(record, ref) for record, ref in pairs if ref.partition == wanted]
+    if not matches and len(wanted) >= MIN_KEY_CHARS:
+        matches = [(record, ref) for record, ref in pairs if ref.manifest_key.startswith(wanted)]
+    if not matches:
+        raise NothingThere(_absent(store, wanted, sorted({ref.partition for _, ref in pairs})))
+    record, ref = matches[0]
+    manifest = store.manifest(ref.manifest_key, expected_sha256=ref.manifest_sha256)
+    return PartitionView(
+        partition=manifest.partition,
+        rank=manifest.rank,
+        world_size=manifest.world_size,
+        key=ref.manifest_key,
+        launch_key=record.launch_key,
+        created=manifest.created,
+        environment=manifest.environment,
+        changes=_changes(manifest.environment),
+        requests=manifest.requests,
+        artifacts=manifest.artifacts,
+        captures=manifest.captures,
+        others=tuple(dict.fromkeys(o.manifest_key for _, o in matches if o.manifest_key != ref.manifest_key)),
+    )
+
+
+def _absent(store: Store, wanted: str, names: list[str]) -> str:
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return (
+        f"no partition {wanted!r} in {store.location}; expected a name or at least {MIN_KEY_CHARS} characters of "
+        f"a manifest's key. There are: {shown or 'none, the store holds no launch'}"
+    )

@@ -1,0 +1,226 @@
+"""Renders what `look`, `explain`, `verify` and `preseed` found, for people; fits 100 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.errors import ranks_text
+from orchestrator.explain import Explanation, FunctionView
+from orchestrator.look import LaunchLine, Listing, PartitionView
+from orchestrator.preseed import NodeSeed
+from orchestrator.report_table import seconds_text, size_text
+from orchestrator.verify import Verified
+
+KEY_CHARS = 12
+_OUTLOOK_STYLES = {"load": "bold green", "adopt": "bold cyan", "compile": "bold yellow"}
+_AS_HERE = Text("as here", style="green")
+
+
+def render_listing(listing: Listing, *, long: bool = False) -> RenderableType:
+    """The launches of a store; ``long`` adds what each launches and its partitions."""
+    count = len(listing.launches)
+    head = Text(f"store {listing.store}: {count} launch{'' if count == 1 else 'es'}", style="bold")
+    parts: list[RenderableType] = [head]
+    if listing.launches:
+        table = _table("", "launch", "made (UTC)", "what", "ranks", "functions", "artifacts", "size", "environment")
+        for line in listing.launches:
+            table.add_row(*_launch_cells(line))
+        parts.append(table)
+        if any(line.of_config for line in listing.launches):
+            parts.append(Text("* the launch of this config", style="dim"))
+    if long:
+        for line in listing.launches:
+            parts += _launch_details(line)
+    return Group(*parts, *_problems(listing.problems))
+
+
+def render_partition(view: PartitionView) -> RenderableType:
+    """One partition: where it belongs, its artifacts, what was asked for, and what is captured."""
+    head = Text(f"{view.partition}: rank {view.rank} of {view.world_size}", style="bold")
+    facts = _pairs(
+        [
+            ("manifest", view.key),
+            ("launch", view.launch_key),
+            ("made", f"{time_text(view.created)} UTC"),
+            *([("others", ", ".join(key[:KEY_CHARS] for key in view.others))] if view.others else []),
+        ]
+    )
+    artifacts = _table("function", "size", "sha256", "artifact")
+    for entry in view.artifacts:
+        artifacts.add_row(
+            Text(entry.function), size_text(entry.size_bytes), entry.sha256[:KEY_CHARS], Text(entry.path)
+        )
+    parts: list[RenderableType] = [head, facts, artifacts]
+    for request in view.requests:
+        own = {name: value for name, value in request.components.items() if name not in view.environment}
+        parts += [_heading(f"asked for by {request.function}"), _pairs(own.items())]
+    parts += [_heading("environment"), _pairs(view.environment.items()), _differences(view.changes)]
+    if view.captures:
+        parts.append(_heading("captured, in this order"))
+        parts += [Text(f"  {entry.function} {entry.signature}") for entry in view.captures]
+    return Group(*parts)
+
+
+def render_explanation(found: Explanation) -> RenderableType:
+    """What a launch would find, the verdict first."""
+    verdict = Text.assemble((f"{found.outlook}: ", _OUTLOOK_STYLES[found.outlook]), found.verdict)
+    parts: list[RenderableType] = [verdict]
+    if found.records:
+        table = _table("", "made (UTC)", "ranks", "environment")
+        for record in found.records:
+            mark = "*" if record.chosen else ""
+            differs = _environment(record.changes, shown=3)
+            table.add_row(mark, time_text(record.created), str(record.world_size), differs)
+        parts += [_heading("this launch in the store"), table]
+    if found.nearest_launch:
+        parts.append(_heading("nearest launch in the store differs in"))
+        parts += [Text(f"  {change}") for change in found.nearest_launch]
+    if found.functions:
+        parts += [_heading("functions stored"), *_functions(found.functions, found.environment)]
+    elif found.cached:
+        parts.append(_heading("in the cache directory, of any launch"))
+        parts += [Text(f"  {item.directory}: {item.num_artifacts}") for item in found.cached]
+    parts += [_heading("what is asked for"), _pairs(found.identity.items())]
+    parts += [_heading("environment here"), _pairs(found.environment.items())]
+    places = [("launch key", found.launch_key), ("store", found.store or "none"), ("cache", found.cache_dir)]
+    parts += [_heading("where"), _pairs(places), Text(f"note: {found.note}", style="dim")]
+    return Group(*parts, *_problems(found.problems))
+
+
+def render_verified(found: Verified) -> RenderableType:
+    """What was read, and every fault."""
+    lines = []
+    if found.store:
+        lines.append(
+            f"store {found.location}: {found.store.num_launches} launches, {found.store.num_manifests} manifests, "
+            f"{found.store.num_blobs} blobs, {size_text(found.store.bytes_hashed)} hashed"
+        )
+        if not found.signatures_checked:
+            lines.append("signatures not checked: name a CONFIG, whose trust policy then applies")
+    if found.cache:
+        lines.append(
+            f"cache {found.cache.path}: {found.cache.num_files} artifacts, {size_text(found.cache.size_bytes)} read"
+        )
+    faults = [Text(f"fault: {fault}", style="bold red") for fault in found.faults]
+    end = [] if faults else [Text("no faults", style="green")]
+    return Group(*(Text(line) for line in lines), *faults, *end)
+
+
+def render_seeds(seeds: Sequence[NodeSeed]) -> RenderableType:
+    """One line for each node, then why, equal reasons together."""
+    table = _table("node", "address", "outcome", "partitions", "artifacts", "there before", "copied", "seconds")
+    for item in seeds:
+        outcome = _outcome(item)
+        table.add_row(
+            Text(item.node.host),
+            item.node.address or "-",
+            outcome,
+            str(item.num_partitions),
+            str(item.num_files),
+            str(item.num_already_there),
+            size_text(item.bytes_copied),
+            seconds_text(item.seconds),
+        )
+    reasons: dict[str, list[str]] = {}
+    for item in seeds:
+        for line in dict.fromkeys((item.reason, *item.faults)):
+            reasons.setdefault(line, []).append(item.node.host)
+    return Group(table, *(Text(f"{', '.join(hosts)}: {line}") for line, hosts in reasons.items()))
+
+
+def time_text(created: str) -> str:
+    """An ISO 8601 time down to the second."""
+    return created[:19].replace("T", " ")
+
+
+def _outcome(item: NodeSeed) -> Text:
+    if item.faults:
+        return Text("faults", style="bold red")
+    return Text("seeded", style="green") if item.found else Text("miss", style="yellow")
+
+
+def _launch_cells(line: LaunchLine) -> tuple[Text | str, ...]:
+    return (
+        "*" if line.of_config else "",
+        line.launch_key[:KEY_CHARS],
+        time_text(line.created),
+        Text(line.what),
+        str(line.world_size),
+        str(len(line.functions)),
+        str(line.num_artifacts),
+        size_text(line.size_bytes),
+        _environment(line.changes, shown=1),
+    )
+
+
+def _launch_details(line: LaunchLine) -> list[RenderableType]:
+    partitions = _table("partition", "manifest", "artifacts", "size")
+    for part in line.partitions:
+        partitions.add_row(
+            Text(part.partition), part.key[:KEY_CHARS], str(part.num_artifacts), size_text(part.size_bytes)
+        )
+    title = f"launch {line.launch_key[:KEY_CHARS]} of {line.world_size} ranks, made {time_text(line.created)}"
+    return [_heading(title), _pairs(line.identity.items()), partitions]
+
+
+def _functions(functions: Iterable[FunctionView], environment: dict[str, str]) -> list[RenderableType]:
+    table = _table("function", "artifacts", "size", "on this node", "asked for by")
+    requests: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for item in functions:
+        ranks = sorted({rank for request in item.requests for rank in request.ranks})
+        here = f"{item.num_on_this_node} of {item.num_artifacts}"
+        cells = (str(item.num_artifacts), size_text(item.size_bytes), here, ranks_text(ranks))
+        table.add_row(Text(item.function), *cells)
+        for request in item.requests:
+            own = {name: value for name, value in request.components.items() if name not in environment}
+            requests.setdefault(tuple(own.items()), []).append(item.function)
+    parts: list[RenderableType] = [table]
+    for components, names in requests.items():
+        parts += [_heading(f"request of {', '.join(dict.fromkeys(names))}"), _pairs(components)]
+    return parts
+
+
+def _environment(changes: Sequence[str], *, shown: int) -> Text:
+    if not changes:
+        return _AS_HERE
+    more = f" (and {len(changes) - shown} more)" if len(changes) > shown else ""
+    return Text("; ".join(changes[:shown]) + more, style="yellow")
+
+
+def _differences(changes: Sequence[str]) -> Text:
+    if not changes:
+        return Text("  as on this machine", style="green")
+    return Text(f"  differs on this machine: {'; '.join(changes)}", style="yellow")
+
+
+def _problems(problems: Iterable[str]) -> list[Text]:
+    return [Text(f"problem: {problem}", style="bold yellow") for problem in problems]
+
+
+def _heading(text: str) -> Text:
+    return Text(f"\n{text}", style="bold")
+
+
+_RIGHT = frozenset({"ranks", "functions", "artifacts", "size", "partitions", "there before", "copied", "seconds"})
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for name in names:
+        right = name in _RIGHT
+        table.add_column(name, justify="right" if right else "left", no_wrap=right, overflow="fold")
+    return table
+
+
+def _pairs(rows: Iterable[tuple[str, str]]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in rows:
+        grid.add_row(Text(f"  {name}", style="dim"), Text(value))
+    return grid

@@ -1,0 +1,118 @@
+"""The report of a launch for people: one table, totals, and why anything was compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.errors import ranks_text
+from orchestrator.report import FunctionReport, Report
+from worker.results import StageSeconds
+
+MAX_RANKS_SHOWN = 16
+"""A launch of more ranks shows one row for all ranks that did the same."""
+
+_STYLES = {"compiled": "yellow", "loaded": "green", "adopted": "cyan"}
+
+
+def render(report: Report) -> RenderableType:
+    """The report as a table with lines below; fits 80 columns for usual function names."""
+    lines = [_totals(report), *_reasons(report), *_verification(report), *_problems(report)]
+    return Group(_table(report), *lines)
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration in three digits or so; a dash for none."""
+    if seconds == 0:
+        return "-"
+    return f"{seconds * 1000:.0f} ms" if seconds < 0.1 else f"{seconds:.2f} s"
+
+
+def size_text(size_bytes: int) -> str:
+    """A size with the unit that keeps it short."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def _table(report: Report) -> Table:
+    table = Table(title=f"{report.name}: {report.world_size} ranks", title_justify="left", pad_edge=False)
+    for name in ("rank", "function", "outcome"):
+        table.add_column(name, overflow="fold")
+    for name in ("trace", "compile", "load", "capture", "first call"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for ranks, function, seconds in _rows(report):
+        times = [seconds_text(getattr(seconds, field.name)) for field in fields(StageSeconds)]
+        outcome = Text(function.outcome, style=_STYLES[function.outcome])
+        table.add_row(ranks, function.function, outcome, *times)
+    return table
+
+
+def _rows(report: Report) -> Iterable[tuple[str, FunctionReport, StageSeconds]]:
+    pairs = [(rank.rank, function) for rank in report.ranks for function in rank.functions]
+    if report.world_size <= MAX_RANKS_SHOWN:
+        return [(str(rank), function, function.seconds) for rank, function in pairs]
+    alike: dict[tuple[str, str, str], list[tuple[int, FunctionReport]]] = {}
+    for rank, function in pairs:
+        alike.setdefault((function.function, function.outcome, function.digest), []).append((rank, function))
+    return [
+        (
+            ranks_text(rank for rank, _ in members).partition(" ")[2],
+            members[0][1],
+            _slowest(function.seconds for _, function in members),
+        )
+        for members in alike.values()
+    ]
+
+
+def _slowest(parts: Iterable[StageSeconds]) -> StageSeconds:
+    """The most seconds that any rank spent in each stage."""
+    every = list(parts)
+    names = [field.name for field in fields(StageSeconds)]
+    return StageSeconds(**{name: max(getattr(part, name) for part in every) for name in names})
+
+
+def _totals(report: Report) -> Text:
+    totals = report.totals
+    return Text(
+        f"{totals.num_compiled} compiled, {totals.num_loaded} loaded, {totals.num_adopted} adopted; "
+        f"{totals.num_artifacts} distinct artifacts of {size_text(totals.artifact_bytes)}; "
+        f"{size_text(totals.fetched_bytes)} fetched; {totals.wall_s:.1f} s in all"
+    )
+
+
+def _reasons(report: Report) -> list[Text]:
+    """Why functions were compiled, equal reasons together."""
+    ranks: dict[tuple[str, str], list[int]] = {}
+    for rank in report.ranks:
+        for function in rank.functions:
+            if function.outcome == "compiled":
+                ranks.setdefault((function.function, function.reason), []).append(rank.rank)
+    return [
+        Text(f"compiled {name} on {ranks_text(members)}: {reason or 'no reason given'}", style="dim")
+        for (name, reason), members in ranks.items()
+    ]
+
+
+def _verification(report: Report) -> list[Text]:
+    checks = [rank.verification for rank in report.ranks if rank.verification and rank.verification.compared]
+    if not checks:
+        return []
+    worst = max(checks, key=lambda check: check.max_error)
+    return [
+        Text(
+            f"verified on {len(checks)} ranks: {worst.compared}; largest difference {worst.max_error:.3g}, "
+            f"allowed {worst.tolerance:.3g}"
+        )
+    ]
+
+
+def _problems(report: Report) -> list[Text]:
+    return [Text(f"problem: {problem}", style="bold yellow") for problem in report.problems]

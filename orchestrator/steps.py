@@ -1,0 +1,183 @@
+"""The stages of a launch that need no plan: each asks every rank the same, in step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cache_store.errors import StoreUnavailable
+from cache_store.keys import changed_components
+from orchestrator.config_models import Config
+from orchestrator.errors import WorkerFailure, ranks_text
+from orchestrator.identity import launch_key
+from orchestrator.rank_host import Opened, Opening
+from orchestrator.report import NodeFetch
+from orchestrator.rounds import Ledger
+from orchestrator.stages import Stages
+from worker.errors import NotYet
+from worker.results import FunctionProbe, FunctionResult, RankPlace, Verification
+
+if TYPE_CHECKING:
+    from cache_store.seed import SeedReport
+    from cache_store.store import Store
+
+Results = dict[int, tuple[FunctionResult, ...]]
+"""What became of functions, by rank."""
+
+
+def refuse_unbuilt(config: Config) -> None:
+    """Say at once what a later release will do.
+
+    Raises:
+        NotYet: the device kind is not supported yet.
+    """
+    if config.device != "cpu":
+        raise NotYet(f"device: {config.device}", instead="use device: cpu")
+
+
+def open_store_if_there(stages: Stages) -> Store | None:
+    """Open the store in the driver; a store that is away is a problem, not an error.
+
+    Raises:
+        cache_store.errors.StoreError: what is there cannot be used.
+    """
+    from orchestrator.stores import open_store
+
+    if stages.config.store is None:
+        return None
+    try:
+        return open_store(stages.config.store)
+    except StoreUnavailable as error:
+        stages.problem(f"launched without the store: {error}")
+        return None
+
+
+def start(stages: Stages, *, no_compile: bool, use_store: bool) -> tuple[RankPlace, ...]:
+    """Start all ranks and let them meet."""
+    with stages.stage("start"):
+        gang = stages.start()
+        openings = {
+            seat.rank: (
+                Opening(
+                    config=stages.config,
+                    gang=gang,
+                    rank=seat.rank,
+                    no_compile=no_compile,
+                    use_store=use_store,
+                ),
+            )
+            for seat in gang.seats
+        }
+        opened: dict[int, Opened] = stages.ask("start", "open", openings)
+    for rank, answer in opened.items():
+        if answer.problem:
+            stages.problem(f"rank {rank} goes on without the store: {answer.problem}")
+    places = tuple(answer.place for answer in opened.values())
+    _compare_environments(stages, places)
+    return places
+
+
+def fetch(stages: Stages) -> tuple[NodeFetch, ...]:
+    """Bring partitions from the store to every node's disk, once for each node."""
+    key = launch_key(stages.config)
+    seats = stages.gang.first_of_each_node()
+    ranks = {seat.rank: tuple(range(seat.rank, seat.rank + seat.local_world_size)) for seat in seats}
+    with stages.stage("fetch", tuple(ranks)):
+        answers = stages.ask_store(
+            "fetch", "fetch", {rank: (key, members) for rank, members in ranks.items()}
+        )
+    fetches = []
+    for seat in seats:
+        seeded: SeedReport | None = answers.get(seat.rank)
+        if seeded is None:
+            continue
+        for fault in seeded.faults:
+            stages.problem(f"store: {fault}")
+        fetches.append(
+            NodeFetch(
+                node_rank=seat.node_rank,
+                host=seat.host,
+                found=seeded.found,
+                reason=seeded.reason,
+                num_partitions=len(seeded.partitions),
+                bytes_copied=sum(partition.bytes_copied for partition in seeded.partitions),
+                seconds=seeded.seconds,
+            )
+        )
+    return tuple(fetches)
+
+
+def build(stages: Stages) -> None:
+    """Build the workload."""
+    with stages.stage("build"):
+        stages.ask_all("build", "build")
+
+
+def probe(stages: Stages) -> dict[int, tuple[FunctionProbe, ...]]:
+    """Look every function up; nothing is compiled."""
+    with stages.stage("probe"):
+        return stages.ask_all("probe", "probe")
+
+
+def capture(stages: Stages, ledger: Ledger) -> None:
+    """Capture in step: a step begins when all ranks are through the one before.
+
+    Raises:
+        LaunchFailed: a rank failed, or ranks have captures of different number.
+    """
+    with stages.stage("capture"):
+        numbers: dict[int, int] = stages.ask_all("capture", "num_captures")
+        if len(set(numbers.values())) > 1:
+            stages.fail("capture", [_odd_number(rank, number) for rank, number in numbers.items()])
+        for step in range(numbers[0]):
+            _note(stages, ledger, "capture", stages.ask_all("capture", "capture", step))
+
+
+def first_call(stages: Stages, ledger: Ledger) -> None:
+    """Call every function once, as the first request would."""
+    with stages.stage("first_call"):
+        _note(stages, ledger, "first_call", stages.ask_all("first_call", "first_call"))
+
+
+def verify(stages: Stages) -> dict[int, Verification]:
+    """Compare the warm model's output with its reference."""
+    with stages.stage("verify"):
+        return stages.ask_all("verify", "verify")
+
+
+def run_script(stages: Stages) -> Results:
+    """Run the script on every rank, from its beginning to its end."""
+    with stages.stage("script"):
+        results: Results = stages.ask_all("script", "run_script")
+        stages.tell("script", results)
+    return results
+
+
+def _note(stages: Stages, ledger: Ledger, stage: str, answers: Results) -> None:
+    """Keep how each function got its artifact, and take over the seconds it has spent by now."""
+    for rank, results in answers.items():
+        for result in results:
+            known = ledger[rank, result.function]
+            ledger[rank, result.function] = replace(known, seconds=result.seconds)
+    stages.tell(stage, answers)
+
+
+def _odd_number(rank: int, number: int) -> WorkerFailure:
+    return WorkerFailure(
+        rank=rank,
+        stage="capture",
+        kind="CaptureMismatch",
+        message=f"{number} captures",
+        remedy="capture is in step, so the workload must give every rank the same calls",
+    )
+
+
+def _compare_environments(stages: Stages, places: tuple[RankPlace, ...]) -> None:
+    """Ranks in different environments share nothing, which is worth knowing."""
+    differing: dict[str, list[int]] = {}
+    for place in places[1:]:
+        changes = changed_components(places[0].environment, place.environment)
+        if changes:
+            differing.setdefault("; ".join(f"{change}" for change in changes), []).append(place.rank)
+    for changes_text, ranks in differing.items():
+        stages.problem(f"{ranks_text(ranks)} run in another environment than rank 0: {changes_text}")

@@ -1,0 +1,190 @@
+"""What every `BlobBackend` promises; one suite for all implementations."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cache_store.backend import BlobBackend, NewFile
+from cache_store.digests import Digest, digest_bytes
+from cache_store.directory import DirectoryBackend
+from cache_store.errors import Corrupt, NotInStore, UnusableCache
+from tests.support.memory_backend import MemoryBackend
+
+NAME = "ac/ab/one"
+IMPLEMENTATIONS: dict[str, Callable[[Path], BlobBackend]] = {
+    "directory": DirectoryBackend,
+    "directory-fsync": lambda root: DirectoryBackend(root, flush="fsync"),
+    "memory": lambda root: MemoryBackend(),
+}
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> BlobBackend:
+    return IMPLEMENTATIONS[request.param](tmp_path / "store")
+
+
+def new_file(name: str, data: bytes) -> NewFile:
+    return NewFile(name=name, source=data, expected=digest_bytes(data))
+
+
+def read(backend: BlobBackend, name: str) -> bytes:
+    with backend.open(name) as file:
+        return file.read()
+
+
+def private_file(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    path.chmod(0o600)
+    return path
+
+
+def test_put_new_stores_bytes(backend):
+    assert backend.put_new([new_file(NAME, b"data")]) == (NAME,)
+    assert read(backend, NAME) == b"data"
+
+
+def test_put_new_stores_a_file(backend, tmp_path):
+    source = private_file(tmp_path / "source", b"data" * 1000)
+    backend.put_new([NewFile(name=NAME, source=source, expected=digest_bytes(b"data" * 1000))])
+    assert read(backend, NAME) == b"data" * 1000
+
+
+def test_put_new_stores_an_empty_file(backend):
+    backend.put_new([new_file(NAME, b"")])
+    assert (backend.size(NAME), read(backend, NAME)) == (0, b"")
+
+
+def test_put_new_of_nothing_creates_nothing(backend):
+    assert backend.put_new([]) == ()
+
+
+def test_put_new_does_not_replace(backend):
+    backend.put_new([new_file(NAME, b"first")])
+    assert backend.put_new([new_file(NAME, b"second")]) == ()
+    assert read(backend, NAME) == b"first"
+
+
+def test_put_new_names_only_what_it_created(backend):
+    backend.put_new([new_file(NAME, b"first")])
+    assert backend.put_new([new_file(NAME, b"first"), new_file("ac/ab/two", b"2")]) == ("ac/ab/two",)
+
+
+def test_put_new_stores_many_at_once(backend):
+    names = [f"cas/sha256/{number:02x}/{number}" for number in range(32)]
+    backend.put_new([new_file(name, name.encode()) for name in names])
+    assert [read(backend, name) for name in names] == [name.encode() for name in names]
+
+
+def test_put_new_refuses_a_wrong_digest(backend):
+    wrong = NewFile(name=NAME, source=b"data", expected=digest_bytes(b"dbta"))
+    with pytest.raises(Corrupt, match=r"expected sha256 .* \(4 bytes\), found sha256"):
+        backend.put_new([wrong])
+    assert backend.size(NAME) is None
+
+
+@pytest.mark.parametrize("size_bytes", [3, 5])
+def test_put_new_refuses_a_wrong_size(backend, size_bytes):
+    expected = Digest(sha256=digest_bytes(b"data").sha256, size_bytes=size_bytes)
+    with pytest.raises(Corrupt):
+        backend.put_new([NewFile(name=NAME, source=b"data", expected=expected)])
+
+
+def test_put_new_creates_no_name_of_a_batch_with_a_fault(backend):
+    wrong = NewFile(name="ac/ab/two", source=b"data", expected=digest_bytes(b"other"))
+    with pytest.raises(Corrupt):
+        backend.put_new([new_file(NAME, b"first"), wrong])
+    assert list(backend.list("ac/")) == []
+
+
+def test_put_new_refuses_a_source_that_others_could_have_written(backend, tmp_path):
+    source = private_file(tmp_path / "source", b"data")
+    source.chmod(0o666)
+    with pytest.raises(UnusableCache, match="chmod 600"):
+        backend.put_new([NewFile(name=NAME, source=source, expected=digest_bytes(b"data"))])
+
+
+def test_put_new_refuses_a_source_that_is_not_there(backend, tmp_path):
+    gone = NewFile(name=NAME, source=tmp_path / "gone", expected=digest_bytes(b"data"))
+    with pytest.raises(UnusableCache, match="No such file"):
+        backend.put_new([gone])
+
+
+def test_put_new_has_one_winner_among_threads(backend):
+    num_threads = 16
+    barrier = threading.Barrier(num_threads)
+
+    def put(number: int) -> tuple[str, ...]:
+        barrier.wait()
+        return backend.put_new([new_file(NAME, f"by {number}".encode())])
+
+    with ThreadPoolExecutor(num_threads) as pool:
+        created = list(pool.map(put, range(num_threads)))
+    winners = [number for number, names in enumerate(created) if names]
+    assert [f"by {number}".encode() for number in winners] == [read(backend, NAME)]
+
+
+def test_open_misses_what_is_not_there(backend):
+    with pytest.raises(NotInStore, match=NAME):
+        backend.open(NAME)
+
+
+def test_size_of_what_is_not_there_is_none(backend):
+    assert backend.size(NAME) is None
+
+
+def test_list_gives_names_by_prefix(backend):
+    backend.put_new([new_file(name, b"x") for name in ("ac/ab/one", "ac/cd/two", "launch/ab/one")])
+    assert sorted(backend.list("ac/")) == ["ac/ab/one", "ac/cd/two"]
+
+
+def test_list_takes_a_prefix_that_ends_within_a_part(backend):
+    backend.put_new([new_file(name, b"x") for name in ("ac/ab/one", "ac/ab/on2", "ac/ab/two")])
+    assert sorted(backend.list("ac/ab/on")) == ["ac/ab/on2", "ac/ab/one"]
+
+
+def test_list_of_nothing_is_empty(backend):
+    assert list(backend.list("launch/")) == []
+
+
+def test_quarantine_takes_the_name_away(backend):
+    backend.put_new([new_file(NAME, b"bad")])
+    backend.quarantine(NAME, "flipped bit")
+    assert (backend.size(NAME), list(backend.list("ac/"))) == (None, [])
+
+
+def test_quarantined_name_can_be_put_again(backend):
+    backend.put_new([new_file(NAME, b"bad")])
+    backend.quarantine(NAME, "flipped bit")
+    assert backend.put_new([new_file(NAME, b"good")]) == (NAME,)
+    assert read(backend, NAME) == b"good"
+
+
+def test_quarantine_takes_the_same_name_twice(backend):
+    for data in (b"bad", b"worse"):
+        backend.put_new([new_file(NAME, data)])
+        backend.quarantine(NAME, "flipped bit")
+    assert backend.size(NAME) is None
+
+
+def test_quarantine_of_what_is_gone_is_no_error(backend):
+    backend.quarantine(NAME, "another process was faster")
+    assert backend.size(NAME) is None
+
+
+@pytest.fixture(scope="module", params=IMPLEMENTATIONS)
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BlobBackend]:
+    return IMPLEMENTATIONS[request.param](tmp_path_factory.mktemp("shared") / "store")
+
+
+@given(data=st.binary(max_size=4096))
+def test_put_new_round_trips_any_bytes(shared, data):
+    name = f"cas/{digest_bytes(data).sha256}"
+    shared.put_new([new_file(name, data)])
+    assert (read(shared, name), shared.size(name)) == (data, len(data))

@@ -1,0 +1,164 @@
+"""Ranks without torch that keep the contract of `worker.rank.RankWorker`, for tests of the driver."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from worker.results import FunctionProbe, FunctionResult, RankPlace, StageSeconds, Verification
+
+FUNCTIONS = ("Model.prefill", "Model.decode")
+
+
+def digest_of(function: str, kind: object) -> str:
+    return hashlib.sha256(f"{function} {kind}".encode()).hexdigest()
+
+
+@dataclass
+class FakeWorld:
+    """What all ranks share, and what lasts from launch to launch.
+
+    Attributes:
+        kind_of: ranks of equal kind can use each other's artifacts: their guards hold.
+        asks: ranks that ask for the same have the same request key.
+        num_captures: captures of each rank.
+        raises: what a method of a rank raises.
+        max_error: what verification finds.
+        held: digests in partitions, by rank and function.
+        calls: every call of a rank, in order.
+    """
+
+    kind_of: Callable[[int], object] = lambda rank: 0
+    asks: Callable[[int], str] = lambda rank: "same"
+    functions: tuple[str, ...] = FUNCTIONS
+    num_captures: Callable[[int], int] = lambda rank: 2
+    raises: dict[tuple[str, int], Exception] = field(default_factory=dict)
+    bad_results: set[tuple[str, int]] = field(default_factory=set)
+    max_error: float = 0.0
+    environments: Mapping[int, dict[str, str]] = field(default_factory=dict)
+    held: dict[tuple[int, str], str] = field(default_factory=dict)
+    known: dict[str, object] = field(default_factory=dict)
+    calls: list[tuple[str, int, Any]] = field(default_factory=list)
+    stopped: list[int] = field(default_factory=list)
+
+    def make_worker(self, spec: Any, store: Any) -> FakeRank:
+        return FakeRank(self, spec, store)
+
+    def called(self, method: str) -> list[tuple[int, Any]]:
+        return [(rank, argument) for name, rank, argument in self.calls if name == method]
+
+
+class FakeRank:
+    def __init__(self, world: FakeWorld, spec: Any, store: Any) -> None:
+        self.world, self.spec, self.store = world, spec, store
+        self.results: dict[str, FunctionResult] = {}
+
+    def start(self) -> RankPlace:
+        self._enter("start")
+        environment = self.world.environments.get(self.spec.rank, {"python": "cpython 3.11"})
+        return RankPlace(rank=self.spec.rank, host="here", pid=1, environment=environment)
+
+    def build(self) -> tuple[str, ...]:
+        self._enter("build")
+        return self.world.functions
+
+    def probe(self) -> tuple[FunctionProbe, ...]:
+        self._enter("probe")
+        return tuple(self._probe(function) for function in self.world.functions)
+
+    def _probe(self, function: str) -> FunctionProbe:
+        held = self.world.held.get((self.spec.rank, function), "")
+        key = digest_of(function, self.world.asks(self.spec.rank))
+        return FunctionProbe(
+            function=function,
+            request_key=key,
+            components={"function": function},
+            state="hit" if held else "miss",
+            reason="held" if held else "nothing lies there",
+            digest=held,
+        )
+
+    def compile(self, functions: tuple[str, ...]) -> tuple[FunctionResult, ...]:
+        self._enter("compile", functions)
+        kind = self.world.kind_of(self.spec.rank)
+        for function in functions:
+            digest = digest_of(function, kind)
+            self.world.known[digest] = kind
+            seconds = StageSeconds(trace_s=1.0, compile_s=2.0)
+            self._settled(function, "compiled", digest, seconds, ok=not self._bad("compile"))
+        return tuple(self.results[function] for function in functions)
+
+    def load(self, functions: tuple[str, ...]) -> tuple[FunctionResult, ...]:
+        self._enter("load", functions)
+        return tuple(
+            self._load(function, "loaded", self.world.held[self.spec.rank, function])
+            for function in functions
+        )
+
+    def adopt(self, offers: dict[str, str]) -> tuple[FunctionResult, ...]:
+        self._enter("adopt", offers)
+        return tuple(self._load(function, "adopted", digest) for function, digest in offers.items())
+
+    def _load(self, function: str, outcome: Any, digest: str) -> FunctionResult:
+        fits = self.world.known.get(digest) == self.world.kind_of(self.spec.rank)
+        if fits:
+            self._settled(function, outcome, digest, StageSeconds(load_s=0.01))
+            return self.results[function]
+        return FunctionResult(
+            function=function, ok=False, outcome=outcome, reason="another kind", guard_failed=True
+        )
+
+    def _settled(
+        self, function: str, outcome: Any, digest: str, seconds: StageSeconds, *, ok: bool = True
+    ) -> None:
+        if ok:
+            self.world.held[self.spec.rank, function] = digest
+        self.results[function] = FunctionResult(
+            function=function,
+            ok=ok,
+            outcome=outcome,
+            reason="" if ok else "it broke",
+            digest=digest,
+            size_bytes=100,
+            path=f"{self.spec.cache_dir}/{function}/compiled_module",
+            seconds=seconds,
+        )
+
+    def num_captures(self) -> int:
+        return self.world.num_captures(self.spec.rank)
+
+    def capture(self, step: int) -> tuple[FunctionResult, ...]:
+        self._enter("capture", step)
+        function = self.world.functions[step % len(self.world.functions)]
+        return (self._spent(function, capture_s=0.5),)
+
+    def first_call(self) -> tuple[FunctionResult, ...]:
+        self._enter("first_call")
+        return tuple(self._spent(function, first_call_s=0.25) for function in self.world.functions)
+
+    def _spent(self, function: str, **seconds: float) -> FunctionResult:
+        known = self.results[function]
+        self.results[function] = replace(known, seconds=replace(known.seconds, **seconds))
+        return self.results[function]
+
+    def verify(self) -> Verification:
+        self._enter("verify")
+        worst = self.world.max_error
+        return Verification(ok=worst <= 0.1, max_error=worst, tolerance=0.1, compared="logits with eager")
+
+    def publish(self, launch_key: str) -> Any:
+        self._enter("publish", launch_key)
+
+    def stop(self) -> None:
+        self.world.stopped.append(self.spec.rank)
+
+    def _enter(self, method: str, argument: Any = None) -> None:
+        self.world.calls.append((method, self.spec.rank, argument))
+        error = self.world.raises.get((method, self.spec.rank))
+        if error is not None:
+            raise error
+
+    def _bad(self, method: str) -> bool:
+        return (method, self.spec.rank) in self.world.bad_results

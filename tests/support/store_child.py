@@ -1,0 +1,85 @@
+"""Child processes of the store's tests: ``python -m tests.support.store_child VERB ...``.
+
+Each says ``ready``, waits for a line, acts, and prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+KILLED = 9
+
+
+def publish(store_root: str, cache_root: str) -> dict[str, Any]:
+    from tests.support.stored import LAUNCH_KEY, make_partition, open_store
+
+    store = open_store(Path(store_root))
+    manifest = make_partition(Path(cache_root))
+    _wait()
+    report = store.publish_partition(LAUNCH_KEY, manifest, Path(cache_root))
+    return {"created": report.created, "sha256": report.ref.manifest_sha256}
+
+
+def add_variant(function_dir: str, text: str) -> dict[str, Any]:
+    from cache_store.local import add_variant
+
+    _wait()
+    return {"path": str(add_variant(Path(function_dir), text.encode()))}
+
+
+def publish_and_die(store_root: str, cache_root: str, step: str) -> dict[str, Any]:
+    """Publish and commit a launch, and end without any clean-up when ``step`` is reached."""
+    from cache_store.backend import NewFile
+    from cache_store.directory import DirectoryBackend
+    from cache_store.store import Store
+    from tests.support.stored import LAUNCH_KEY, OFF, make_partition, make_record
+
+    class Dying(DirectoryBackend):
+        def put_new(self, files: Sequence[NewFile]) -> tuple[str, ...]:
+            kind = files[0].name.partition("/")[0] if files else ""
+            _die_at(step, f"before {kind}")
+            created = super().put_new(files)
+            _die_at(step, f"after {kind}")
+            return created
+
+        def _stage(self, file: NewFile, path: Path) -> Path:
+            staged = super()._stage(file, path)
+            _die_at(step, f"copied {file.name.partition('/')[0]}")
+            return staged
+
+        def _link(self, path: Path, name: str) -> bool:
+            linked = super()._link(path, name)
+            _die_at(step, f"linked {name.partition('/')[0]}")
+            return linked
+
+    backend = Dying(Path(store_root))
+    store = Store(backend, trust=OFF, location=store_root)
+    manifest = make_partition(Path(cache_root))
+    report = store.publish_partition(LAUNCH_KEY, manifest, Path(cache_root))
+    store.commit_launch(make_record((report.ref,)))
+    return {}
+
+
+def _die_at(step: str, here: str) -> None:
+    if step == here:
+        os._exit(KILLED)
+
+
+def _wait() -> None:
+    print("ready", flush=True)  # noqa: T201
+    sys.stdin.readline()
+
+
+def main() -> None:
+    verbs = {"publish": publish, "add_variant": add_variant, "publish_and_die": publish_and_die}
+    result = verbs[sys.argv[1]](*sys.argv[2:])
+    print(json.dumps(result), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Small real partitions and launches for tests of the store."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from cache_store.digests import digest_bytes
+from cache_store.keys import key_of
+from cache_store.local import add_variant
+from cache_store.manifest import (
+    ArtifactEntry,
+    CaptureEntry,
+    LaunchRecord,
+    PartitionManifest,
+    PartitionRef,
+    RequestEntry,
+)
+from cache_store.store import Store
+from cache_store.trust import Trust
+
+REPOSITORY = Path(__file__).parents[2]
+LAUNCH_KEY = key_of({"entrypoint": "sample:workload"})
+ENVIRONMENT = {"python": "3.11.9", "torch": "2.13.0"}
+CREATED = "2026-01-31T12:00:00+00:00"
+FUNCTIONS = {"Llama.prefill": b"def prefill(): ...\n", "Llama.decode": b"def decode(): ...\n"}
+OFF = Trust(policy="off")
+
+
+def open_store(root: Path, trust: Trust = OFF) -> Store:
+    return Store.open(root, trust=trust)
+
+
+def partition_name(rank: int, world_size: int) -> str:
+    return f"world{world_size}global_rank{rank}"
+
+
+def function_dir(cache_root: Path, partition: str, function: str) -> Path:
+    return cache_root / "Llama_dynamic_aclgraphcache_0f" / partition / function.rpartition(".")[2]
+
+
+def make_partition(
+    cache_root: Path,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    functions: Mapping[str, bytes] = FUNCTIONS,
+    environment: Mapping[str, str] = ENVIRONMENT,
+    created: str = CREATED,
+) -> PartitionManifest:
+    """Write artifacts below ``cache_root`` as a rank does, and describe them."""
+    partition = partition_name(rank, world_size)
+    requests, artifacts = [], []
+    for function, data in functions.items():
+        components = {"function": function, **environment}
+        path = add_variant(function_dir(cache_root, partition, function), data)
+        digest = digest_bytes(data)
+        requests.append(RequestEntry(function=function, key=key_of(components), components=components))
+        artifacts.append(
+            ArtifactEntry(
+                function=function,
+                path=path.relative_to(cache_root).as_posix(),
+                request_key=key_of(components),
+                provenance=hashlib.sha256(function.encode()).hexdigest(),
+                sha256=digest.sha256,
+                size_bytes=digest.size_bytes,
+            )
+        )
+    return PartitionManifest(
+        partition=partition,
+        rank=rank,
+        world_size=world_size,
+        environment=dict(environment),
+        requests=tuple(requests),
+        artifacts=tuple(artifacts),
+        captures=tuple(CaptureEntry(function=function, signature="int64[1, 8]") for function in functions),
+        created=created,
+    )
+
+
+def make_record(
+    refs: tuple[PartitionRef, ...],
+    *,
+    launch_key: str = LAUNCH_KEY,
+    environment: Mapping[str, str] = ENVIRONMENT,
+    created: str = CREATED,
+) -> LaunchRecord:
+    return LaunchRecord(
+        launch_key=launch_key,
+        identity={"entrypoint": "sample:workload"},
+        world_size=len(refs),
+        environment=dict(environment),
+        partitions=refs,
+        created=created,
+    )
+
+
+def publish_launch(
+    store: Store,
+    cache_root: Path,
+    *,
+    world_size: int = 1,
+    functions: Mapping[int, Mapping[str, bytes]] | None = None,
+    environment: Mapping[str, str] = ENVIRONMENT,
+    created: str = CREATED,
+) -> LaunchRecord:
+    """Publish every rank's partition and commit the launch; ``functions`` are by rank."""
+    refs = []
+    for rank in range(world_size):
+        manifest = make_partition(
+            cache_root,
+            rank=rank,
+            world_size=world_size,
+            functions=(functions or {}).get(rank, FUNCTIONS),
+            environment=environment,
+            created=created,
+        )
+        launch_key = key_of({"launch": LAUNCH_KEY, **environment})
+        refs.append(store.publish_partition(launch_key, manifest, cache_root).ref)
+    record = make_record(tuple(refs), environment=environment, created=created)
+    store.commit_launch(record)
+    return record
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    """Every file below ``root``, the locks of a cache directory apart."""
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and ".locks" not in path.parts
+    }
+
+
+def stored(store_root: Path, prefix: str) -> list[Path]:
+    """Every file of a store below one of its directories."""
+    return sorted(path for path in (store_root / prefix).rglob("*") if path.is_file())
+
+
+def blob_path(store_root: Path, data: bytes) -> Path:
+    sha256 = digest_bytes(data).sha256
+    return store_root / "cas" / "sha256" / sha256[:2] / sha256
+
+
+def overwrite(path: Path, data: bytes) -> None:
+    """Damage a file of the store, which is read-only on purpose."""
+    path.chmod(0o600)
+    path.write_bytes(data)
+
+
+def is_hex(text: str) -> bool:
+    return re.fullmatch(r"[0-9a-f]+", text) is not None

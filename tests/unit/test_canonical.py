@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cache_store.canonical import canonical_json
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner),
+    max_leaves=20,
+)
+
+
+@given(VALUES)
+def test_canonical_json_round_trips(value):
+    assert json.loads(canonical_json(value)) == value
+
+
+@given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.integers(), min_size=2))
+def test_canonical_json_ignores_order(value):
+    assert canonical_json(dict(reversed(value.items()))) == canonical_json(value)
+
+
+def test_canonical_json_is_compact_utf8():
+    assert canonical_json({"b": (1, None), "a": "\u00e9"}) == b'{"a":"\xc3\xa9","b":[1,null]}'
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_canonical_json_refuses_what_json_has_not(number):
+    with pytest.raises(ValueError, match="JSON compliant"):
+        canonical_json([number])
+
+
+def test_canonical_json_refuses_lone_surrogates():
+    with pytest.raises(ValueError, match="surrogates"):
+        canonical_json("\ud800")
+
+
+@pytest.mark.parametrize("value", [{1: "a"}, [{"a": {None: 1}}]])
+def test_canonical_json_refuses_keys_that_json_would_convert(value):
+    with pytest.raises(TypeError, match="is a string"):
+        canonical_json(value)
+
+
+def test_canonical_json_refuses_other_types():
+    with pytest.raises(TypeError):
+        canonical_json({"a": b"bytes"})

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import hashlib
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cache_store.digests import (
+    CHUNK_BYTES,
+    Digest,
+    TooLong,
+    copy_and_digest,
+    digest_bytes,
+    digest_file,
+    is_sha256,
+)
+
+
+@given(st.binary(max_size=4096))
+def test_copy_and_digest_copies_what_it_digests(data):
+    target = io.BytesIO()
+    assert copy_and_digest(io.BytesIO(data), target) == digest_bytes(data)
+    assert target.getvalue() == data
+
+
+def test_digest_bytes_is_sha256():
+    assert digest_bytes(b"abc") == Digest(sha256=hashlib.sha256(b"abc").hexdigest(), size_bytes=3)
+
+
+def test_digest_file_reads_more_than_one_chunk(tmp_path):
+    data = b"x" * (2 * CHUNK_BYTES + 1)
+    (tmp_path / "file").write_bytes(data)
+    assert digest_file(tmp_path / "file") == digest_bytes(data)
+
+
+def test_copy_and_digest_stops_at_its_limit():
+    target = io.BytesIO()
+    with pytest.raises(TooLong):
+        copy_and_digest(io.BytesIO(b"four"), target, limit_bytes=3)
+    assert target.getvalue() == b""
+
+
+def test_copy_and_digest_takes_exactly_its_limit():
+    assert copy_and_digest(io.BytesIO(b"four"), io.BytesIO(), limit_bytes=4).size_bytes == 4
+
+
+@pytest.mark.parametrize("text", ["", "a" * 63, "A" * 64, "g" * 64, "a" * 64 + "\n", "../" + "a" * 61])
+def test_digest_refuses_what_is_no_sha256(text):
+    assert not is_sha256(text)
+    with pytest.raises(ValueError, match="64 lowercase hex"):
+        Digest(sha256=text, size_bytes=0)
+
+
+def test_digest_refuses_a_negative_size():
+    with pytest.raises(ValueError, match="negative"):
+        Digest(sha256="a" * 64, size_bytes=-1)

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cache_store.digests import is_sha256
+from cache_store.keys import ComponentChange, changed_components, key_of
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+COMPONENTS = st.dictionaries(TEXT, TEXT, max_size=4)
+
+
+@given(COMPONENTS)
+def test_key_of_ignores_order(components):
+    assert key_of(dict(reversed(components.items()))) == key_of(components)
+
+
+@given(COMPONENTS, COMPONENTS)
+def test_key_of_differs_exactly_with_its_components(one, other):
+    assert (key_of(one) == key_of(other)) == (one == other)
+
+
+def test_key_of_is_pinned():
+    # A change of this value makes every store miss: it needs a new format.
+    assert key_of({"torch": "2.13.0"}) == "851b8dbc83237080a80818d773346b6db2902e26e79f082f70215e36b7fce0e7"
+
+
+def test_key_of_does_not_mix_names_and_values():
+    assert key_of({"a": "b", "c": "d"}) != key_of({"a": 'b","c":"d'})
+
+
+def test_key_of_refuses_a_value_that_is_no_string():
+    with pytest.raises(TypeError, match="'world_size' is a string, not int"):
+        key_of({"world_size": 2})  # type: ignore[dict-item]
+
+
+@given(COMPONENTS, COMPONENTS)
+def test_changed_components_are_empty_exactly_for_equals(before, after):
+    assert (changed_components(before, after) == ()) == (before == after)
+
+
+@given(COMPONENTS, COMPONENTS)
+def test_changed_components_lead_from_before_to_after(before, after):
+    patched = dict(before)
+    for change in changed_components(before, after):
+        assert patched.get(change.name) == change.before
+        if change.after is None:
+            del patched[change.name]
+        else:
+            patched[change.name] = change.after
+    assert patched == after
+
+
+def test_changed_components_are_sorted_by_name():
+    changes = changed_components({"torch": "1", "cann": "1"}, {"torch": "2", "cann": "2"})
+    assert [change.name for change in changes] == ["cann", "torch"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        ("2.13.0", "2.13.1", "torch 2.13.0 -> 2.13.1"),
+        (None, "2.13.1", "torch added (2.13.1)"),
+        ("2.13.0", None, "torch removed (was 2.13.0)"),
+        ("", "2.13.1", "torch (empty) -> 2.13.1"),
+        ("a" * 64, "b" * 64, "torch changed"),
+    ],
+)
+def test_change_reads_like_a_sentence(before, after, text):
+    assert str(ComponentChange(name="torch", before=before, after=after)) == text
+
+
+def test_change_of_long_values_shows_where_they_differ():
+    change = ComponentChange(name="config", before="x" * 500 + "old", after="x" * 500 + "new")
+    assert "old -> " in str(change)
+    assert str(change).endswith("new")

@@ -1,0 +1,224 @@
+"""Configs: what is accepted, what is refused, and what the refusal says."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from orchestrator import config as config_module
+from orchestrator.config import groups, load, parse
+from orchestrator.config_models import Config, Parallel
+from orchestrator.errors import ConfigError
+
+MINIMAL = """
+workload: {entrypoint: "models.tiny:workload", arguments: {layers: 4}}
+ranks: 2
+parallel: {tp: 2}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "tiny.yaml"
+    path.write_text(MINIMAL)
+    return path
+
+
+def refusal(path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(path, overrides)
+    return str(caught.value)
+
+
+def test_name_defaults_to_the_file_stem(file: Path) -> None:
+    assert load(file).name == "tiny"
+
+
+def test_missing_axes_default_to_one(file: Path) -> None:
+    assert load(file).parallel == Parallel(tp=2, pp=1, dp=1)
+
+
+def test_relative_paths_resolve_against_the_current_directory(file: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "configs" / "tiny.yaml"
+    elsewhere.parent.mkdir()
+    elsewhere.write_text(MINIMAL + "cache_dir: cache\nstore: {path: store, trust: {signing_key: key.pem}}\n")
+    config = load(elsewhere)
+    assert config.store is not None
+    assert config.cache_dir == tmp_path / "cache"
+    assert config.store.path == tmp_path / "store"
+    assert config.store.trust.signing_key == tmp_path / "key.pem"
+
+
+def test_home_in_paths_is_expanded(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/nowhere")
+    assert load(file, ("cache_dir=~/cache",)).cache_dir == Path("/nowhere/cache")
+
+
+def test_an_absolute_script_below_the_current_directory_becomes_relative(file: Path, tmp_path: Path) -> None:
+    config = load(file, (f"workload={{script: {tmp_path}/jobs/run.py}}",))
+    assert config.workload.model_dump()["script"] == "jobs/run.py"
+
+
+def test_override_sets_a_nested_value_as_yaml(file: Path) -> None:
+    config = load(file, ("workload.arguments.names=[a, b]", "timeouts.compile_s=1.5"))
+    assert config.workload.model_dump()["arguments"] == {"layers": 4, "names": ["a", "b"]}
+    assert config.timeouts.compile_s == 1.5
+
+
+def test_bare_off_is_the_policy_off(file: Path) -> None:
+    file.write_text(MINIMAL + "store: {path: s, trust: {policy: off}}\n")
+    config = load(file)
+    assert config.store is not None
+    assert config.store.trust.policy == "off"
+
+
+def test_misspelt_key_names_file_key_value_and_nearest(file: Path) -> None:
+    file.write_text(MINIMAL + "timeouts: {compile: 3}\n")
+    text = refusal(file)
+    assert str(file) in text
+    assert "timeouts.compile: found an unknown key with value 3 (int)" in text
+    assert "did you mean timeouts.compile_s?" in text
+
+
+def test_key_of_another_level_is_pointed_to(file: Path) -> None:
+    assert "did you mean parallel.tp?" in refusal(file, "tp=2")
+
+
+def test_every_problem_is_listed(file: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(file, ("rankz=1", "guards=never", "ray.omp_num_threads=none"))
+    assert [problem.key for problem in caught.value.problems] == ["guards", "ray.omp_num_threads", "rankz"]
+
+
+def test_problem_of_an_override_names_the_override(file: Path) -> None:
+    assert "--set ranks='2': ranks: found '2' (str); expected a valid integer" in refusal(file, "ranks='2'")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "ranks=true",
+        "ranks=0",
+        "ranks=2.0",
+        "parallel=2",
+        "workload=3",
+        "workload={}",
+        "workload.entrypoint=nocolon",
+        "workload={script: a.py, entrypoint: 'a:b'}",
+        "workload={script: a.py, arguments: [1]}",
+        "device=tpu",
+        "timeouts.start_s=0",
+        "timeouts.start_s=.inf",
+        "store={}",
+        "no_compile='yes'",
+        "name='../x'",
+        "ray.num_cpus_per_rank=-1",
+        "ranks",
+        "=1",
+        "ranks.x=1",
+        "ranks=[",
+    ],
+)
+def test_unusable_value_is_refused(file: Path, override: str) -> None:
+    assert override.partition("=")[0].partition(".")[0] in refusal(file, override)
+
+
+def test_axes_that_do_not_fill_the_ranks_are_refused_with_the_numbers(file: Path) -> None:
+    assert "parallel tp 3 x pp 1 x dp 1 = 3, but ranks = 2" in refusal(file, "parallel.tp=3")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ranks: 1\nranks: 2\n", "tiny.yaml:2: found the key 'ranks' twice"),
+        ("ranks: [1\n", "broken YAML"),
+        ("- ranks\n", "found ['ranks'] (list) at the top level"),
+        ("", "found None (NoneType) at the top level"),
+        ("1: 2\n", "the key 1 (int)"),
+        ("ranks: 2024-01-01\n", "ranks: found datetime.date(2024, 1, 1) (date)"),
+    ],
+)
+def test_file_that_is_no_mapping_of_plain_data_is_refused(file: Path, text: str, expected: str) -> None:
+    file.write_text(text)
+    assert expected in refusal(file)
+
+
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    assert "no readable file" in refusal(tmp_path / "absent.yaml")
+
+
+def test_merge_keys_of_yaml_work(file: Path) -> None:
+    file.write_text(MINIMAL.replace("{layers: 4}", "{<<: {layers: 5}, width: 1}"))
+    assert load(file).workload.model_dump()["arguments"] == {"layers": 5, "width": 1}
+
+
+def test_error_survives_pickling(file: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(file, ("rankz=1",))
+    copy = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own bytes
+    assert (copy.problems, str(copy)) == (caught.value.problems, str(caught.value))
+
+
+def test_every_model_has_its_place_in_error_messages() -> None:
+    def models(model: type[BaseModel]) -> set[type[BaseModel]]:
+        found = {model}
+        for value in vars(config_module.models).values():
+            if isinstance(value, type) and issubclass(value, BaseModel) and value is not BaseModel:
+                found.add(value)
+        return found - {config_module.models.Strict}
+
+    assert set(config_module._MODELS.values()) == models(Config)
+
+
+def test_every_key_says_what_is_expected() -> None:
+    for model in config_module._MODELS.values():
+        for name, field in model.model_fields.items():
+            assert field.description, f"{model.__name__}.{name}"
+
+
+axis = st.integers(min_value=1, max_value=4)
+
+
+@given(tp=axis, pp=axis, dp=axis)
+def test_groups_of_each_role_divide_the_ranks(tp: int, pp: int, dp: int) -> None:
+    found = groups(config_of(tp=tp, pp=pp, dp=dp))
+    for role, size in (("world", tp * pp * dp), ("tp", tp), ("pp", pp), ("dp", dp)):
+        assert sorted(rank for group in found[role] for rank in group) == list(range(tp * pp * dp))
+        assert {len(group) for group in found[role]} == {size}
+
+
+def test_tensor_parallel_ranks_are_neighbours_and_data_parallel_ones_far_apart() -> None:
+    found = groups(config_of(tp=2, pp=2, dp=2))
+    assert found["tp"] == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert found["pp"] == ((0, 2), (1, 3), (4, 6), (5, 7))
+    assert found["dp"] == ((0, 4), (1, 5), (2, 6), (3, 7))
+
+
+def config_of(**parallel: int) -> Config:
+    ranks = 1
+    for size in parallel.values():
+        ranks *= size
+    data: dict[str, Any] = {"workload": {"entrypoint": "a:b"}, "ranks": ranks, "parallel": parallel}
+    return parse(data)
+
+
+def test_config_imports_neither_torch_nor_ray() -> None:
+    program = (
+        "import sys, orchestrator.config, orchestrator.identity, orchestrator.launch;"
+        "sys.exit(' '.join({'torch', 'ray'} & set(sys.modules)) or 0)"
+    )
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

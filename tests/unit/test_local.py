@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import io
+import os
+import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from cache_store.digests import digest_bytes
+from cache_store.errors import Corrupt, UnusableCache
+from cache_store.local import (
+    MAX_VARIANTS,
+    add_variant,
+    add_variant_from,
+    add_variant_stream,
+    find_variant,
+    is_variant_name,
+    place,
+    stage,
+    variants,
+)
+from tests.support.store_processes import race
+
+
+@pytest.fixture
+def function_dir(tmp_path: Path) -> Path:
+    return tmp_path / "Llama_0f" / "decode"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source"
+    path.write_bytes(b"data")
+    path.chmod(0o600)
+    return path
+
+
+def names(function_dir: Path) -> list[str]:
+    return [path.name for path in variants(function_dir)]
+
+
+def test_first_variant_has_the_plain_name(function_dir):
+    assert add_variant(function_dir, b"data") == function_dir / "compiled_module"
+    assert (function_dir / "compiled_module").read_bytes() == b"data"
+
+
+def test_next_variants_are_numbered(function_dir):
+    for data in (b"a", b"b", b"c"):
+        add_variant(function_dir, data)
+    assert names(function_dir) == ["compiled_module", "compiled_module.1", "compiled_module.2"]
+
+
+def test_equal_bytes_give_the_existing_variant(function_dir):
+    first = add_variant(function_dir, b"a")
+    add_variant(function_dir, b"b")
+    assert add_variant(function_dir, b"a") == first
+    assert len(names(function_dir)) == 2
+
+
+def test_variant_is_private(function_dir):
+    path = add_variant(function_dir, b"data")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(function_dir.stat().st_mode) == 0o700
+
+
+def test_variant_shares_no_inode(function_dir, source):
+    path = add_variant_from(function_dir, source)
+    assert path.stat().st_nlink == source.stat().st_nlink == 1
+    assert not path.samefile(source)
+
+
+def test_adding_leaves_no_temporary_file(function_dir):
+    add_variant(function_dir, b"data")
+    assert os.listdir(function_dir) == ["compiled_module"]  # noqa: PTH208
+
+
+def test_variants_are_in_the_order_in_which_they_came(function_dir):
+    for number in range(12):
+        add_variant(function_dir, f"{number}".encode())
+    assert [path.read_bytes() for path in variants(function_dir)] == [f"{n}".encode() for n in range(12)]
+
+
+def test_oldest_variant_goes_beyond_the_limit(function_dir):
+    for number in range(MAX_VARIANTS + 2):
+        add_variant(function_dir, f"{number}".encode())
+    kept = [path.read_bytes() for path in variants(function_dir)]
+    assert kept == [f"{number}".encode() for number in range(2, MAX_VARIANTS + 2)]
+
+
+def test_variants_of_no_directory_are_none(function_dir):
+    assert variants(function_dir) == ()
+
+
+def test_variants_leave_other_files_out(function_dir):
+    add_variant(function_dir, b"data")
+    for name in (".tmp", "compiled_module.0", "compiled_module.x", "compiled_module.01", "other"):
+        (function_dir / name).touch()
+    assert names(function_dir) == ["compiled_module"]
+
+
+@pytest.mark.parametrize(
+    ("name", "valid"), [("compiled_module", True), ("compiled_module.1", True), ("module", False)]
+)
+def test_is_variant_name(name, valid):
+    assert is_variant_name(name) is valid
+
+
+def test_find_variant_compares_bytes_not_sizes(function_dir):
+    add_variant(function_dir, b"a")
+    assert find_variant(function_dir, digest_bytes(b"b")) is None
+
+
+def test_existing_variant_that_is_not_private_is_refused(function_dir):
+    add_variant(function_dir, b"data").chmod(0o644)
+    with pytest.raises(UnusableCache, match="mode 0644"):
+        add_variant(function_dir, b"data")
+
+
+def test_truncated_variant_is_not_taken_for_the_whole(function_dir):
+    add_variant(function_dir, b"data").write_bytes(b"da")
+    assert add_variant(function_dir, b"data").name == "compiled_module.1"
+
+
+def test_add_variant_from_takes_the_expected_bytes(function_dir, source):
+    assert add_variant_from(function_dir, source, digest_bytes(b"data")).read_bytes() == b"data"
+
+
+@pytest.mark.parametrize("wrong", [b"dbta", b"dat", b"data2"], ids=["flipped bit", "longer", "truncated"])
+def test_add_variant_from_refuses_other_bytes(function_dir, source, wrong):
+    with pytest.raises(Corrupt, match=str(source)):
+        add_variant_from(function_dir, source, digest_bytes(wrong))
+    assert list(function_dir.iterdir()) == []
+
+
+def test_add_variant_from_refuses_a_source_that_others_could_have_written(function_dir, source):
+    source.chmod(0o622)
+    with pytest.raises(UnusableCache, match="mode 0622"):
+        add_variant_from(function_dir, source)
+
+
+def test_add_variant_from_refuses_a_symlink(function_dir, source):
+    link = source.with_name("link")
+    link.symlink_to(source)
+    with pytest.raises(UnusableCache, match="symbolic links"):
+        add_variant_from(function_dir, link)
+
+
+def test_add_variant_from_says_that_there_is_no_source(function_dir, tmp_path):
+    with pytest.raises(UnusableCache, match="No such file"):
+        add_variant_from(function_dir, tmp_path / "gone")
+
+
+def test_add_variant_where_a_file_stands_is_refused(function_dir):
+    function_dir.parent.mkdir()
+    function_dir.touch()
+    with pytest.raises(UnusableCache):
+        add_variant(function_dir, b"data")
+
+
+def test_failing_stream_leaves_no_file(function_dir):
+    class Failing:
+        def read(self, size: int, /) -> bytes:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        add_variant_stream(function_dir, Failing(), expected=None, source="test")
+    assert list(function_dir.iterdir()) == []
+
+
+def test_place_takes_the_staged_file_away(function_dir, tmp_path):
+    staged, digest = stage(tmp_path, io.BytesIO(b"data"), expected=None, source="test")
+    assert place(function_dir, staged, digest).stat().st_nlink == 1
+    assert not staged.exists()
+
+
+def test_threads_that_add_equal_bytes_get_one_variant(function_dir):
+    barrier = threading.Barrier(8)
+
+    def add(_: int) -> Path:
+        barrier.wait()
+        return add_variant(function_dir, b"data")
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(add, range(8))) == {function_dir / "compiled_module"}
+    assert names(function_dir) == ["compiled_module"]
+
+
+def test_threads_that_add_different_bytes_get_a_variant_each(function_dir):
+    barrier = threading.Barrier(8)
+
+    def add(number: int) -> bytes:
+        barrier.wait()
+        return add_variant(function_dir, f"{number}".encode()).read_bytes()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(add, range(8))) == [f"{number}".encode() for number in range(8)]
+    assert len(names(function_dir)) == 8
+
+
+def test_processes_that_add_at_once_get_a_variant_for_each_text(function_dir):
+    texts = ["one", "two", "one", "two"]
+    results = race(*[("add_variant", str(function_dir), text) for text in texts])
+    assert [Path(result["path"]).read_text() for result in results] == texts
+    assert len(names(function_dir)) == 2

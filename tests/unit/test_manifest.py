@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from cache_store.errors import Corrupt, NewerFormat, StoreError
+from cache_store.manifest import (
+    MAX_DOCUMENT_BYTES,
+    ArtifactEntry,
+    CaptureEntry,
+    LaunchRecord,
+    PartitionManifest,
+    PartitionRef,
+    RequestEntry,
+    created_at,
+    parse_launch_record,
+    parse_manifest,
+    partition_key,
+    utc_now,
+)
+from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY, make_record
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+HEX = st.binary(min_size=32, max_size=32).map(bytes.hex)
+COMPONENTS = st.dictionaries(TEXT, TEXT, max_size=3)
+
+
+def entry(**changes: Any) -> ArtifactEntry:
+    fields: dict[str, Any] = {
+        "function": "Llama.decode",
+        "path": "Llama_0f/world1global_rank0/decode/compiled_module",
+        "request_key": "1" * 64,
+        "provenance": "2" * 64,
+        "sha256": "3" * 64,
+        "size_bytes": 7,
+    }
+    return ArtifactEntry(**(fields | changes))
+
+
+def manifest(**changes: Any) -> PartitionManifest:
+    fields: dict[str, Any] = {
+        "partition": "world1global_rank0",
+        "rank": 0,
+        "world_size": 1,
+        "environment": ENVIRONMENT,
+        "requests": (),
+        "artifacts": (entry(),),
+        "captures": (),
+        "created": CREATED,
+    }
+    return PartitionManifest(**(fields | changes))
+
+
+def ref(rank: int = 0, partition: str = "") -> PartitionRef:
+    name = partition or f"world2global_rank{rank}"
+    return PartitionRef(partition=name, rank=rank, manifest_key="4" * 64, manifest_sha256="5" * 64)
+
+
+@st.composite
+def manifests(draw: st.DrawFn) -> PartitionManifest:
+    functions = draw(st.lists(st.from_regex(r"[a-z]{1,6}", fullmatch=True), unique=True, max_size=4))
+    requests = [RequestEntry(function=name, key=draw(HEX), components=draw(COMPONENTS)) for name in functions]
+    artifacts = [
+        entry(
+            function=name, path=f"c/{name}/compiled_module", sha256=draw(HEX), size_bytes=draw(st.integers(0))
+        )
+        for name in functions
+    ]
+    captures = [CaptureEntry(function=name, signature=draw(TEXT)) for name in functions]
+    world_size = draw(st.integers(1, 9))
+    return manifest(
+        rank=draw(st.integers(0, world_size - 1)),
+        world_size=world_size,
+        environment=draw(COMPONENTS),
+        requests=tuple(requests),
+        artifacts=tuple(artifacts),
+        captures=tuple(captures),
+    )
+
+
+@st.composite
+def records(draw: st.DrawFn) -> LaunchRecord:
+    refs = tuple(
+        PartitionRef(partition=f"rank{rank}", rank=rank, manifest_key=draw(HEX), manifest_sha256=draw(HEX))
+        for rank in draw(st.permutations(range(draw(st.integers(1, 4)))))
+    )
+    return make_record(refs, launch_key=draw(HEX), environment=draw(COMPONENTS))
+
+
+@given(manifests())
+def test_manifest_round_trips(value):
+    assert parse_manifest(value.to_bytes(), "here") == value
+
+
+@given(records())
+def test_launch_record_round_trips(value):
+    assert parse_launch_record(value.to_bytes(), "here") == value
+
+
+@given(st.binary(max_size=200))
+def test_parse_manifest_takes_no_garbage(data):
+    with pytest.raises(StoreError):
+        parse_manifest(data, "here")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXT, lambda x: st.lists(x) | st.dictionaries(TEXT, x)
+)
+
+
+@given(field=st.sampled_from(sorted(PartitionManifest.model_fields)), value=JSON)
+def test_parse_manifest_refuses_or_keeps_any_field(field, value):
+    data = json.dumps(manifest().model_dump(mode="json") | {field: value}).encode()
+    try:
+        parsed = parse_manifest(data, "here")
+    except StoreError:
+        return
+    assert parsed.model_dump(mode="json")[field] == value
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../decode/compiled_module",
+        "/decode/compiled_module",
+        "c/../../compiled_module",
+        "c/./compiled_module",
+        "c//compiled_module",
+        "c\\compiled_module",
+        "c/\0/compiled_module",
+        "a/" * 600 + "compiled_module",
+        "compiled_module",
+        "c/decode/other_module",
+        "c/decode/compiled_module.0",
+        "c/decode/compiled_module.tmp",
+    ],
+)
+def test_artifact_path_traversal_is_refused(path):
+    with pytest.raises(ValidationError, match="path"):
+        entry(path=path)
+
+
+@pytest.mark.parametrize("field", ["request_key", "provenance", "sha256"])
+@pytest.mark.parametrize("value", ["", "../x", "A" * 64, "g" * 64])
+def test_artifact_digests_are_hex(field, value):
+    with pytest.raises(ValidationError, match="lowercase hex"):
+        entry(**{field: value})
+
+
+def test_artifact_paths_that_differ_in_case_only_are_refused():
+    twin = entry(path="Llama_0f/world1global_rank0/DECODE/compiled_module")
+    with pytest.raises(ValidationError, match="where case is ignored"):
+        manifest(artifacts=(entry(), twin))
+
+
+def test_artifact_paths_that_are_equal_are_refused():
+    with pytest.raises(ValidationError, match="twice"):
+        manifest(artifacts=(entry(), entry(function="other")))
+
+
+def test_manifest_rank_lies_in_its_world():
+    with pytest.raises(ValidationError, match="rank 1 is not below world size 1"):
+        manifest(rank=1)
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a\0"])
+def test_partition_name_is_one_part(name):
+    with pytest.raises(ValidationError, match="partition"):
+        manifest(partition=name)
+
+
+@pytest.mark.parametrize("created", ["", "yesterday", "2026-01-31T12:00:00", "2026-01-31T12:00:00+01:00"])
+def test_created_is_utc(created):
+    with pytest.raises(ValidationError, match="created"):
+        manifest(created=created)
+
+
+def test_utc_now_is_a_time_that_manifests_take():
+    assert manifest(created=utc_now()).created.endswith("+00:00")
+
+
+def test_parse_manifest_names_the_field_that_is_wrong():
+    data = json.dumps(manifest().model_dump(mode="json") | {"rank": "0"}).encode()
+    with pytest.raises(Corrupt, match=r"ac/ab/1.*rank: Input should be a valid integer"):
+        parse_manifest(data, "ac/ab/1")
+
+
+def test_parse_manifest_refuses_an_unknown_field():
+    data = json.dumps(manifest().model_dump(mode="json") | {"extra": 1}).encode()
+    with pytest.raises(Corrupt, match="extra"):
+        parse_manifest(data, "here")
+
+
+def test_parse_manifest_refuses_a_newer_format_by_name():
+    with pytest.raises(NewerFormat, match=r"format 2.*upgrade warmrank"):
+        parse_manifest(b'{"format":2,"whatever":1}', "here")
+
+
+@pytest.mark.parametrize("found", ["0", "-1", "true", '"1"', "1.0", "null"])
+def test_parse_manifest_refuses_a_format_that_is_no_number(found):
+    with pytest.raises(Corrupt, match="positive format number"):
+        parse_manifest(f'{{"format":{found}}}'.encode(), "here")
+
+
+def test_parse_manifest_refuses_what_is_too_large_unread():
+    with pytest.raises(Corrupt, match=f"at most {MAX_DOCUMENT_BYTES} bytes"):
+        parse_manifest(b" " * (MAX_DOCUMENT_BYTES + 1), "here")
+
+
+def test_parse_manifest_refuses_deep_nesting():
+    with pytest.raises(Corrupt, match="JSON"):
+        parse_manifest(b"[" * 100_000, "here")
+
+
+def test_launch_record_has_each_rank_once():
+    assert len(make_record((ref(1), ref(0))).partitions) == 2
+
+
+@pytest.mark.parametrize("ranks", [(0, 0), (0, 2), (1, 2)])
+def test_launch_record_with_other_ranks_is_refused(ranks):
+    with pytest.raises(ValidationError, match="are not each of 0..1 once"):
+        make_record(tuple(ref(rank, f"p{index}") for index, rank in enumerate(ranks)))
+
+
+def test_launch_record_with_a_partition_twice_is_refused():
+    with pytest.raises(ValidationError, match="'same' appears twice"):
+        make_record((ref(0, "same"), ref(1, "same")))
+
+
+def test_partition_key_ignores_the_bytes():
+    other = manifest(artifacts=(entry(sha256="9" * 64, size_bytes=8),), created="2027-01-01T00:00:00Z")
+    assert partition_key(LAUNCH_KEY, other) == partition_key(LAUNCH_KEY, manifest())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        manifest(partition="world1global_rank1"),
+        manifest(artifacts=()),
+        manifest(artifacts=(entry(provenance="8" * 64),)),
+        manifest(artifacts=(entry(function="Llama.prefill"),)),
+        manifest(artifacts=(entry(path="c/decode/compiled_module.1"),)),
+    ],
+    ids=["partition", "fewer", "provenance", "function", "path"],
+)
+def test_partition_key_depends_on_what_determines_the_bytes(other):
+    assert partition_key(LAUNCH_KEY, other) != partition_key(LAUNCH_KEY, manifest())
+
+
+def test_partition_key_depends_on_the_launch():
+    assert partition_key("0" * 64, manifest()) != partition_key(LAUNCH_KEY, manifest())

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from cache_store.paths import collision, part_fault, path_fault
+
+
+@pytest.mark.parametrize(
+    "path", ["a", "a/b", "Llama_dynamic_0f/world2global_rank0/decode/compiled_module", "\u00e9/b"]
+)
+def test_path_fault_takes_plain_relative_paths(path):
+    assert path_fault(path) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "fault"),
+    [
+        ("", "part ''"),
+        ("/etc/passwd", "absolute"),
+        ("..", "part '..'"),
+        ("a/../../b", "part '..'"),
+        ("a/./b", "part '.'"),
+        ("a//b", "part ''"),
+        ("a/", "part ''"),
+        ("a\\b", "backslash"),
+        ("C:\\b", "backslash"),
+        ("a\0b", "control"),
+        ("a\nb", "control"),
+        ("a\x7fb", "control"),
+        ("a\ud800", "control"),
+        ("a/" * 512 + "ab", "longer than 1024"),
+        ("a" * 256, "part longer than 255"),
+    ],
+)
+def test_path_fault_names_the_hazard(path, fault):
+    assert fault in (path_fault(path) or "")
+
+
+@given(st.text(max_size=40))
+def test_path_fault_lets_no_path_leave_its_directory(path):
+    assume(path_fault(path) is None)
+    joined = PurePosixPath("/root") / path
+    assert joined.is_relative_to("/root")
+    assert ".." not in joined.parts
+
+
+def test_part_fault_refuses_a_slash():
+    assert part_fault("a/b") == "has a slash"
+
+
+@pytest.mark.parametrize(
+    ("paths", "fault"),
+    [
+        (["a/b", "a/b"], "twice"),
+        (["a/b", "a/B"], "where case is ignored"),
+        (["A/x", "a/y"], "where case is ignored"),
+        (["stra\u00dfe/x", "strasse/y"], "where case is ignored"),
+        (["\u00e9/x", "e\u0301/y"], "where case is ignored"),
+        (["a", "a/b"], "a file and a directory"),
+        (["a/b/c", "a/b"], "a file and a directory"),
+    ],
+)
+def test_collision_names_both(paths, fault):
+    assert fault in (collision(paths) or "")
+
+
+def test_collision_takes_siblings():
+    assert collision(["a/b", "a/c", "d/b"]) is None

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from cache_store.errors import UnusableCache
+from cache_store.private_files import (
+    check_private,
+    create_private,
+    digest_private,
+    ensure_cache_dir,
+    make_private_directories,
+    open_private,
+    temporary_name,
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(b"data")
+    path.chmod(0o600)
+    return path
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_check_private_takes_an_own_file_of_mode_0600(file):
+    check_private(file)
+
+
+@pytest.mark.parametrize("wrong", [0o644, 0o660, 0o400, 0o700, 0o4600])
+def test_check_private_refuses_another_mode_with_the_remedy(file, wrong):
+    file.chmod(wrong)
+    with pytest.raises(UnusableCache, match=rf"expected mode 0600, found mode {wrong:04o}.*chmod 600"):
+        check_private(file)
+
+
+def test_check_private_refuses_another_owner(file, monkeypatch):
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(UnusableCache, match=f"expected owner uid {owner + 1}, found uid {owner}"):
+        check_private(file)
+
+
+def test_check_private_refuses_a_symlink(file):
+    link = file.with_name("link")
+    link.symlink_to(file)
+    with pytest.raises(UnusableCache, match="a regular file"):
+        check_private(link)
+
+
+def test_check_private_refuses_a_directory(tmp_path):
+    with pytest.raises(UnusableCache, match="a regular file"):
+        check_private(tmp_path)
+
+
+def test_check_private_says_that_there_is_no_file(tmp_path):
+    with pytest.raises(UnusableCache, match="No such file"):
+        check_private(tmp_path / "gone")
+
+
+def test_open_private_does_not_follow_a_symlink(file):
+    link = file.with_name("link")
+    link.symlink_to(file)
+    with pytest.raises(OSError, match="symbolic links"):
+        open_private(link)
+
+
+def test_open_private_does_not_wait_at_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe", mode=0o600)
+    with pytest.raises(UnusableCache, match="a regular file"):
+        open_private(tmp_path / "pipe")
+
+
+def test_digest_private_refuses_what_others_could_have_written(file):
+    file.chmod(0o666)
+    with pytest.raises(UnusableCache):
+        digest_private(file)
+
+
+def test_create_private_gives_mode_0600(tmp_path):
+    create_private(tmp_path / "new").close()
+    assert mode(tmp_path / "new") == 0o600
+
+
+def test_create_private_does_not_replace(file):
+    with pytest.raises(FileExistsError):
+        create_private(file)
+    assert file.read_bytes() == b"data"
+
+
+def test_make_private_directories_gives_every_new_one_mode_0700(tmp_path):
+    make_private_directories(tmp_path / "a" / "b")
+    assert [mode(tmp_path / "a"), mode(tmp_path / "a" / "b")] == [0o700, 0o700]
+
+
+def test_ensure_cache_dir_creates_it_private(tmp_path):
+    ensure_cache_dir(tmp_path / "cache")
+    assert mode(tmp_path / "cache") == 0o700
+
+
+def test_ensure_cache_dir_leaves_an_existing_one_as_it_is(tmp_path):
+    tmp_path.chmod(0o755)
+    ensure_cache_dir(tmp_path)
+    assert mode(tmp_path) == 0o755
+
+
+def test_ensure_cache_dir_refuses_a_file(file):
+    with pytest.raises(UnusableCache, match="name another cache_dir"):
+        ensure_cache_dir(file)
+
+
+def test_ensure_cache_dir_refuses_what_lies_below_a_file(file):
+    with pytest.raises(UnusableCache, match="Not a directory|File exists"):
+        ensure_cache_dir(file / "cache")
+
+
+def test_ensure_cache_dir_refuses_another_owner(tmp_path, monkeypatch):
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(UnusableCache, match="name a cache_dir of your own"):
+        ensure_cache_dir(tmp_path)
+
+
+def test_ensure_cache_dir_refuses_one_that_all_users_can_write(tmp_path):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(UnusableCache, match="chmod o-w"):
+        ensure_cache_dir(tmp_path / "open")
+
+
+def test_ensure_cache_dir_refuses_one_that_is_not_writable(tmp_path, monkeypatch):
+    # Root may write everywhere, so the answer of the system is given here.
+    monkeypatch.setattr(os, "access", lambda path, wanted: not wanted & os.W_OK)
+    with pytest.raises(UnusableCache, match="expected writable"):
+        ensure_cache_dir(tmp_path)
+
+
+def test_temporary_names_carry_host_and_pid_and_differ():
+    one, other = temporary_name(), temporary_name()
+    assert one.startswith(f"{os.uname().nodename}-{os.getpid()}-")
+    assert one != other

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import stat
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from cache_store.errors import Conflict, Corrupt, UnusableCache
+from cache_store.signing_keys import (
+    Signer,
+    generate_key_pair,
+    key_id,
+    load_public_key,
+    load_signer,
+    save_key_pair,
+)
+
+
+@pytest.fixture
+def signer() -> Signer:
+    return generate_key_pair("ci")
+
+
+def test_key_pair_round_trips_through_its_files(signer, tmp_path):
+    private_path, public_path = save_key_pair(signer, tmp_path / "keys")
+    loaded = load_signer(private_path)
+    assert loaded.name == "ci"
+    assert key_id(loaded.public_key) == key_id(signer.public_key) == key_id(load_public_key(public_path))
+
+
+def test_private_key_file_is_private(signer, tmp_path):
+    private_path, _ = save_key_pair(signer, tmp_path)
+    assert stat.S_IMODE(private_path.stat().st_mode) == 0o600
+
+
+def test_private_key_that_others_can_read_is_refused(signer, tmp_path):
+    private_path, _ = save_key_pair(signer, tmp_path)
+    private_path.chmod(0o640)
+    with pytest.raises(UnusableCache, match="mode 0640"):
+        load_signer(private_path)
+
+
+def test_key_file_is_never_overwritten(signer, tmp_path):
+    save_key_pair(signer, tmp_path)
+    with pytest.raises(Conflict, match="never overwritten"):
+        save_key_pair(generate_key_pair("ci"), tmp_path)
+    assert key_id(load_signer(tmp_path / "ci.pem").public_key) == key_id(signer.public_key)
+
+
+def test_load_signer_takes_a_name(signer, tmp_path):
+    private_path, _ = save_key_pair(signer, tmp_path)
+    assert load_signer(private_path, name="build farm").name == "build farm"
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a\n"])
+def test_signer_name_is_a_file_name(signer, name):
+    with pytest.raises(ValueError, match="signer's name"):
+        Signer(name=name, private_key=signer.private_key)
+
+
+def test_load_signer_refuses_what_is_no_pem(tmp_path):
+    path = tmp_path / "ci.pem"
+    path.write_text("no key")
+    path.chmod(0o600)
+    with pytest.raises(Corrupt, match="Ed25519 private key in PEM"):
+        load_signer(path)
+
+
+def test_load_signer_refuses_another_kind_of_key(tmp_path):
+    path = tmp_path / "ci.pem"
+    path.write_bytes(
+        X25519PrivateKey.generate().private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    path.chmod(0o600)
+    with pytest.raises(Corrupt, match="X25519"):
+        load_signer(path)
+
+
+def test_load_signer_says_that_there_is_no_file(tmp_path):
+    with pytest.raises(UnusableCache, match="No such file"):
+        load_signer(tmp_path / "gone.pem")
+
+
+def test_load_public_key_refuses_a_private_key(signer, tmp_path):
+    private_path, _ = save_key_pair(signer, tmp_path)
+    with pytest.raises(Corrupt, match="Ed25519 public key in PEM"):
+        load_public_key(private_path)

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cache_store.errors import Corrupt, StoreError, Untrusted
+from cache_store.trust import Trust, TrustPolicy, generate_key_pair, load_trust, save_key_pair
+
+KEY, OTHER_KEY = "1" * 64, "2" * 64
+PAYLOAD = b'{"a":1}'
+SIGNER, STRANGER = generate_key_pair("ci"), generate_key_pair("stranger")
+PUBLISHER = Trust(policy="require", signer=SIGNER)
+READER = Trust(policy="require", trusted={"ci": SIGNER.public_key})
+WARNING_READER = Trust(policy="warn", trusted={"ci": SIGNER.public_key})
+OFF = Trust(policy="off")
+SEALED = PUBLISHER.seal("manifest", KEY, PAYLOAD)
+UNSIGNED = OFF.seal("manifest", KEY, PAYLOAD)
+
+
+def refused(trust: Trust, data: bytes, *, key: str = KEY) -> str:
+    with pytest.raises(Untrusted) as caught:
+        trust.open_envelope("manifest", key, data, where="ac/11/1")
+    assert "ac/11/1" in str(caught.value)
+    return caught.value.reason
+
+
+def test_signed_document_is_opened():
+    assert READER.open_envelope("manifest", KEY, SEALED) == PAYLOAD
+
+
+def test_publisher_trusts_its_own_key():
+    assert PUBLISHER.open_envelope("manifest", KEY, SEALED) == PAYLOAD
+
+
+def test_seal_is_deterministic():
+    assert PUBLISHER.seal("manifest", KEY, PAYLOAD) == SEALED
+
+
+def test_replay_under_another_key_is_refused():
+    assert refused(READER, SEALED, key=OTHER_KEY) == "replayed"
+
+
+def test_replay_under_another_key_is_refused_with_trust_off():
+    assert refused(OFF, UNSIGNED, key=OTHER_KEY) == "replayed"
+
+
+def test_replay_as_another_kind_is_refused():
+    with pytest.raises(Untrusted, match="made for 'manifest'"):
+        READER.open_envelope("launch", KEY, SEALED)
+
+
+def test_replay_with_the_key_rewritten_is_refused():
+    assert refused(READER, SEALED.replace(KEY.encode(), OTHER_KEY.encode()), key=OTHER_KEY) == "bad_signature"
+
+
+def test_unsigned_is_refused_under_require():
+    assert refused(READER, UNSIGNED) == "unsigned"
+
+
+def test_unsigned_is_taken_under_off():
+    assert OFF.open_envelope("manifest", KEY, UNSIGNED) == PAYLOAD
+
+
+def test_unsigned_says_so_in_the_envelope():
+    assert b'"signature":"unsigned"' in UNSIGNED
+
+
+def test_unsigned_is_taken_under_warn_with_a_warning(caplog):
+    assert WARNING_READER.open_envelope("manifest", KEY, UNSIGNED) == PAYLOAD
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "it carries no signature" in caplog.text
+
+
+def test_signed_is_taken_under_warn_without_a_warning(caplog):
+    WARNING_READER.open_envelope("manifest", KEY, SEALED)
+    assert caplog.records == []
+
+
+def test_unknown_signer_is_refused_under_require():
+    stranger = Trust(policy="require", signer=STRANGER)
+    assert refused(READER, stranger.seal("manifest", KEY, PAYLOAD)) == "unknown_signer"
+
+
+def test_unknown_signer_who_takes_a_trusted_name_is_refused():
+    impostor = generate_key_pair("ci")
+    sealed = Trust(policy="require", signer=impostor).seal("manifest", KEY, PAYLOAD)
+    assert refused(READER, sealed) == "unknown_signer"
+
+
+def test_unknown_signer_is_taken_under_warn_with_a_warning(caplog):
+    sealed = Trust(policy="require", signer=STRANGER).seal("manifest", KEY, PAYLOAD)
+    assert WARNING_READER.open_envelope("manifest", KEY, sealed) == PAYLOAD
+    assert "'stranger'" in caplog.text
+
+
+def test_unknown_signer_is_taken_under_off():
+    assert OFF.open_envelope("manifest", KEY, SEALED) == PAYLOAD
+
+
+@pytest.mark.parametrize("policy", ["require", "warn"])
+def test_wrong_signature_of_a_known_key_is_refused(policy: TrustPolicy):
+    other = PUBLISHER.seal("manifest", KEY, b"other payload")
+    forged = _with_signature_of(SEALED, other)
+    assert refused(Trust(policy=policy, trusted={"ci": SIGNER.public_key}), forged) == "bad_signature"
+
+
+def test_changed_payload_is_corrupt_under_every_policy():
+    for trust in (READER, WARNING_READER, OFF):
+        with pytest.raises(Corrupt, match="payload sha256"):
+            trust.open_envelope("manifest", KEY, SEALED + b" ")
+
+
+def test_seal_without_a_key_is_refused_under_require():
+    with pytest.raises(Untrusted, match=r"no_signing_key.*trust\.signing_key"):
+        READER.seal("manifest", KEY, PAYLOAD)
+
+
+def test_seal_signs_under_off_when_there_is_a_key():
+    sealed = Trust(policy="off", signer=SIGNER).seal("manifest", KEY, PAYLOAD)
+    assert READER.open_envelope("manifest", KEY, sealed) == PAYLOAD
+
+
+@given(position=st.integers(0, len(SEALED) - 1), bit=st.integers(0, 7))
+def test_flipped_bit_is_refused_or_harmless(position, bit):
+    data = bytearray(SEALED)
+    data[position] ^= 1 << bit
+    try:
+        payload = READER.open_envelope("manifest", KEY, bytes(data))
+    except StoreError:
+        return
+    assert payload == PAYLOAD
+
+
+@given(payload=st.binary(max_size=200), key=st.binary(min_size=32, max_size=32).map(bytes.hex))
+def test_seal_round_trips(payload, key):
+    assert READER.open_envelope("launch", key, PUBLISHER.seal("launch", key, payload)) == payload
+
+
+def test_load_trust_reads_the_files_that_a_configuration_names(tmp_path):
+    private_path, public_path = save_key_pair(SIGNER, tmp_path)
+    publisher = load_trust("require", signing_key=private_path)
+    reader = load_trust("require", trusted_keys={"build": public_path})
+    assert reader.open_envelope("manifest", KEY, publisher.seal("manifest", KEY, PAYLOAD)) == PAYLOAD
+
+
+def _with_signature_of(sealed: bytes, other: bytes) -> bytes:
+    def value(data: bytes) -> bytes:
+        return data.split(b'"value":"')[1][:128]
+
+    return sealed.replace(value(sealed), value(other))

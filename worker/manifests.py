@@ -1,0 +1,108 @@
+"""A rank's manifest, from what it loaded in a launch or from the journal of its script."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cache_store.manifest import (
+    ArtifactEntry,
+    CaptureEntry,
+    PartitionManifest,
+    PartitionRef,
+    RequestEntry,
+    utc_now,
+)
+from worker import journal
+from worker.environment import environment
+from worker.script import journal_of
+
+if TYPE_CHECKING:
+    from cache_store.store import Store
+    from worker.cached_function import CachedFunction
+    from worker.rank import RankSpec
+    from worker.variant import StoredArtifact
+
+_log = logging.getLogger(__name__)
+
+
+def of_units(
+    spec: RankSpec, units: Iterable[tuple[str, CachedFunction, StoredArtifact, str]]
+) -> PartitionManifest:
+    """Manifest of a launch's units: name, function, artifact, captured shape key (or empty)."""
+    requests: list[RequestEntry] = []
+    artifacts: dict[str, ArtifactEntry] = {}
+    captures: list[CaptureEntry] = []
+    for name, function, stored, captured in units:
+        asked = function.request()
+        requests.append(RequestEntry(function=name, key=asked.key, components=asked.components))
+        path = _relative(stored.path, Path(spec.cache_dir))
+        artifacts.setdefault(
+            path,
+            ArtifactEntry(
+                function=name,
+                path=path,
+                request_key=asked.key,
+                provenance=stored.artifact.provenance(),
+                sha256=stored.sha256,
+                size_bytes=stored.size_bytes,
+            ),
+        )
+        if captured:
+            captures.append(CaptureEntry(function=name, signature=captured))
+    return _manifest(spec, requests, artifacts, captures)
+
+
+def of_script(spec: RankSpec) -> PartitionManifest:
+    """Manifest of what a script used, from its journal."""
+    from cache_store.keys import key_of
+
+    requests: dict[str, RequestEntry] = {}
+    artifacts: dict[str, ArtifactEntry] = {}
+    for result, details in journal.read(journal_of(spec)):
+        key = key_of(details["components"])[:32]
+        requests[result.function] = RequestEntry(
+            function=result.function, key=key, components=details["components"]
+        )
+        path = _relative(Path(result.path), Path(details["root"]))
+        artifacts[path] = ArtifactEntry(
+            function=result.function,
+            path=path,
+            request_key=key,
+            provenance=details["provenance"],
+            sha256=result.digest,
+            size_bytes=result.size_bytes,
+        )
+    return _manifest(spec, list(requests.values()), artifacts, [])
+
+
+def _manifest(
+    spec: RankSpec,
+    requests: list[RequestEntry],
+    artifacts: Mapping[str, ArtifactEntry],
+    captures: list[CaptureEntry],
+) -> PartitionManifest:
+    return PartitionManifest(
+        partition=f"world{spec.world_size}global_rank{spec.rank}",
+        rank=spec.rank,
+        world_size=spec.world_size,
+        environment=environment(),
+        requests=tuple(requests),
+        artifacts=tuple(artifacts.values()),
+        captures=tuple(captures),
+        created=utc_now(),
+    )
+
+
+def _relative(path: Path, root: Path) -> str:
+    return path.resolve().relative_to(root.resolve()).as_posix()
+
+
+def publish(store: Store, launch_key: str, manifest: PartitionManifest, root: Path) -> PartitionRef:
+    """Publish a manifest with its artifacts, and say where it lies."""
+    report = store.publish_partition(launch_key, manifest, root)
+    for function in report.conflicts:
+        _log.warning("%s compiled to other bytes than the artifact in the store: its compile is not deterministic", function)
+    return report.ref

@@ -1,0 +1,369 @@
+"""One rank of a launch: a plain object that the driver steps through the stages; it knows no Ray.
+
+Stages in order: `start`, `build`, `probe`, `compile` or `load` or `adopt`, `capture`, `first_call`,
+`verify`, `publish`, `stop`. The unit of work is one call of the workload, named after its cached function
+(``Llama.decode``; a second call of the same function is ``Llama.decode[1]``).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from worker.environment import environment
+from worker.errors import WorkerError, WorkloadError
+from worker.results import FunctionProbe, FunctionResult, RankPlace, StageSeconds, Verification
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from cache_store.manifest import PartitionManifest, PartitionRef
+    from cache_store.store import Store
+    from worker.cached_function import CachedFunction, Found
+    from worker.variant import Variant
+    from worker.workload import Call, RankContext, Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSpec:
+    """What the driver tells one rank.
+
+    Attributes:
+        rank: global rank, from 0.
+        world_size: number of ranks.
+        local_rank: rank within its node.
+        local_world_size: ranks on its node.
+        node_rank: number of its node.
+        master_addr: address of rank 0's node.
+        master_port: free port there; 0 where no process groups are wanted.
+        device_kind: ``cpu``, ``cuda`` or ``npu``.
+        groups: role -> the ranks of every group of that role.
+        entrypoint: ``module:function``; empty for a script.
+        arguments: keyword arguments of the entrypoint.
+        cache_dir: the rank's cache directory.
+        guards: ``once``, ``always`` or ``skip``.
+        timeout_s: time-out of collectives, in seconds.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    master_addr: str
+    master_port: int
+    device_kind: str
+    groups: Mapping[str, tuple[tuple[int, ...], ...]]
+    entrypoint: str
+    arguments: Mapping[str, Any]
+    cache_dir: str
+    guards: str
+    timeout_s: float
+
+
+@dataclass(slots=True)
+class _Unit:
+    """One call of the workload, and what is known of it so far."""
+
+    name: str
+    call: Call
+    found: Found | None = None
+    variant: Variant | None = None
+    result: FunctionResult | None = None
+    captured: str = ""
+    seconds: StageSeconds = field(default_factory=StageSeconds)
+
+    @property
+    def function(self) -> CachedFunction:
+        return self.call.function
+
+
+class RankWorker:
+    """Steps one rank through a launch."""
+
+    def __init__(self, spec: RankSpec, store: Store | None) -> None:
+        self._spec = spec
+        self._store = store
+        self._workload: Workload | None = None
+        self._units: dict[str, _Unit] = {}
+        self._groups: dict[str, ProcessGroup] = {}
+        self._owns_process_group = False
+
+    def start(self) -> RankPlace:
+        """Bring up the device and the process groups.
+
+        Raises:
+            NotYet: the device kind is not built yet.
+        """
+        from worker import groups
+        from worker.devices import backend_for
+
+        backend = backend_for(self._spec.device_kind)
+        if self._spec.master_port:
+            self._start_groups(backend.collectives)
+            # World comes last: a group of its own role names an artifact's group more exactly.
+            groups.register(dict(sorted(self._groups.items(), key=lambda item: item[0] == "world")))
+        return RankPlace(
+            rank=self._spec.rank, host=socket.gethostname(), pid=os.getpid(), environment=environment()
+        )
+
+    def _start_groups(self, collectives: str) -> None:
+        import torch.distributed as dist
+
+        spec = self._spec
+        dist.init_process_group(
+            collectives,
+            init_method=f"tcp://{spec.master_addr}:{spec.master_port}",
+            rank=spec.rank,
+            world_size=spec.world_size,
+            timeout=timedelta(seconds=spec.timeout_s),
+        )
+        self._owns_process_group = True
+        self._groups["world"] = dist.group.WORLD
+        # Every rank makes every group, in the same order, or the processes would wait for each other.
+        for role in sorted(set(spec.groups) - {"world"}):
+            for ranks in spec.groups[role]:
+                group = dist.new_group(list(ranks))
+                if spec.rank in ranks:
+                    self._groups[role] = group
+
+    def build(self) -> tuple[str, ...]:
+        """Import the entrypoint and build model and calls.
+
+        Returns:
+            Names of the units of work, in call order.
+
+        Raises:
+            WorkloadError: the entrypoint does not import, or returns something else than a workload.
+        """
+        from worker.cached_function import LaunchDefaults, launch_defaults
+        from worker.workload import build_workload
+
+        spec = self._spec
+        place = None if spec.master_port else (spec.rank, spec.world_size)
+        defaults = LaunchDefaults(cache_dir=spec.cache_dir, guards=spec.guards, place=place)  # type: ignore[arg-type]
+        token = launch_defaults.set(defaults)
+        try:
+            self._workload = build_workload(spec.entrypoint, self._context(), spec.arguments)
+        finally:
+            launch_defaults.reset(token)
+        seen: Counter[str] = Counter()
+        for call in self._workload.calls:
+            base = call.function.name
+            name = f"{base}[{seen[base]}]" if seen[base] else base
+            seen[base] += 1
+            self._units[name] = _Unit(name=name, call=call)
+        return tuple(self._units)
+
+    def _context(self) -> RankContext:
+        from worker.devices import backend_for
+        from worker.workload import RankContext
+
+        spec = self._spec
+        return RankContext(
+            rank=spec.rank,
+            world_size=spec.world_size,
+            local_rank=spec.local_rank,
+            device_kind=spec.device_kind,
+            device=backend_for(spec.device_kind).device(spec.local_rank),
+            groups=dict(self._groups),
+        )
+
+    def probe(self) -> tuple[FunctionProbe, ...]:
+        """Say for each unit what is asked for, and whether it is there. Compiles nothing."""
+        return tuple(self._probe(unit) for unit in self._units.values())
+
+    def _probe(self, unit: _Unit) -> FunctionProbe:
+        started = perf_counter()
+        unit.found = unit.function.find(unit.call.args, unit.call.kwargs)
+        unit.seconds = replace(unit.seconds, load_s=perf_counter() - started)
+        found = unit.found
+        asked = unit.function.request()
+        return FunctionProbe(
+            function=unit.name,
+            request_key=asked.key,
+            components=asked.components,
+            state="miss" if found.stored is None else "hit" if found.own else "adoptable",
+            reason=found.reason,
+            digest=found.stored.sha256 if found.stored is not None else "",
+        )
+
+    def compile(self, functions: tuple[str, ...]) -> tuple[FunctionResult, ...]:
+        """Trace and compile units without running them; their artifacts go into the store as well."""
+        return tuple(self._guarded(self._units[name], self._compile) for name in functions)
+
+    def _compile(self, unit: _Unit) -> FunctionResult:
+        reason = unit.found.reason if unit.found is not None else ""
+        # An earlier unit's artifact may cover this one: then there is nothing to compile.
+        found = unit.function.find(unit.call.args, unit.call.kwargs)
+        if found.stored is not None:
+            unit.found = found
+            return self._load(unit)
+        unit.variant = unit.function.compile(unit.call.args, unit.call.kwargs, reason=reason)
+        if self._store is not None:
+            self._store.put_blob(unit.variant.stored.path)
+        return self._finish(unit)
+
+    def load(self, functions: tuple[str, ...]) -> tuple[FunctionResult, ...]:
+        """Load what the probe found (or what was compiled here since)."""
+        return tuple(self._guarded(self._units[name], self._load) for name in functions)
+
+    def _load(self, unit: _Unit) -> FunctionResult:
+        if unit.variant is not None and unit.result is not None:
+            return unit.result
+        if unit.found is None or unit.found.stored is None:
+            unit.found = unit.function.find(unit.call.args, unit.call.kwargs)
+        if unit.found.stored is None:
+            return self._refused(unit, unit.found.reason, guard_failed=False)
+        unit.variant = unit.function.use(unit.found, started=perf_counter())
+        return self._finish(unit)
+
+    def adopt(self, offers: Mapping[str, str]) -> tuple[FunctionResult, ...]:
+        """Take over artifacts of other ranks, by digest; their guards decide whether they fit here."""
+        return tuple(
+            self._guarded(self._units[name], lambda unit, digest=digest: self._adopt(unit, digest))
+            for name, digest in offers.items()
+        )
+
+    def _adopt(self, unit: _Unit, digest: str) -> FunctionResult:
+        started = perf_counter()
+        offered = unit.function.offered(digest, self._store)
+        if offered is None:
+            return self._refused(unit, f"artifact {digest[:12]} is neither in the cache nor in the store")
+        wrong = unit.function.mismatches(offered, unit.call.args, unit.call.kwargs)
+        if wrong:
+            return self._refused(unit, "; ".join(wrong), guard_failed=True)
+        own = offered.path.parent == unit.function.function_dir()
+        reason = "" if own else f"same as {offered.path.parent.parent.name}"
+        unit.variant = unit.function.use(_found(offered, own=own, reason=reason), started=started)
+        return self._finish(unit)
+
+    def _guarded(self, unit: _Unit, step: Callable[[_Unit], FunctionResult]) -> FunctionResult:
+        """One unit's failure is a value, so that the others go on and the driver can name it."""
+        try:
+            unit.result = step(unit)
+        except WorkerError as error:
+            unit.result = self._refused(unit, f"{type(error).__name__}: {error}", guard_failed=False)
+        return unit.result
+
+    def _refused(self, unit: _Unit, reason: str, *, guard_failed: bool = False) -> FunctionResult:
+        return FunctionResult(
+            function=unit.name, ok=False, outcome="adopted", reason=reason, guard_failed=guard_failed,
+            seconds=unit.seconds,
+        )  # fmt: skip
+
+    def _finish(self, unit: _Unit) -> FunctionResult:
+        result = unit.function.last_result
+        assert result is not None  # noqa: S101 - every variant that is bound leaves a result
+        looked_s = unit.seconds.load_s if result.outcome != "compiled" else 0.0
+        unit.seconds = replace(result.seconds, load_s=result.seconds.load_s + looked_s)
+        return replace(result, function=unit.name, seconds=unit.seconds)
+
+    def num_captures(self) -> int:
+        """Number of capture steps; every rank must take the same."""
+        return len(self._units)
+
+    def capture(self, step: int) -> tuple[FunctionResult, ...]:
+        """Take one step of the capture plan: the unit with the ``step``-th largest arguments."""
+        unit = self._capture_order()[step]
+        return (self._guarded(unit, self._capture),)
+
+    def _capture_order(self) -> list[_Unit]:
+        return sorted(self._units.values(), key=lambda unit: -_num_elements(unit.call))
+
+    def _capture(self, unit: _Unit) -> FunctionResult:
+        variant = _bound(unit)
+        started = perf_counter()
+        before = set(variant.runner.signatures())
+        variant.capture(unit.call.args, unit.call.kwargs)
+        new = [signature for signature in variant.runner.signatures() if signature not in before]
+        unit.captured = new[0] if new else ""
+        return self._timed(unit, capture_s=perf_counter() - started)
+
+    def first_call(self) -> tuple[FunctionResult, ...]:
+        """Run each unit once, in call order, as a user would."""
+        return tuple(self._guarded(unit, self._first_call) for unit in self._units.values())
+
+    def _first_call(self, unit: _Unit) -> FunctionResult:
+        _bound(unit)
+        started = perf_counter()
+        unit.function(*unit.call.args, **unit.call.kwargs)
+        return self._timed(unit, first_call_s=perf_counter() - started)
+
+    def _timed(self, unit: _Unit, **seconds: float) -> FunctionResult:
+        unit.seconds = replace(unit.seconds, **seconds)
+        assert unit.result is not None  # noqa: S101 - `_bound` came first
+        return replace(unit.result, seconds=unit.seconds)
+
+    def verify(self) -> Verification:
+        """Compare the warm model with its reference, if the workload has one."""
+        workload = self._require_workload()
+        if workload.check is None:
+            return Verification(ok=True, max_error=0.0, tolerance=0.0, compared="")
+        return workload.check()
+
+    def _require_workload(self) -> Workload:
+        if self._workload is None:
+            msg = f"rank {self._spec.rank} was not built yet; call build() before"
+            raise WorkloadError(msg, rank=self._spec.rank)
+        return self._workload
+
+    def manifest(self) -> PartitionManifest:
+        """What this rank's partition holds."""
+        from worker.manifests import of_script, of_units
+
+        spec = self._spec
+        if not spec.entrypoint:
+            return of_script(spec)
+        units = [(unit.name, unit.function, _bound(unit).stored, unit.captured) for unit in self._capture_order()]
+        return of_units(spec, units)
+
+    def publish(self, launch_key: str) -> PartitionRef | None:
+        """Put this rank's manifest and artifacts into the store; None without a store."""
+        from worker.manifests import publish
+
+        if self._store is None:
+            return None
+        return publish(self._store, launch_key, self.manifest(), Path(self._spec.cache_dir))
+
+    def stop(self) -> None:
+        """Take the process groups down."""
+        if self._owns_process_group:
+            import torch.distributed as dist
+
+            from worker import groups
+
+            groups.register({})
+            dist.destroy_process_group()
+            self._owns_process_group = False
+        self._units.clear()
+        self._workload = None
+
+
+def _bound(unit: _Unit) -> Variant:
+    if unit.variant is None:
+        msg = f"{unit.name} was neither loaded nor compiled on this rank"
+        raise WorkloadError(msg, function=unit.name)
+    return unit.variant
+
+
+def _found(stored: Any, *, own: bool, reason: str) -> Found:
+    from worker.cached_function import Found
+
+    return Found(stored=stored, own=own, reason=reason)
+
+
+def _num_elements(call: Call) -> int:
+    """Elements in all tensors among a call's arguments."""
+    import torch
+    from torch.utils import _pytree
+
+    leaves = _pytree.tree_leaves((call.args, dict(call.kwargs)))
+    return sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor))
