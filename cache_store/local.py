@@ -168,10 +168,10 @@ def _write_verified(path: Path, stream: Readable, *, expected: Digest | None, so
 
 def _link_next(function_dir: Path, staged: Path, digest: Digest) -> Path:
     while True:
-        # Looked at again after each lost race: the winner may have added the same bytes.
+        # Listed before looking: whoever adds the same bytes after the look takes this very name.
+        numbers = _variant_numbers(function_dir)
         if existing := find_variant(function_dir, digest):
             return existing
-        numbers = _variant_numbers(function_dir)
         target = function_dir / _variant_name(numbers[-1] + 1 if numbers else 0)
         with contextlib.suppress(FileExistsError):
             # The temporary name goes right after, so the file has one link, its own.

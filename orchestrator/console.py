@@ -18,14 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from cache_store.errors import StoreError
-from orchestrator.errors import CompileForbidden, ConfigError, OrchestratorError
+from orchestrator.demo import DemoFailed, NotOurs
+from orchestrator.errors import CompileForbidden, ConfigError, ConfigProblem, OrchestratorError
 from orchestrator.look import NothingThere
-from orchestrator.preseed import UnknownNode
+from orchestrator.preseed import NoStore, UnknownNode
+from orchestrator.submit import OutsideDirectory
 from worker.errors import NotYet, WorkerError
 
 PLAIN_WIDTH = 120
@@ -47,6 +50,9 @@ _CODES: tuple[tuple[type[Exception], ExitCode], ...] = (
     (ConfigError, ExitCode.BAD_INPUT),
     (NothingThere, ExitCode.BAD_INPUT),
     (UnknownNode, ExitCode.BAD_INPUT),
+    (NoStore, ExitCode.BAD_INPUT),
+    (NotOurs, ExitCode.BAD_INPUT),
+    (OutsideDirectory, ExitCode.BAD_INPUT),
     (NotYet, ExitCode.BAD_INPUT),
     (CompileForbidden, ExitCode.MISSED),
     (StoreError, ExitCode.FAULT),
@@ -55,7 +61,7 @@ _EXPECTED = (OrchestratorError, StoreError, WorkerError, OSError)
 
 
 def output(*, stderr: bool = False) -> Console:
-    """A console for stdout or stderr as they are now; plain and of a fixed width where there is no terminal."""
+    """A console for stdout or stderr as they are now; plain and of fixed width where there is no terminal."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
     return Console(file=stream, width=width, highlight=False)
@@ -70,6 +76,8 @@ def plain(value: object) -> Any:
     """Dataclasses as mappings and paths as strings, all the way down."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -98,8 +106,10 @@ def session(*, debug: bool = False) -> Iterator[None]:
         raise typer.Exit(exit_code_of(error)) from None
 
 
-def exit_code_of(error: Exception) -> ExitCode:
+def exit_code_of(error: Exception) -> int:
     """The exit code that stands for an error."""
+    if isinstance(error, DemoFailed):
+        return error.exit_code
     return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.FAILED)
 
 
@@ -133,7 +143,7 @@ def describe(error: Exception) -> tuple[str, tuple[Rows, ...], tuple[str, ...]]:
     return head, (), tuple(rest)
 
 
-def _problem_rows(problem: Any) -> Rows:
+def _problem_rows(problem: ConfigProblem) -> Rows:
     rows = [("where", f"{problem.place}: {problem.key}" if problem.key else problem.place)]
     rows += [("found", problem.found), ("expected", problem.expected)]
     if problem.nearest:

@@ -1,7 +1,7 @@
 """A launcher that runs every rank in this process, one after the other.
 
-For one rank, and for tests of the driver. More than one real rank cannot meet here: a collective of the first
-would wait for the second, which has not been called yet.
+For one rank, and for tests of the driver. Several ranks have no process groups here: a collective of the
+first would wait for the second, which has not been called yet.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class InProcessLauncher:
         self._hosts = [RankHost(self._make_worker) for _ in range(num_ranks)]
         process = Process(node_id="here", host=os.uname().nodename, address="127.0.0.1", pid=os.getpid())
         _, seats = seat_ranks([process] * num_ranks)
-        return Gang(seats=seats, master_addr="127.0.0.1", master_port=free_port("127.0.0.1"))
+        # Port 0 stands for no process groups: several ranks cannot meet in one thread.
+        port = free_port("127.0.0.1") if num_ranks == 1 else 0
+        return Gang(seats=seats, master_addr="127.0.0.1", master_port=port)
 
     def call(
         self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float

@@ -39,7 +39,7 @@ class Gang:
     Attributes:
         seats: every rank, in order; ranks of one node follow each other.
         master_addr: address that every rank reaches rank 0's node by.
-        master_port: port that was free there.
+        master_port: port that was free there; 0 for ranks that make no process groups.
         logs: pattern of the ranks' log files; empty when they run in the driver's process.
     """
 

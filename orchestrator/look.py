@@ -1,7 +1,7 @@
 """Looking into a store: what launches it holds, and what one partition holds, as plain values.
 
-Nothing here builds a model, or imports torch or Ray. Without a config nobody is trusted, so signatures are then
-not looked at.
+Nothing here builds a model, or imports torch or Ray. Without a config nobody is trusted, so signatures are
+then not looked at.
 """
 
 from __future__ import annotations
@@ -135,6 +135,17 @@ def open_to_look(config: Config | None, path: Path | None) -> Store:
     return open_store(config.store, create=False)
 
 
+def open_if_there(config: Config) -> Store | None:
+    """The config's store; none where the config names none, or the first launch has yet to make it.
+
+    Raises:
+        StoreError: there is a store, and it cannot be used.
+    """
+    if config.store is None or not config.store.path.exists():
+        return None
+    return open_store(config.store, create=False)
+
+
 def list_store(store: Store, config: Config | None = None) -> Listing:
     """Every launch in the store; with a config, its own launches are marked.
 
@@ -223,6 +234,6 @@ def show_partition(store: Store, wanted: str, config: Config | None = None) -> P
 def _absent(store: Store, wanted: str, names: list[str]) -> str:
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     return (
-        f"no partition {wanted!r} in {store.location}; expected a name or at least {MIN_KEY_CHARS} characters of "
-        f"a manifest's key. There are: {shown or 'none, the store holds no launch'}"
+        f"no partition {wanted!r} in {store.location}; expected a name, or {MIN_KEY_CHARS} characters or more "
+        f"of a manifest's key. There are: {shown or 'none, the store holds no launch'}"
     )

@@ -27,7 +27,9 @@ def render_listing(listing: Listing, *, long: bool = False) -> RenderableType:
     head = Text(f"store {listing.store}: {count} launch{'' if count == 1 else 'es'}", style="bold")
     parts: list[RenderableType] = [head]
     if listing.launches:
-        table = _table("", "launch", "made (UTC)", "what", "ranks", "functions", "artifacts", "size", "environment")
+        table = _table(
+            "", "launch", "made (UTC)", "what", "ranks", "functions", "artifacts", "size", "environment"
+        )
         for line in listing.launches:
             table.add_row(*_launch_cells(line))
         parts.append(table)
@@ -97,14 +99,16 @@ def render_verified(found: Verified) -> RenderableType:
     lines = []
     if found.store:
         lines.append(
-            f"store {found.location}: {found.store.num_launches} launches, {found.store.num_manifests} manifests, "
-            f"{found.store.num_blobs} blobs, {size_text(found.store.bytes_hashed)} hashed"
+            f"store {found.location}: {found.store.num_launches} launches, "
+            f"{found.store.num_manifests} manifests, {found.store.num_blobs} blobs, "
+            f"{size_text(found.store.bytes_hashed)} hashed"
         )
         if not found.signatures_checked:
             lines.append("signatures not checked: name a CONFIG, whose trust policy then applies")
     if found.cache:
         lines.append(
-            f"cache {found.cache.path}: {found.cache.num_files} artifacts, {size_text(found.cache.size_bytes)} read"
+            f"cache {found.cache.path}: {found.cache.num_files} artifacts, "
+            f"{size_text(found.cache.size_bytes)} read"
         )
     faults = [Text(f"fault: {fault}", style="bold red") for fault in found.faults]
     end = [] if faults else [Text("no faults", style="green")]
@@ -113,7 +117,9 @@ def render_verified(found: Verified) -> RenderableType:
 
 def render_seeds(seeds: Sequence[NodeSeed]) -> RenderableType:
     """One line for each node, then why, equal reasons together."""
-    table = _table("node", "address", "outcome", "partitions", "artifacts", "there before", "copied", "seconds")
+    table = _table(
+        "node", "address", "outcome", "partitions", "artifacts", "there before", "copied", "seconds"
+    )
     for item in seeds:
         outcome = _outcome(item)
         table.add_row(
@@ -206,7 +212,9 @@ def _heading(text: str) -> Text:
     return Text(f"\n{text}", style="bold")
 
 
-_RIGHT = frozenset({"ranks", "functions", "artifacts", "size", "partitions", "there before", "copied", "seconds"})
+_RIGHT = frozenset(
+    {"ranks", "functions", "artifacts", "size", "partitions", "there before", "copied", "seconds"}
+)
 
 
 def _table(*names: str) -> Table:

@@ -154,13 +154,14 @@ def plan_round(
     Args:
         situation: what is wanted and what exists.
         max_rounds: from this round on each rank compiles for itself.
-        nodes: node of every rank; when given, leaders are spread over nodes, then over a node's ranks.
+        nodes: node of every rank; when given, leaders are spread over nodes, then over a node's ranks;
+            otherwise the lowest rank of a class leads it.
     """
     if situation.round >= max_rounds:
         return {demand.slot: Compile() for demand in situation.demands}
     offers = _offers_by_class(situation.offers)
     actions: dict[Slot, Action] = {}
-    led: Counter[int] = Counter()
+    leaders: dict[tuple[str, str], int] = {}
     for key, members in classes(situation.demands).items():
         for demand in members:
             action = _without_compiling(demand, offers.get(key, ()))
@@ -168,8 +169,11 @@ def plan_round(
                 actions[demand.slot] = action
         needy = [demand.rank for demand in members if demand.slot not in actions]
         if needy:
-            leader = _leader(needy, led, nodes)
-            led[leader] += 1
+            # Calls of one function have one leader: the artifact of the first may cover the others.
+            family = (key[0].partition("[")[0], key[1])
+            leader = leaders.get(family, -1)
+            if leader not in needy:
+                leader = leaders[family] = _leader(needy, leaders.values(), nodes)
             for rank in needy:
                 actions[rank, key[0]] = Compile() if rank == leader else AwaitLeader(leader=leader)
     return actions
@@ -219,13 +223,12 @@ def _without_compiling(demand: Demand, offers: Sequence[Offer]) -> Load | Adopt 
     return None
 
 
-def _leader(needy: Sequence[int], led: Counter[int], nodes: Mapping[int, int] | None) -> int:
+def _leader(needy: Sequence[int], leaders: Iterable[int], nodes: Mapping[int, int] | None) -> int:
     """The lowest rank of those that lead least, on the node that leads least."""
     if nodes is None:
         return min(needy)
-    led_by_node: Counter[int] = Counter()
-    for rank, num_led in led.items():
-        led_by_node[nodes[rank]] += num_led
+    led = Counter(leaders)
+    led_by_node = Counter(nodes[rank] for rank in led.elements())
     return min(needy, key=lambda rank: (led_by_node[nodes[rank]], led[rank], rank))
 
 

@@ -18,7 +18,7 @@ from cache_store.seed import SeedReport, seed
 from orchestrator import ray_session
 from orchestrator.config import Config
 from orchestrator.config_models import StoreConfig
-from orchestrator.errors import CannotStart, OrchestratorError
+from orchestrator.errors import OrchestratorError
 from orchestrator.identity import launch_key
 from orchestrator.stores import open_store
 from worker.environment import environment
@@ -144,7 +144,7 @@ def choose(nodes: Sequence[Node], wanted: Iterable[str]) -> tuple[Node, ...]:
 
 def _check_store(config: Config) -> StoreConfig:
     if config.store is None:
-        msg = f"config {config.name} names no store to seed from; expected store.path, a directory all nodes share"
+        msg = f"config {config.name} names no store to seed from; set store.path, a directory all nodes share"
         raise NoStore(msg)
     return config.store
 
@@ -169,7 +169,7 @@ def _seed_cluster(config: Config, wanted: Sequence[str]) -> tuple[NodeSeed, ...]
 
     session = ray_session.enter(config.ray)
     try:
-        nodes = choose(_alive(ray.nodes()), wanted)
+        nodes = choose(_alive(ray.nodes()), wanted)  # type: ignore[no-untyped-call]
         environ = ray_session.rank_environ(config.ray, config.device, session.way_in)
         refs = [_task(node, environ).remote(config, node) for node in nodes]
         timeout_s = config.timeouts.start_s + config.timeouts.fetch_s

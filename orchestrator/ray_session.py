@@ -30,11 +30,6 @@ NAMESPACE = "warmrank"
 # The driver and its ranks exchange small values only; artifacts travel through the store.
 _OBJECT_STORE_BYTES = 128 * 2**20
 _JOB_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray's job supervisor for the driver that it starts
-_SETTINGS = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # By default Ray writes a token into the home directory, which changes the user's next `ray start`.
-    "RAY_AUTH_MODE": "token",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +39,10 @@ class Session:
     Attributes:
         way_in: which of the four ways.
         temp_dir: directory of an own Ray; empty otherwise.
-        environ: what the environment variables that were changed had been.
     """
 
     way_in: WayIn
     temp_dir: str
-    environ: Mapping[str, str | None]
 
 
 def way_in(config: RayConfig, environ: Mapping[str, str], *, initialized: bool) -> WayIn:
@@ -69,14 +62,11 @@ def enter(config: RayConfig) -> Session:
     Raises:
         CannotStart: no Ray answers at the address, or a local one does not start.
     """
+    way = way_in(config, os.environ, initialized=_is_initialized())
+    _prepare_environ(way)
     import ray
 
-    way = way_in(config, os.environ, initialized=ray.is_initialized())
-    session = Session(
-        way_in=way,
-        temp_dir=_short_temp_dir() if way == "local" else "",
-        environ=_set(_local_settings() if way == "local" else {}),
-    )
+    session = Session(way_in=way, temp_dir=_short_temp_dir() if way == "local" else "")
     try:
         _init(way, config, session)
     except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
@@ -98,7 +88,6 @@ def leave(session: Session) -> None:
     ray.shutdown()
     if session.temp_dir:
         shutil.rmtree(session.temp_dir, ignore_errors=True)
-    _set(session.environ)
 
 
 def rank_environ(config: RayConfig, device: str, way: WayIn) -> dict[str, str]:
@@ -150,35 +139,31 @@ def _init(way: WayIn, config: RayConfig, session: Session) -> None:
 
 
 def _shipped(config: RayConfig) -> dict[str, Any] | None:
-    from orchestrator.submit import runtime_env
+    from orchestrator.upload import runtime_env
 
     if not config.ship_code:
         return None
     return runtime_env(Path.cwd(), Path(__file__).resolve().parent.parent)
 
 
-def _local_settings() -> dict[str, str]:
-    settings = {name: value for name, value in _SETTINGS.items() if name not in os.environ}
-    if settings.get("RAY_AUTH_MODE") == "token":
-        settings["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    return settings
+def _is_initialized() -> bool:
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
+
+
+def _prepare_environ(way: WayIn) -> None:
+    """Set what Ray reads when it is imported, and keeps for the life of the process."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if way == "local" and "ray" not in sys.modules and "RAY_AUTH_MODE" not in os.environ:
+        # By default Ray writes a token into the home directory, which changes the user's next `ray start`.
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 def _short_temp_dir() -> str:
     # Ray's socket paths below it must stay under 107 bytes, and TMPDIR may be long.
     base = tempfile.gettempdir()
     return tempfile.mkdtemp(prefix="warmrank-", dir=base if len(base) <= 16 else "/tmp")  # noqa: S108
-
-
-def _set(values: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Set (or, for None, remove) environment variables, and return what they were."""
-    before = {name: os.environ.get(name) for name in values}
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-    return before
 
 
 def _refusal(way: WayIn, config: RayConfig, error: Exception) -> str:

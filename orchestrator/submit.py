@@ -8,12 +8,11 @@ ends with status 1 whatever the job ended with; here the driver's exit code is p
 from __future__ import annotations
 
 import asyncio
-import fnmatch
 import logging
 import os
 import shlex
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,28 +21,6 @@ from orchestrator.errors import OrchestratorError
 
 logger = logging.getLogger(__name__)
 
-EXCLUDED_NAMES = (
-    ".git",
-    ".venv",
-    "venv",
-    "__pycache__",
-    "*.egg-info",
-    ".mypy_cache",
-    ".ruff_cache",
-    ".pytest_cache",
-    ".import_linter_cache",
-    ".hypothesis",
-    ".coverage",
-    ".torchair_cache",
-    "build",
-    "warmrank-out",
-)
-"""What never goes along; names match at any depth (they are gitwildmatch patterns without a slash)."""
-
-LARGE_UPLOAD_BYTES = 100 * 2**20
-"""Above this the user is told: Ray refuses packages of half a gigabyte, and keeps the others on its head."""
-
-PACKAGES = ("cache_store", "worker", "orchestrator")
 EXIT_INTERRUPTED = 130
 _STOP_TIMEOUT_S = 30.0
 _POLL_S = 0.5
@@ -52,6 +29,10 @@ _MAX_RECONNECTS = 5
 
 class SubmitFailed(OrchestratorError):
     """The job could not be handed to a cluster."""
+
+
+class OutsideDirectory(SubmitFailed):
+    """The config does not lie in what goes to the cluster."""
 
 
 class JobClient(Protocol):
@@ -71,21 +52,6 @@ class JobClient(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Upload:
-    """What of a directory goes to the cluster, at most (`.gitignore` may leave out more).
-
-    Attributes:
-        num_files: number of files.
-        size_bytes: their size before compression.
-        largest: path relative to the directory and size in bytes of the largest files, largest first.
-    """
-
-    num_files: int
-    size_bytes: int
-    largest: tuple[tuple[str, int], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutcome:
     """How a job ended.
 
@@ -102,34 +68,13 @@ class JobOutcome:
     message: str
 
 
-def measure_upload(directory: Path, *, num_largest: int = 3) -> Upload:
-    """Walk a directory as Ray will, leaving out `EXCLUDED_NAMES`."""
-    sizes = sorted(_files(directory, directory), key=lambda item: (-item[1], item[0]))
-    return Upload(
-        num_files=len(sizes),
-        size_bytes=sum(size for _, size in sizes),
-        largest=tuple(sizes[:num_largest]),
-    )
-
-
-def _files(directory: Path, root: Path) -> Iterator[tuple[str, int]]:
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            if any(fnmatch.fnmatchcase(entry.name, pattern) for pattern in EXCLUDED_NAMES):
-                continue
-            if entry.is_dir(follow_symlinks=False):
-                yield from _files(Path(entry.path), root)
-            elif entry.is_file():
-                yield Path(entry.path).relative_to(root).as_posix(), entry.stat().st_size
-
-
 def job_entrypoint(
     config: Path, overrides: Sequence[str], *, directory: Path, no_compile: bool = False
 ) -> str:
     """The shell command of the job.
 
     Raises:
-        SubmitFailed: the config lies outside ``directory``, so the job would not find it.
+        OutsideDirectory: the config lies outside ``directory``, so the job would not find it.
     """
     try:
         inside = config.resolve().relative_to(directory.resolve())
@@ -138,27 +83,18 @@ def job_entrypoint(
             f"{config} lies outside the current directory {directory}, which is what goes to the cluster; "
             "change into a directory above it, or copy it here"
         )
-        raise SubmitFailed(msg) from None
+        raise OutsideDirectory(msg) from None
     words = ["python", "-m", "orchestrator", "launch", inside.as_posix()]
     for override in overrides:
         words += ["--set", override]
     return shlex.join([*words, "--no-compile"] if no_compile else words)
 
 
-def runtime_env(directory: Path, package_root: Path) -> dict[str, Any]:
-    """Ray's runtime environment for the job: the directory, and the packages where it does not hold them."""
-    env: dict[str, Any] = {"working_dir": str(directory), "excludes": list(EXCLUDED_NAMES)}
-    missing = [name for name in PACKAGES if not (directory / name / "__init__.py").is_file()]
-    if missing:
-        env["py_modules"] = [str(package_root / name) for name in missing]
-    return env
-
-
 def connect(address: str | None, *, environ: Mapping[str, str]) -> JobClient:
     """A client of the cluster's job server.
 
     Args:
-        address: URL of the dashboard; none for RAY_API_SERVER_ADDRESS, RAY_ADDRESS, or a cluster on this machine.
+        address: URL of the dashboard; none takes RAY_API_SERVER_ADDRESS, RAY_ADDRESS, or this machine's.
         environ: the process's environment.
 
     Raises:

@@ -1,9 +1,9 @@
-"""The artifact: one deterministic file that holds everything a load needs.
+r"""The artifact: one deterministic file that holds everything a load needs.
 
 Layout::
 
-    warmrank-artifact <format> <sha256 of all that follows this line>\\n
-    <header: one line of canonical JSON>\\n
+    warmrank-artifact <format> <sha256 of all that follows this line>\n
+    <header: one line of canonical JSON>\n
     <sections, one after another, lengths in the header>
 
 The header holds name, engine, key components, guards and facts; nothing in the file is a date, host, path
@@ -104,7 +104,9 @@ def parse(data: bytes, where: str) -> Artifact:
     if not newline or not first.startswith(_MAGIC) or len(words) != 3:
         raise _corrupt(where, "it does not begin with a warmrank artifact's first line")
     if words[1] != str(FORMAT).encode():
-        raise _corrupt(where, f"it has format {words[1].decode(errors='replace')}, this version reads {FORMAT}")
+        raise _corrupt(
+            where, f"it has format {words[1].decode(errors='replace')}, this version reads {FORMAT}"
+        )
     if hashlib.sha256(body).hexdigest().encode() != words[2]:
         raise _corrupt(where, "its bytes do not match the digest in its first line")
     try:

@@ -1,4 +1,4 @@
-"""What `get_npu_backend` returns, used with ``torch.compile``: the same engine and capture, kept in memory only."""
+"""What `get_npu_backend` gives ``torch.compile``: the same engine and capture, kept in memory only."""
 
 from __future__ import annotations
 
@@ -54,4 +54,3 @@ def _known_names() -> list[str]:
     from worker.torch_private import known_groups
 
     return list(known_groups())
-

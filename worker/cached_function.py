@@ -7,9 +7,10 @@ artifact saved beside the others.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -137,11 +138,8 @@ class CachedFunction:
     @property
     def device_kind(self) -> str:
         """Kind of the device that the module lives on."""
-        for tensor in self.module.parameters():
-            return tensor.device.type
-        for tensor in self.module.buffers():
-            return tensor.device.type
-        return "cpu"
+        tensors = itertools.chain(self.module.parameters(), self.module.buffers())
+        return next((tensor.device.type for tensor in tensors), "cpu")
 
     def request(self) -> Request:
         """What this function asks for under the present configuration and environment."""
@@ -193,19 +191,16 @@ class CachedFunction:
         function_dir = self._function_dir(model_dir)
         reasons: list[str] = []
         tried: set[str] = set()
-        for own, paths in (
-            (True, lambda: variants(function_dir)),
-            (False, lambda: sibling_variants(function_dir, model_dir)),
-        ):
-            for path in paths():
-                stored = self._read(path, reasons)
-                if stored is None or stored.sha256 in tried:
-                    continue
-                tried.add(stored.sha256)
-                wrong = self.mismatches(stored, args, kwargs)
-                if not wrong:
-                    return Found(stored=stored, own=own, reason="" if own else f"fits {path.parent.parent.name}")
-                reasons.append("; ".join(wrong))
+        for path in _candidates(function_dir, model_dir):
+            own = path.parent == function_dir
+            stored = self._read(path, reasons)
+            if stored is None or stored.sha256 in tried:
+                continue
+            tried.add(stored.sha256)
+            wrong = self.mismatches(stored, args, kwargs)
+            if not wrong:
+                return Found(stored=stored, own=own, reason="" if own else f"fits {path.parent.parent.name}")
+            reasons.append("; ".join(wrong))
         return Found(stored=None, own=False, reason=" | ".join(reasons) or self._nearest(model_dir))
 
     def mismatches(
@@ -221,7 +216,7 @@ class CachedFunction:
         model_dir = self.model_dir()
         function_dir = self._function_dir(model_dir)
         reasons: list[str] = []
-        for path in (*variants(function_dir), *sibling_variants(function_dir, model_dir)):
+        for path in _candidates(function_dir, model_dir):
             stored = self._read(path, reasons)
             if stored is not None and stored.sha256 == sha256:
                 return stored
@@ -290,8 +285,14 @@ class CachedFunction:
             self._abandon()
         if not self._abandoned:
             ensure_cache_dir(self.root())
-        compiled = compile_call(self._method, args, kwargs, request=self.request(), options=self._options,
-                                device_kind=self.device_kind)
+        compiled = compile_call(
+            self._method,
+            args,
+            kwargs,
+            request=self.request(),
+            options=self._options,
+            device_kind=self.device_kind,
+        )
         started = perf_counter()
         stored = self._save(compiled.artifact)
         variant = self._bind(stored)
@@ -307,7 +308,9 @@ class CachedFunction:
         data = artifact.to_bytes()
         digest = digest_bytes(data)
         path = self.function_dir() if self._abandoned else add_variant(self.function_dir(), data)
-        stored = StoredArtifact(artifact=artifact, path=path, sha256=digest.sha256, size_bytes=digest.size_bytes)
+        stored = StoredArtifact(
+            artifact=artifact, path=path, sha256=digest.sha256, size_bytes=digest.size_bytes
+        )
         if not self._abandoned:
             self._announce("saved to", stored)
         return stored
@@ -334,7 +337,8 @@ class CachedFunction:
         if _log.isEnabledFor(logging.INFO):
             moment = datetime.fromtimestamp(stored.path.stat().st_mtime)  # noqa: DTZ006 - as TorchAir prints it
             date = moment.strftime("%Y-%m-%d %H:%M:%S.%f")
-            meta = f"ModelCacheMeta(name={stored.artifact.name!r}, date={date!r}, version={_META_VERSION!r}, fx=None)"
+            name = stored.artifact.name
+            meta = f"ModelCacheMeta(name={name!r}, date={date!r}, version={_META_VERSION!r}, fx=None)"
             _log.info("Cache %s %s %s", meta, what, stored.path)
 
     def _record(self, outcome: Outcome, reason: str, stored: StoredArtifact, seconds: StageSeconds) -> None:
@@ -349,6 +353,12 @@ class CachedFunction:
             seconds=seconds,
         )
         journal.append(self.last_result, stored.artifact, self.root())
+
+
+def _candidates(function_dir: Path, model_dir: Path) -> Iterator[Path]:
+    """Files to look at, own partition first; the siblings are listed only if that was not enough."""
+    yield from variants(function_dir)
+    yield from sibling_variants(function_dir, model_dir)
 
 
 def set_aside(path: Path) -> None:

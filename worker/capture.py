@@ -76,7 +76,9 @@ class _Entry:
 class GraphRunner:
     """Runs one loaded graph through captured graphs."""
 
-    def __init__(self, graph: Graph, facts: GraphFacts, backend: DeviceBackend, options: CaptureOptions) -> None:
+    def __init__(
+        self, graph: Graph, facts: GraphFacts, backend: DeviceBackend, options: CaptureOptions
+    ) -> None:
         self._graph = graph
         self._backend = backend
         self._options = options
@@ -121,7 +123,9 @@ class GraphRunner:
         return tuple(repr(key) for key in self._entries)
 
     def _entry(self, inputs: Sequence[Any]) -> _Entry | None:
-        key = tuple(inputs[index].shape for index in self._shaped) + tuple(inputs[index] for index in self._numbers)
+        key = tuple(inputs[index].shape for index in self._shaped) + tuple(
+            inputs[index] for index in self._numbers
+        )
         addresses = tuple(inputs[index].data_ptr() for index in self._fixed)
         entry = self._entries.get(key)
         if entry is not None and entry.addresses == addresses:

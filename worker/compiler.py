@@ -57,7 +57,9 @@ def compile_call(
     engine = engine_for(options.config.mode)
     state = ambient.encode(ambient.snapshot(device_kind))
     function = function_of(method)
-    traced = trace(method, args, kwargs, dynamic=options.dynamic, decompositions=options.custom_decompositions)
+    traced = trace(
+        method, args, kwargs, dynamic=options.dynamic, decompositions=options.custom_decompositions
+    )
     started = perf_counter()
     self_name = function.__code__.co_varnames[0]
     _refuse_backward(traced, self_name, method.__qualname__)
@@ -86,7 +88,7 @@ def _refuse_backward(traced: Trace, self_name: str, name: str) -> None:
         of_call = guard.source.startswith("L[") and not guard.source.startswith(f"L[{self_name!r}]")
         if guard.kind == "TENSOR_MATCH" and of_call and guard.value.requires_grad:
             msg = (
-                f"argument {guard.source} of {name} requires gradients; cached functions have no backward pass. "
+                f"argument {guard.source} of {name} requires gradients; a cached function has no backward. "
                 "Call it under torch.no_grad() or torch.inference_mode(), or pass a detached tensor."
             )
             raise BackwardNotSupported(msg, function=name, argument=guard.source)

@@ -14,8 +14,8 @@ import re
 from pathlib import Path
 
 _INSTRUCTION_SETS = (
-    "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile",
-    "amx_int8", "amx_bf16", "asimd", "asimddp", "asimdhp", "sve", "sve2", "bf16", "i8mm",
+    "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16",
+    "amx_tile", "amx_int8", "amx_bf16", "asimd", "asimddp", "asimdhp", "sve", "sve2", "bf16", "i8mm",
 )  # fmt: skip
 _CANN_ROOTS = (Path("/usr/local/Ascend/ascend-toolkit/latest"), Path("/usr/local/Ascend/latest"))
 _ASCEND_DRIVER = Path("/usr/local/Ascend/driver/version.info")
@@ -53,7 +53,9 @@ def _torch() -> str:
     text = (Path(spec.origin).parent / "version.py").read_text()
     version = re.search(r"^__version__ = ['\"]([^'\"]+)", text, re.MULTILINE)
     git = re.search(r"^git_version = ['\"]([^'\"]+)", text, re.MULTILINE)
-    return f"{version.group(1) if version else _version('torch')} git {git.group(1)[:12] if git else 'unknown'}"
+    return (
+        f"{version.group(1) if version else _version('torch')} git {git.group(1)[:12] if git else 'unknown'}"
+    )
 
 
 def _cann() -> str:

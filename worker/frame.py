@@ -72,7 +72,7 @@ def _encode_object(name: str, function: FunctionType) -> Any:
     try:
         return constants.encode(function.__globals__[name])
     except NotPortable as error:
-        msg = f"the frame of {function.__qualname__} holds an object that no later process can find: {error.message}"
+        msg = f"the frame of {function.__qualname__} holds what no later process can find: {error.message}"
         raise NotPortable(msg, what=name) from error
 
 
@@ -104,7 +104,9 @@ def bind(frame: Frame, function: FunctionType, graph: Callable[..., Any]) -> Fun
     scope["__builtins__"] = builtins
     scope[frame.names["graph"]] = graph
     for name, module in frame.names["imports"].items():
-        scope[name] = _LazyModule(module) if module.startswith(_LAZY_IMPORTS) else importlib.import_module(module)
+        scope[name] = (
+            _LazyModule(module) if module.startswith(_LAZY_IMPORTS) else importlib.import_module(module)
+        )
     for name, encoded in frame.names["objects"].items():
         scope[name] = constants.decode(encoded)
     for name in frame.names["builtins"]:

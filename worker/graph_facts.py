@@ -1,4 +1,4 @@
-"""What the runtime must know of a graph: which inputs it writes to, which it returns, which groups it uses."""
+"""What the runtime must know of a graph: which inputs it writes to, and which it returns."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def analyse(lowered: LoweredGraph, self_name: str) -> GraphFacts:
             mutated |= _mutated(node, aliases)
         elif node.op == "output":
             returned = list(node.args[0])
-    returned_inputs = [aliases.get(value, frozenset()) if hasattr(value, "op") else frozenset() for value in returned]
+    returned_inputs = [
+        aliases.get(value, frozenset()) if hasattr(value, "op") else frozenset() for value in returned
+    ]
     shared = frozenset().union(*returned_inputs)
     prefix = f"L[{self_name!r}]"  # of the module's own tensors
     classes = tuple(
@@ -101,10 +103,7 @@ def refuse_random(node: Node) -> None:
 
 def _draws_nothing(node: Node) -> bool:
     """Whether a seeded operator is told not to draw: probability zero, or not training."""
-    for name in ("dropout_p", "p", "train", "training"):
-        if named_argument(node, name) in (0.0, False):
-            return True
-    return False
+    return any(named_argument(node, name) in (0.0, False) for name in ("dropout_p", "p", "train", "training"))
 
 
 def named_argument(node: Node, name: str) -> Any:
@@ -118,7 +117,7 @@ def named_argument(node: Node, name: str) -> Any:
 
 def _tensor_arguments(node: Node, positions: tuple[int, ...]) -> list[Any]:
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]  # noqa: SLF001
-    found = []
+    found: list[Any] = []
     for position in positions:
         value = node.args[position] if position < len(node.args) else node.kwargs.get(names[position])
         found.extend(value if isinstance(value, list | tuple) else [value])
@@ -130,7 +129,9 @@ def _aliases(node: Node, aliases: dict[Node, frozenset[int]]) -> frozenset[int]:
         sources = _tensor_arguments(node, aliased_arguments(node.target))
     else:
         sources = list(node.all_input_nodes)
-    return frozenset().union(*(aliases.get(source, frozenset()) for source in sources if hasattr(source, "op")))
+    return frozenset().union(
+        *(aliases.get(source, frozenset()) for source in sources if hasattr(source, "op"))
+    )
 
 
 def _mutated(node: Node, aliases: dict[Node, frozenset[int]]) -> frozenset[int]:

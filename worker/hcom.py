@@ -1,4 +1,4 @@
-"""TorchAir's ``patch_for_hcom``: collectives in the graph need no patch on the releases of torch we support."""
+"""TorchAir's ``patch_for_hcom``: the supported releases of torch trace collectives without it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 
 
 def patch_for_hcom() -> None:
-    """Do nothing, and say so once: since torch 2.3.1 Dynamo traces ``torch.distributed`` collectives itself."""
+    """Do nothing, and say so: since torch 2.3.1 Dynamo traces collectives itself."""
     logging.getLogger("torchair").warning(
         "patch_for_hcom is not needed with this release of torch: collectives are traced without it"
     )

@@ -104,5 +104,8 @@ def publish(store: Store, launch_key: str, manifest: PartitionManifest, root: Pa
     """Publish a manifest with its artifacts, and say where it lies."""
     report = store.publish_partition(launch_key, manifest, root)
     for function in report.conflicts:
-        _log.warning("%s compiled to other bytes than the artifact in the store: its compile is not deterministic", function)
+        _log.warning(
+            "%s compiled to other bytes than the artifact in the store: its compile is not deterministic",
+            function,
+        )
     return report.ref

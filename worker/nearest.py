@@ -33,7 +33,11 @@ def explain_absence(model_dir: Path, function: str, asked: Request) -> str:
         changes = changed_components(artifact.components, asked.components)
         if best is None or len(changes) < best[0]:
             best = len(changes), "; ".join(str(change) for change in changes)
-    return f"nearest artifact differs: {best[1]}" if best else f"the cache holds nothing for {class_prefix}.{function}"
+    return (
+        f"nearest artifact differs: {best[1]}"
+        if best
+        else f"the cache holds nothing for {class_prefix}.{function}"
+    )
 
 
 def _candidates(root: Path, class_prefix: str, function: str) -> list[Path]:

@@ -15,7 +15,9 @@ def model_directory(class_name: str, *, dynamic: bool, mode: str, key: str) -> s
     return "_".join([*parts, key])
 
 
-def partition_name(*, world_size: int, rank: int, tp_rank: int | None = None, pp_rank: int | None = None) -> str:
+def partition_name(
+    *, world_size: int, rank: int, tp_rank: int | None = None, pp_rank: int | None = None
+) -> str:
     """Name of a rank's partition; empty for a single rank without parallel ranks, as in TorchAir."""
     parts = [f"world{world_size}global_rank{rank}"] if world_size > 1 else []
     if tp_rank is not None:
@@ -32,9 +34,7 @@ def sibling_variants(function_dir: Path, model_dir: Path) -> tuple[Path, ...]:
     name = function_dir.name
     own = function_dir.parent
     partitions = [model_dir, *sorted(path for path in model_dir.iterdir() if path.is_dir())]
-    return tuple(
-        path for partition in partitions if partition != own for path in variants(partition / name)
-    )
+    return tuple(path for partition in partitions if partition != own for path in variants(partition / name))
 
 
 __all__ = ["VARIANT_NAME", "model_directory", "partition_name", "sibling_variants"]

@@ -7,6 +7,7 @@ Stages in order: `start`, `build`, `probe`, `compile` or `load` or `adopt`, `cap
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 from collections import Counter
@@ -126,7 +127,9 @@ class RankWorker:
             timeout=timedelta(seconds=spec.timeout_s),
         )
         self._owns_process_group = True
-        self._groups["world"] = dist.group.WORLD
+        world = dist.group.WORLD
+        assert world is not None  # noqa: S101 - it was just initialised
+        self._groups["world"] = world
         # Every rank makes every group, in the same order, or the processes would wait for each other.
         for role in sorted(set(spec.groups) - {"world"}):
             for ranks in spec.groups[role]:
@@ -228,7 +231,7 @@ class RankWorker:
     def adopt(self, offers: Mapping[str, str]) -> tuple[FunctionResult, ...]:
         """Take over artifacts of other ranks, by digest; their guards decide whether they fit here."""
         return tuple(
-            self._guarded(self._units[name], lambda unit, digest=digest: self._adopt(unit, digest))
+            self._guarded(self._units[name], functools.partial(self._adopt, digest=digest))
             for name, digest in offers.items()
         )
 
@@ -322,7 +325,9 @@ class RankWorker:
         spec = self._spec
         if not spec.entrypoint:
             return of_script(spec)
-        units = [(unit.name, unit.function, _bound(unit).stored, unit.captured) for unit in self._capture_order()]
+        units = [
+            (unit.name, unit.function, _bound(unit).stored, unit.captured) for unit in self._capture_order()
+        ]
         return of_units(spec, units)
 
     def publish(self, launch_key: str) -> PartitionRef | None:

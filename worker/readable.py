@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 from worker.artifact import Artifact, read
+from worker.guards.check import readable_shape
 from worker.guards.constants import decode
 from worker.guards.paths import text
 
@@ -63,13 +64,14 @@ def conditions(artifact: Artifact) -> list[str]:
             lines.append(f"{where} is {text(guards.nodes, expected)}")
         elif kind == "tensor":
             sizes = ["*" if size is None else size for size in expected["sizes"]]
-            lines.append(f"{where} is a {decode(expected['dtype'])} tensor of sizes {sizes} on {expected['device']}")
+            lines.append(
+                f"{where} is a {decode(expected['dtype'])} tensor of sizes {sizes} on {expected['device']}"
+            )
         else:
-            lines.append(f"{where} {kind.replace('_', ' ')} {expected if expected is not None else ''}".rstrip())
-    for expression, used in guards.shapes:
-        for index in sorted(used, reverse=True):
-            expression = expression.replace(f"p{index}(", f"{text(guards.nodes, index)}(")
-        lines.append(expression)
+            lines.append(
+                f"{where} {kind.replace('_', ' ')} {expected if expected is not None else ''}".rstrip()
+            )
+    lines += [readable_shape(guards, expression, used) for expression, used in guards.shapes]
     return lines
 
 

@@ -70,7 +70,9 @@ def _digest(text: str) -> str:
 
 def _modules(module: torch.nn.Module) -> str:
     """Number of submodules, and a digest of their names and types."""
-    tree = [f"{name}:{type(part).__module__}.{type(part).__qualname__}" for name, part in module.named_modules()]
+    tree = [
+        f"{name}:{type(part).__module__}.{type(part).__qualname__}" for name, part in module.named_modules()
+    ]
     return f"{type(module).__qualname__}, {len(tree)} modules, {_digest('|'.join(tree))}"
 
 

@@ -53,7 +53,8 @@ def run_script(spec: RankSpec, path: str, arguments: tuple[str, ...]) -> tuple[F
         _log.info("%s", line)
     if finished.returncode:
         tail = "\n".join(finished.stdout.splitlines()[-_TAIL_LINES:])
-        msg = f"rank {spec.rank}: script {path} ended with status {finished.returncode}; its last lines:\n{tail}"
+        ended = f"ended with status {finished.returncode}"
+        msg = f"rank {spec.rank}: script {path} {ended}; its last lines:\n{tail}"
         raise ScriptFailed(msg, rank=spec.rank, script=path, status=finished.returncode)
     latest: dict[str, FunctionResult] = {}
     for result, _ in journal.read(file):

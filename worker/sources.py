@@ -10,7 +10,6 @@ Process safety: pure reads of this process's modules.
 from __future__ import annotations
 
 import ast
-import functools
 import hashlib
 import importlib
 import inspect
@@ -25,9 +24,22 @@ from worker.errors import NotPortable
 
 _PINNED = frozenset({"torch", "torch_npu", "torchair", *sys.stdlib_module_names}) - {"__main__"}
 _DIGEST_CHARS = 32
+_type_names: dict[type, str] = {}
 _IGNORED_CLASS_NAMES = frozenset(
-    {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__", "__qualname__",
-     "__static_attributes__", "__parameters__", "__orig_bases__", "__abstractmethods__", "_abc_impl"}
+    {
+        "__dict__",
+        "__weakref__",
+        "__doc__",
+        "__module__",
+        "__annotations__",
+        "__firstlineno__",
+        "__qualname__",
+        "__static_attributes__",
+        "__parameters__",
+        "__orig_bases__",
+        "__abstractmethods__",
+        "_abc_impl",
+    }
 )
 
 
@@ -66,7 +78,10 @@ def function_digest(function: types.FunctionType) -> str:
     hasher = hashlib.sha256()
     _feed_code(hasher, function.__code__)
     _feed(hasher, *map(_stable_text, function.__defaults__ or ()))
-    _feed(hasher, *(f"{key}={_stable_text(item)}" for key, item in sorted((function.__kwdefaults__ or {}).items())))
+    _feed(
+        hasher,
+        *(f"{key}={_stable_text(item)}" for key, item in sorted((function.__kwdefaults__ or {}).items())),
+    )
     return hasher.hexdigest()[:_DIGEST_CHARS]
 
 
@@ -127,11 +142,15 @@ def class_digest(cls: type) -> str:
     return hasher.hexdigest()[:_DIGEST_CHARS]
 
 
-@functools.cache
 def type_name(cls: type) -> str:
     """Name of a type for guards: ``module:qualname``, and a class digest where no version pins the class."""
-    name = f"{cls.__module__}:{cls.__qualname__}"
-    return name if is_pinned_module(cls.__module__) else f"{name}#{class_digest(cls)}"
+    known = _type_names.get(cls)
+    if known is None:
+        known = f"{cls.__module__}:{cls.__qualname__}"
+        if not is_pinned_module(cls.__module__):
+            known = f"{known}#{class_digest(cls)}"
+        _type_names[cls] = known
+    return known
 
 
 def collect(codes: Iterable[types.CodeType]) -> tuple[TracedSource, ...]:
@@ -197,9 +216,14 @@ def _digest_by_name(module: types.ModuleType, qualname: str) -> str | None:
     if not objects:
         return None
     digests = [
-        function_digest(item) if isinstance(item, types.FunctionType) else code_digest(item) for item in objects
+        function_digest(item) if isinstance(item, types.FunctionType) else code_digest(item)
+        for item in objects
     ]
-    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()[:_DIGEST_CHARS]
+    return (
+        digests[0]
+        if len(digests) == 1
+        else hashlib.sha256("".join(digests).encode()).hexdigest()[:_DIGEST_CHARS]
+    )
 
 
 def _codes_by_name(module: types.ModuleType, qualname: str) -> list[types.CodeType]:

@@ -8,7 +8,7 @@ Facts relied upon (each has a test in ``tests/unit/test_torch_private.py``):
 * ``convert_frame.fullgraph_capture(method, args, kwargs)`` traces a bound method to one graph with all
   parameters lifted to inputs, does not run it, and needs a metrics context around it.
 * ``backend_input.graph_module`` placeholders carry ``meta["example_value"]`` (fake tensors, ``SymInt``)
-  and ``meta["grapharg"].source``; their order is the order in which the frame passes them.
+  and ``_dynamo_source``; their order is the order in which the frame passes them.
 * ``CheckFunctionManager`` builds every guard before it calls ``guard_filter_fn``, so entries seen there
   have their ``value`` and ``orig_guard.code_list``.
 * ``output_graph.input_source_to_sizes_strides`` maps a tensor's source to its traced sizes and strides,
@@ -135,7 +135,7 @@ def trace(
         backend_input = captured.backend_input
         if backend_input is None:
             name = getattr(method, "__qualname__", repr(method))
-            msg = f"{name} holds no tensor operation, so there is no graph to compile; do not hand it to cache_compile"
+            msg = f"{name} holds no tensor operation, so there is no graph; do not hand it to cache_compile"
             raise GraphBreak(msg, function=name, reason="no tensor operation")
         traced = perf_counter()
         context = TracingContext(backend_input.fake_mode)
@@ -168,7 +168,7 @@ def _tracing_settings(dynamic: bool) -> Iterator[None]:
     was_enabled = torch.is_grad_enabled()
     # specialize_float: with dynamic shapes a Python float would otherwise restart the analysis out of
     # the capture (TensorifyScalarRestartAnalysis); the float is guarded by value instead.
-    with dynamo_config.patch(specialize_float=True), set_enable_dynamic(dynamic):  # type: ignore[attr-defined, no-untyped-call]
+    with dynamo_config.patch(specialize_float=True), set_enable_dynamic(dynamic):
         try:
             yield
         finally:
@@ -208,8 +208,8 @@ def lower(graph_module: GraphModule, decompositions: Mapping[Any, Callable[..., 
             decomposition_table=dict(decompositions),
             tracing_mode="symbolic",
             _allow_non_fake_inputs=True,
-            # Composite operators stay whole (fewer calls, the kernels that eager picks), except under autocast,
-            # whose casts happen below the level that would then be recorded.
+            # Composite operators stay whole (fewer calls, the kernels that eager picks), except under
+            # autocast, whose casts happen below the level that would then be recorded.
             pre_dispatch=not any(map(torch.is_autocast_enabled, ("cpu", "cuda"))),
         )(*fakes)
     graph.graph.eliminate_dead_code()
@@ -221,11 +221,10 @@ def _inputs(graph_module: GraphModule) -> tuple[TracedInput, ...]:
     for node in graph_module.graph.nodes:
         if node.op != "placeholder":
             continue
-        argument = node.meta.get("grapharg")
-        source = argument.source if argument is not None else None
+        # meta["grapharg"] has the source as well, but Dynamo drops it when a capture ends.
         inputs.append(
             TracedInput(
-                source=_name(source) if source is not None else "",
+                source=_name(node._dynamo_source),
                 is_tensor=isinstance(node.meta["example_value"], torch.Tensor),
             )
         )

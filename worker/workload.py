@@ -128,7 +128,7 @@ def _check_call(entrypoint: str, position: int, call: object) -> None:
 def _import_entrypoint(entrypoint: str) -> Callable[..., object]:
     module_name, colon, function_name = entrypoint.partition(":")
     if not (colon and module_name and function_name):
-        msg = f"entrypoint {entrypoint!r} is not of the form 'module:function' (for example examples.llama:workload)"
+        msg = f"entrypoint {entrypoint!r} is not 'module:function' (for example examples.llama:workload)"
         raise WorkloadError(msg, entrypoint=entrypoint)
     try:
         module = importlib.import_module(module_name)

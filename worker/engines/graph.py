@@ -73,7 +73,9 @@ class _SourceWriter:
         inputs = [node.name for node in self._nodes if node.op == "placeholder"]
         lines = ["def bind(groups, constants):"]
         lines += [f"    {name} = {path}" for path, name in self._operators.items()]
-        lines += [f"    {name} = constants[{index}]" for index, name in enumerate(self._constant_names.values())]
+        lines += [
+            f"    {name} = constants[{index}]" for index, name in enumerate(self._constant_names.values())
+        ]
         lines += ["", f"    def graph({', '.join(inputs)}):", *body, "", "    return graph", ""]
         return "\n".join(lines)
 
@@ -82,7 +84,9 @@ class _SourceWriter:
         for node in self._nodes:
             if node.op == "call_function":
                 arguments = [self._argument(node, index, value) for index, value in enumerate(node.args)]
-                arguments += [f"{key}={self._keyword(node, key, value)}" for key, value in node.kwargs.items()]
+                arguments += [
+                    f"{key}={self._keyword(node, key, value)}" for key, value in node.kwargs.items()
+                ]
                 assigned = f"{node.name} = " if node.users else ""
                 yield f"{_INDENT}{assigned}{self._target(node)}({', '.join(arguments)})"
             elif node.op == "get_attr":
@@ -186,6 +190,8 @@ def _unpack_constants(data: bytes) -> list[torch.Tensor]:
         dtype = getattr(torch, dtype_name)
         size = math.prod(shape) * dtype.itemsize
         chunk = bytearray(raw[offset : offset + size])
-        tensors.append(torch.frombuffer(chunk, dtype=dtype).reshape(shape) if size else torch.empty(shape, dtype=dtype))
+        tensors.append(
+            torch.frombuffer(chunk, dtype=dtype).reshape(shape) if size else torch.empty(shape, dtype=dtype)
+        )
         offset += size
     return tensors

@@ -57,7 +57,7 @@ def snapshot(device_kind: str) -> tuple[Any, ...]:
         torch.get_default_device().type,
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.utils.deterministic.fill_uninitialized_memory,
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
         torch.get_float32_matmul_precision(),
         torch.is_autocast_enabled("cpu"),
         torch.get_autocast_dtype("cpu"),
@@ -65,9 +65,9 @@ def snapshot(device_kind: str) -> tuple[Any, ...]:
         torch.get_autocast_dtype(accelerator) if accelerator else None,
         torch.backends.cuda.matmul.allow_tf32,
         torch.backends.cudnn.allow_tf32,
-        torch.backends.cuda.flash_sdp_enabled(),
-        torch.backends.cuda.mem_efficient_sdp_enabled(),
-        torch.backends.cuda.math_sdp_enabled(),
+        torch.backends.cuda.flash_sdp_enabled(),  # type: ignore[no-untyped-call]
+        torch.backends.cuda.mem_efficient_sdp_enabled(),  # type: ignore[no-untyped-call]
+        torch.backends.cuda.math_sdp_enabled(),  # type: ignore[no-untyped-call]
         torch.backends.mkldnn.enabled,
         torch.backends.mkldnn.deterministic,
         sum(map(len, _HOOKS)),
@@ -84,7 +84,7 @@ def encode(values: tuple[Any, ...]) -> dict[str, str]:
     named = {name: str(value) for name, value in zip(NAMES, values, strict=True)}
     for name in ("global module hooks", "torch function modes"):
         if named[name] != "0":
-            msg = f"{name} are active while a cached function is traced ({named[name]} of them); remove them first"
+            msg = f"{named[name]} {name} are active while a cached function is traced; remove them first"
             raise NotPortable(msg, what=name)
     return named
 
@@ -93,5 +93,7 @@ def differences(traced: dict[str, str], values: tuple[Any, ...]) -> tuple[str, .
     """Readable differences between a traced state and the present one."""
     present = {name: str(value) for name, value in zip(NAMES, values, strict=True)}
     return tuple(
-        f"{name}: {traced.get(name)} -> {present[name]}" for name in NAMES if traced.get(name) != present[name]
+        f"{name}: {traced.get(name)} -> {present[name]}"
+        for name in NAMES
+        if traced.get(name) != present[name]
     )

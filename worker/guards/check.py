@@ -93,14 +93,14 @@ def _object_mismatches(
                 return found
     for expression, used in guards.shapes:
         if not shape_holds(expression, {index: values[index] for index in used}):
-            names = {f"p{index}": text(guards.nodes, index) for index in used}
-            found.append(f"sizes: {_readable_shape(expression, names)} does not hold")
+            found.append(f"sizes: {readable_shape(guards, expression, used)} does not hold")
     return found
 
 
-def _readable_shape(expression: str, names: Mapping[str, str]) -> str:
-    for short in sorted(names, key=len, reverse=True):
-        expression = expression.replace(f"{short}(", f"{names[short]}(")
+def readable_shape(guards: PortableGuards, expression: str, used: Sequence[int]) -> str:
+    """A condition on sizes with the objects' paths in place of ``p<node>``."""
+    for index in sorted(used, reverse=True):
+        expression = expression.replace(f"p{index}(", f"{text(guards.nodes, index)}(")
     return expression
 
 
@@ -140,7 +140,7 @@ def _equal(value: Any, expected: Any) -> bool:
 
 def _identical(value: Any, expected: Any) -> bool:
     try:
-        return describe(value) == expected
+        return bool(describe(value) == expected)
     except WorkerError:
         return False
 
@@ -152,7 +152,7 @@ def _keys_equal(value: Any, expected: list[Any]) -> bool:
 
 
 def tensor_holds(value: Any, expected: Mapping[str, Any]) -> bool:
-    """Whether a tensor has the traced type, dtype, device kind, layout and, where static, sizes and strides."""
+    """Whether a tensor is as traced: type, dtype, device kind, layout, static sizes and strides."""
     return not tensor_differences(value, expected)
 
 
@@ -168,7 +168,11 @@ def tensor_differences(value: Any, expected: Mapping[str, Any]) -> list[str]:
         "requires_grad": value.requires_grad,
         "lazy_bits": [value.is_conj(), value.is_neg()],
     }
-    found = [f"{name} {_plain(expected[name])} -> {_plain(now)}" for name, now in present.items() if now != expected[name]]
+    found = [
+        f"{name} {_plain(expected[name])} -> {_plain(now)}"
+        for name, now in present.items()
+        if now != expected[name]
+    ]
     if found or value.layout != torch.strided:
         return found
     for name, now in (("sizes", value.shape), ("strides", value.stride())):
@@ -243,7 +247,8 @@ def describe_failure(guards: PortableGuards, check: Check, values: Sequence[Any]
     if kind == "same":
         return f"{where} and {text(guards.nodes, expected)} are no longer the same object"
     if kind == "identity":
-        return f"{where}: another {expected[0]} than {expected[-2] if expected[0] == 'function' else expected[-1]}"
+        name = expected[-2] if expected[0] == "function" else expected[-1]
+        return f"{where}: another {expected[0]} than {name}"
     return f"{where}: {kind.replace('_', ' ')} {_plain(expected)!r} no longer holds"
 
 

@@ -43,7 +43,7 @@ def encode(value: Any) -> Any:
     return _encode_torch(value)
 
 
-def _encode_number(value: float | complex | bytes) -> Any:
+def _encode_number(value: complex | bytes) -> Any:
     if isinstance(value, float):
         return {"float": value.hex()}
     if isinstance(value, complex):

@@ -29,13 +29,19 @@ def describe(value: Any) -> list[Any]:
         return ["class", value.__module__, value.__qualname__]
     if isinstance(value, types.FunctionType):
         return _describe_function(value)
-    if isinstance(value, types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType):
+    if isinstance(
+        value, types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType
+    ):
         return _describe_builtin(value)
     if isinstance(value, types.MethodType):
         return ["method", *describe(value.__func__)]
     if isinstance(value, functools.partial):
-        return ["partial", describe(value.func), [constants.encode(item) for item in value.args],
-                constants.encode(dict(sorted(value.keywords.items())))]
+        return [
+            "partial",
+            describe(value.func),
+            [constants.encode(item) for item in value.args],
+            constants.encode(dict(sorted(value.keywords.items()))),
+        ]
     if isinstance(value, enum.Enum):
         return ["constant", constants.encode(value)]
     return _describe_torch(value)
@@ -69,7 +75,7 @@ def _describe_torch(value: Any) -> list[Any]:
     if role is not None:
         return role
     if isinstance(value, torch.nn.Module | torch.Tensor):
-        msg = f"an object of type {type(value).__qualname__} is compared by address, which another process cannot do"
+        msg = f"an object of type {type(value).__qualname__} is compared by address, which no other process has"
         raise NotPortable(msg, what=type(value).__qualname__)
     return ["constant", constants.encode(value)]
 

@@ -77,7 +77,8 @@ class _Builder:
 
     def _with_parents(self, used: Iterable[int]) -> list[int]:
         wanted: set[int] = set()
-        for index in used:
+        for leaf in used:
+            index = leaf
             while index >= 0 and index not in wanted:
                 wanted.add(index)
                 index = self._guards.nodes[index][0]

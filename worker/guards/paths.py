@@ -122,7 +122,9 @@ def _literal(tree: ast.expr) -> Any:
         return ast.literal_eval(tree)
     except ValueError:
         text = ast.unparse(tree)
-        msg = f"Dynamo looks up {text}, which is no plain constant and cannot be found again in another process"
+        msg = (
+            f"Dynamo looks up {text}, which is no plain constant and cannot be found again in another process"
+        )
         raise NotPortable(msg, what=text) from None
 
 
@@ -138,7 +140,9 @@ def text(nodes: Sequence[Node], index: int) -> str:
     """A node's path as a reader would write it: ``self.layers['0'].weight``."""
     parent, step, argument = nodes[index]
     if parent < 0:
-        return {"local": str(argument), "global": str(argument), "import": str(argument)}.get(step, "builtins")
+        return {"local": str(argument), "global": str(argument), "import": str(argument)}.get(
+            step, "builtins"
+        )
     base = text(nodes, parent)
     if step == "attr":
         return f"{base}.{argument}"
@@ -147,7 +151,9 @@ def text(nodes: Sequence[Node], index: int) -> str:
     return {"type": f"type({base})", "nth": f"list({base})[{argument}]"}.get(step, f"{step}({base})")
 
 
-def resolve(nodes: Sequence[Node], values: list[Any], index: int, roots: Mapping[str, Mapping[str, Any]]) -> Any:
+def resolve(
+    nodes: Sequence[Node], values: list[Any], index: int, roots: Mapping[str, Mapping[str, Any]]
+) -> Any:
     """Value of node ``index``, given the values of the nodes before it; `MISSING` where there is none.
 
     Args:
@@ -181,7 +187,9 @@ def _root_value(step: str, argument: str, roots: Mapping[str, Mapping[str, Any]]
 
 _STEPS: dict[str, Callable[[Any, Any], Any]] = {
     "attr": getattr,
-    "item": lambda base, argument: base[argument if argument.__class__ is not dict else constants.decode(argument)],
+    "item": lambda base, argument: base[
+        argument if argument.__class__ is not dict else constants.decode(argument)
+    ],
     "nth": lambda base, argument: list(base)[argument],
     "type": lambda base, _: type(base),
     "dict": lambda base, _: dict(base),

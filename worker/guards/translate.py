@@ -34,7 +34,9 @@ _AMBIENT_KINDS = frozenset(
 )
 # Imports that a warm load must not make; the torch version in the fingerprint pins what they hold.
 _PINNED_IMPORTS = ("torch._dynamo", "torch._inductor", "torch.fx.experimental", "torch.utils._sympy", "sympy")
-_RANK_NAMES = frozenset({"get_rank", "get_group_rank", "get_global_rank", "get_process_group_ranks", "get_node_local_rank"})
+_RANK_NAMES = frozenset(
+    {"get_rank", "get_group_rank", "get_global_rank", "get_process_group_ranks", "get_node_local_rank"}
+)
 
 _Translated = list[tuple[str, Any]]
 
@@ -87,7 +89,7 @@ def _checks(table: PathTable, guard: TracedGuard) -> list[Check]:
 def _refusal(guard: TracedGuard, why: str) -> NotPortable:
     msg = (
         f"guard {guard.kind} on {guard.source or 'global state'} cannot be kept across processes: {why}. "
-        "Pass the object as an argument, keep it as a plain attribute, or leave it out of the cached function."
+        "Pass the object as an argument, keep it as a plain attribute, or leave it out of the function."
     )
     return NotPortable(msg, guard=guard.kind, source=guard.source)
 
@@ -168,7 +170,9 @@ def _keys(guard: TracedGuard) -> _Translated:
 
 def _tensor(guard: TracedGuard) -> _Translated:
     tensor: torch.Tensor = guard.value
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and not hasattr(tensor, "fake_mode"):
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and not hasattr(
+        tensor, "fake_mode"
+    ):
         raise _refusal(guard, f"tensors of type {type(tensor).__qualname__} are not supported yet")
     expected = {
         "type": type_name(type(tensor)),

@@ -23,7 +23,7 @@ _log = logging.getLogger("torchair")
 _CHOICES = {"guards": ("once", "always", "skip"), "on_recompile": ("add", "abandon")}
 
 
-def cache_compile(
+def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
     func: Callable[..., Any],
     *,
     config: CompilerConfig | None = None,
@@ -89,8 +89,12 @@ def _method(func: Any) -> MethodType:
 
     name = getattr(func, "__qualname__", repr(func))
     if not isinstance(func, MethodType) or not isinstance(func.__self__, torch.nn.Module):
-        what = type(func).__name__ if not isinstance(func, MethodType) else f"method of {type(func.__self__).__name__}"
-        msg = f"cache_compile takes a bound method of an nn.Module instance, got {name} ({what}); pass self.method"
+        what = (
+            type(func).__name__
+            if not isinstance(func, MethodType)
+            else f"method of {type(func.__self__).__name__}"
+        )
+        msg = f"cache_compile takes a bound method of an nn.Module, got {name} ({what}); pass self.method"
         raise BadFunction(msg, function=name)
     if not isinstance(func.__func__, FunctionType) or hasattr(func.__func__, "__wrapped__"):
         msg = (
@@ -111,7 +115,9 @@ def _config(config: CompilerConfig | None, backend: Any) -> CompilerConfig:
     if config is not None and config != carried:
         ours, theirs = config.canonical(), carried.canonical()
         differing = [f"{name}: {ours[name]} / {theirs[name]}" for name in ours if ours[name] != theirs[name]]
-        msg = f"config and backend's config disagree ({'; '.join(differing)}); pass one of them, or equal ones"
+        msg = (
+            f"config and backend's config disagree ({'; '.join(differing)}); pass one of them, or equal ones"
+        )
         raise ConfigMismatch(msg, differing=differing)
     return carried
 

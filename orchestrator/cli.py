@@ -1,0 +1,176 @@
+"""The command line: thin commands over `launch`, `preseed`, `submit`, `look`, `explain`, `verify` and `demo`.
+
+Importing this module imports neither torch nor Ray; a command imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator import cli_look
+from orchestrator.cli_options import AsJson, ConfigFile, Debug, Overrides, load_config
+from orchestrator.console import ExitCode, output, print_json, session
+
+app = typer.Typer(
+    name="warmrank",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit status: 0 every rank is warm; 1 the launch failed; 2 bad input or config; "
+    "3 something missed that must not be compiled; 4 a fault in store or cache; 130 stopped.",
+)
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="warmrank")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"warmrank {_version()}")
+        raise typer.Exit
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("warmrank")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+@app.callback()
+def root(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Every rank starts warm: compile a model once for a cluster, load it in milliseconds everywhere."""
+
+
+@app.command()
+def launch(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the report there; - for stdout.")
+    ] = None,
+    no_compile: Annotated[
+        bool, typer.Option("--no-compile", help="Never compile: a miss is an error that explains itself.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Bring every rank to a warm state; compile only what is nowhere stored."""
+    with session(debug=debug):
+        from orchestrator.launch import launch as run
+        from orchestrator.progress import progress
+        from orchestrator.report import to_json, write_report
+        from orchestrator.report_table import render
+
+        loaded = load_config(config, overrides)
+        to_stdout = json_file == Path("-")
+        if json_file and not to_stdout:
+            json_file.unlink(
+                missing_ok=True
+            )  # should this launch fail, an older report must not stand for it
+        console = output(stderr=to_stdout)
+        with progress(console, loaded.ranks) as listener:
+            report = run(loaded, no_compile=no_compile, listener=listener)
+        console.print(render(report))
+        if to_stdout:
+            typer.echo(to_json(report), nl=False)
+        elif json_file:
+            write_report(report, json_file)
+            console.print(f"report: {json_file}", soft_wrap=True, markup=False)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Directory for cache, store and reports.")] = Path("warmrank-out"),
+    debug: Debug = False,
+) -> None:
+    """Launch the embedded default twice, cold and then warm, and compare."""
+    with session(debug=debug):
+        from orchestrator.demo import demo as run
+
+        run(out, output())
+
+
+@app.command()
+def submit(
+    config: ConfigFile,
+    address: Annotated[
+        str | None, typer.Option(metavar="URL", help="The cluster's dashboard, e.g. http://HEAD:8265.")
+    ] = None,
+    overrides: Overrides = None,
+    no_compile: Annotated[bool, typer.Option("--no-compile", help="As for launch.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Run a launch as a Ray job and follow its log; Ctrl-C stops the job."""
+    with session(debug=debug):
+        from orchestrator import submit as jobs
+        from orchestrator import upload
+
+        loaded = load_config(config, overrides)
+        here = Path.cwd()
+        entrypoint = jobs.job_entrypoint(config, overrides or (), directory=here, no_compile=no_compile)
+        notes = output(stderr=True)
+        for line in (*upload.upload_notes(here), *upload.place_notes(loaded, here)):
+            notes.print(f"note: {line}", soft_wrap=True, markup=False)
+        client = jobs.connect(address, environ=os.environ)
+        env = upload.runtime_env(here, upload.package_root())
+        outcome = jobs.run_job(client, entrypoint=entrypoint, env=env, write=_write)
+        notes.print(f"job {outcome.job} {outcome.status}: {outcome.message}", soft_wrap=True, markup=False)
+    raise typer.Exit(outcome.exit_code)
+
+
+@app.command()
+def preseed(
+    config: ConfigFile,
+    here: Annotated[
+        bool, typer.Option("--here", help="This node only; needs neither torch nor Ray.")
+    ] = False,
+    nodes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--node", metavar="ID", help="Node id, address or host name. Repeatable; else all nodes."
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Bring a launch's partitions from the store onto nodes' local disks, verified."""
+    if here and nodes:
+        raise typer.BadParameter("--here and --node exclude each other")
+    with session(debug=debug):
+        from orchestrator import preseed as seeding
+        from orchestrator.look_tables import render_seeds
+
+        loaded = load_config(config, overrides)
+        seeds = (seeding.seed_here(loaded),) if here else seeding.preseed(loaded, nodes or ())
+        if as_json:
+            print_json(seeds)
+        else:
+            output().print(render_seeds(seeds))
+    if any(seed.faults for seed in seeds):
+        raise typer.Exit(ExitCode.FAULT)
+    if not all(seed.found for seed in seeds):
+        raise typer.Exit(ExitCode.MISSED)
+
+
+app.command("ls")(cli_look.list_)
+app.command()(cli_look.show)
+app.command()(cli_look.explain)
+app.command()(cli_look.readable)
+app.command()(cli_look.verify)
+
+
+def _write(text: str) -> None:
+    typer.echo(text, nl=False)

@@ -1,0 +1,313 @@
+"""The driver from start to commit, over ranks without torch."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.config import Config, parse
+from orchestrator.errors import CompileForbidden, LaunchFailed, WorkerFailure
+from orchestrator.in_process import InProcessLauncher
+from orchestrator.launch import launch
+from orchestrator.launcher import Gang
+from orchestrator.report import Report
+from tests.support.fake_rank import FUNCTIONS, FakeWorld, digest_of
+from tests.support.recorder import Recorder
+from worker.errors import NotYet
+
+
+def config_of(tmp_path: Path, num_ranks: int = 2, **changes: Any) -> Config:
+    data: dict[str, Any] = {
+        "name": "tiny",
+        "workload": {"entrypoint": "models.tiny:workload"},
+        "ranks": num_ranks,
+        "parallel": {"tp": num_ranks},
+        "cache_dir": str(tmp_path / "cache"),
+        **changes,
+    }
+    return parse(data)
+
+
+class Launches:
+    """Launches over one fake world, one after the other."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.tmp_path = tmp_path
+        self.world = FakeWorld()
+        self.recorder = Recorder()
+
+    def __call__(self, num_ranks: int = 2, *, no_compile: bool = False, **changes: Any) -> Report:
+        self.world.calls.clear()
+        return launch(
+            config_of(self.tmp_path, num_ranks, **changes),
+            no_compile=no_compile,
+            listener=self.recorder,
+            launcher=InProcessLauncher(self.world.make_worker),
+        )
+
+    def failure(self, num_ranks: int = 2, **changes: Any) -> LaunchFailed:
+        with pytest.raises(LaunchFailed) as caught:
+            self(num_ranks, **changes)
+        return caught.value
+
+
+@pytest.fixture
+def launches(tmp_path: Path) -> Launches:
+    return Launches(tmp_path)
+
+
+def outcomes(report: Report) -> dict[tuple[int, str], str]:
+    return {(rank.rank, found.function): found.outcome for rank in report.ranks for found in rank.functions}
+
+
+def test_cold_launch_compiles_each_function_once_and_others_adopt(launches: Launches) -> None:
+    assert outcomes(launches()) == {
+        (0, FUNCTIONS[0]): "compiled",
+        (1, FUNCTIONS[0]): "adopted",
+        (0, FUNCTIONS[1]): "adopted",
+        (1, FUNCTIONS[1]): "compiled",
+    }
+
+
+def test_warm_launch_loads_everything(launches: Launches) -> None:
+    launches()
+    assert set(outcomes(launches()).values()) == {"loaded"}
+
+
+def test_rank_without_a_partition_adopts_from_one_that_has_it(launches: Launches) -> None:
+    launches()
+    del launches.world.held[1, FUNCTIONS[0]]
+    assert outcomes(launches())[1, FUNCTIONS[0]] == "adopted"
+
+
+def test_ranks_whose_guards_fail_compile_in_a_class_of_their_own(launches: Launches) -> None:
+    launches.world.kind_of = lambda rank: rank // 2
+    report = launches(4)
+    assert report.totals.num_compiled == 4
+    assert report.totals.num_adopted == 4
+    assert report.totals.num_artifacts == 4
+
+
+def test_rounds_are_bounded(launches: Launches) -> None:
+    launches.world.kind_of = lambda rank: rank
+    report = launches(6, max_rounds=2)
+    assert report.totals.num_compiled == 12
+    assert len([name for name, _ in launches.recorder.started if name == "compile"]) == 3
+
+
+def test_no_compile_lists_every_miss_with_its_reason_and_ranks(launches: Launches) -> None:
+    with pytest.raises(CompileForbidden) as caught:
+        launches(no_compile=True)
+    assert [(miss.function, miss.ranks) for miss in caught.value.misses] == [
+        (FUNCTIONS[0], (0, 1)),
+        (FUNCTIONS[1], (0, 1)),
+    ]
+    assert "Model.decode on ranks 0-1: nothing lies there" in str(caught.value)
+
+
+def test_no_compile_in_the_config_counts_too(launches: Launches) -> None:
+    config = config_of(launches.tmp_path, no_compile=True)
+    with pytest.raises(CompileForbidden):
+        launch(config, launcher=InProcessLauncher(launches.world.make_worker))
+
+
+def test_no_compile_lets_a_warm_launch_pass(launches: Launches) -> None:
+    launches()
+    assert launches(no_compile=True).totals.num_loaded == 4
+
+
+def test_no_compile_compiles_nothing_after_a_refusal_either(launches: Launches) -> None:
+    launches()
+    launches.world.kind_of = lambda rank: rank
+    with pytest.raises(CompileForbidden, match="refused: another kind"):
+        launches(no_compile=True)
+    assert launches.world.called("compile") == []
+
+
+def test_all_ranks_take_each_capture_step_before_the_next(launches: Launches) -> None:
+    launches()
+    assert [(step, rank) for rank, step in launches.world.called("capture")] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
+
+
+def test_ranks_with_different_numbers_of_captures_fail_by_name(launches: Launches) -> None:
+    launches.world.num_captures = lambda rank: 3 if rank == 2 else 2
+    text = str(launches.failure(3))
+    assert "ranks 0-1: CaptureMismatch: 2 captures" in text
+    assert "rank 2: CaptureMismatch: 3 captures" in text
+
+
+STAGE_OF = {
+    "start": "start",
+    "build": "build",
+    "probe": "probe",
+    "compile": "compile",
+    "adopt": "load",
+    "capture": "capture",
+    "first_call": "first_call",
+    "verify": "verify",
+}
+
+
+@pytest.mark.parametrize(("method", "stage"), STAGE_OF.items())
+def test_failure_stops_the_launch_and_names_stage_rank_and_cause(
+    launches: Launches, method: str, stage: str
+) -> None:
+    launches.world.raises = {(method, 1): RuntimeError("no such luck")}
+    error = launches.failure()
+    assert error.stage == stage
+    assert [(failure.rank, failure.kind) for failure in error.failures] == [(1, "RuntimeError")]
+    assert "rank 1: RuntimeError: no such luck" in str(error)
+
+
+def test_equal_causes_are_grouped(launches: Launches) -> None:
+    launches.world.raises = {("build", rank): ValueError("bad") for rank in (0, 1, 2, 5)}
+    text = str(launches.failure(6))
+    assert "stage build failed on 4 of 6 ranks" in text
+    assert text.count("ValueError") == 1
+    assert "ranks 0-2, 5" in text
+
+
+def test_failure_survives_pickling(launches: Launches) -> None:
+    launches.world.raises = {("build", 0): ValueError("bad")}
+    error = launches.failure()
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+    assert (copy.failures, str(copy)) == (error.failures, str(error))
+
+
+def test_function_that_fails_where_all_must_succeed_is_named(launches: Launches) -> None:
+    launches.world.bad_results = {("compile", 0)}
+    assert "rank 0: FunctionFailed in Model.prefill: it broke" in str(launches.failure())
+
+
+def test_output_that_differs_from_the_reference_fails_the_launch(launches: Launches) -> None:
+    launches.world.max_error = 0.5
+    assert "logits with eager: largest difference 0.5, allowed 0.1" in str(launches.failure())
+
+
+def test_ranks_are_taken_down_after_success(launches: Launches) -> None:
+    launches()
+    assert launches.world.stopped == [0, 1]
+
+
+def test_ranks_are_taken_down_after_failure(launches: Launches) -> None:
+    launches.world.raises = {("build", 0): ValueError("bad")}
+    launches.failure()
+    assert launches.world.stopped == [0, 1]
+
+
+def test_ranks_are_taken_down_after_an_interrupt(launches: Launches) -> None:
+    def interrupt(rank: int) -> int:
+        raise KeyboardInterrupt
+
+    launches.world.num_captures = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        launches()
+    assert launches.world.stopped == [0, 1]
+
+
+def test_unusable_cache_directory_is_a_failure_of_start(launches: Launches) -> None:
+    (launches.tmp_path / "cache").write_text("a file")
+    error = launches.failure()
+    assert error.stage == "start"
+    assert "UnusableCache" in str(error)
+
+
+def test_device_that_is_not_built_yet_is_refused_before_anything_starts(launches: Launches) -> None:
+    with pytest.raises(NotYet, match="cuda"):
+        launches(device="cuda")
+
+
+def test_seconds_grow_over_the_stages_and_the_outcome_stays(launches: Launches) -> None:
+    found = launches().ranks[0].functions[0]
+    assert found.outcome == "compiled"
+    seconds = found.seconds
+    assert (seconds.trace_s, seconds.compile_s, seconds.capture_s, seconds.first_call_s) == (
+        1.0,
+        2.0,
+        0.5,
+        0.25,
+    )
+
+
+def test_report_has_functions_in_call_order(launches: Launches) -> None:
+    assert [found.function for found in launches().ranks[1].functions] == list(FUNCTIONS)
+
+
+def test_report_counts_each_artifact_once(launches: Launches) -> None:
+    totals = launches(4).totals
+    assert (totals.num_artifacts, totals.artifact_bytes) == (2, 200)
+
+
+def test_report_holds_request_keys_and_digests(launches: Launches) -> None:
+    found = launches().ranks[1].functions[0]
+    assert found.request_key == digest_of(FUNCTIONS[0], "same")
+    assert found.digest == digest_of(FUNCTIONS[0], 0)
+
+
+def test_report_has_the_stages_in_order(launches: Launches) -> None:
+    stages = [stage.stage for stage in launches().stages]
+    assert stages == ["start", "build", "probe", "compile", "load", "capture", "first_call", "verify"]
+
+
+def test_ranks_in_different_environments_become_a_problem(launches: Launches) -> None:
+    launches.world.environments = {1: {"python": "cpython 3.12"}, 0: {"python": "cpython 3.11"}}
+    (problem,) = launches().problems
+    assert "rank 1 run in another environment than rank 0" in problem
+    assert "cpython 3.11" in problem
+
+
+def test_listener_hears_of_every_stage_rank_and_function(launches: Launches) -> None:
+    launches()
+    heard = launches.recorder
+    assert [name for name, _ in heard.started] == [name for name, _ in heard.finished]
+    assert {rank for stage, rank in heard.ranks if stage == "build"} == {0, 1}
+    assert ("compile", 0, FUNCTIONS[0]) in heard.functions
+
+
+class LateLauncher:
+    """Ranks that never answer in one stage; an interrupted call leaves after another rank's failure."""
+
+    def __init__(self, inner: InProcessLauncher, stage: str, late: int, failing: int | None = None) -> None:
+        self.inner, self.stage, self.late, self.failing = inner, stage, late, failing
+
+    def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
+        return self.inner.start(num_ranks, timeout_s=timeout_s)
+
+    def call(
+        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
+    ) -> Iterator[tuple[int, Any]]:
+        for rank, answer in self.inner.call(stage, method, arguments, timeout_s=timeout_s):
+            if stage != self.stage:
+                yield rank, answer
+            elif rank == self.failing:
+                yield rank, WorkerFailure(rank=rank, stage=stage, kind="died", message="its process ended")
+            elif rank != self.late:
+                yield rank, answer
+
+    def stop(self) -> None:
+        self.inner.stop()
+
+
+def test_rank_that_does_not_answer_fails_with_the_setting_to_raise(launches: Launches) -> None:
+    launcher = LateLauncher(InProcessLauncher(launches.world.make_worker), "capture", late=1)
+    with pytest.raises(LaunchFailed) as caught:
+        launch(config_of(launches.tmp_path, timeouts={"capture_s": 7}), launcher=launcher)
+    assert "rank 1: timeout: no answer within 7 s" in str(caught.value)
+    assert "raise timeouts.capture_s" in str(caught.value)
+
+
+def test_ranks_still_out_after_a_failure_are_named_but_not_blamed(launches: Launches) -> None:
+    launcher = LateLauncher(InProcessLauncher(launches.world.make_worker), "build", late=1, failing=0)
+    with pytest.raises(LaunchFailed) as caught:
+        launch(config_of(launches.tmp_path), launcher=launcher)
+    assert [failure.rank for failure in caught.value.failures] == [0]
+    assert caught.value.silent == (1,)
