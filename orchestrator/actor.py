@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,15 @@ from orchestrator.rank_host import MakeWorker, RankHost, answer
 
 
 class RankActor:
-    """One process of the gang; becomes a rank when the driver has seen where all processes are."""
+    """One process of the gang; becomes a rank when the driver has seen where all processes are.
 
-    def __init__(self, make_worker: MakeWorker | None) -> None:
+    Args:
+        environ: environment variables to set; torch reads them when the worker imports it, later.
+        make_worker: as in `RankHost`.
+    """
+
+    def __init__(self, environ: Mapping[str, str], make_worker: MakeWorker | None) -> None:
+        os.environ.update(environ)
         self._host = RankHost(make_worker)
 
     def process(self) -> Process:

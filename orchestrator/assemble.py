@@ -35,7 +35,7 @@ def assemble(
     record: str,
     started: str,
 ) -> Report:
-    """The report of a launch that is over."""
+    """The report of a launch that has done its work."""
     config = stages.config
     ranks = tuple(
         _rank_report(stages, seat, place, warm) for seat, place in zip(stages.gang.seats, places, strict=True)

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -138,9 +139,29 @@ def describe(error: Exception) -> tuple[str, tuple[Rows, ...], tuple[str, ...]]:
         num = len(error.problems)
         head = "the config cannot be used" + (f": {num} problems" if num > 1 else "")
         return head, tuple(_problem_rows(problem) for problem in error.problems), ()
+    if isinstance(error, StoreError):
+        rows = [(name, str(getattr(error, field))) for field, name in _STORE_ROWS if hasattr(error, field)]
+        return f"{_words(type(error).__name__)}: {error.what}", (tuple(rows),), ()
     text = str(error).strip() or type(error).__name__
     head, *rest = text.splitlines()
     return head, (), tuple(rest)
+
+
+_STORE_ROWS = (
+    ("where", "where"),
+    ("reason", "reason"),
+    ("detail", "why"),
+    ("supported", "reads up to"),
+    ("expected", "expected"),
+    ("actual", "found"),
+    ("found", "found"),
+    ("remedy", "remedy"),
+)
+"""Fields of the store's errors, by the names under which they are shown."""
+
+
+def _words(name: str) -> str:
+    return re.sub(r"(?<!^)([A-Z])", r" \1", name).lower()
 
 
 def _problem_rows(problem: ConfigProblem) -> Rows:

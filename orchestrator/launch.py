@@ -51,10 +51,11 @@ def launch(
         fetches = steps.fetch(stages) if store is not None else ()
         warm = run_scripts(stages) if stages.is_script else warm_up(stages, no_compile=no_compile)
         record = commit(stages, store, places[0], is_new=warm.is_new) if store is not None else ""
+        report = assemble(stages, places=places, warm=warm, fetches=fetches, record=record, started=started)
         stages.close()
     finally:
         launcher.stop()
-    return assemble(stages, places=places, warm=warm, fetches=fetches, record=record, started=started)
+    return report
 
 
 def warm_up(stages: Stages, *, no_compile: bool) -> Warm:

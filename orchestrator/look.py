@@ -234,6 +234,6 @@ def show_partition(store: Store, wanted: str, config: Config | None = None) -> P
 def _absent(store: Store, wanted: str, names: list[str]) -> str:
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     return (
-        f"no partition {wanted!r} in {store.location}; expected a name, or {MIN_KEY_CHARS} characters or more "
-        f"of a manifest's key. There are: {shown or 'none, the store holds no launch'}"
+        f"no partition {wanted!r} in {store.location}; expected a name, or at least {MIN_KEY_CHARS} "
+        f"characters of a manifest's key. There are: {shown or 'none, the store holds no launch'}"
     )

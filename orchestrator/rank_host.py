@@ -21,10 +21,9 @@ from orchestrator.launcher import Gang
 from worker.results import FunctionResult, RankPlace
 
 if TYPE_CHECKING:
-    from worker.rank import RankSpec
-
     from cache_store.seed import SeedReport
     from cache_store.store import Store
+    from worker.rank import RankSpec
 
 logger = logging.getLogger(__name__)
 

@@ -137,9 +137,9 @@ class RayLauncher:
             "scheduling_strategy": strategy,
             "max_restarts": 0,
             "max_task_retries": 0,
-            "runtime_env": {"env_vars": environ},
+            "runtime_env": ray_session.runtime_env(way),
         }
-        return ray.remote(RankActor).options(**options).remote(self._make_worker)
+        return ray.remote(RankActor).options(**options).remote(environ, self._make_worker)
 
     def _gang(self, seats: tuple[Seat, ...], first: Process, deadline: float) -> Gang:
         # Within one node the loopback address works whatever its host name resolves to.

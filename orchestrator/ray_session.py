@@ -14,7 +14,8 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -91,17 +92,24 @@ def leave(session: Session) -> None:
 
 
 def rank_environ(config: RayConfig, device: str, way: WayIn) -> dict[str, str]:
-    """Environment variables of every rank's process."""
+    """Environment variables of every rank's process; in time if set before torch is imported there."""
     # Ray would derive OMP_NUM_THREADS from an actor's CPUs; it is part of the fingerprint, so it is set here.
     environ = {"OMP_NUM_THREADS": str(config.omp_num_threads)}
     if device != "npu":
         # Where torch_npu is installed without CANN, loading it makes `import torch` fail.
         environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-    if way in ("local", "initialized"):
-        environ["PYTHONPATH"] = os.pathsep.join(
-            import_paths(sys.path, Path.cwd(), (sys.prefix, sys.base_prefix))
-        )
+    if way == "initialized":
+        environ["PYTHONPATH"] = _python_path()
     return environ
+
+
+def runtime_env(way: WayIn) -> dict[str, Any]:
+    """What Ray must set up before a rank's process can import this package.
+
+    A Ray that was up before this launch does not know its import paths. Elsewhere nothing is asked for,
+    because Ray's agent for it costs a second; an own Ray inherits the paths.
+    """
+    return {"env_vars": {"PYTHONPATH": _python_path()}} if way == "initialized" else {}
 
 
 def import_paths(paths: Iterable[str], cwd: Path, prefixes: Iterable[str]) -> tuple[str, ...]:
@@ -113,6 +121,24 @@ def import_paths(paths: Iterable[str], cwd: Path, prefixes: Iterable[str]) -> tu
         path for path in wanted if path.is_dir() and not any(path.is_relative_to(prefix) for prefix in inside)
     ]
     return tuple(dict.fromkeys(str(path) for path in kept))
+
+
+def _python_path() -> str:
+    return os.pathsep.join(import_paths(sys.path, Path.cwd(), (sys.prefix, sys.base_prefix)))
+
+
+@contextmanager
+def _environ(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable for as long as the context lasts."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _init(way: WayIn, config: RayConfig, session: Session) -> None:
@@ -127,23 +153,24 @@ def _init(way: WayIn, config: RayConfig, session: Session) -> None:
         address = config.address or os.environ["RAY_ADDRESS"]
         ray.init(address, namespace=NAMESPACE, runtime_env=_shipped(config), **quiet)
     elif way == "local":
-        ray.init(
-            "local",
-            namespace=NAMESPACE,
-            num_cpus=config.num_cpus,
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            _temp_dir=session.temp_dir,
-            **quiet,
-        )
+        with _environ("PYTHONPATH", _python_path()):
+            ray.init(
+                "local",
+                namespace=NAMESPACE,
+                num_cpus=config.num_cpus,
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                _temp_dir=session.temp_dir,
+                **quiet,
+            )
 
 
 def _shipped(config: RayConfig) -> dict[str, Any] | None:
-    from orchestrator.upload import runtime_env
+    from orchestrator.upload import runtime_env as directory_env
 
     if not config.ship_code:
         return None
-    return runtime_env(Path.cwd(), Path(__file__).resolve().parent.parent)
+    return directory_env(Path.cwd(), Path(__file__).resolve().parent.parent)
 
 
 def _is_initialized() -> bool:

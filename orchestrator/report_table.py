@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import fields
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -43,10 +44,13 @@ def size_text(size_bytes: int) -> str:
 
 
 def _table(report: Report) -> Table:
-    table = Table(title=f"{report.name}: {report.world_size} ranks", title_justify="left", pad_edge=False)
+    title = f"{report.name}: {report.world_size} ranks"
+    table = Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     for name in ("rank", "function", "outcome"):
         table.add_column(name, overflow="fold")
-    for name in ("trace", "compile", "load", "capture", "first call"):
+    for name in ("trace", "compile", "load", "capture", "first"):
         table.add_column(name, justify="right", no_wrap=True)
     for ranks, function, seconds in _rows(report):
         times = [seconds_text(getattr(seconds, field.name)) for field in fields(StageSeconds)]

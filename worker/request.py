@@ -59,6 +59,8 @@ def request(
 
 def _config(config: CompilerConfig) -> str:
     """Every option that differs from its default, by name."""
+    if config == CompilerConfig():
+        return "defaults"
     defaults = CompilerConfig().canonical()
     changed = [f"{name}={value}" for name, value in config.canonical().items() if defaults.get(name) != value]
     return ", ".join(changed) or "defaults"

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache_store.backend import BlobBackend, NewFile
@@ -183,6 +183,7 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return IMPLEMENTATIONS[request.param](tmp_path_factory.mktemp("shared") / "store")
 
 
+@settings(max_examples=25, deadline=None)  # each example waits for the disk
 @given(data=st.binary(max_size=4096))
 def test_put_new_round_trips_any_bytes(shared, data):
     name = f"cas/{digest_bytes(data).sha256}"

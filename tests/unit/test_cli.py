@@ -1,0 +1,269 @@
+"""The command line: exit codes, error blocks, what goes to stdout, and what it does not import."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cache_store.errors import StoreUnavailable
+from orchestrator.cli import app
+from orchestrator.config import Config
+from orchestrator.errors import CompileForbidden, ForbiddenCompile, LaunchFailed, WorkerFailure
+from orchestrator.report import Report, from_json
+from tests.support.launched import loaded_config, make_report, store_launch, write_config
+from tests.support.stored import blob_path, overwrite
+
+COMMANDS = ("launch", "demo", "submit", "preseed", "ls", "show", "explain", "readable", "verify")
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+class FakeLaunch:
+    """Stands in for the driver."""
+
+    def __init__(self, answer: Report | BaseException) -> None:
+        self.answer = answer
+        self.config: Config | None = None
+        self.options: dict[str, Any] = {}
+
+    def __call__(self, config: Config, **options: Any) -> Report:
+        self.config, self.options = config, options
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+
+def launching(monkeypatch: pytest.MonkeyPatch, answer: Report | BaseException) -> FakeLaunch:
+    fake = FakeLaunch(answer)
+    monkeypatch.setattr("orchestrator.launch.launch", fake)
+    return fake
+
+
+def failed() -> LaunchFailed:
+    failure = WorkerFailure(rank=1, stage="build", kind="FileNotFoundError", message="no weights here")
+    return LaunchFailed("build", [failure], num_ranks=2)
+
+
+def test_help_has_one_line_for_each_command(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    lines = [line.strip("\u2502 ") for line in run("--help").stdout.splitlines()]
+    listed = [line.split()[0] for line in lines if line.split()[:1] and line.split()[0] in COMMANDS]
+    assert listed == list(COMMANDS)
+
+
+def test_help_names_the_exit_codes():
+    text = " ".join(run("--help").stdout.split())
+    assert "0 every rank is warm; 1 the launch failed; 2 bad input or config; 3 something missed" in text
+
+
+def test_version_is_printed():
+    assert run("--version").stdout.startswith("warmrank ")
+
+
+def test_import_brings_neither_torch_nor_ray():
+    code = "import orchestrator.cli, sys; print(sorted({'torch', 'ray'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_module_runs_without_installation(tmp_path: Path):
+    command = [sys.executable, "-m", "orchestrator", "launch", str(tmp_path / "absent.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "absent.yaml" in done.stderr
+
+
+def test_launch_prints_the_table_and_ends_with_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    launching(monkeypatch, make_report())
+    result = run("launch", write_config(tmp_path))
+    assert result.exit_code == 0
+    assert "Tiny.double" in result.stdout
+    assert "loaded" in result.stdout
+
+
+def test_launch_hands_overrides_and_no_compile_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    fake = launching(monkeypatch, make_report())
+    run("launch", write_config(tmp_path), "--set", "ranks=4", "--set", "parallel.tp=4", "--no-compile")
+    assert fake.config is not None
+    assert fake.config.ranks == 4
+    assert fake.options["no_compile"] is True
+
+
+def test_launch_writes_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    launching(monkeypatch, make_report())
+    run("launch", write_config(tmp_path), "--json", tmp_path / "report.json")
+    assert from_json((tmp_path / "report.json").read_text()) == make_report()
+
+
+def test_launch_with_json_dash_leaves_stdout_to_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    launching(monkeypatch, make_report())
+    result = run("launch", write_config(tmp_path), "--json", "-")
+    assert from_json(result.stdout) == make_report()
+    assert "Tiny.double" in result.stderr
+
+
+def test_failed_launch_leaves_no_older_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    launching(monkeypatch, failed())
+    report = tmp_path / "report.json"
+    report.write_text("from yesterday")
+    run("launch", write_config(tmp_path), "--json", report)
+    assert not report.exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [
+        (failed(), 1),
+        (CompileForbidden([ForbiddenCompile(function="Tiny.double", reason="torch", ranks=(0, 1))]), 3),
+        (StoreUnavailable(what="store", where="/mnt/gone", reason="not mounted"), 4),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_launch_ends_with_the_code_of_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, exit_code: int
+):
+    launching(monkeypatch, error)
+    assert run("launch", write_config(tmp_path)).exit_code == exit_code
+
+
+def test_error_is_one_block_without_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    launching(monkeypatch, failed())
+    result = run("launch", write_config(tmp_path))
+    assert "error: stage build failed on 1 of 2 ranks" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_debug_shows_the_traceback_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    launching(monkeypatch, failed())
+    result = run("launch", write_config(tmp_path), "--debug")
+    assert "Traceback" in result.stderr
+    assert "error: stage build failed" in result.stderr
+
+
+def test_defect_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    launching(monkeypatch, ZeroDivisionError())
+    assert isinstance(run("launch", write_config(tmp_path)).exception, ZeroDivisionError)
+
+
+def test_misspelt_key_is_named_with_place_and_remedy(tmp_path: Path):
+    path = write_config(tmp_path, rankz=2)
+    result = run("launch", path)
+    assert result.exit_code == 2
+    text = " ".join(result.stderr.split())
+    assert f"where {path}: rankz found an unknown key" in text
+    assert text.endswith("remedy did you mean ranks?")
+
+
+def test_preseed_refuses_here_together_with_node(tmp_path: Path):
+    assert run("preseed", write_config(tmp_path), "--here", "--node", "n1").exit_code == 2
+
+
+def test_preseed_here_tells_what_it_brought(tmp_path: Path):
+    config = loaded_config(tmp_path)
+    store_launch(config, tmp_path / "work")
+    result = run("preseed", tmp_path / "tiny.yaml", "--here", "--json")
+    (node,) = json.loads(result.stdout)
+    assert (result.exit_code, node["num_partitions"], node["num_files"]) == (0, 2, 4)
+
+
+def test_preseed_of_an_unknown_launch_ends_with_three(tmp_path: Path):
+    config = loaded_config(tmp_path)
+    store_launch(config, tmp_path / "work")
+    result = run("preseed", tmp_path / "tiny.yaml", "--here", "--set", "workload.arguments.layers=9")
+    assert result.exit_code == 3
+    assert "miss" in result.stdout
+
+
+def test_preseed_with_a_damaged_blob_ends_with_four(tmp_path: Path):
+    config = loaded_config(tmp_path)
+    store_launch(config, tmp_path / "work", functions={"Llama.decode": b"right"})
+    overwrite(blob_path(tmp_path / "store", b"right"), b"wrong")
+    assert run("preseed", tmp_path / "tiny.yaml", "--here").exit_code == 4
+
+
+def test_preseed_without_a_store_there_ends_with_four(tmp_path: Path):
+    result = run("preseed", write_config(tmp_path), "--here")
+    assert result.exit_code == 4
+    assert "remedy" in result.stderr
+
+
+def test_verify_with_a_fault_ends_with_four(tmp_path: Path):
+    config = loaded_config(tmp_path)
+    store_launch(config, tmp_path / "work", functions={"Llama.decode": b"right"})
+    overwrite(blob_path(tmp_path / "store", b"right"), b"wrong")
+    result = run("verify", tmp_path / "tiny.yaml", "--json")
+    assert result.exit_code == 4
+    assert len(json.loads(result.stdout)["faults"]) >= 1
+
+
+def test_verify_of_a_whole_store_ends_with_zero(tmp_path: Path):
+    config = loaded_config(tmp_path)
+    store_launch(config, tmp_path / "work")
+    result = run("verify", "--store", tmp_path / "store")
+    assert result.exit_code == 0
+    assert "no faults" in result.stdout
+    assert "signatures not checked" in result.stdout
+
+
+def test_ls_marks_the_launch_of_the_config(tmp_path: Path):
+    store_launch(loaded_config(tmp_path), tmp_path / "work")
+    result = run("ls", tmp_path / "tiny.yaml", "--long")
+    assert result.exit_code == 0
+    assert "* the launch of this config" in result.stdout
+    assert "world2global_rank1" in result.stdout
+
+
+def test_ls_json_is_only_json(tmp_path: Path):
+    store_launch(loaded_config(tmp_path), tmp_path / "work")
+    listing = json.loads(run("ls", "--store", tmp_path / "store", "--json").stdout)
+    assert [launch["world_size"] for launch in listing["launches"]] == [2]
+
+
+def test_ls_without_a_store_says_what_to_name():
+    result = run("ls")
+    assert result.exit_code == 2
+    assert "--store PATH" in result.stderr
+
+
+def test_show_json_holds_artifacts(tmp_path: Path):
+    store_launch(loaded_config(tmp_path), tmp_path / "work")
+    shown = run("show", "world2global_rank0", "--store", tmp_path / "store", "--json")
+    assert [entry["function"] for entry in json.loads(shown.stdout)["artifacts"]] == [
+        "Llama.prefill",
+        "Llama.decode",
+    ]
+
+
+def test_show_of_an_unknown_partition_ends_with_two(tmp_path: Path):
+    store_launch(loaded_config(tmp_path), tmp_path / "work")
+    result = run("show", "world9global_rank0", "--store", tmp_path / "store")
+    assert result.exit_code == 2
+    assert "world2global_rank0" in result.stderr
+
+
+def test_explain_works_before_the_first_launch(tmp_path: Path):
+    result = run("explain", write_config(tmp_path))
+    assert result.exit_code == 0
+    assert result.stdout.startswith("compile: ")
+
+
+def test_explain_json_names_the_outlook(tmp_path: Path):
+    store_launch(loaded_config(tmp_path), tmp_path / "work")
+    found = json.loads(run("explain", tmp_path / "tiny.yaml", "--json").stdout)
+    assert found["outlook"] == "load"
+
+
+def test_readable_of_what_is_no_artifact_is_an_error(tmp_path: Path):
+    path = tmp_path / "compiled_module"
+    path.write_bytes(b"nothing of ours")
+    result = run("readable", path)
+    assert result.exit_code == 1
+    assert "no usable artifact" in result.stderr

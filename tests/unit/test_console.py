@@ -1,0 +1,73 @@
+"""Errors as blocks, values as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from cache_store.errors import Corrupt
+from orchestrator.console import describe, exit_code_of, plain
+from orchestrator.demo import DemoFailed
+from orchestrator.errors import CannotStart, ConfigError, ConfigProblem
+from worker.errors import NotYet
+
+
+def problem(key: str) -> ConfigProblem:
+    return ConfigProblem(place="a.yaml", key=key, found="'x' (str)", expected="an int", nearest="")
+
+
+def test_config_error_has_a_block_for_each_problem():
+    head, blocks, rest = describe(ConfigError([problem("ranks"), problem("device")]))
+    assert head == "the config cannot be used: 2 problems"
+    assert [block[0] for block in blocks] == [("where", "a.yaml: ranks"), ("where", "a.yaml: device")]
+    assert rest == ()
+
+
+def test_store_error_shows_its_fields_as_rows():
+    error = Corrupt(what="blob 12", where="cas/12", expected="sha256 1", actual="sha256 2", remedy="publish")
+    head, (rows,), _ = describe(error)
+    assert head == "corrupt: blob 12"
+    assert dict(rows) == {
+        "where": "cas/12",
+        "expected": "sha256 1",
+        "found": "sha256 2",
+        "remedy": "publish",
+    }
+
+
+def test_other_error_keeps_its_lines():
+    assert describe(CannotStart("ranks do not fit:\n  CPU: 4 wanted")) == (
+        "ranks do not fit:",
+        (),
+        ("  CPU: 4 wanted",),
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError([]), 2),
+        (NotYet("cuda", instead="use cpu"), 2),
+        (CannotStart("no CPUs"), 1),
+        (DemoFailed("cold failed", exit_code=3), 3),
+        (PermissionError("denied"), 1),
+    ],
+)
+def test_exit_code_of_error(error: Exception, code: int):
+    assert exit_code_of(error) == code
+
+
+def test_plain_reaches_all_the_way_down():
+    @dataclass
+    class Inner:
+        path: Path
+
+    @dataclass
+    class Outer:
+        inner: tuple[Inner, ...]
+        names: dict[str, Path]
+
+    value = Outer(inner=(Inner(path=Path("a")),), names={"b": Path("c")})
+    assert plain(value) == {"inner": [{"path": "a"}], "names": {"b": "c"}}

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from cache_store.backend import NewFile
+from cache_store.digests import digest_bytes
+from cache_store.directory import DirectoryBackend
+from cache_store.errors import Corrupt, NewerFormat, StoreUnavailable
+from tests.support.stored import stored
+
+NAME = "ac/ab/one"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def backend(root: Path) -> DirectoryBackend:
+    return DirectoryBackend(root)
+
+
+def new_file(name: str = NAME, data: bytes = b"data") -> NewFile:
+    return NewFile(name=name, source=data, expected=digest_bytes(data))
+
+
+def failing(number: int):
+    def fail(*arguments: object, **options: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def test_new_store_writes_its_format(backend, root):
+    assert json.loads((root / "FORMAT").read_bytes()) == {"format": 1, "digest": "sha256"}
+
+
+def test_store_opens_again(backend, root):
+    backend.put_new([new_file()])
+    assert DirectoryBackend(root, create=False).size(NAME) == 4
+
+
+def test_newer_store_is_refused_by_name(backend, root):
+    (root / "FORMAT").chmod(0o600)
+    (root / "FORMAT").write_text('{"format":2,"digest":"blake3"}')
+    with pytest.raises(NewerFormat, match=r"format 2.*upgrade warmrank"):
+        DirectoryBackend(root)
+
+
+def test_damaged_format_is_corrupt(backend, root):
+    (root / "FORMAT").chmod(0o600)
+    (root / "FORMAT").write_text('{"format":1')
+    with pytest.raises(Corrupt, match="FORMAT"):
+        DirectoryBackend(root)
+
+
+def test_no_store_is_an_error_when_none_may_be_created(root):
+    with pytest.raises(StoreUnavailable, match="there is no store here"):
+        DirectoryBackend(root, create=False)
+    assert not root.exists()
+
+
+def test_directory_with_other_files_is_no_store(root):
+    root.mkdir()
+    (root / "thesis.tex").touch()
+    with pytest.raises(StoreUnavailable, match=r"'thesis.tex'"):
+        DirectoryBackend(root)
+    assert os.listdir(root) == ["thesis.tex"]  # noqa: PTH208
+
+
+def test_store_whose_creation_was_cut_short_is_completed(root):
+    (root / "tmp" / "host-1-x").mkdir(parents=True)
+    DirectoryBackend(root)
+    assert (root / "FORMAT").exists()
+
+
+def test_store_below_a_file_is_unavailable(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreUnavailable, match="Not a directory"):
+        DirectoryBackend(tmp_path / "file" / "store")
+
+
+def test_stored_files_are_read_only(backend, root):
+    backend.put_new([new_file()])
+    assert stat.S_IMODE((root / NAME).stat().st_mode) & 0o333 == 0
+
+
+def test_put_new_leaves_nothing_in_tmp(backend, root):
+    backend.put_new([new_file()])
+    assert list((root / "tmp").iterdir()) == []
+
+
+def test_put_new_that_fails_leaves_nothing(backend, root, monkeypatch):
+    monkeypatch.setattr(backend, "_flush_files", failing(errno.ENOSPC))
+    with pytest.raises(StoreUnavailable, match="No space left on device"):
+        backend.put_new([new_file()])
+    assert (list((root / "tmp").iterdir()), stored(root, "ac")) == ([], [])
+
+
+def test_put_new_of_what_exists_needs_no_write(backend, monkeypatch):
+    backend.put_new([new_file()])
+    monkeypatch.setattr(backend, "_temporary", failing(errno.EROFS))
+    assert backend.put_new([new_file()]) == ()
+
+
+def test_put_new_flushes_bytes_before_names_and_names_last(root, monkeypatch):
+    steps: list[str] = []
+
+    class Recording(DirectoryBackend):
+        def _flush_files(self, paths):
+            steps.append(f"bytes of {len(list(paths))}")
+
+        def _link(self, path, name):
+            steps.append(f"link {name}")
+            return super()._link(path, name)
+
+        def _flush_names(self, names):
+            steps.append(f"names of {len(list(names))}")
+
+    backend = Recording(root)
+    steps.clear()
+    backend.put_new([new_file("ac/ab/1"), new_file("ac/ab/2")])
+    assert steps == ["bytes of 2", "link ac/ab/1", "link ac/ab/2", "names of 2"]
+
+
+def test_put_new_flushes_every_directory_up_to_the_root(backend, root, monkeypatch):
+    flushed: list[str] = []
+    monkeypatch.setattr(
+        "cache_store.directory.flush_all",
+        lambda paths, **_: flushed.extend(path.relative_to(root).as_posix() for path in paths),
+    )
+    backend.put_new([new_file("cas/sha256/ab/1")])
+    assert {"cas/sha256/ab", "cas/sha256", "cas", "."} <= set(flushed)
+
+
+def test_put_new_recognises_its_own_link_whose_answer_was_lost(backend, monkeypatch):
+    link = os.link
+
+    def lossy(source: str, target: str) -> None:
+        link(source, target)
+        raise FileExistsError(errno.EEXIST, "File exists")
+
+    monkeypatch.setattr(os, "link", lossy)
+    assert backend.put_new([new_file()]) == (NAME,)
+
+
+def test_put_new_without_hard_links_says_so(backend, monkeypatch):
+    monkeypatch.setattr(os, "link", failing(errno.EPERM))
+    with pytest.raises(StoreUnavailable, match="file system that has hard links"):
+        backend.put_new([new_file()])
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
+def test_fault_of_the_file_system_is_unavailable(backend, monkeypatch, number):
+    monkeypatch.setattr(Path, "open", failing(number))
+    with pytest.raises(StoreUnavailable, match=os.strerror(number)):
+        backend.open(NAME)
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "ac/../../outside", "", "ac\\ab"])
+def test_name_that_leaves_the_store_is_refused(backend, name):
+    for call in (backend.open, backend.size, lambda name: backend.quarantine(name, "")):
+        with pytest.raises(ValueError, match="name"):
+            call(name)
+
+
+def test_list_leaves_tmp_and_quarantine_out(backend, root):
+    backend.put_new([new_file()])
+    backend.quarantine(NAME, "flipped bit")
+    (root / "tmp" / "left").touch()
+    assert list(backend.list("")) == ["FORMAT"]
+
+
+def test_quarantine_keeps_the_bytes_and_the_reason(backend, root):
+    backend.put_new([new_file(data=b"bad")])
+    backend.quarantine(NAME, "flipped bit")
+    data, reason = stored(root, "quarantine")
+    assert data.name.startswith("ac__ab__one.")
+    assert (data.read_bytes(), reason.name, reason.read_text()) == (
+        b"bad",
+        f"{data.name}.reason",
+        "flipped bit\n",
+    )
+
+
+def test_quarantine_of_what_is_gone_leaves_no_reason(backend, root):
+    backend.quarantine(NAME, "flipped bit")
+    assert stored(root, "quarantine") == []

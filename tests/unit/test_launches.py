@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cache_store.errors import Conflict, NotInStore, Untrusted
+from cache_store.keys import key_of
+from cache_store.layout import launch_name, manifest_name
+from cache_store.manifest import PartitionRef
+from cache_store.store import Store
+from cache_store.trust import Trust, generate_key_pair
+from tests.support.stored import (
+    ENVIRONMENT,
+    LAUNCH_KEY,
+    make_partition,
+    make_record,
+    open_store,
+    overwrite,
+    publish_launch,
+    stored,
+)
+
+EARLY, LATE, LATEST = (f"2026-0{month}-01T00:00:00+00:00" for month in (1, 2, 3))
+SIGNER = generate_key_pair("ci")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def store(root: Path) -> Store:
+    return open_store(root)
+
+
+@pytest.fixture
+def ref(store: Store, cache: Path) -> PartitionRef:
+    return store.publish_partition(LAUNCH_KEY, make_partition(cache), cache).ref
+
+
+def test_committed_launch_is_found(store, ref):
+    record = make_record((ref,))
+    store.commit_launch(record)
+    assert (store.launches(LAUNCH_KEY), store.launches(), store.launch_keys()) == (
+        (record,),
+        (record,),
+        (LAUNCH_KEY,),
+    )
+
+
+def test_commit_returns_the_name_of_the_record(store, root, ref):
+    sha256 = store.commit_launch(make_record((ref,)))
+    assert stored(root, "launch") == [root / launch_name(LAUNCH_KEY, sha256)]
+
+
+def test_unknown_launch_is_none(store, ref):
+    store.commit_launch(make_record((ref,)))
+    assert store.launches("0" * 64) == ()
+
+
+def test_launch_with_a_missing_manifest_is_refused(store, root, ref):
+    missing = PartitionRef(
+        partition="world2global_rank1", rank=1, manifest_key="7" * 64, manifest_sha256="8" * 64
+    )
+    with pytest.raises(NotInStore, match=r"manifests 777777777777 of world2global_rank1 .*publish these"):
+        store.commit_launch(make_record((ref, missing)))
+    assert stored(root, "launch") == []
+
+
+def test_launch_that_pins_another_manifest_is_refused(store, root, ref):
+    other = ref.model_copy(update={"manifest_sha256": "8" * 64})
+    with pytest.raises(Conflict, match="world1global_rank0"):
+        store.commit_launch(make_record((other,)))
+    assert stored(root, "launch") == []
+
+
+def test_launches_come_newest_first(store, ref):
+    for created in (LATE, LATEST, EARLY):
+        environment = {**ENVIRONMENT, "made": created}
+        store.commit_launch(make_record((ref,), created=created, environment=environment))
+    assert [record.created for record in store.launches(LAUNCH_KEY)] == [LATEST, LATE, EARLY]
+
+
+def test_launches_of_all_keys_are_told_apart(store, ref):
+    for key in ("1" * 64, "2" * 64):
+        store.commit_launch(make_record((ref,), launch_key=key))
+    assert store.launch_keys() == ("1" * 64, "2" * 64)
+    assert [record.launch_key for record in store.launches("1" * 64)] == ["1" * 64]
+
+
+def test_equal_launch_is_committed_once(store, ref):
+    first = store.commit_launch(make_record((ref,), created=EARLY))
+    assert store.commit_launch(make_record((ref,), created=LATE)) == first
+    assert len(store.launches()) == 1
+
+
+def test_equal_launch_becomes_the_newest_again_after_another(store, ref, tmp_path):
+    other = make_partition(tmp_path / "other", functions={"Llama.decode": b"other source"})
+    other_ref = store.publish_partition(key_of({"other": ""}), other, tmp_path / "other").ref
+    store.commit_launch(make_record((ref,), created=EARLY))
+    store.commit_launch(make_record((other_ref,), created=LATE))
+    store.commit_launch(make_record((ref,), created=LATEST))
+    assert store.launches()[0].partitions == (ref,)
+
+
+def test_truncated_record_is_skipped_quarantined_and_reported(store, root, ref, caplog):
+    store.commit_launch(make_record((ref,)))
+    (path,) = stored(root, "launch")
+    overwrite(path, path.read_bytes()[:-1])
+    assert store.launches() == ()
+    assert len(store.problems) == 1
+    assert path.name in store.problems[0]
+    assert "Skipped a launch record" in caplog.text
+    assert len(stored(root, "quarantine")) == 2
+
+
+def test_damaged_record_does_not_hide_the_others(store, root, ref):
+    good = make_record((ref,), created=LATE)
+    store.commit_launch(make_record((ref,), environment={}, created=EARLY))
+    (bad,) = stored(root, "launch")
+    store.commit_launch(good)
+    overwrite(bad, b"")
+    assert store.launches() == (good,)
+
+
+def test_record_replayed_under_another_launch_key_is_refused(store, root, ref):
+    sha256 = store.commit_launch(make_record((ref,)))
+    target = root / launch_name("1" * 64, sha256)
+    target.parent.mkdir(parents=True)
+    target.write_bytes((root / launch_name(LAUNCH_KEY, sha256)).read_bytes())
+    assert store.launches("1" * 64) == ()
+    assert "replayed" in store.problems[0]
+
+
+def test_record_under_another_name_is_refused(store, root, ref):
+    sha256 = store.commit_launch(make_record((ref,)))
+    path = root / launch_name(LAUNCH_KEY, sha256)
+    path.rename(path.with_name("9" * 64))
+    assert store.launches() == ()
+
+
+def test_stranger_among_the_records_is_skipped(store, root, ref):
+    store.commit_launch(make_record((ref,)))
+    (root / "launch" / "README").touch()
+    assert len(store.launches()) == 1
+
+
+def test_unsigned_record_is_skipped_under_require_and_stays(store, root, ref):
+    store.commit_launch(make_record((ref,)))
+    reader = open_store(root, Trust(policy="require", trusted={"ci": SIGNER.public_key}))
+    assert reader.launches() == ()
+    assert "unsigned" in reader.problems[0]
+    assert len(store.launches()) == 1
+
+
+def test_signed_record_is_taken_under_require(root, cache):
+    publish_launch(open_store(root, Trust(policy="require", signer=SIGNER)), cache)
+    reader = open_store(root, Trust(policy="require", trusted={"ci": SIGNER.public_key}))
+    assert len(reader.launches()) == 1
+
+
+def test_commit_without_a_signing_key_is_refused_under_require(root, ref):
+    reader = open_store(root, Trust(policy="require"))
+    with pytest.raises(Untrusted, match="no_signing_key"):
+        reader.commit_launch(make_record((ref,)))
+
+
+def test_manifest_replayed_under_another_key_is_refused(store, root, ref):
+    target = root / manifest_name("1" * 64)
+    target.parent.mkdir(parents=True)
+    target.write_bytes((root / manifest_name(ref.manifest_key)).read_bytes())
+    with pytest.raises(Untrusted, match=r"replayed.*made for 'manifest'"):
+        store.manifest("1" * 64)
+    assert not target.exists()

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cache_store.layout import (
+    BLOBS,
+    MANIFESTS,
+    blob_name,
+    launch_name,
+    launch_prefix,
+    manifest_name,
+    split_fanned_name,
+    split_launch_name,
+)
+from cache_store.paths import path_fault
+
+HEX = st.binary(min_size=32, max_size=32).map(bytes.hex)
+KEY = "ab" + "0" * 62
+
+
+def test_names_are_those_of_the_format():
+    assert blob_name(KEY) == f"cas/sha256/ab/{KEY}"
+    assert manifest_name(KEY) == f"ac/ab/{KEY}"
+    assert launch_name(KEY, "c" * 64) == f"launch/ab/{KEY}/{'c' * 64}"
+
+
+@given(HEX, HEX)
+def test_launch_name_round_trips(launch_key, sha256):
+    name = launch_name(launch_key, sha256)
+    assert split_launch_name(name) == (launch_key, sha256)
+    assert name.startswith(launch_prefix(launch_key))
+    assert path_fault(name) is None
+
+
+@given(HEX)
+def test_blob_and_manifest_names_round_trip(key):
+    assert split_fanned_name(BLOBS, blob_name(key)) == key
+    assert split_fanned_name(MANIFESTS, manifest_name(key)) == key
+
+
+@given(st.text(max_size=60))
+def test_split_names_take_no_garbage(name):
+    assert split_launch_name(f"launch/{name}") is None
+    assert split_fanned_name(BLOBS, f"{BLOBS}{name}") is None
+
+
+def test_split_names_refuse_a_wrong_fan_out():
+    assert split_fanned_name(BLOBS, f"cas/sha256/ba/{KEY}") is None
+    assert split_launch_name(f"launch/ba/{KEY}/{KEY}") is None
+
+
+@pytest.mark.parametrize("make", [blob_name, manifest_name, launch_prefix])
+@pytest.mark.parametrize("key", ["", "../../etc/passwd", "A" * 64, "a" * 63])
+def test_names_are_made_of_keys_only(make, key):
+    with pytest.raises(ValueError, match="64 lowercase hex"):
+        make(key)

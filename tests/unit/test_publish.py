@@ -1,0 +1,261 @@
+"""Publishing, alone and against others, whole and cut short."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from cache_store.errors import Corrupt, NotInStore, StoreUnavailable, Untrusted, UnusableCache
+from cache_store.manifest import partition_key
+from cache_store.reports import PublishReport
+from cache_store.store import Store
+from cache_store.trust import Trust, generate_key_pair
+from tests.support.store_child import KILLED
+from tests.support.store_processes import race, run_child
+from tests.support.stored import (
+    FUNCTIONS,
+    LAUNCH_KEY,
+    OFF,
+    blob_path,
+    make_partition,
+    make_record,
+    open_store,
+    overwrite,
+    stored,
+)
+
+DECODE = FUNCTIONS["Llama.decode"]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def store(root: Path) -> Store:
+    return open_store(root)
+
+
+def publish(store: Store, cache: Path, *, functions: dict[str, bytes] = FUNCTIONS) -> PublishReport:
+    return store.publish_partition(LAUNCH_KEY, make_partition(cache, functions=functions), cache)
+
+
+def test_publish_reports_what_is_new(store, cache):
+    report = publish(store, cache)
+    sizes = [len(data) for data in FUNCTIONS.values()]
+    assert (report.created, report.num_blobs_new, report.bytes_new, report.conflicts) == (
+        True,
+        2,
+        sum(sizes),
+        (),
+    )
+
+
+def test_published_manifest_is_read_back(store, cache):
+    report = publish(store, cache)
+    assert store.manifest(report.key) == make_partition(cache)
+
+
+def test_published_ref_pins_the_stored_form(store, root, cache):
+    report = publish(store, cache)
+    assert report.ref.manifest_key == report.key == partition_key(LAUNCH_KEY, make_partition(cache))
+    assert store.manifest(report.key, expected_sha256=report.ref.manifest_sha256)
+
+
+def test_equal_bytes_are_stored_once(store, root, cache):
+    report = publish(store, cache, functions={"L.prefill": b"same", "L.decode": b"same"})
+    assert (report.num_blobs_new, len(stored(root, "cas"))) == (1, 1)
+
+
+def test_partition_without_artifacts_is_published(store, cache):
+    assert publish(store, cache, functions={}).created
+
+
+def test_second_publish_changes_nothing(store, cache):
+    first, second = publish(store, cache), publish(store, cache)
+    assert (second.created, second.num_blobs_new, second.conflicts) == (False, 0, ())
+    assert second.ref == first.ref
+
+
+def test_second_publish_with_other_bytes_names_the_function(store, cache, tmp_path):
+    first = publish(store, cache)
+    other = publish(store, tmp_path / "other", functions=FUNCTIONS | {"Llama.decode": b"different"})
+    assert (other.created, other.conflicts, other.num_blobs_new) == (False, ("Llama.decode",), 0)
+    assert other.ref == first.ref
+
+
+def test_wrong_digest_is_corrupt_and_nothing_is_published(store, root, cache):
+    manifest = make_partition(cache)
+    (cache / manifest.artifacts[0].path).write_bytes(b"changed after it was described")
+    with pytest.raises(Corrupt, match=manifest.artifacts[0].path):
+        store.publish_partition(LAUNCH_KEY, manifest, cache)
+    assert (stored(root, "ac"), stored(root, "cas")) == ([], [])
+
+
+def test_wrong_digest_of_a_blob_that_is_stored_already_is_corrupt(store, root, cache):
+    publish(store, cache)
+    manifest = make_partition(cache)
+    path = cache / manifest.artifacts[0].path
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(Corrupt):
+        store.publish_partition(LAUNCH_KEY, manifest, cache)
+
+
+def test_missing_artifact_is_refused(store, root, cache):
+    manifest = make_partition(cache)
+    (cache / manifest.artifacts[0].path).unlink()
+    with pytest.raises(UnusableCache, match="No such file"):
+        store.publish_partition(LAUNCH_KEY, manifest, cache)
+    assert stored(root, "ac") == []
+
+
+def test_truncated_blob_is_repaired_by_the_next_publish(store, root, cache):
+    publish(store, cache)
+    overwrite(blob_path(root, DECODE), DECODE[:-1])
+    assert publish(store, cache).num_blobs_new == 1
+    assert store.verify().faults == ()
+
+
+def test_missing_blob_is_repaired_by_the_next_publish(store, root, cache):
+    publish(store, cache)
+    blob_path(root, DECODE).unlink()
+    report = publish(store, cache)
+    assert (report.created, report.num_blobs_new) == (False, 1)
+
+
+def test_damaged_manifest_is_repaired_by_the_next_publish(store, root, cache):
+    publish(store, cache)
+    (manifest,) = stored(root, "ac")
+    overwrite(manifest, manifest.read_bytes()[:-1])
+    assert publish(store, cache).created
+    assert len(stored(root, "quarantine")) == 2
+
+
+def test_publish_without_a_signing_key_is_refused_before_any_write(root, cache):
+    with pytest.raises(Untrusted, match="no_signing_key"):
+        publish(open_store(root, Trust(policy="require")), cache)
+    assert stored(root, "cas") == []
+
+
+def test_publish_of_what_is_signed_already_needs_no_signing_key(root, cache):
+    signer = generate_key_pair("ci")
+    publish(open_store(root, Trust(policy="require", signer=signer)), cache)
+    reader = open_store(root, Trust(policy="require", trusted={"ci": signer.public_key}))
+    assert not publish(reader, cache).created
+
+
+def test_unsigned_manifest_gives_way_to_a_signed_one(store, root, cache):
+    publish(store, cache)
+    signing = open_store(root, Trust(policy="require", signer=generate_key_pair("ci")))
+    report = publish(signing, cache)
+    assert report.created
+    assert signing.manifest(report.key) == make_partition(cache)
+
+
+def test_manifest_of_an_unknown_signer_stays(root, cache):
+    publish(open_store(root, Trust(policy="require", signer=generate_key_pair("theirs"))), cache)
+    with pytest.raises(Untrusted, match="unknown_signer"):
+        publish(open_store(root, Trust(policy="require", signer=generate_key_pair("ours"))), cache)
+    assert stored(root, "quarantine") == []
+
+
+def test_put_blob_stores_a_private_file_once(store, root, cache):
+    path = cache / make_partition(cache).artifacts[0].path
+    first, second = store.put_blob(path), store.put_blob(path)
+    assert first == second
+    assert [file.name for file in stored(root, "cas")] == [first.sha256]
+
+
+def test_put_blob_refuses_a_file_that_others_could_have_written(store, root, tmp_path):
+    (tmp_path / "file").write_bytes(b"data")
+    (tmp_path / "file").chmod(0o666)
+    with pytest.raises(UnusableCache):
+        store.put_blob(tmp_path / "file")
+
+
+def test_racing_threads_have_one_winner(root, cache):
+    manifest = make_partition(cache)
+    barrier = threading.Barrier(8)
+
+    def run(_: int) -> PublishReport:
+        store = open_store(root)
+        barrier.wait()
+        return store.publish_partition(LAUNCH_KEY, manifest, cache)
+
+    with ThreadPoolExecutor(8) as pool:
+        reports = list(pool.map(run, range(8)))
+    assert sum(report.created for report in reports) == 1
+    assert sum(report.num_blobs_new for report in reports) == 2
+    assert len({report.ref for report in reports}) == 1
+
+
+def test_racing_processes_have_one_winner(root, tmp_path):
+    results = race(*[("publish", str(root), str(tmp_path / f"cache{number}")) for number in range(3)])
+    assert sorted(result["created"] for result in results) == [False, False, True]
+    assert len({result["sha256"] for result in results}) == 1
+    assert open_store(root).verify().faults == ()
+
+
+def test_publisher_that_loses_the_race_with_other_bytes_names_the_function(root, cache, tmp_path):
+    manifest = make_partition(tmp_path / "other", functions=FUNCTIONS | {"Llama.decode": b"different"})
+    slow = open_store(root)
+    write = slow._documents.backend.put_new
+
+    def overtaken(files):
+        if files[0].name.startswith("ac/"):
+            publish(open_store(root), cache)
+        return write(files)
+
+    slow._documents.backend.put_new = overtaken  # type: ignore[method-assign]
+    report = slow.publish_partition(LAUNCH_KEY, manifest, tmp_path / "other")
+    assert (report.created, report.conflicts) == (False, ("Llama.decode",))
+
+
+@pytest.mark.parametrize(
+    ("step", "manifests", "launches"),
+    [
+        ("before cas", 0, 0),
+        ("copied cas", 0, 0),
+        ("linked cas", 0, 0),
+        ("before ac", 0, 0),
+        ("copied ac", 0, 0),
+        ("linked ac", 1, 0),
+        ("before launch", 1, 0),
+        ("copied launch", 1, 0),
+        ("linked launch", 1, 1),
+    ],
+)
+def test_publisher_killed_leaves_nothing_half_written(root, cache, step, manifests, launches):
+    assert run_child("publish_and_die", str(root), str(cache), step).returncode == KILLED
+    store = open_store(root)
+    report = store.verify()
+    assert (report.num_manifests, report.num_launches, report.faults) == (manifests, launches, ())
+    ref = publish(store, cache).ref
+    store.commit_launch(make_record((ref,)))
+    assert len(store.launches()) == 1
+
+
+def test_store_that_fails_between_blobs_and_manifest_is_unavailable_and_can_be_tried_again(root, cache):
+    store = open_store(root)
+    write = store._documents.backend.put_new
+
+    def failing(files):
+        if files[0].name.startswith("ac/"):
+            raise StoreUnavailable(what="manifest", where=str(root), reason="No space left on device")
+        return write(files)
+
+    store._documents.backend.put_new = failing  # type: ignore[method-assign]
+    with pytest.raises(StoreUnavailable):
+        publish(store, cache)
+    with pytest.raises(NotInStore):
+        store.manifest(partition_key(LAUNCH_KEY, make_partition(cache)))
+    assert publish(Store.open(root, trust=OFF), cache).created

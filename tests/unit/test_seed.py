@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cache_store.errors import StoreUnavailable, UnusableCache
+from cache_store.seed import SeedReport, pick_launch, seed
+from cache_store.store import Store
+from cache_store.trust import Trust
+from tests.support.stored import (
+    ENVIRONMENT,
+    FUNCTIONS,
+    LAUNCH_KEY,
+    blob_path,
+    open_store,
+    overwrite,
+    publish_launch,
+    stored,
+    tree,
+)
+
+EARLY, LATE = "2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"
+OTHER_ENVIRONMENT = ENVIRONMENT | {"torch": "2.13.1"}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def store(root: Path) -> Store:
+    return open_store(root)
+
+
+def run(store: Store, cache: Path, **changes: Any) -> SeedReport:
+    arguments: dict[str, Any] = {
+        "launch_key": LAUNCH_KEY,
+        "environment": ENVIRONMENT,
+        "world_size": 2,
+        "ranks": None,
+    }
+    return seed(store, cache_root=cache, **(arguments | changes))
+
+
+def partitions(report: SeedReport) -> list[str]:
+    return [item.partition for item in report.partitions]
+
+
+def test_seed_lays_out_all_partitions(store, source, cache):
+    publish_launch(store, source, world_size=2)
+    report = run(store, cache)
+    assert (report.found, report.world_size, report.faults) == (True, 2, ())
+    assert partitions(report) == ["world2global_rank0", "world2global_rank1"]
+    assert tree(cache) == tree(source)
+
+
+def test_seed_lays_out_the_partitions_of_a_node(store, source, cache):
+    publish_launch(store, source, world_size=4)
+    report = run(store, cache, world_size=4, ranks=(2, 3))
+    assert partitions(report) == ["world4global_rank2", "world4global_rank3"]
+
+
+def test_seed_twice_copies_once(store, source, cache):
+    publish_launch(store, source, world_size=2)
+    run(store, cache)
+    assert [item.bytes_copied for item in run(store, cache).partitions] == [0, 0]
+
+
+def test_seed_of_another_world_lays_out_each_distinct_set_once(store, source, cache):
+    last_stage = {"Llama.decode": b"last pipeline stage"}
+    publish_launch(store, source, world_size=4, functions={3: last_stage})
+    report = run(store, cache, world_size=8, ranks=(6, 7))
+    assert (report.found, report.world_size) == (True, 4)
+    assert partitions(report) == ["world4global_rank0", "world4global_rank3"]
+
+
+def test_seed_prefers_the_same_world_to_a_newer_launch(store, source, cache):
+    publish_launch(store, source, world_size=2, created=EARLY)
+    publish_launch(store, source, world_size=4, created=LATE)
+    assert run(store, cache, world_size=2).world_size == 2
+
+
+def test_seed_prefers_the_newest_of_several(store, source, cache, tmp_path):
+    publish_launch(store, source, created=EARLY)
+    changed = {0: {"Llama.decode": b"newer source"}}
+    publish_launch(store, tmp_path / "newer", functions=changed, created=LATE)
+    run(store, cache, world_size=1)
+    assert list(tree(cache).values()) == [b"newer source"]
+
+
+def test_seed_takes_no_launch_of_another_environment(store, source, cache):
+    publish_launch(store, source, world_size=2, environment=OTHER_ENVIRONMENT)
+    report = run(store, cache)
+    assert (report.found, report.partitions, report.faults) == (False, (), ())
+    assert "torch 2.13.1 -> 2.13.0" in report.reason
+    assert tree(cache) == {}
+
+
+def test_seed_picks_its_environment_among_others(store, source, cache):
+    publish_launch(store, source, world_size=2, created=EARLY)
+    publish_launch(store, source, world_size=2, environment=OTHER_ENVIRONMENT, created=LATE)
+    assert EARLY in run(store, cache).reason
+
+
+def test_seed_of_an_empty_store_is_a_miss(store, cache):
+    report = run(store, cache)
+    assert (report.found, report.world_size) == (False, 0)
+    assert "is in the store" in report.reason
+
+
+def test_seed_goes_on_past_a_damaged_blob(store, root, source, cache):
+    publish_launch(store, source, world_size=2, functions={1: {"Llama.decode": b"rank one"}})
+    overwrite(blob_path(root, b"rank one"), b"rank 0ne")
+    report = run(store, cache)
+    assert report.found
+    assert partitions(report) == ["world2global_rank0"]
+    assert ["corrupt" in fault for fault in report.faults] == [True]
+    assert len(stored(root, "quarantine")) == 2
+
+
+def test_seed_goes_on_past_a_missing_blob(store, root, source, cache):
+    publish_launch(store, source, world_size=2, functions={1: {"Llama.decode": b"rank one"}})
+    blob_path(root, b"rank one").unlink()
+    assert [fault.startswith("not in store") for fault in run(store, cache).faults] == [True]
+
+
+def test_seed_goes_on_past_a_damaged_manifest_of_another_world(store, root, source, cache):
+    publish_launch(store, source, world_size=2)
+    overwrite(stored(root, "ac")[0], b"")
+    report = run(store, cache, world_size=4)
+    assert (len(report.partitions), len(report.faults)) == (1, 1)
+
+
+def test_seed_takes_no_manifest_but_the_pinned_one(store, root, source, cache):
+    publish_launch(store, source, world_size=1)
+    stored(root, "ac")[0].unlink()
+    other = open_store(root, Trust(policy="off"))
+    other.publish_partition(*_republished(source))
+    report = run(store, cache, world_size=1)
+    assert ["conflict" in fault for fault in report.faults] == [True]
+
+
+def test_seed_reports_records_that_could_not_be_used(store, root, source, cache):
+    publish_launch(store, source, world_size=2)
+    report = run(open_store(root, Trust(policy="require")), cache)
+    assert not report.found
+    assert "unsigned" in report.reason
+    assert len(report.faults) == 1
+
+
+def test_seed_of_a_store_that_fails_is_a_miss(store, root, cache, monkeypatch):
+    def fail(prefix: str) -> None:
+        raise StoreUnavailable(what="listing", where=str(root), reason="Stale file handle")
+
+    monkeypatch.setattr(store._backend, "list", fail)
+    report = run(store, cache)
+    assert not report.found
+    assert "Stale file handle" in report.reason
+    assert len(report.faults) == 1
+
+
+def test_seed_into_an_unusable_directory_is_an_error(store, source, tmp_path):
+    publish_launch(store, source, world_size=2)
+    (tmp_path / "file").touch()
+    with pytest.raises(UnusableCache):
+        run(store, tmp_path / "file")
+
+
+def test_pick_launch_of_nothing_is_nothing():
+    assert pick_launch([], environment=ENVIRONMENT, world_size=1) is None
+
+
+def test_seed_counts_what_it_copied(store, source, cache):
+    publish_launch(store, source, world_size=1)
+    report = run(store, cache, world_size=1)
+    assert [item.bytes_copied for item in report.partitions] == [sum(map(len, FUNCTIONS.values()))]
+
+
+def _republished(source: Path) -> tuple[Any, ...]:
+    from cache_store.keys import key_of
+    from tests.support.stored import make_partition
+
+    manifest = make_partition(source, created=LATE)
+    return key_of({"launch": LAUNCH_KEY, **ENVIRONMENT}), manifest, source
