@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterable, Sequence
 
 from rich import box
@@ -10,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.errors import ranks_text
-from orchestrator.explain import Explanation, FunctionView
+from orchestrator.explain import CachedView, Explanation, FunctionView
 from orchestrator.look import LaunchLine, Listing, PartitionView
 from orchestrator.preseed import NodeSeed
 from orchestrator.report_table import seconds_text, size_text
@@ -27,9 +29,7 @@ def render_listing(listing: Listing, *, long: bool = False) -> RenderableType:
     head = Text(f"store {listing.store}: {count} launch{'' if count == 1 else 'es'}", style="bold")
     parts: list[RenderableType] = [head]
     if listing.launches:
-        table = _table(
-            "", "launch", "made (UTC)", "what", "ranks", "functions", "artifacts", "size", "environment"
-        )
+        table = _table("", "launch", "made (UTC)", "what", "ranks", "artifacts", "size", "environment")
         for line in listing.launches:
             table.add_row(*_launch_cells(line))
         parts.append(table)
@@ -58,13 +58,11 @@ def render_partition(view: PartitionView) -> RenderableType:
             Text(entry.function), size_text(entry.size_bytes), entry.sha256[:KEY_CHARS], Text(entry.path)
         )
     parts: list[RenderableType] = [head, facts, artifacts]
-    for request in view.requests:
-        own = {name: value for name, value in request.components.items() if name not in view.environment}
-        parts += [_heading(f"asked for by {request.function}"), _pairs(own.items())]
+    parts += _requests([(entry.function, entry.components) for entry in view.requests], view.environment)
     parts += [_heading("environment"), _pairs(view.environment.items()), _differences(view.changes)]
     if view.captures:
         parts.append(_heading("captured, in this order"))
-        parts += [Text(f"  {entry.function} {entry.signature}") for entry in view.captures]
+        parts += [Text(f"  {entry.function} {short_signature(entry.signature)}") for entry in view.captures]
     return Group(*parts)
 
 
@@ -86,7 +84,7 @@ def render_explanation(found: Explanation) -> RenderableType:
         parts += [_heading("functions stored"), *_functions(found.functions, found.environment)]
     elif found.cached:
         parts.append(_heading("in the cache directory, of any launch"))
-        parts += [Text(f"  {item.directory}: {item.num_artifacts}") for item in found.cached]
+        parts += [Text(f"  {line}") for line in _cached(found.cached)]
     parts += [_heading("what is asked for"), _pairs(found.identity.items())]
     parts += [_heading("environment here"), _pairs(found.environment.items())]
     places = [("launch key", found.launch_key), ("store", found.store or "none"), ("cache", found.cache_dir)]
@@ -140,8 +138,15 @@ def render_seeds(seeds: Sequence[NodeSeed]) -> RenderableType:
 
 
 def time_text(created: str) -> str:
-    """An ISO 8601 time down to the second."""
-    return created[:19].replace("T", " ")
+    """An ISO 8601 time down to the minute."""
+    return created[:16].replace("T", " ")
+
+
+def short_signature(signature: str) -> str:
+    """Shapes as lists, and runs of equal ones once, with their number."""
+    parts = re.findall(r"\[[^\]]*\]|[^\s,()]+", signature.replace("torch.Size(", ""))
+    runs = [(shape, len(list(run))) for shape, run in itertools.groupby(parts)]
+    return " ".join(f"{shape} x{count}" if count > 1 else shape for shape, count in runs)
 
 
 def _outcome(item: NodeSeed) -> Text:
@@ -157,7 +162,6 @@ def _launch_cells(line: LaunchLine) -> tuple[Text | str, ...]:
         time_text(line.created),
         Text(line.what),
         str(line.world_size),
-        str(len(line.functions)),
         str(line.num_artifacts),
         size_text(line.size_bytes),
         _environment(line.changes, shown=1),
@@ -176,19 +180,42 @@ def _launch_details(line: LaunchLine) -> list[RenderableType]:
 
 def _functions(functions: Iterable[FunctionView], environment: dict[str, str]) -> list[RenderableType]:
     table = _table("function", "artifacts", "size", "on this node", "asked for by")
-    requests: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    requests: list[tuple[str, dict[str, str]]] = []
     for item in functions:
         ranks = sorted({rank for request in item.requests for rank in request.ranks})
         here = f"{item.num_on_this_node} of {item.num_artifacts}"
         cells = (str(item.num_artifacts), size_text(item.size_bytes), here, ranks_text(ranks))
         table.add_row(Text(item.function), *cells)
-        for request in item.requests:
-            own = {name: value for name, value in request.components.items() if name not in environment}
-            requests.setdefault(tuple(own.items()), []).append(item.function)
-    parts: list[RenderableType] = [table]
-    for components, names in requests.items():
-        parts += [_heading(f"request of {', '.join(dict.fromkeys(names))}"), _pairs(components)]
+        requests += [(item.function, request.components) for request in item.requests]
+    return [table, *_requests(requests, environment)]
+
+
+def _requests(
+    requests: Iterable[tuple[str, dict[str, str]]], environment: dict[str, str]
+) -> list[RenderableType]:
+    """Components of requests that are not the environment's; equal ones once, with their functions."""
+    alike: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for function, components in requests:
+        own = tuple((name, value) for name, value in components.items() if name not in environment)
+        alike.setdefault(own, []).append(function)
+    parts: list[RenderableType] = []
+    for own, functions in alike.items():
+        parts += [_heading(f"request of {', '.join(dict.fromkeys(functions))}"), _pairs(own)]
     return parts
+
+
+def _cached(cached: Iterable[CachedView]) -> list[str]:
+    """One line for each model directory: its functions, and in how many partitions they are."""
+    functions: dict[str, set[str]] = {}
+    partitions: dict[str, set[str]] = {}
+    for item in cached:
+        model, *middle, function = item.directory.split("/")
+        functions.setdefault(model, set()).add(function)
+        partitions.setdefault(model, set()).add("/".join(middle))
+    return [
+        f"{model}: {', '.join(sorted(names))} in {len(partitions[model])} partitions"
+        for model, names in functions.items()
+    ]
 
 
 def _environment(changes: Sequence[str], *, shown: int) -> Text:
@@ -212,6 +239,9 @@ def _heading(text: str) -> Text:
     return Text(f"\n{text}", style="bold")
 
 
+_WHOLE = frozenset({"launch", "made (UTC)", "what", "function", "sha256", "manifest"})
+"""Columns that are not folded."""
+
 _RIGHT = frozenset(
     {"ranks", "functions", "artifacts", "size", "partitions", "there before", "copied", "seconds"}
 )
@@ -221,7 +251,9 @@ def _table(*names: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for name in names:
         right = name in _RIGHT
-        table.add_column(name, justify="right" if right else "left", no_wrap=right, overflow="fold")
+        table.add_column(
+            name, justify="right" if right else "left", no_wrap=right or name in _WHOLE, overflow="fold"
+        )
     return table
 
 

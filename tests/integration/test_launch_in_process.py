@@ -1,0 +1,156 @@
+"""Whole launches with real workers in this process: cold, warm, another world, another node's disk."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.config import Config, parse
+from orchestrator.errors import CompileForbidden, LaunchFailed
+from orchestrator.in_process import InProcessLauncher
+from orchestrator.launch import launch
+from orchestrator.report import Report
+from orchestrator.stores import open_store
+
+ENTRYPOINT = "tests.support.tiny_workload:workload"
+
+
+class House:
+    """A store, and nodes with cache directories of their own."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def config(self, num_ranks: int = 1, *, node: str = "n1", **changes: Any) -> Config:
+        data: dict[str, Any] = {
+            "name": "tiny",
+            "workload": {"entrypoint": ENTRYPOINT},
+            "ranks": num_ranks,
+            "parallel": {"dp": num_ranks},
+            "cache_dir": str(self.root / node),
+            "store": {"path": str(self.root / "store"), "trust": {"policy": "off"}},
+            **changes,
+        }
+        return parse(data)
+
+    def launch(self, num_ranks: int = 1, *, no_compile: bool = False, **changes: Any) -> Report:
+        return launch(self.config(num_ranks, **changes), no_compile=no_compile, launcher=InProcessLauncher())
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path)
+
+
+def counts(report: Report) -> tuple[int, int, int]:
+    return report.totals.num_compiled, report.totals.num_loaded, report.totals.num_adopted
+
+
+def test_warm_launch_loads_what_the_cold_one_compiled(house: House) -> None:
+    assert counts(house.launch()) == (2, 0, 0)
+    assert counts(house.launch()) == (0, 2, 0)
+
+
+def test_digests_are_equal_cold_and_warm(house: House) -> None:
+    cold, warm = house.launch(), house.launch()
+    assert [found.digest for found in cold.ranks[0].functions] == [
+        found.digest for found in warm.ranks[0].functions
+    ]
+
+
+def test_equal_ranks_compile_once(house: House) -> None:
+    assert counts(house.launch(3)) == (2, 0, 4)
+
+
+def test_more_ranks_adopt_what_fewer_compiled(house: House) -> None:
+    house.launch(2)
+    assert counts(house.launch(4))[0] == 0
+
+
+def test_new_node_fetches_from_the_store_and_compiles_nothing(house: House) -> None:
+    house.launch(2)
+    report = house.launch(2, node="n2", no_compile=True)
+    assert counts(report) == (0, 4, 0)
+    assert [(fetch.found, fetch.num_partitions) for fetch in report.fetches] == [(True, 2)]
+    assert report.totals.fetched_bytes > 0
+
+
+def test_new_node_of_a_bigger_world_adopts_from_the_store(house: House) -> None:
+    house.launch(2)
+    assert counts(house.launch(4, node="n2", no_compile=True)) == (0, 0, 8)
+
+
+def test_other_arguments_miss_and_no_compile_says_why(house: House) -> None:
+    house.launch()
+    with pytest.raises(CompileForbidden) as caught:
+        house.launch(no_compile=True, workload={"entrypoint": ENTRYPOINT, "arguments": {"rows": 5}})
+    assert {miss.function for miss in caught.value.misses} == {"Tiny.double", "Tiny.increment"}
+    assert all(miss.reason for miss in caught.value.misses)
+
+
+def test_forbidden_compile_writes_nothing_into_the_store(house: House) -> None:
+    with pytest.raises(CompileForbidden):
+        house.launch(no_compile=True)
+    store = house.config().store
+    assert store is not None
+    assert open_store(store).launches() == ()
+
+
+def test_launch_record_names_every_rank_and_is_not_repeated_by_a_warm_launch(house: House) -> None:
+    cold, warm = house.launch(2), house.launch(2)
+    store = house.config().store
+    assert store is not None
+    (record,) = open_store(store).launches()
+    assert [ref.rank for ref in record.partitions] == [0, 1]
+    assert cold.record == warm.record != ""
+
+
+def test_store_that_is_away_is_a_problem_not_a_failure(house: House) -> None:
+    store = {"path": str(house.root / "file" / "store"), "trust": {"policy": "off"}}
+    (house.root / "file").write_text("no directory")
+    report = house.launch(store=store)
+    assert counts(report) == (2, 0, 0)
+    assert report.record == ""
+    assert any("launched without the store" in problem for problem in report.problems)
+
+
+def test_launch_without_a_store_is_warm_the_second_time(house: House) -> None:
+    house.launch(store=None)
+    assert counts(house.launch(store=None)) == (0, 2, 0)
+
+
+def test_reader_without_a_signing_key_does_not_publish(house: House) -> None:
+    report = house.launch(store={"path": str(house.root / "store"), "trust": {"policy": "require"}})
+    assert report.record == ""
+    assert any("signing_key is not set" in problem for problem in report.problems)
+
+
+def test_corrupt_artifact_is_compiled_again(house: House) -> None:
+    cold = house.launch(store=None)
+    path = Path(cold.ranks[0].functions[0].path)
+    path.write_bytes(path.read_bytes()[:-1])
+    report = house.launch(store=None)
+    assert counts(report) == (1, 1, 0)
+    assert "corrupt" in report.ranks[0].functions[0].reason
+
+
+def test_corrupt_artifact_is_replaced_from_the_store(house: House) -> None:
+    cold = house.launch()
+    path = Path(cold.ranks[0].functions[0].path)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert counts(house.launch(no_compile=True))[0] == 0
+
+
+def test_lost_cache_directory_comes_back_from_the_store(house: House) -> None:
+    house.launch()
+    shutil.rmtree(house.root / "n1")
+    assert counts(house.launch(no_compile=True)) == (0, 2, 0)
+
+
+def test_entrypoint_that_does_not_import_fails_in_build(house: House) -> None:
+    with pytest.raises(LaunchFailed, match="does not import") as caught:
+        house.launch(workload={"entrypoint": "no_such_module:workload"})
+    assert caught.value.stage == "build"
