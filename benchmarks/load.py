@@ -49,10 +49,10 @@ def child(cache_dir: str, what: str) -> dict[str, Any]:
         if what == "torch.compile":
             function = torch.compile(model.decode, backend="aot_eager", fullgraph=True, dynamic=True)
             figures["ready_s"] = timed(lambda: function(*arguments))
-            figures["call_s"] = per_call(lambda: function(*arguments))
+            figures["call_s"], _ = per_call_in_turn(lambda: function(*arguments), lambda: None)
             return figures
         gc.collect()
-        gc.freeze()  # as a rank does: or a full collection of torch's heap (0.13 s) falls into the load by chance
+        gc.freeze()  # or a full collection of torch's heap (0.13 s) falls into the load by chance
         started = perf_counter()
         variant = model.cached_decode.ensure(arguments, {})
         figures["load_s"] = perf_counter() - started
@@ -60,9 +60,9 @@ def child(cache_dir: str, what: str) -> dict[str, Any]:
         figures["imported"] = [name for name in FORBIDDEN if name in sys.modules]
         figures["first_call_s"] = timed(lambda: model.cached_decode(*arguments))
         figures["ready_s"] = figures["load_s"] + figures["first_call_s"]
-        figures["call_s"] = per_call(lambda: model.cached_decode(*arguments))
-        figures["eager_call_s"] = per_call(lambda: model.decode(*arguments))
-        figures["outcome"] = model.cached_decode.last_result.outcome
+        figures["call_s"], figures["eager_call_s"] = per_call_in_turn(
+            lambda: model.cached_decode(*arguments), lambda: model.decode(*arguments)
+        )
         return figures
 
 
@@ -73,9 +73,10 @@ def timed(call: Any) -> float:
     return perf_counter() - started
 
 
-def per_call(call: Any) -> float:
-    """Median seconds of a call, over many."""
-    return statistics.median(timed(call) for _ in range(CALLS))
+def per_call_in_turn(one: Any, other: Any) -> tuple[float, float]:
+    """Median seconds of two calls that take turns, so that noise falls on both alike."""
+    pairs = [(timed(one), timed(other)) for _ in range(CALLS)]
+    return median(first for first, _ in pairs), median(second for _, second in pairs)
 
 
 def run(cache_dir: str, what: str) -> dict[str, Any]:
@@ -109,11 +110,15 @@ def main() -> None:
 
 def median(values: Any) -> float:
     """Median of an iterable."""
-    return statistics.median(list(values))
+    return float(statistics.median(list(values)))
 
 
 def report(
-    cold: dict[str, Any], warm: dict[str, float], peer: dict[str, float], imported: list[str], file: Path | None
+    cold: dict[str, Any],
+    warm: dict[str, float],
+    peer: dict[str, float],
+    imported: list[str],
+    file: Path | None,
 ) -> None:
     """Print the table; write it as JSON where wanted."""
     rows = [

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cache_store.errors import StoreError, UnusableCache
+from cache_store.errors import StoreError
 from cache_store.explain import explain_miss
 from cache_store.local import ensure_cache_dir
 from cache_store.manifest import LaunchRecord, PartitionRef
@@ -142,8 +142,6 @@ def _fetch(
     for ref in refs:
         try:
             yield store.fetch_partition(ref.manifest_key, cache_root, expected_sha256=ref.manifest_sha256)
-        except UnusableCache:
-            raise
         except StoreError as error:
             logger.warning("Partition %s is not laid out: %s", ref.partition, error)
             faults.append(str(error))

@@ -82,6 +82,7 @@ def launch(
         console = output(stderr=to_stdout)
         with progress(console, loaded.ranks) as listener:
             report = run(loaded, no_compile=no_compile, listener=listener)
+        console.print()
         console.print(render(report))
         if to_stdout:
             typer.echo(to_json(report), nl=False)

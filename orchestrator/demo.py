@@ -77,6 +77,7 @@ def demo(out: Path, console: Console, *, run: Run | None = None) -> None:
     config = packaged_config()
     cold = _launch("cold", config, out, console, run or run_process)
     warm = _launch("warm", config, out, console, run or run_process)
+    console.print()
     console.print(comparison(cold, warm))
     if warm.report.totals.num_compiled:
         msg = f"the warm launch compiled {warm.report.totals.num_compiled} functions; expected none"
@@ -153,7 +154,7 @@ def closing_lines(report: Report, config: Path, out: Path) -> tuple[Text, ...]:
     kept = f"{totals.num_loaded} loaded, {totals.num_adopted} adopted, 0 compiled"
     sets = "" if out == DEFAULT_OUT else f" --set cache_dir={out}/cache --set store.path={out}/store"
     return (
-        Text(f"\nThe warm launch compiled nothing: {kept}.", style="bold green"),
+        Text(f"The warm launch compiled nothing: {kept}.", style="bold green"),
         Text(f"  artifacts  {out / 'cache'}"),
         Text(f"  store      {out / 'store'}"),
         Text(f"  reports    {out / 'cold.json'}, {out / 'warm.json'}"),
@@ -165,6 +166,7 @@ def closing_lines(report: Report, config: Path, out: Path) -> tuple[Text, ...]:
 
 def _launch(name: str, config: Path, out: Path, console: Console, run: Run) -> Launched:
     path = out / f"{name}.json"
+    console.print()
     console.rule(Text(f"{name} launch", style="bold"), align="left")
     started = time.perf_counter()
     status = run(launch_command(config, out, path))

@@ -144,7 +144,7 @@ def time_text(created: str) -> str:
 
 def short_signature(signature: str) -> str:
     """Shapes as lists, and runs of equal ones once, with their number."""
-    parts = re.findall(r"\[[^\]]*\]|[^\s,()]+", signature.replace("torch.Size(", ""))
+    parts = re.findall(r"[^\s,()\[\]]*\[[^\]]*\]|[^\s,()\[\]]+", signature.replace("torch.Size(", ""))
     runs = [(shape, len(list(run))) for shape, run in itertools.groupby(parts)]
     return " ".join(f"{shape} x{count}" if count > 1 else shape for shape, count in runs)
 

@@ -22,6 +22,8 @@ from orchestrator.errors import OrchestratorError
 logger = logging.getLogger(__name__)
 
 EXIT_INTERRUPTED = 130
+# They log each package at INFO, to stderr, whatever the process's logging is.
+_TALKATIVE = ("ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging")
 _STOP_TIMEOUT_S = 30.0
 _POLL_S = 0.5
 _MAX_RECONNECTS = 5
@@ -103,6 +105,8 @@ def connect(address: str | None, *, environ: Mapping[str, str]) -> JobClient:
     from ray.exceptions import RayError
     from ray.job_submission import JobSubmissionClient
 
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.WARNING)
     if address is not None and "://" not in address:
         address = f"http://{address}"
     if address is not None:

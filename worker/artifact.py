@@ -111,7 +111,7 @@ def parse(data: bytes, where: str) -> Artifact:
         raise _corrupt(where, "its bytes do not match the digest in its first line")
     try:
         return _from_body(body)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError) as error:
         raise _corrupt(where, f"its header cannot be read ({error!r})") from error
 
 

@@ -7,10 +7,11 @@ artifact saved beside the others.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -19,16 +20,16 @@ from time import perf_counter
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal
 
-from cache_store.errors import StoreError
-from cache_store.local import add_variant, add_variant_from, check_private, ensure_cache_dir, variants
+from cache_store.local import add_variant, add_variant_from, ensure_cache_dir, variants
 from worker import journal
 from worker.capture import CaptureOptions
 from worker.configs.compiler_config import CompilerConfig
 from worker.devices import backend_for
 from worker.engines import engine_for
-from worker.errors import ArtifactCorrupt, CompileForbidden, WorkerError
+from worker.errors import CompileForbidden, NotPortable
 from worker.guards import ambient
-from worker.partition_paths import model_directory, partition_name, sibling_variants
+from worker.lookup import Found, Place, by_digest, look_up, read_stored
+from worker.partition_paths import model_directory, partition_name
 from worker.request import Request, request
 from worker.results import FunctionResult, Outcome, StageSeconds
 from worker.settings import settings
@@ -81,15 +82,6 @@ class LaunchDefaults:
 launch_defaults: ContextVar[LaunchDefaults] = ContextVar("launch_defaults", default=LaunchDefaults())  # noqa: B039 - frozen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """Result of a look-up: the artifact that fits, or why none does."""
-
-    stored: StoredArtifact | None
-    own: bool
-    reason: str
-
-
 class CachedFunction:
     """A bound method whose compiled form is kept across processes."""
 
@@ -98,13 +90,15 @@ class CachedFunction:
         self._method = method
         self._options = replace(
             options,
+            config=copy.deepcopy(options.config),  # a later change of the caller's must not change the key
             cache_dir=options.cache_dir or defaults.cache_dir,
             guards=options.guards if defaults.guards is None else defaults.guards,
         )
         self._no_compile = defaults.no_compile
-        self._place = defaults.place
+        self._rank = defaults.place
         self._variants: list[Variant] = []
         self._lock = threading.RLock()
+        self._kind = "cpu"  # of the module's device; read again at each look-up
         self._abandoned = False
         self.name = method.__func__.__qualname__.replace(".<locals>", "")
         self.last_result: FunctionResult | None = None
@@ -127,7 +121,7 @@ class CachedFunction:
             CompileForbidden: nothing fits, and compiling was forbidden.
             WorkerError: the function cannot be cached; the message says why and what to do.
         """
-        state = ambient.snapshot(self.device_kind)
+        state = ambient.snapshot(self._kind)
         for position, variant in enumerate(self._variants):
             if variant.accepts(state, args, kwargs):
                 if position:
@@ -156,30 +150,22 @@ class CachedFunction:
         """The cache directory, absolute."""
         return Path(self._options.cache_dir or settings().cache_home).resolve()
 
-    def model_dir(self) -> Path:
-        """Directory of this model and configuration, which all partitions share."""
-        name = model_directory(
-            type(self.module).__name__,
-            dynamic=self._options.dynamic,
-            mode=self._options.config.mode,
-            key=self.request().key,
-        )
-        return self.root() / name
-
-    def function_dir(self) -> Path:
-        """Directory of this function in this rank's partition."""
-        return self._function_dir(self.model_dir())
-
-    def _function_dir(self, model_dir: Path) -> Path:
-        rank, world_size = self._place or _place()
+    def place(self, asked: Request | None = None) -> Place:
+        """Where this function's artifacts lie for a request (by default, the present one)."""
         options = self._options
+        asked = asked or self.request()
+        name = model_directory(
+            type(self.module).__name__, dynamic=options.dynamic, mode=options.config.mode, key=asked.key
+        )
+        rank, world_size = self._rank or _rank_and_world()
         partition = partition_name(
             world_size=world_size,
             rank=rank if options.global_rank is None else options.global_rank,
             tp_rank=options.tp_rank,
             pp_rank=options.pp_rank,
         )
-        return model_dir / partition / self._method.__func__.__name__
+        model_dir = self.root() / name
+        return Place(model_dir=model_dir, function_dir=model_dir / partition / self._method.__func__.__name__)
 
     def find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found:
         """Look for an artifact that fits this call: own partition first, then sibling partitions.
@@ -187,62 +173,26 @@ class CachedFunction:
         Raises:
             TypeError: the function's signature does not take these arguments.
         """
-        model_dir = self.model_dir()
-        function_dir = self._function_dir(model_dir)
-        reasons: list[str] = []
-        tried: set[str] = set()
-        for path in _candidates(function_dir, model_dir):
-            own = path.parent == function_dir
-            stored = self._read(path, reasons)
-            if stored is None or stored.sha256 in tried:
-                continue
-            tried.add(stored.sha256)
-            wrong = self.mismatches(stored, args, kwargs)
-            if not wrong:
-                return Found(stored=stored, own=own, reason="" if own else f"fits {path.parent.parent.name}")
-            reasons.append("; ".join(wrong))
-        return Found(stored=None, own=False, reason=" | ".join(reasons) or self._nearest(model_dir))
+        asked = self.request()
+        return look_up(self.place(asked), asked, lambda stored: self.mismatches(stored, args, kwargs))
 
     def mismatches(
         self, stored: StoredArtifact, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[str, ...]:
-        """Why an artifact may not be used for this call; empty if it may."""
+        """Conditions of an artifact that this module and call do not meet; empty if it may be used."""
         if self._options.guards == "skip":
             return ()
         return stored.mismatches(self._method, args, kwargs, self.device_kind)
 
     def offered(self, sha256: str, store: Store | None) -> StoredArtifact | None:
         """The artifact with this digest: from the cache directory, else from the store; None if nowhere."""
-        model_dir = self.model_dir()
-        function_dir = self._function_dir(model_dir)
-        reasons: list[str] = []
-        for path in _candidates(function_dir, model_dir):
-            stored = self._read(path, reasons)
-            if stored is not None and stored.sha256 == sha256:
-                return stored
-        if store is None:
-            return None
+        place = self.place()
+        stored = by_digest(place, sha256)
+        if stored is not None or store is None:
+            return stored
         # Not into the own partition yet: its guards have not been asked.
-        path = store.fetch_blob(sha256, model_dir / OFFERED / function_dir.name)
-        return self._read(path, reasons)
-
-    def _nearest(self, model_dir: Path) -> str:
-        """Why nothing lies under this request, told by the nearest other request of this class."""
-        from worker.nearest import explain_absence
-
-        return explain_absence(model_dir, self._method.__func__.__name__, self.request())
-
-    def _read(self, path: Path, reasons: list[str]) -> StoredArtifact | None:
-        try:
-            check_private(path)
-            return StoredArtifact.read(path)
-        except ArtifactCorrupt as error:
-            set_aside(path)
-            reasons.append(f"corrupt: {error.why}")
-        except (StoreError, OSError) as error:
-            reasons.append(str(error))
-        _log.warning("not used: %s", reasons[-1])
-        return None
+        path = store.fetch_blob(sha256, place.model_dir / OFFERED / place.function_dir.name)
+        return read_stored(path, [])
 
     def ensure(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Variant:
         """A loaded variant that fits this call: found or compiled.
@@ -252,6 +202,7 @@ class CachedFunction:
         """
         with self._lock:
             started = perf_counter()
+            self._kind = self.device_kind
             found = self.find(args, kwargs)
             if found.stored is not None:
                 return self.use(found, started=started)
@@ -265,7 +216,7 @@ class CachedFunction:
         stored = found.stored
         assert stored is not None  # noqa: S101 - callers look first
         if not found.own:
-            path = add_variant_from(self.function_dir(), stored.path)
+            path = add_variant_from(self.place().function_dir, stored.path)
             stored = replace(stored, path=path)
         variant = self._bind(stored)
         self._announce("loaded from", stored)
@@ -296,18 +247,32 @@ class CachedFunction:
         started = perf_counter()
         stored = self._save(compiled.artifact)
         variant = self._bind(stored)
+        self._check_own_guards(variant, args, kwargs)
         seconds = StageSeconds(
             trace_s=compiled.trace_s, compile_s=compiled.compile_s, load_s=perf_counter() - started
         )
         self._record("compiled", reason, stored, seconds)
         return variant
 
+    def _check_own_guards(self, variant: Variant, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Conditions that do not hold where they were made would mean a compile on every call."""
+        if variant.accepts(ambient.snapshot(self._kind), args, kwargs):
+            return
+        wrong = self.mismatches(variant.stored, args, kwargs) or ("a condition on its arguments",)
+        self._variants.remove(variant)
+        msg = (
+            f"{self.name} was compiled, but its conditions do not hold for the very call it was made for: "
+            f"{'; '.join(wrong)}. The function changes what it depends on while it is traced, or this is "
+            "a bug of warmrank."
+        )
+        raise NotPortable(msg, function=self.name, wrong=wrong)
+
     def _save(self, artifact: Any) -> StoredArtifact:
         from cache_store.digests import digest_bytes
 
         data = artifact.to_bytes()
         digest = digest_bytes(data)
-        path = self.function_dir() if self._abandoned else add_variant(self.function_dir(), data)
+        path = self.place().function_dir if self._abandoned else add_variant(self.place().function_dir, data)
         stored = StoredArtifact(
             artifact=artifact, path=path, sha256=digest.sha256, size_bytes=digest.size_bytes
         )
@@ -319,7 +284,7 @@ class CachedFunction:
         """TorchAir's rule: a second trace gives up the function's cache."""
         self._abandoned = True
         _log.warning("Skip cache as %s recompiled; its cache is removed (on_recompile='abandon')", self.name)
-        for path in variants(self.function_dir()):
+        for path in variants(self.place().function_dir):
             path.unlink(missing_ok=True)
 
     def _bind(self, stored: StoredArtifact) -> Variant:
@@ -355,24 +320,10 @@ class CachedFunction:
         journal.append(self.last_result, stored.artifact, self.root())
 
 
-def _candidates(function_dir: Path, model_dir: Path) -> Iterator[Path]:
-    """Files to look at, own partition first; the siblings are listed only if that was not enough."""
-    yield from variants(function_dir)
-    yield from sibling_variants(function_dir, model_dir)
-
-
-def set_aside(path: Path) -> None:
-    """Keep a corrupt file for a look at it, under a name that no load considers."""
-    path.replace(path.with_name(f"{path.name}.corrupt"))
-
-
-def _place() -> tuple[int, int]:
+def _rank_and_world() -> tuple[int, int]:
     """Rank and world size of this process."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
-
-
-__all__ = ["CacheOptions", "CachedFunction", "Found", "LaunchDefaults", "WorkerError", "launch_defaults"]

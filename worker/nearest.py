@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from cache_store.keys import changed_components
@@ -11,6 +12,8 @@ from worker.errors import ArtifactCorrupt
 from worker.request import Request
 
 _MAX_CANDIDATES = 16
+# As `partition_paths.model_directory` makes it; the name of a class may hold underscores itself.
+_MODEL_DIR = re.compile(r"(?P<cls>.+)_(?:dynamic|static)(?:_aclgraphcache)?_[0-9a-f]+")
 
 
 def explain_absence(model_dir: Path, function: str, asked: Request) -> str:
@@ -23,9 +26,9 @@ def explain_absence(model_dir: Path, function: str, asked: Request) -> str:
     """
     if model_dir.is_dir():
         return f"no artifact of {function} in {model_dir.name}"
-    class_prefix = model_dir.name.split("_", 1)[0]
+    class_name = _class_of(model_dir)
     best: tuple[int, str] | None = None
-    for path in _candidates(model_dir.parent, class_prefix, function):
+    for path in _candidates(model_dir.parent, class_name, function):
         try:
             artifact, _, _ = read(path)
         except (ArtifactCorrupt, OSError):
@@ -36,18 +39,23 @@ def explain_absence(model_dir: Path, function: str, asked: Request) -> str:
     return (
         f"nearest artifact differs: {best[1]}"
         if best
-        else f"the cache holds nothing for {class_prefix}.{function}"
+        else f"the cache holds nothing for {class_name}.{function}"
     )
 
 
-def _candidates(root: Path, class_prefix: str, function: str) -> list[Path]:
+def _class_of(model_dir: Path) -> str:
+    match = _MODEL_DIR.fullmatch(model_dir.name)
+    return match["cls"] if match else model_dir.name
+
+
+def _candidates(root: Path, class_name: str, function: str) -> list[Path]:
     """The newest artifacts of this function under other requests of the same class."""
     if not root.is_dir():
         return []
     found = [
         path
         for directory in root.iterdir()
-        if directory.is_dir() and directory.name.startswith(f"{class_prefix}_")
+        if directory.is_dir() and _class_of(directory) == class_name
         for parent in (directory / function, *directory.glob(f"*/{function}"))
         for path in variants(parent)
     ]

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from cache_store.manifest import PartitionManifest, PartitionRef
     from cache_store.store import Store
-    from worker.cached_function import CachedFunction, Found
+    from worker.cached_function import CachedFunction
+    from worker.lookup import Found
     from worker.variant import Variant
     from worker.workload import Call, RankContext, Workload
 
@@ -243,7 +244,7 @@ class RankWorker:
         wrong = unit.function.mismatches(offered, unit.call.args, unit.call.kwargs)
         if wrong:
             return self._refused(unit, "; ".join(wrong), guard_failed=True)
-        own = offered.path.parent == unit.function.function_dir()
+        own = offered.path.parent == unit.function.place().function_dir
         reason = "" if own else f"same as {offered.path.parent.parent.name}"
         unit.variant = unit.function.use(_found(offered, own=own, reason=reason), started=started)
         return self._finish(unit)
@@ -360,7 +361,7 @@ def _bound(unit: _Unit) -> Variant:
 
 
 def _found(stored: Any, *, own: bool, reason: str) -> Found:
-    from worker.cached_function import Found
+    from worker.lookup import Found
 
     return Found(stored=stored, own=own, reason=reason)
 

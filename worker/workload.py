@@ -132,7 +132,7 @@ def _import_entrypoint(entrypoint: str) -> Callable[..., object]:
         raise WorkloadError(msg, entrypoint=entrypoint)
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except (ImportError, SyntaxError) as error:
         msg = (
             f"entrypoint {entrypoint}: module {module_name!r} does not import: {error}. "
             "It is looked for on sys.path, which includes the directory the launch was started in."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -122,7 +122,8 @@ def test_put_new_has_one_winner_among_threads(backend):
 
     def put(number: int) -> tuple[str, ...]:
         barrier.wait()
-        return backend.put_new([new_file(NAME, f"by {number}".encode())])
+        created: tuple[str, ...] = backend.put_new([new_file(NAME, f"by {number}".encode())])
+        return created
 
     with ThreadPoolExecutor(num_threads) as pool:
         created = list(pool.map(put, range(num_threads)))
@@ -179,7 +180,7 @@ def test_quarantine_of_what_is_gone_is_no_error(backend):
 
 
 @pytest.fixture(scope="module", params=IMPLEMENTATIONS)
-def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BlobBackend]:
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> BlobBackend:
     return IMPLEMENTATIONS[request.param](tmp_path_factory.mktemp("shared") / "store")
 
 

@@ -1,4 +1,4 @@
-"""The port's contract in its simplest form: a reference that the contract suite holds against the directory."""
+"""The port in its simplest form: a reference that the contract suite holds against the directory."""
 
 from __future__ import annotations
 

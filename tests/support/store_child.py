@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,11 @@ def _wait() -> None:
 
 
 def main() -> None:
-    verbs = {"publish": publish, "add_variant": add_variant, "publish_and_die": publish_and_die}
+    verbs: dict[str, Callable[..., dict[str, Any]]] = {
+        "publish": publish,
+        "add_variant": add_variant,
+        "publish_and_die": publish_and_die,
+    }
     result = verbs[sys.argv[1]](*sys.argv[2:])
     print(json.dumps(result), flush=True)  # noqa: T201
 

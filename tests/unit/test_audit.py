@@ -70,6 +70,15 @@ def test_missing_manifest_is_found_by_its_launch(store, root):
     assert "the manifest of world2global_rank" in fault
 
 
+def test_manifest_that_a_launch_does_not_pin_is_found(store, root, tmp_path):
+    for path in stored(root, "ac"):
+        path.unlink()
+    publish_launch(store, tmp_path / "cache", world_size=2, created="2026-02-01T00:00:00+00:00")
+    faults = store.verify().faults
+    assert len(faults) == 2
+    assert all("another one than it pins" in fault for fault in faults)
+
+
 def test_damaged_launch_record_is_found(store, root):
     overwrite(stored(root, "launch")[0], b"{}")
     assert len(store.verify().faults) == 1

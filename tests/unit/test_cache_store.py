@@ -37,7 +37,7 @@ def test_public_names_are_those_that_load_lazily():
 
 def test_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute 'stroe'"):
-        _ = cache_store.stroe  # type: ignore[attr-defined]
+        _ = cache_store.stroe
 
 
 def test_warm_load_imports_the_standard_library_only():

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from cache_store import fetch
 from cache_store.digests import digest_bytes
 from cache_store.errors import Corrupt, NotInStore, StoreUnavailable, UnusableCache
 from cache_store.local import variants
@@ -203,7 +202,7 @@ def test_file_system_without_locks_fetches_all_the_same(store, key, source, cach
     def no_locks(self: FileLock) -> None:
         raise NotImplementedError("FileSystem does not appear to support flock")
 
-    monkeypatch.setattr(fetch.FileLock, "acquire", no_locks)
+    monkeypatch.setattr(FileLock, "acquire", no_locks)
     store.fetch_partition(key, cache)
     assert tree(cache) == tree(source)
     assert "does not appear to support flock" in caplog.text
@@ -223,7 +222,7 @@ def test_threads_that_fetch_at_once_copy_once(store, root, key, source, cache):
 
 
 def test_threads_that_fetch_without_a_lock_agree(store, root, key, source, cache, monkeypatch):
-    monkeypatch.setattr(fetch.FileLock, "acquire", lambda self: None)
+    monkeypatch.setattr(FileLock, "acquire", lambda self: None)
     barrier = threading.Barrier(8)
 
     def run(_: int) -> None:
@@ -241,7 +240,7 @@ def test_fetch_blob_adds_a_variant(store, key, tmp_path):
 
 
 def test_fetch_blob_of_an_unknown_digest_is_a_miss(store, tmp_path):
-    with pytest.raises(NotInStore, match="0{64}"):
+    with pytest.raises(NotInStore, match="0" * 64):
         store.fetch_blob("0" * 64, tmp_path / "decode")
 
 

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_store.digests import is_sha256
 from cache_store.keys import ComponentChange, changed_components, key_of
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

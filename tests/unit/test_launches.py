@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from cache_store.digests import digest_bytes
 from cache_store.errors import Conflict, NotInStore, Untrusted
 from cache_store.keys import key_of
 from cache_store.layout import launch_name, manifest_name
@@ -13,6 +14,7 @@ from cache_store.trust import Trust, generate_key_pair
 from tests.support.stored import (
     ENVIRONMENT,
     LAUNCH_KEY,
+    OFF,
     make_partition,
     make_record,
     open_store,
@@ -144,6 +146,15 @@ def test_record_under_another_name_is_refused(store, root, ref):
     path = root / launch_name(LAUNCH_KEY, sha256)
     path.rename(path.with_name("9" * 64))
     assert store.launches() == ()
+
+
+def test_record_of_another_launch_sealed_for_this_one_is_refused(store, root, ref):
+    payload = make_record((ref,), launch_key="1" * 64).to_bytes()
+    path = root / launch_name(LAUNCH_KEY, digest_bytes(payload).sha256)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(OFF.seal("launch", LAUNCH_KEY, payload))
+    assert store.launches(LAUNCH_KEY) == ()
+    assert "corrupt" in store.problems[0]
 
 
 def test_stranger_among_the_records_is_skipped(store, root, ref):

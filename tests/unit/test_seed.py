@@ -179,6 +179,14 @@ def test_seed_into_an_unusable_directory_is_an_error(store, source, tmp_path):
         run(store, tmp_path / "file")
 
 
+def test_seed_goes_on_past_a_file_that_is_not_private(store, source, cache):
+    publish_launch(store, source, world_size=1)
+    run(store, cache, world_size=1)
+    next(cache.rglob("compiled_module")).chmod(0o644)
+    report = run(store, cache, world_size=1)
+    assert ["mode 0644" in fault for fault in report.faults] == [True]
+
+
 def test_pick_launch_of_nothing_is_nothing():
     assert pick_launch([], environment=ENVIRONMENT, world_size=1) is None
 

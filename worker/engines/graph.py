@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from worker.engines.bindings import BINDINGS
 from worker.errors import ArtifactCorrupt, NotPortable
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class _SourceWriter:
             return f"torch.{name}"
         path = operator_path(target)
         short = path.removeprefix("torch.ops.").replace(".", "_")
-        return self._operators.setdefault(path, short)
+        return self._operators.setdefault(BINDINGS.get(path, path), short)
 
     def _argument(self, node: Node, index: int, value: Any) -> str:
         schema = getattr(node.target, "_schema", None)

@@ -75,7 +75,9 @@ def _describe_torch(value: Any) -> list[Any]:
     if role is not None:
         return role
     if isinstance(value, torch.nn.Module | torch.Tensor):
-        msg = f"an object of type {type(value).__qualname__} is compared by address, which no other process has"
+        msg = (
+            f"an object of type {type(value).__qualname__} is compared by address, which no other process has"
+        )
         raise NotPortable(msg, what=type(value).__qualname__)
     return ["constant", constants.encode(value)]
 

@@ -1,0 +1,295 @@
+"""Launches on Ray: gangs of two real ranks, their ways of failing, and what is left afterwards."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator import ray_session
+from orchestrator.config import Config, parse
+from orchestrator.config_models import RayConfig
+from orchestrator.errors import CannotStart, LaunchFailed
+from orchestrator.launch import launch
+from orchestrator.launcher import Gang
+from orchestrator.ray_launcher import RayLauncher
+from orchestrator.report import Report, from_json
+from tests.support.processes import marked, still_there
+
+ROOT = Path(__file__).parents[2]
+ENTRYPOINT = "tests.support.tiny_workload:workload"
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+
+
+class WatchedLauncher(RayLauncher):
+    """Keeps the gang, so that a test can see whether its processes ended."""
+
+    gang: Gang | None = None
+
+    def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
+        self.gang = super().start(num_ranks, timeout_s=timeout_s)
+        return self.gang
+
+    def left_over(self) -> list[int]:
+        return still_there(seat.pid for seat in self.gang.seats) if self.gang else []
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """A Ray that was up before the launches; its address."""
+    session = ray_session.enter(RayConfig(num_cpus=4))
+    import ray
+
+    yield str(ray.get_runtime_context().gcs_address)
+    ray_session.leave(session)
+
+
+def data_of(tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "name": "tiny",
+        "workload": {"entrypoint": ENTRYPOINT},
+        "ranks": 2,
+        "parallel": {"tp": 2},
+        "cache_dir": str(tmp_path / "cache"),
+        "store": {"path": str(tmp_path / "store"), "trust": {"policy": "off"}},
+        **changes,
+    }
+
+
+def config_of(tmp_path: Path, **changes: Any) -> Config:
+    return parse(data_of(tmp_path, **changes))
+
+
+def faulty(fault: str) -> dict[str, Any]:
+    return {"entrypoint": ENTRYPOINT, "arguments": {"fault": fault}}
+
+
+def failure(config: Config) -> tuple[LaunchFailed, WatchedLauncher]:
+    launcher = WatchedLauncher(config)
+    with pytest.raises(LaunchFailed) as caught:
+        launch(config, launcher=launcher)
+    return caught.value, launcher
+
+
+def counts(report: Report) -> tuple[int, int, int]:
+    return report.totals.num_compiled, report.totals.num_loaded, report.totals.num_adopted
+
+
+Pair = tuple[Report, Report]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    return config_of(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def cold_and_warm(cluster: str, tiny: Config) -> Pair:
+    return launch(tiny), launch(tiny, no_compile=True)
+
+
+def test_two_ranks_compile_each_function_once(cold_and_warm: Pair) -> None:
+    assert counts(cold_and_warm[0]) == (2, 0, 2)
+
+
+def test_two_ranks_load_warm_without_compiling(cold_and_warm: Pair) -> None:
+    assert counts(cold_and_warm[1]) == (0, 4, 0)
+
+
+def test_sum_over_the_ranks_is_right_cold_and_warm(cold_and_warm: Pair) -> None:
+    for report in cold_and_warm:
+        assert all(rank.verification is not None and rank.verification.ok for rank in report.ranks)
+
+
+def test_ranks_run_in_processes_of_their_own_which_end(cold_and_warm: Pair) -> None:
+    pids = {rank.pid for report in cold_and_warm for rank in report.ranks}
+    assert len(pids - {os.getpid()}) == 4
+    assert still_there(pids) == []
+
+
+def test_log_of_each_rank_holds_its_own_lines(cold_and_warm: Pair) -> None:
+    for rank in cold_and_warm[1].ranks:
+        text = Path(rank.log).read_text()
+        assert f"rank {rank.rank} " in text
+        assert "loaded from" in text
+        assert Path(rank.log).stat().st_mode & 0o777 == 0o600
+
+
+def test_rank_that_dies_is_named_and_all_processes_end(cluster: str, tmp_path: Path) -> None:
+    error, launcher = failure(config_of(tmp_path, workload=faulty("die")))
+    assert error.stage == "build"
+    assert [(found.rank, found.kind) for found in error.failures] == [(1, "died")]
+    assert "its process ended" in str(error)
+    assert str(tmp_path / "cache" / ".logs" / "tiny" / "rank*.log") in str(error)
+    assert launcher.left_over() == []
+
+
+def test_rank_that_hangs_is_named_with_the_time_out(cluster: str, tmp_path: Path) -> None:
+    error, launcher = failure(config_of(tmp_path, workload=faulty("hang"), timeouts={"build_s": 4}))
+    assert [(found.rank, found.kind) for found in error.failures] == [(1, "timeout")]
+    assert "raise timeouts.build_s" in str(error)
+    assert launcher.left_over() == []
+
+
+@pytest.fixture(scope="module")
+def raised(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[LaunchFailed, list[int], Path]:
+    """A launch in which a rank raised: the error, the processes left over, the launch's directory."""
+    root = tmp_path_factory.mktemp("raised")
+    error, launcher = failure(config_of(root, workload=faulty("raise")))
+    return error, launcher.left_over(), root
+
+
+def test_what_a_rank_raises_is_named_with_its_line(raised: tuple[LaunchFailed, list[int], Path]) -> None:
+    assert "rank 1: FileNotFoundError: no weights here (tiny_workload.py:" in str(raised[0])
+
+
+def test_failed_launch_leaves_no_process(raised: tuple[LaunchFailed, list[int], Path]) -> None:
+    assert raised[1] == []
+
+
+def test_failed_launch_commits_nothing(raised: tuple[LaunchFailed, list[int], Path]) -> None:
+    assert not list((raised[2] / "store").glob("launch/*/*"))
+
+
+def test_failed_launch_frees_its_resources(
+    raised: tuple[LaunchFailed, list[int], Path], tmp_path: Path
+) -> None:
+    launcher = WatchedLauncher(config_of(tmp_path, ray={"num_cpus_per_rank": 2}))
+    try:
+        assert len(launcher.start(2, timeout_s=20).seats) == 2
+    finally:
+        launcher.stop()
+
+
+def test_missing_resources_are_named_in_bounded_time(cluster: str, tmp_path: Path) -> None:
+    config = config_of(tmp_path, ray={"num_cpus_per_rank": 3}, timeouts={"start_s": 2})
+    with pytest.raises(CannotStart, match=r"2 x 3 = 6 wanted, 4 there, 2 too few"):
+        launch(config)
+
+
+SCRIPT = """
+import os, torch, worker
+from worker import CompilerConfig
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+        config = CompilerConfig()
+        config.mode = "reduce-overhead"
+        self.run = worker.inference.cache_compile(self.scale, config=config)
+
+    def scale(self, x):
+        return x * self.weight
+
+torch.distributed.init_process_group("gloo")
+assert torch.distributed.get_world_size() == 2
+assert Model().run(torch.ones(3, 2)).sum() == 6
+assert os.environ["OMP_NUM_THREADS"] == "1"
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "job.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_plain_script_compiles_only_where_it_may(cluster: str, tmp_path: Path, script: Path) -> None:
+    config = config_of(tmp_path, workload={"script": str(script)})
+    with pytest.raises(LaunchFailed, match="CompileForbidden"):
+        launch(config, no_compile=True)
+    assert counts(launch(config)) == (2, 0, 0)
+    assert counts(launch(config, no_compile=True)) == (0, 2, 0)
+
+
+def test_script_that_hangs_is_ended_with_its_rank(cluster: str, tmp_path: Path, script: Path) -> None:
+    mark = uuid.uuid4().hex
+    script.write_text("import time\ntime.sleep(600)\n")
+    workload = {"script": str(script), "arguments": [mark]}
+    error, launcher = failure(config_of(tmp_path, workload=workload, timeouts={"script_s": 1}))
+    assert error.stage == "script"
+    assert launcher.left_over() == []
+    assert still_there(pid for pid, command in marked("RANK=").items() if mark in command) == []
+
+
+StartDriver = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def short_tmp() -> Iterator[Path]:
+    """A directory for temporary files with a path short enough for sockets."""
+    path = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def start_driver(tmp_path: Path, short_tmp: Path) -> Iterator[StartDriver]:
+    """Starts drivers in a directory that holds nothing but an entrypoint; none outlives the test."""
+    started = []
+    (tmp_path / "here.py").write_text(f"from {ENTRYPOINT.replace(':', ' import ')}\n")
+
+    def start(mark: str, **changes: Any) -> subprocess.Popen[str]:
+        data = data_of(tmp_path, **{"workload": {"entrypoint": "here:workload"}, **changes})
+        (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(data))
+        environ = {
+            name: value for name, value in os.environ.items() if not name.startswith("RAY_ADDRESS")
+        } | {"PYTHONPATH": str(ROOT), "WARMRANK_TEST": mark, "TMPDIR": str(short_tmp)}
+        driver = subprocess.Popen(
+            [sys.executable, str(ROOT / "tests" / "support" / "driver.py"), "tiny.yaml"],
+            cwd=tmp_path,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(driver)
+        return driver
+
+    yield start
+    for driver in started:
+        driver.kill()
+        driver.communicate()
+
+
+def test_local_ray_ends_with_the_launch(start_driver: StartDriver, short_tmp: Path) -> None:
+    mark = uuid.uuid4().hex
+    output, errors = start_driver(mark).communicate(timeout=100)
+    assert counts(from_json(output)) == (2, 0, 2), errors
+    assert still_there(marked(mark)) == []
+    assert list(short_tmp.glob("warmrank-*")) == []
+
+
+def test_cluster_is_joined_by_address_with_a_copy_of_the_directory(
+    cluster: str, start_driver: StartDriver
+) -> None:
+    output, errors = start_driver(uuid.uuid4().hex, ray={"address": cluster}).communicate(timeout=100)
+    assert counts(from_json(output)) == (2, 0, 2), errors
+
+
+def test_interrupted_launch_leaves_no_process(start_driver: StartDriver) -> None:
+    mark = uuid.uuid4().hex
+    workload = {"entrypoint": "here:workload", "arguments": {"fault": "hang"}}
+    driver = start_driver(mark, workload=workload)
+    assert driver.stderr is not None
+    for line in driver.stderr:
+        if line.startswith("build: on"):
+            break
+    driver.send_signal(signal.SIGINT)
+    driver.communicate(timeout=60)
+    assert driver.returncode != 0
+    assert still_there(marked(mark)) == []

@@ -1,0 +1,72 @@
+"""A launch as a job of a real Ray cluster, from a directory that holds nothing but a model and a config."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.ray_cluster import RayCluster, ray_cluster
+
+REPOSITORY = Path(__file__).parents[2]
+JOB_TIMEOUT_S = 120
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    with ray_cluster() as running:
+        yield running
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A user's directory: a model and a config, and none of warmrank's packages."""
+    directory = tmp_path / "project"
+    directory.mkdir()
+    shutil.copy(REPOSITORY / "tests" / "support" / "tiny_workload.py", directory / "tiny.py")
+    config = {
+        "workload": {"entrypoint": "tiny:workload"},
+        "ranks": 1,
+        "cache_dir": str(tmp_path / "cache"),
+        "store": {"path": str(tmp_path / "store"), "trust": {"policy": "off"}},
+    }
+    (directory / "tiny.yaml").write_text(yaml.safe_dump(config))
+    return directory
+
+
+def submit(cluster: RayCluster, project: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "orchestrator",
+        "submit",
+        "tiny.yaml",
+        "--address",
+        cluster.dashboard,
+        *options,
+    ]
+    environ = {**cluster.environ, "PYTHONPATH": str(REPOSITORY)}
+    return subprocess.run(
+        command, cwd=project, env=environ, capture_output=True, text=True, timeout=JOB_TIMEOUT_S, check=False
+    )
+
+
+def test_job_launches_on_the_running_cluster_and_stores(cluster: RayCluster, project: Path, tmp_path: Path):
+    done = submit(cluster, project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 compiled" in done.stdout
+    assert "SUCCEEDED" in done.stderr
+    assert list((tmp_path / "store" / "launch").rglob("*/*/*"))
+
+
+def test_job_ends_with_the_exit_status_of_its_launch(cluster: RayCluster, project: Path):
+    done = submit(cluster, project, "--no-compile")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "compiling is forbidden" in done.stdout

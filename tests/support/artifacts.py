@@ -1,0 +1,48 @@
+"""Artifacts made by hand: small, valid, and different where a test says so."""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cache_store.local import add_variant
+from worker.artifact import Artifact
+from worker.frame import Frame
+from worker.graph_facts import GraphFacts
+from worker.guards.model import PortableGuards
+from worker.sources import TracedSource
+
+COMPONENTS = {"engine": "graph 1", "torch": "2.13.0"}
+GUARDS = PortableGuards(
+    nodes=((-1, "local", "x"), (0, "attr", "shape")),
+    checks=((0, "not_none", None),),
+    shapes=(("p1[0] <= 8", (1,)),),
+    ambient={"grad mode": "False"},
+    sources=(TracedSource(kind="code", module="m", name="M.f", digest="0" * 32),),
+    ranks={"rank": 0},
+)
+GRAPH = "def bind(groups, constants):\n    def graph(x):\n        return (x,)\n\n    return graph\n"
+
+
+def make_artifact(**changed: Any) -> Artifact:
+    """An artifact; ``changed`` replaces single attributes."""
+    values: dict[str, Any] = {
+        "name": "M.f(x)",
+        "engine": "graph",
+        "engine_version": "1",
+        "components": dict(COMPONENTS),
+        "guards": GUARDS,
+        "frame": Frame(code=marshal.dumps(make_artifact.__code__, 2), names={"graph": "__compiled_fn"}),
+        "facts": GraphFacts(input_classes=("user",), num_outputs=1, aliased_outputs=()),
+        "roles": ("world",),
+        "sections": {"graph.py": GRAPH.encode(), "constants": b"[]\n"},
+    }
+    return Artifact(**{**values, **changed})
+
+
+def lay_artifact(function_dir: Path, components: Mapping[str, str] | None = None) -> Path:
+    """Write an artifact that answers a request with the given components."""
+    artifact = make_artifact(components=dict(components or COMPONENTS))
+    return add_variant(function_dir, artifact.to_bytes())

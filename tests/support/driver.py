@@ -1,0 +1,29 @@
+"""A driver in a process of its own: ``driver.py CONFIG [OVERRIDE...]``; prints stages, then the report."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+
+from orchestrator.config import load
+from orchestrator.errors import OrchestratorError
+from orchestrator.launch import launch
+from orchestrator.progress import progress
+from orchestrator.report import to_json
+
+
+def main() -> int:
+    config = load(sys.argv[1], tuple(sys.argv[2:]))
+    try:
+        with progress(Console(file=sys.stderr), config.ranks) as listener:
+            report = launch(config, listener=listener)
+    except OrchestratorError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(to_json(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""Which processes are there: those that carry a mark in their environment, and whether a process is gone."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def marked(mark: str) -> dict[int, str]:
+    """Process id and command line of every process with this text in its environment, but this one."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            environ = (path / "environ").read_bytes()
+            command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue  # gone meanwhile, or another user's
+        if mark.encode() in environ and int(path.name) != os.getpid():
+            found[int(path.name)] = command
+    return found
+
+
+def still_there(pids: Iterable[int], *, timeout_s: float = 10.0) -> list[int]:
+    """Those of the processes that have not ended within the time-out; waits for each to end."""
+    return [pid for pid in pids if not _ends(pid, timeout_s)]
+
+
+def _ends(pid: int, timeout_s: float) -> bool:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], timeout_s)[0])
+    finally:
+        os.close(descriptor)

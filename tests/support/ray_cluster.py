@@ -1,0 +1,122 @@
+"""Ray clusters of a test's own, started as users start them, and gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+TIMEOUT_S = 60
+
+
+@dataclass(frozen=True)
+class RayCluster:
+    """A running cluster.
+
+    Attributes:
+        address: of its head.
+        dashboard: URL of its job server.
+        environ: environment of commands that use it.
+    """
+
+    address: str
+    dashboard: str
+    environ: dict[str, str]
+
+
+@contextmanager
+def ray_cluster(num_nodes: int = 1) -> Iterator[RayCluster]:
+    """A cluster whose nodes are all on this machine.
+
+    `ray stop` would end every Ray of this machine, so each node runs in a process group of its own.
+    """
+    environ = clean_environ()
+    port, dashboard_port, client_port = free_ports(3)
+    temp_dir = tempfile.mkdtemp(prefix="wr-", dir="/tmp")  # a socket's path may have 107 bytes
+    head = (
+        *(
+            "--head",
+            "--object-store-memory=100000000",
+            f"--temp-dir={temp_dir}",
+            "--dashboard-host=127.0.0.1",
+        ),
+        *(f"--port={port}", f"--ray-client-server-port={client_port}", f"--dashboard-port={dashboard_port}"),
+    )
+    address = f"127.0.0.1:{port}"
+    nodes: list[subprocess.Popen[str]] = []
+    try:
+        for index in range(num_nodes):
+            nodes.append(_start(head if index == 0 else (f"--address={address}",), environ))
+            _await_up(nodes[-1])
+        yield RayCluster(address=address, dashboard=f"http://127.0.0.1:{dashboard_port}", environ=environ)
+    finally:
+        for node in reversed(nodes):
+            node.send_signal(signal.SIGTERM)
+            node.communicate(timeout=TIMEOUT_S)
+        shutil.rmtree(temp_dir, ignore_errors=True)
+        assert not _processes_of(temp_dir)
+
+
+def clean_environ() -> dict[str, str]:
+    """This process's environment, without its Ray settings, and with its interpreter as ``python``."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{environ['PATH']}"
+    return {**environ, "PATH": path, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports: list[int] = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def _start(options: tuple[str, ...], environ: dict[str, str]) -> subprocess.Popen[str]:
+    (agent_port,) = free_ports(1)  # its default is taken where another Ray runs
+    command = (
+        *("ray", "start", "--block", "--disable-usage-stats", "--num-cpus=4", "--node-ip-address=127.0.0.1"),
+        *(f"--dashboard-agent-listen-port={agent_port}", *options),
+    )
+    return subprocess.Popen(
+        command,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def _await_up(node: subprocess.Popen[str]) -> None:
+    assert node.stdout is not None
+    lines = []
+    for line in node.stdout:
+        lines.append(line)
+        if "--block" in line:  # once all is up it prints that it runs until it is told to end
+            return
+    msg = f"ray start ended with {node.wait()}: {''.join(lines)}"
+    raise RuntimeError(msg)
+
+
+def _processes_of(temp_dir: str) -> list[str]:
+    """Command lines of processes that name the cluster's directory."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue  # ended since
+        if temp_dir in command:
+            found.append(command)
+    return found

@@ -1,0 +1,96 @@
+"""Small modules whose methods are traced by the worker's tests; each shows one thing."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+SCALE = 3.0
+
+
+class Plain(nn.Module):
+    """One linear layer, and methods of every kind of signature."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.factor = 2
+
+    def affine(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.factor
+
+    def scaled(self, x: torch.Tensor, scale: float = 2.0, *, negate: bool = False) -> torch.Tensor:
+        y = self.linear(x) * scale
+        return -y if negate else y
+
+    def repeated(self, x: torch.Tensor, times: int) -> torch.Tensor:
+        return self.linear(x) * times
+
+    def by_global(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * SCALE
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
+class Derived(Plain):
+    """Overrides a method whose base version can be cached as well."""
+
+    def affine(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) - 100.0
+
+
+class Cached(nn.Module):
+    """A buffer that is written in place, as a KV cache is."""
+
+    def __init__(self, rows: int = 8, width: int = 4) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.register_buffer("cache", torch.zeros(rows, width))
+        self.cache: torch.Tensor
+
+    def store(self, x: torch.Tensor) -> torch.Tensor:
+        self.cache[: x.shape[0]].copy_(x)
+        return self.linear(x) + self.cache.sum()
+
+    def accumulate(self, x: torch.Tensor) -> torch.Tensor:
+        self.cache.add_(x.sum())
+        return self.cache * 1.0
+
+    def window(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.cache[:2], x + 1
+
+    def write(self, target: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        target.add_(1.0)
+        return x * 2.0
+
+
+class Unfit(nn.Module):
+    """Methods that cannot be cached."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.dropout = nn.Dropout(0.5)
+
+    def drops(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dropout(self.linear(x))
+
+    def draws(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.randn_like(x)
+
+    def breaks(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 0:
+            return x + 1
+        return x - 1
+
+    def counts(self, x: torch.Tensor) -> int:
+        return x.dim()
+
+
+class Spread(nn.Module):
+    """Constants of its own, dimensions that are used as numbers, and several outputs."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+        table = torch.tensor([1.0, 2.0, 4.0])
+        return x.sum(0) / x.shape[0], table[0] * x.reshape(-1), x.shape[0]

@@ -1,0 +1,58 @@
+"""Traces and artifacts of single methods, without a cache around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MethodType
+from typing import Any
+
+import torch
+
+from worker.artifact import Artifact
+from worker.cached_function import CacheOptions
+from worker.compiler import compile_call
+from worker.configs.compiler_config import CompilerConfig
+from worker.request import Request
+from worker.torch_private import Trace, trace
+from worker.variant import function_of
+
+NO_REQUEST = Request(components={"made for": "a test"}, key="0" * 32)
+
+
+def bound(method: Callable[..., Any]) -> MethodType:
+    assert isinstance(method, MethodType)
+    return method
+
+
+def traced(
+    method: Callable[..., Any],
+    *args: Any,
+    dynamic: bool = True,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    **kwargs: Any,
+) -> Trace:
+    """The trace of one call, without gradients."""
+    with torch.no_grad():
+        return trace(method, args, kwargs, dynamic=dynamic, decompositions=decompositions or {})
+
+
+def compiled(method: Callable[..., Any], *args: Any, dynamic: bool = True, **kwargs: Any) -> Artifact:
+    """The artifact of one call, without gradients."""
+    options = CacheOptions(config=CompilerConfig(), dynamic=dynamic)
+    with torch.no_grad():
+        return compile_call(
+            bound(method), args, kwargs, request=NO_REQUEST, options=options, device_kind="cpu"
+        ).artifact
+
+
+def misfits(artifact: Artifact, method: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[str, ...]:
+    """Why an artifact does not fit a call, without gradients."""
+    import inspect
+
+    from worker.guards.check import mismatches
+
+    function = function_of(bound(method))
+    arguments = inspect.signature(function).bind(bound(method).__self__, *args, **kwargs)
+    arguments.apply_defaults()
+    with torch.no_grad():
+        return mismatches(artifact.guards, function, arguments.arguments, device_kind="cpu")

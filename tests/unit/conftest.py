@@ -1,0 +1,68 @@
+"""Keeps tests apart: switches of torch and variables that a test may change, and a developer may have set."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+_VARIABLES = ("TORCHAIR_CACHE_HOME", "WARMRANK_NO_COMPILE", "WARMRANK_JOURNAL")
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in _VARIABLES:
+        if name in os.environ:
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def no_grad() -> Iterator[None]:
+    import torch
+
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def torch_state() -> Iterator[None]:
+    """Puts torch's process-wide switches back."""
+    import torch
+
+    before = _switches(torch)
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(before["grad"])
+        torch.set_default_dtype(before["dtype"])
+        torch.use_deterministic_algorithms(before["deterministic"], warn_only=before["warn_only"])
+        torch.set_float32_matmul_precision(before["precision"])
+        torch.backends.mkldnn.enabled = before["mkldnn"]  # type: ignore[assignment]
+        torch.utils.deterministic.fill_uninitialized_memory = before["fill"]  # type: ignore[attr-defined]
+
+
+def _switches(torch: Any) -> dict[str, Any]:
+    return {
+        "grad": torch.is_grad_enabled(),
+        "dtype": torch.get_default_dtype(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "precision": torch.get_float32_matmul_precision(),
+        "mkldnn": torch.backends.mkldnn.enabled,
+        "fill": torch.utils.deterministic.fill_uninitialized_memory,
+    }
+
+
+@pytest.fixture
+def forget_modules() -> Iterator[None]:
+    """Takes modules that a test imported out of ``sys.modules`` again."""
+    before = set(sys.modules)
+    try:
+        yield
+    finally:
+        for name in set(sys.modules) - before:
+            if name.startswith("made_"):
+                del sys.modules[name]

@@ -1,0 +1,174 @@
+"""The artifact's file: what it holds comes back, and damage is noticed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.artifacts import GUARDS, make_artifact
+from worker.artifact import FORMAT, parse, read
+from worker.errors import ArtifactCorrupt
+from worker.graph_facts import GraphFacts
+from worker.guards.model import PortableGuards
+from worker.sources import TracedSource
+
+NAMES = st.text(min_size=1, max_size=12).filter(lambda name: name != "frame.code")
+SECTIONS = st.dictionaries(NAMES, st.binary(max_size=64), max_size=4)
+COMPONENTS = st.dictionaries(st.text(max_size=12), st.text(max_size=12), max_size=4)
+DATA = make_artifact().to_bytes()
+
+
+def sealed(header: Any, raw: bytes = b"") -> bytes:
+    """A file whose digest is right, whatever its header says."""
+    body = (header if isinstance(header, bytes) else json.dumps(header).encode()) + b"\n" + raw
+    return f"warmrank-artifact {FORMAT} {hashlib.sha256(body).hexdigest()}\n".encode() + body
+
+
+def header_of(data: bytes) -> dict[str, Any]:
+    header: dict[str, Any] = json.loads(data.split(b"\n", 2)[1])
+    return header
+
+
+@given(sections=SECTIONS, components=COMPONENTS, name=st.text(max_size=20))
+def test_artifact_round_trips(sections: dict[str, bytes], components: dict[str, str], name: str) -> None:
+    artifact = make_artifact(sections=sections, components=components, name=name)
+    assert parse(artifact.to_bytes(), "here") == artifact
+
+
+@given(
+    classes=st.lists(st.sampled_from(["state", "mutated", "user", "number"])),
+    num_outputs=st.integers(0, 9),
+    aliased=st.lists(st.integers(0, 9)),
+    roles=st.lists(st.text(max_size=6)),
+)
+def test_artifact_round_trips_its_facts(
+    classes: list[str], num_outputs: int, aliased: list[int], roles: list[str]
+) -> None:
+    facts = GraphFacts(
+        input_classes=tuple(classes), num_outputs=num_outputs, aliased_outputs=tuple(aliased)
+    )
+    artifact = make_artifact(facts=facts, roles=tuple(roles))
+    assert parse(artifact.to_bytes(), "here") == artifact
+
+
+def test_artifact_is_equal_bytes_whatever_the_order_of_its_parts() -> None:
+    sections = {"b": b"2", "a": b"1"}
+    turned = dict(reversed(sections.items()))
+    one = make_artifact(sections=sections, components={"x": "1", "y": "2"})
+    other = make_artifact(sections=turned, components={"y": "2", "x": "1"})
+    assert one.to_bytes() == other.to_bytes()
+
+
+def test_artifact_begins_with_its_format_and_the_digest_of_the_rest() -> None:
+    first, _, body = DATA.partition(b"\n")
+    assert first == f"warmrank-artifact 1 {hashlib.sha256(body).hexdigest()}".encode()
+
+
+@pytest.mark.parametrize("length", [0, 1, 20, 80, len(DATA) // 2, len(DATA) - 1])
+def test_artifact_that_is_truncated_is_refused_by_place(length: int) -> None:
+    with pytest.raises(ArtifactCorrupt, match="cache/decode is no usable artifact") as raised:
+        parse(DATA[:length], "cache/decode")
+    assert raised.value.where == "cache/decode"
+
+
+@given(position=st.integers(0, len(DATA) - 1), bit=st.integers(0, 7))
+def test_artifact_with_one_flipped_bit_is_refused(position: int, bit: int) -> None:
+    damaged = bytearray(DATA)
+    damaged[position] ^= 1 << bit
+    with pytest.raises(ArtifactCorrupt):
+        parse(bytes(damaged), "here")
+
+
+def test_artifact_with_a_byte_too_many_is_refused() -> None:
+    with pytest.raises(ArtifactCorrupt, match="do not match the digest"):
+        parse(DATA + b"\0", "here")
+
+
+@pytest.mark.parametrize("data", [b"", b"PK\x03\x04", b"warmrank-artifact 1\n", b"warmrank 1 00\n", b"\n"])
+def test_file_of_another_kind_is_refused(data: bytes) -> None:
+    with pytest.raises(ArtifactCorrupt, match="does not begin with a warmrank artifact's first line"):
+        parse(data, "here")
+
+
+def test_artifact_of_a_newer_format_says_both_formats_and_the_place() -> None:
+    newer = DATA.replace(b"warmrank-artifact 1 ", b"warmrank-artifact 2 ", 1)
+    with pytest.raises(ArtifactCorrupt, match=r"cache/decode .* it has format 2, this version reads 1"):
+        parse(newer, "cache/decode")
+
+
+def test_artifact_that_is_refused_says_what_to_do() -> None:
+    with pytest.raises(ArtifactCorrupt, match="Delete the file; it will be fetched or compiled again"):
+        parse(b"", "here")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header: header.pop("guards"),
+        lambda header: header.update(sections=[]),
+        lambda header: header.update(sections=[["frame.code", 1]]),
+        lambda header: header.update(guards=[]),
+        lambda header: header["guards"].update(nodes=[[0]]),
+        lambda header: header["guards"].update(sources=[["code"]]),
+    ],
+    ids=["no guards", "no sections", "short sections", "guards a list", "short node", "short source"],
+)
+def test_artifact_whose_header_makes_no_sense_is_refused(change: Any) -> None:
+    header = header_of(DATA)
+    change(header)
+    raw = DATA.split(b"\n", 2)[2]
+    with pytest.raises(ArtifactCorrupt, match="its header cannot be read"):
+        parse(sealed(header, raw), "here")
+
+
+@pytest.mark.parametrize("header", [b"", b"{", b"[]", b"3", b"\xff\xfe"])
+def test_artifact_whose_header_is_no_json_object_is_refused(header: bytes) -> None:
+    with pytest.raises(ArtifactCorrupt, match="its header cannot be read"):
+        parse(sealed(header), "here")
+
+
+def test_read_gives_digest_and_size_of_the_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "compiled_module"
+    path.write_bytes(DATA)
+    artifact, sha256, size_bytes = read(path)
+    assert artifact == make_artifact()
+    assert (sha256, size_bytes) == (hashlib.sha256(DATA).hexdigest(), len(DATA))
+
+
+def test_read_names_the_damaged_file(tmp_path: Path) -> None:
+    path = tmp_path / "compiled_module"
+    path.write_bytes(DATA[:-1])
+    with pytest.raises(ArtifactCorrupt, match=re.escape(str(path))):
+        read(path)
+
+
+def test_provenance_is_the_same_for_equal_origins() -> None:
+    assert make_artifact().provenance() == make_artifact(sections={"graph.py": b"other bytes"}).provenance()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"components": {"engine": "graph 2"}},
+        {"name": "M.g(x)"},
+        {"guards": PortableGuards(**{**{name: getattr(GUARDS, name) for name in GUARDS.__slots__}, "ranks": {}})},
+        {
+            "guards": PortableGuards(
+                **{
+                    **{name: getattr(GUARDS, name) for name in GUARDS.__slots__},
+                    "sources": (TracedSource(kind="code", module="m", name="M.f", digest="1" * 32),),
+                }
+            )
+        },
+    ],
+    ids=["request", "name", "guards", "source"],
+)
+def test_provenance_changes_with_what_determines_the_bytes(changed: dict[str, Any]) -> None:
+    assert make_artifact(**changed).provenance() != make_artifact().provenance()

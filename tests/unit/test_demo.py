@@ -1,0 +1,134 @@
+"""The demo: what it empties, what it runs, and what it says at the end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from orchestrator.demo import MARKER, DemoFailed, NotOurs, demo, launch_command, prepare, run_process
+from orchestrator.report import Report, write_report
+from tests.support.launched import make_report
+
+
+class FakeRuns:
+    """Stands in for the two processes; writes their reports."""
+
+    def __init__(self, *reports: Report | int) -> None:
+        self.reports = list(reports)
+        self.commands: list[Sequence[str]] = []
+
+    def __call__(self, command: Sequence[str]) -> int:
+        self.commands.append(command)
+        report = self.reports.pop(0)
+        if isinstance(report, int):
+            return report
+        write_report(report, Path(command[command.index("--json") + 1]))
+        return 0
+
+
+def shown(out: Path, runs: FakeRuns) -> str:
+    text = StringIO()
+    demo(out, Console(file=text, width=100), run=runs)
+    return text.getvalue()
+
+
+def cold() -> Report:
+    return make_report("compiled", trace_s=1.0, wall_s=10.0)
+
+
+def test_demo_launches_twice_with_one_cache_and_store(tmp_path: Path):
+    runs = FakeRuns(cold(), make_report())
+    shown(tmp_path / "out", runs)
+    first, second = ([word for word in command if "json" not in word] for command in runs.commands)
+    assert first == second
+    assert f"cache_dir={tmp_path / 'out' / 'cache'}" in first
+
+
+def test_demo_says_how_much_faster_each_rank_was(tmp_path: Path):
+    text = shown(tmp_path / "out", FakeRuns(cold(), make_report()))
+    (line,) = (line for line in text.splitlines() if "rank 1: trace + compile + load" in line)
+    assert line.split()[-6:] == ["2.01", "s", "10", "ms", "201.0", "x"]
+
+
+def test_demo_says_where_everything_lies_and_what_to_try(tmp_path: Path):
+    text = shown(tmp_path / "out", FakeRuns(cold(), make_report()))
+    assert "The warm launch compiled nothing: 2 loaded" in text
+    assert str(tmp_path / "out" / "warm.json") in text
+    assert "warmrank launch" in text
+
+
+def test_demo_fails_when_the_warm_launch_compiled(tmp_path: Path):
+    with pytest.raises(DemoFailed, match="compiled 2 functions") as caught:
+        shown(tmp_path / "out", FakeRuns(cold(), cold()))
+    assert caught.value.exit_code == 1
+
+
+def test_demo_ends_as_a_failed_launch_ends(tmp_path: Path):
+    with pytest.raises(DemoFailed, match="cold launch") as caught:
+        shown(tmp_path / "out", FakeRuns(4))
+    assert caught.value.exit_code == 4
+
+
+def test_prepare_empties_what_a_demo_made(tmp_path: Path):
+    prepare(tmp_path / "out")
+    (tmp_path / "out" / "cache" / "old").mkdir(parents=True)
+    (tmp_path / "out" / "warm.json").write_text("old")
+    prepare(tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [MARKER]
+
+
+def test_prepare_keeps_what_the_user_put_there(tmp_path: Path):
+    prepare(tmp_path / "out")
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    prepare(tmp_path / "out")
+    assert (tmp_path / "out" / "notes.txt").exists()
+
+
+def test_prepare_leaves_a_directory_alone_that_no_demo_made(tmp_path: Path):
+    store = tmp_path / "out" / "store"
+    store.mkdir(parents=True)
+    with pytest.raises(NotOurs, match="no demo made it"):
+        prepare(tmp_path / "out")
+    assert store.exists()
+
+
+def test_prepare_refuses_a_file(tmp_path: Path):
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(NotOurs):
+        prepare(tmp_path / "out")
+
+
+def test_prepare_takes_an_empty_directory(tmp_path: Path):
+    prepare(tmp_path)
+    assert (tmp_path / MARKER).is_file()
+
+
+def test_launch_command_is_a_fresh_python():
+    command = launch_command(Path("a.yaml"), Path("out"), Path("out/cold.json"))
+    assert command[:5] == (sys.executable, "-m", "orchestrator", "launch", "a.yaml")
+
+
+def test_run_process_returns_the_exit_status():
+    assert run_process([sys.executable, "-c", "raise SystemExit(3)"]) == 3
+
+
+def test_interrupted_process_is_waited_for(monkeypatch: pytest.MonkeyPatch):
+    waits: list[str] = []
+    original = subprocess.Popen.wait
+
+    def wait(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        waits.append("wait")
+        if len(waits) == 1:
+            raise KeyboardInterrupt
+        return original(process, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait)
+    with pytest.raises(KeyboardInterrupt):
+        run_process([sys.executable, "-c", "pass"])
+    assert len(waits) >= 2

@@ -1,0 +1,173 @@
+"""Constants as JSON and back."""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+from collections import namedtuple
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.errors import NotPortable
+from worker.guards.constants import decode, encode
+
+
+class Colour(enum.Enum):
+    RED = 1
+    GREEN = 2
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Flag(enum.Flag):
+    A = 1
+    B = 2
+
+
+Point = namedtuple("Point", ["x", "y"])  # noqa: PYI024 - the untyped kind is under test
+
+
+class Outer:
+    class Inner:
+        pass
+
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.text(),
+    st.binary(),
+    st.floats(allow_nan=False),
+    st.complex_numbers(allow_nan=False),
+    st.sampled_from([Colour.RED, Level.LOW, torch.float16, torch.int64, torch.strided, torch.channels_last]),
+    st.just(...),
+)
+HASHABLE = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(inner, max_size=3)
+)
+VALUES = st.recursive(
+    SCALARS
+    | st.builds(range, st.integers(-9, 9), st.integers(-9, 9), st.integers(1, 3))
+    | st.builds(slice, st.none() | st.integers(), st.none() | st.integers(), st.none() | st.integers()),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(HASHABLE, inner, max_size=3)
+        | st.sets(HASHABLE, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def exact(value: Any) -> Any:
+    """The value with its types, so that ``1 == True`` and ``0.0 == -0.0`` do not pass for equal."""
+    if isinstance(value, dict):
+        return (dict, [(exact(key), exact(item)) for key, item in value.items()])
+    if isinstance(value, (list, tuple)):
+        return (type(value), [exact(item) for item in value])
+    if isinstance(value, (set, frozenset)):
+        return (type(value), sorted(repr(exact(item)) for item in value))
+    return (type(value), repr(value))
+
+
+@given(value=VALUES)
+def test_constant_round_trips_through_json(value: Any) -> None:
+    assert exact(decode(json.loads(json.dumps(encode(value))))) == exact(value)
+
+
+@given(value=st.floats())
+def test_float_round_trips_to_the_bit(value: float) -> None:
+    back = decode(json.loads(json.dumps(encode(value))))
+    assert math.copysign(1, back) == math.copysign(1, value)
+    assert (math.isnan(back) and math.isnan(value)) or back == value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        math.nan,
+        math.inf,
+        -0.0,
+        torch.Size([2, 3]),
+        torch.device("cpu"),
+        torch.channels_last_3d,
+        torch.sparse_coo,
+        Point(1, (2.0, None)),
+        Flag.B,
+        int,
+        torch.Tensor,
+        Outer.Inner,
+        torch.nn.Linear,
+        {"b": 1, "a": 2},
+        2**80,
+        "\ud800",
+    ],
+    ids=repr,
+)
+def test_special_constant_round_trips(value: Any) -> None:
+    back = decode(json.loads(json.dumps(encode(value))))
+    assert exact(back) == exact(value)
+
+
+def test_order_of_a_dict_is_kept() -> None:
+    assert list(decode(encode({"b": 1, "a": 2}))) == ["b", "a"]
+
+
+@given(values=st.lists(st.integers() | st.text(), min_size=2, unique=True))
+def test_sets_encode_alike_whatever_their_order(values: list[Any]) -> None:
+    assert encode(set(values)) == encode(set(reversed(values)))
+
+
+def test_numbers_of_different_type_encode_differently() -> None:
+    assert len({json.dumps(encode(value)) for value in (1, 1.0, True, 1 + 0j, Level.LOW, "1", b"1")}) == 7
+
+
+def test_containers_of_different_type_encode_differently() -> None:
+    containers: list[Any] = [(1,), [1], {1}, frozenset({1}), torch.Size([1]), {1: 1}, range(1)]
+    assert len({json.dumps(encode(value)) for value in containers}) == 7
+
+
+def test_device_index_is_left_out() -> None:
+    assert encode(torch.device("cuda:3")) == encode(torch.device("cuda:0")) == {"device": "cuda"}
+
+
+def test_equal_members_of_different_enums_encode_differently() -> None:
+    assert encode(Colour.RED) != encode(Level.LOW)
+
+
+@pytest.mark.parametrize("value", [object(), torch.ones(1), lambda: 0, iter([])], ids=lambda v: type(v).__name__)
+def test_value_without_a_meaning_elsewhere_is_refused_by_type(value: object) -> None:
+    with pytest.raises(NotPortable, match=f"{type(value).__qualname__} cannot be compared in another process"):
+        encode(value)
+
+
+def test_value_within_a_container_is_refused_too() -> None:
+    with pytest.raises(NotPortable, match="builtins.object cannot be compared"):
+        encode({"a": [object()]})
+
+
+class Text(str):
+    __slots__ = ()
+
+
+class Numbers(list[int]):
+    pass
+
+
+@pytest.mark.parametrize("value", [Text("a"), Numbers([1])], ids=["str", "list"])
+def test_subclass_of_a_plain_type_is_not_taken_for_it(value: Any) -> None:
+    with pytest.raises(NotPortable):
+        encode(value)
+
+
+def test_unknown_tag_is_refused_as_of_another_version() -> None:
+    with pytest.raises(NotPortable, match="unknown constant tag 'tensor'; .* another version"):
+        decode({"tensor": []})

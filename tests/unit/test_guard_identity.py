@@ -1,0 +1,115 @@
+"""Names of objects that Dynamo compares by address."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import json
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+
+from tests.support.small_models import Plain
+from worker.errors import NotPortable
+from worker.guards.identity import describe
+from worker.sources import function_digest
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+def add(x: int, y: int) -> int:
+    return x + y
+
+
+def made(constant: int) -> Callable[[int], int]:
+    scope: dict[str, Any] = {"__name__": "made_identity"}
+    exec(f"def f(x):\n    return x + {constant}\n", scope)
+    f: Callable[[int], int] = scope["f"]
+    return f
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (math, ["module", "math"]),
+        (F, ["module", "torch.nn.functional"]),
+        (Plain, ["class", "tests.support.small_models", "Plain"]),
+        (add, ["function", __name__, "add", function_digest(add)]),
+        (F.relu, ["function", "torch.nn.functional", "relu", ""]),
+        (len, ["builtin", "builtins", "len"]),
+        (torch.add, ["builtin", "torch._C._VariableFunctionsClass", "add"]),
+        (str.join, ["builtin", "builtins.str", "join"]),
+        (operator.add, ["builtin", "_operator", "add"]),
+        (torch.ops.aten.add.Tensor, ["operator", "aten.add.Tensor"]),
+        (torch.ops.aten.add, ["operator", "aten.add"]),
+        (Colour.RED, ["constant", {"enum": [__name__, "Colour", "RED"]}]),
+        (3, ["constant", 3]),
+        (torch.float16, ["constant", {"dtype": "float16"}]),
+    ],
+    ids=lambda value: "-".join(map(str, value)) if isinstance(value, list) else "",
+)
+def test_description_says_what_the_object_is(value: Any, expected: list[Any]) -> None:
+    assert describe(value) == expected
+
+
+@pytest.mark.parametrize(
+    "value",
+    [math, Plain, add, Plain().affine, functools.partial(add, 1, y=2), len, torch.ops.aten, Colour.RED],
+    ids=lambda value: type(value).__name__,
+)
+def test_description_is_plain_json(value: Any) -> None:
+    described = describe(value)
+    assert json.loads(json.dumps(described)) == described
+
+
+def test_function_with_another_body_differs() -> None:
+    assert describe(made(1)) != describe(made(2))
+
+
+def test_function_made_anew_with_the_same_body_is_the_same() -> None:
+    assert describe(made(1)) == describe(made(1))
+
+
+def test_method_of_another_instance_is_the_same() -> None:
+    assert describe(Plain().affine) == describe(Plain().affine)
+
+
+def test_method_is_not_taken_for_its_function() -> None:
+    assert describe(Plain().affine) != describe(Plain.affine)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [functools.partial(add, 2, y=2), functools.partial(add, 1, y=3), functools.partial(made(1), 1, y=2)],
+    ids=["argument", "keyword", "function"],
+)
+def test_partial_with_something_else_differs(other: Any) -> None:
+    assert describe(other) != describe(functools.partial(add, 1, y=2))
+
+
+def test_partial_does_not_depend_on_the_order_of_keywords() -> None:
+    one = functools.partial(add, x=1, y=2)
+    other = functools.partial(add, y=2, x=1)
+    assert describe(one) == describe(other)
+
+
+def test_builtin_method_of_another_type_differs() -> None:
+    assert describe(str.join) != describe(bytes.join)
+
+
+@pytest.mark.parametrize("value", [Plain(), torch.ones(2)], ids=["module", "tensor"])
+def test_object_with_nothing_but_an_address_is_refused_by_type(value: Any) -> None:
+    with pytest.raises(NotPortable, match=f"type {type(value).__qualname__} is compared by address"):
+        describe(value)
+
+
+def test_object_of_the_users_own_is_refused() -> None:
+    with pytest.raises(NotPortable, match="cannot be compared in another process"):
+        describe(object())

@@ -1,0 +1,82 @@
+"""The journal that a script leaves of its look-ups."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.artifacts import make_artifact
+from worker import journal
+from worker.results import FunctionResult, StageSeconds
+
+ARTIFACT = make_artifact()
+OUTCOMES = st.sampled_from(["compiled", "loaded", "adopted"])
+SECONDS = st.builds(StageSeconds, trace_s=st.floats(0, 9), load_s=st.floats(0, 9))
+RESULTS = st.builds(
+    FunctionResult,
+    function=st.text(),
+    ok=st.booleans(),
+    outcome=OUTCOMES,
+    reason=st.text(),
+    digest=st.text("0123456789abcdef"),
+    size_bytes=st.integers(0),
+    path=st.text(),
+    seconds=SECONDS,
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "journal.jsonl"
+    monkeypatch.setenv("WARMRANK_JOURNAL", str(path))
+    return path
+
+
+def result(function: str = "M.f") -> FunctionResult:
+    return FunctionResult(function=function, ok=True, outcome="compiled", reason="")
+
+
+@given(results=st.lists(RESULTS, max_size=3))
+def test_journal_round_trips(results: list[FunctionResult], tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WARMRANK_JOURNAL", str(path))
+        for item in results:
+            journal.append(item, ARTIFACT, Path("/cache"))
+    assert [entry for entry, _ in journal.read(path)] == results
+
+
+def test_journal_holds_what_a_manifest_needs_of_the_artifact(file: Path) -> None:
+    journal.append(result(), ARTIFACT, Path("/cache"))
+    ((_, details),) = journal.read(file)
+    assert details == {
+        "components": ARTIFACT.components,
+        "provenance": ARTIFACT.provenance(),
+        "root": "/cache",
+    }
+
+
+def test_journal_keeps_the_order_of_look_ups(file: Path) -> None:
+    for name in ("M.b", "M.a"):
+        journal.append(result(name), ARTIFACT, Path("/cache"))
+    assert [entry.function for entry, _ in journal.read(file)] == ["M.b", "M.a"]
+
+
+def test_journal_has_one_line_of_json_for_each_look_up(file: Path) -> None:
+    for name in ("M.a\nb", "M.c"):
+        journal.append(result(name), ARTIFACT, Path("/cache"))
+    assert len([json.loads(line) for line in file.read_text().splitlines()]) == 2
+
+
+def test_journal_without_the_variable_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    journal.append(result(), ARTIFACT, Path("/cache"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_journal_that_is_not_there_is_empty(tmp_path: Path) -> None:
+    assert journal.read(tmp_path / "none.jsonl") == ()

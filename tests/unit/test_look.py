@@ -1,0 +1,104 @@
+"""What a store holds, as plain values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cache_store.errors import StoreUnavailable
+from orchestrator.config import Config
+from orchestrator.look import NothingThere, list_store, open_if_there, open_to_look, show_partition
+from tests.support.launched import loaded_config, store_launch
+from tests.support.stored import stored
+from worker.environment import environment
+
+OLDER = "2026-01-01T12:00:00+00:00"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    config = loaded_config(tmp_path)
+    store_launch(config, tmp_path / "work")
+    return config
+
+
+def test_listing_counts_equal_artifacts_of_all_ranks_once(config: Config):
+    (line,) = list_store(open_to_look(config, None)).launches
+    assert (line.world_size, line.num_artifacts) == (2, 2)
+    assert [part.num_artifacts for part in line.partitions] == [2, 2]
+
+
+def test_listing_marks_the_launch_of_the_config(config: Config, tmp_path: Path):
+    other = config.model_copy(update={"device": "npu"})
+    store_launch(other, tmp_path / "other")
+    marks = {
+        line.identity["device"]: line.of_config
+        for line in list_store(open_to_look(config, None), config).launches
+    }
+    assert marks == {"cpu": True, "npu": False}
+
+
+def test_listing_names_what_differs_in_the_environment(tmp_path: Path):
+    config = loaded_config(tmp_path)
+    store_launch(config, tmp_path / "work", here={**environment(), "torch": "2.12.0"})
+    (line,) = list_store(open_to_look(config, None)).launches
+    assert line.changes == (f"torch 2.12.0 -> {environment()['torch']}",)
+
+
+def test_listing_tells_of_a_manifest_that_is_gone(config: Config, tmp_path: Path):
+    stored(tmp_path / "store", "ac")[0].unlink()
+    listing = list_store(open_to_look(config, None))
+    assert len(listing.problems) == 1
+    assert len(listing.launches[0].partitions) == 1
+
+
+def test_looking_creates_no_store(tmp_path: Path):
+    with pytest.raises(StoreUnavailable):
+        open_to_look(None, tmp_path / "absent")
+    assert not (tmp_path / "absent").exists()
+
+
+def test_store_that_is_not_there_yet_is_none(tmp_path: Path):
+    assert open_if_there(loaded_config(tmp_path)) is None
+
+
+def test_config_and_store_together_are_refused(config: Config, tmp_path: Path):
+    with pytest.raises(NothingThere, match="either a CONFIG or --store PATH"):
+        open_to_look(config, tmp_path / "store")
+
+
+def test_config_without_store_is_refused(tmp_path: Path):
+    with pytest.raises(NothingThere, match="names no store"):
+        open_to_look(loaded_config(tmp_path, store=None), None)
+
+
+def test_partition_is_found_by_name(config: Config):
+    view = show_partition(open_to_look(config, None), "world2global_rank1")
+    assert (view.rank, view.changes) == (1, ())
+    assert [entry.function for entry in view.artifacts] == ["Llama.prefill", "Llama.decode"]
+
+
+def test_partition_is_found_by_the_beginning_of_its_key(config: Config):
+    store = open_to_look(config, None)
+    key = show_partition(store, "world2global_rank1").key
+    assert show_partition(store, key[:8]).partition == "world2global_rank1"
+
+
+def test_of_partitions_with_one_name_the_newest_is_shown(config: Config, tmp_path: Path):
+    older = config.model_copy(update={"device": "npu"})
+    store_launch(older, tmp_path / "other", created=OLDER)
+    view = show_partition(open_to_look(config, None), "world2global_rank0")
+    assert view.created > OLDER
+    assert len(view.others) == 1
+
+
+def test_config_narrows_partitions_to_its_own_launch(config: Config, tmp_path: Path):
+    older = config.model_copy(update={"device": "npu"})
+    store_launch(older, tmp_path / "other", created=OLDER)
+    assert show_partition(open_to_look(older, None), "world2global_rank0", older).created == OLDER
+
+
+def test_unknown_partition_names_those_that_are_there(config: Config):
+    with pytest.raises(NothingThere, match="world2global_rank0, world2global_rank1"):
+        show_partition(open_to_look(config, None), "world3global_rank0")

@@ -1,0 +1,130 @@
+"""Which nodes are meant, and what becomes of this one."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cache_store.errors import StoreUnavailable
+from cache_store.local import check_private
+from orchestrator.preseed import Node, NoStore, UnknownNode, choose, preseed, seed_here, this_node
+from orchestrator.verify import cached_files
+from tests.support.launched import loaded_config, store_launch
+from tests.support.stored import blob_path, overwrite
+
+ONE = Node(node_id="aa11" * 14, address="10.0.0.1", host="one")
+TWO = Node(node_id="aa22" * 14, address="10.0.0.2", host="two")
+TWIN = Node(node_id="bb33" * 14, address="10.0.0.3", host="two")
+NODES = (ONE, TWO, TWIN)
+
+
+@pytest.fixture(autouse=True)
+def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_no_names_mean_all_nodes():
+    assert choose(NODES, ()) == NODES
+
+
+@pytest.mark.parametrize("name", [ONE.node_id, ONE.node_id[:6], "10.0.0.1", "one"])
+def test_node_is_found_by_id_address_or_host(name: str):
+    assert choose(NODES, [name]) == (ONE,)
+
+
+def test_node_named_twice_is_seeded_once():
+    assert choose(NODES, ["one", "10.0.0.1"]) == (ONE,)
+
+
+def test_unknown_node_lists_the_known_ones():
+    with pytest.raises(UnknownNode, match="no alive node is called 'three'") as caught:
+        choose(NODES, ["three"])
+    assert all(str(node) in str(caught.value) for node in NODES)
+
+
+def test_name_of_two_nodes_is_refused():
+    with pytest.raises(UnknownNode, match="2 nodes are called 'two'"):
+        choose(NODES, ["two"])
+
+
+def test_unknown_node_survives_pickling():
+    error = UnknownNode("three", (), NODES)
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+    assert (str(again), again.wanted, again.known) == (str(error), "three", NODES)
+
+
+def test_partitions_of_all_ranks_are_laid_out_private(tmp_path: Path):
+    config = loaded_config(tmp_path)
+    store_launch(config, tmp_path / "work")
+    found = seed_here(config)
+    files = cached_files(config.cache_dir)
+    assert (found.found, found.num_partitions, found.num_files, len(files)) == (True, 2, 4, 4)
+    for path in files:
+        check_private(path)
+
+
+def test_second_preseed_copies_nothing(tmp_path: Path):
+    config = loaded_config(tmp_path)
+    store_launch(config, tmp_path / "work")
+    seed_here(config)
+    again = seed_here(config)
+    assert (again.bytes_copied, again.num_already_there) == (0, 4)
+
+
+def test_launch_of_another_environment_is_a_miss_that_names_it(tmp_path: Path):
+    config = loaded_config(tmp_path)
+    store_launch(config, tmp_path / "work", here={"torch": "2.12.0"})
+    found = seed_here(config)
+    assert not found.found
+    assert "torch 2.12.0 -> " in found.reason
+
+
+def test_damaged_blob_is_a_fault_and_not_laid_out(tmp_path: Path):
+    config = loaded_config(tmp_path)
+    store_launch(config, tmp_path / "work", functions={"Llama.decode": b"right"})
+    overwrite(blob_path(tmp_path / "store", b"right"), b"wrong")
+    found = seed_here(config)
+    assert found.faults
+    assert cached_files(config.cache_dir) == ()
+
+
+def test_absent_store_is_an_error_and_not_created(tmp_path: Path):
+    config = loaded_config(tmp_path)
+    with pytest.raises(StoreUnavailable):
+        seed_here(config)
+    assert not (tmp_path / "store").exists()
+
+
+def test_config_without_store_is_an_error(tmp_path: Path):
+    with pytest.raises(NoStore, match="names no store"):
+        preseed(loaded_config(tmp_path, store=None))
+
+
+def test_without_a_cluster_this_machine_is_seeded(tmp_path: Path):
+    config = loaded_config(tmp_path)
+    store_launch(config, tmp_path / "work")
+    (found,) = preseed(config, [this_node().host])
+    assert (found.node, found.found) == (this_node(), True)
+
+
+def test_without_a_cluster_another_node_is_unknown(tmp_path: Path):
+    with pytest.raises(UnknownNode, match="elsewhere"):
+        preseed(loaded_config(tmp_path), ["elsewhere"])
+
+
+def test_preseed_here_imports_neither_torch_nor_ray(tmp_path: Path):
+    store_launch(loaded_config(tmp_path), tmp_path / "work")
+    code = (
+        "import sys\n"
+        "from orchestrator.cli import app\n"
+        f"app(['preseed', {str(tmp_path / 'tiny.yaml')!r}, '--here'], standalone_mode=False)\n"
+        "assert not {'torch', 'ray'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "seeded" in done.stdout

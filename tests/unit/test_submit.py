@@ -1,0 +1,166 @@
+"""A Ray job's life, against a client that plays one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.submit import (
+    JobOutcome,
+    OutsideDirectory,
+    SubmitFailed,
+    connect,
+    exit_code_of,
+    job_entrypoint,
+    run_job,
+)
+
+
+@dataclass
+class Status:
+    name: str
+
+    def is_terminal(self) -> bool:
+        return self.name in ("SUCCEEDED", "FAILED", "STOPPED")
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass
+class Info:
+    status: Status
+    driver_exit_code: int | None
+    message: str = "as Ray says"
+
+
+class FakeClient:
+    """Plays one job: each tail is a list of texts or an error, each look at the job a status."""
+
+    def __init__(
+        self,
+        tails: list[list[str | BaseException]],
+        statuses: list[str],
+        driver_exit_code: int | None = 0,
+        refusal: Exception | None = None,
+    ) -> None:
+        self.tails, self.statuses = tails, statuses
+        self.driver_exit_code, self.refusal = driver_exit_code, refusal
+        self.stopped: list[str] = []
+        self.submitted: dict[str, Any] = {}
+
+    def submit_job(self, **options: Any) -> str:
+        if self.refusal:
+            raise self.refusal
+        self.submitted = options
+        return "raysubmit_1"
+
+    def get_job_info(self, job_id: str) -> Info:
+        status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+        return Info(status=Status(status), driver_exit_code=self.driver_exit_code)
+
+    async def tail_job_logs(self, job_id: str) -> AsyncIterator[str]:
+        for item in self.tails.pop(0):
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def stop_job(self, job_id: str) -> bool:
+        self.stopped.append(job_id)
+        return True
+
+
+class Written(list[str]):
+    @property
+    def text(self) -> str:
+        return "".join(self[1:])  # the first line is ours
+
+
+def ran(client: FakeClient) -> tuple[JobOutcome, Written]:
+    written = Written()
+    outcome = run_job(
+        client, entrypoint="python x", env={"working_dir": "."}, write=written.append, pause=lambda _: None
+    )
+    return outcome, written
+
+
+def test_log_is_written_and_the_outcome_returned():
+    outcome, written = ran(FakeClient([["one\n", "two\n"]], ["SUCCEEDED"]))
+    assert (outcome.exit_code, outcome.status, written.text) == (0, "SUCCEEDED", "one\ntwo\n")
+
+
+def test_failed_job_ends_with_the_drivers_own_code():
+    outcome, _ = ran(FakeClient([["no\n"]], ["FAILED"], driver_exit_code=3))
+    assert outcome.exit_code == 3
+
+
+def test_broken_connection_is_made_again_and_nothing_is_written_twice():
+    tails: list[list[str | BaseException]] = [
+        ["one\n", "tw", RuntimeError("closed")],
+        ["one\ntwo\n", "three\n"],
+    ]
+    outcome, written = ran(FakeClient(tails, ["RUNNING", "SUCCEEDED"]))
+    assert (outcome.exit_code, written.text) == (0, "one\ntwo\nthree\n")
+
+
+def test_log_that_cannot_be_followed_is_given_up_but_the_outcome_awaited():
+    tails: list[list[str | BaseException]] = [[RuntimeError("closed")] for _ in range(6)]
+    outcome, _ = ran(FakeClient(tails, ["RUNNING"] * 8 + ["FAILED"], driver_exit_code=1))
+    assert outcome.exit_code == 1
+
+
+def test_job_that_ends_after_its_log_is_awaited():
+    outcome, _ = ran(FakeClient([[], [], []], ["RUNNING", "RUNNING", "SUCCEEDED"]))
+    assert outcome.status == "SUCCEEDED"
+
+
+def test_interrupt_stops_the_job():
+    client = FakeClient([["one\n", KeyboardInterrupt()]], ["RUNNING", "STOPPED"])
+    outcome, written = ran(client)
+    assert client.stopped == ["raysubmit_1"]
+    assert (outcome.exit_code, outcome.status) == (130, "STOPPED")
+    assert "stopping job" in written.text
+
+
+def test_refused_job_is_an_error():
+    with pytest.raises(SubmitFailed, match="too large"):
+        ran(FakeClient([], [], refusal=RuntimeError("package too large\nmore")))
+
+
+@pytest.mark.parametrize(
+    ("status", "driver", "code"),
+    [
+        ("SUCCEEDED", 0, 0),
+        ("FAILED", 4, 4),
+        ("FAILED", None, 1),
+        ("FAILED", 0, 1),
+        ("FAILED", -9, 137),
+        ("STOPPED", None, 130),
+    ],
+)
+def test_exit_code_of_job(status: str, driver: int | None, code: int):
+    assert exit_code_of(status, driver) == code
+
+
+def test_entrypoint_runs_the_config_from_the_directory(tmp_path: Path):
+    config = tmp_path / "configs" / "my launch.yaml"
+    command = job_entrypoint(config, ["ranks=4", "name=a b"], directory=tmp_path, no_compile=True)
+    assert command == (
+        "python -m orchestrator launch 'configs/my launch.yaml' --set ranks=4 --set 'name=a b' --no-compile"
+    )
+
+
+def test_config_outside_of_the_directory_is_refused(tmp_path: Path):
+    with pytest.raises(OutsideDirectory, match="outside"):
+        job_entrypoint(tmp_path / "a.yaml", [], directory=tmp_path / "project")
+
+
+def test_no_job_server_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "")
+    with pytest.raises(SubmitFailed, match=r"at http://127\.0\.0\.1:9.*ray start --head"):
+        connect("127.0.0.1:9", environ={})

@@ -1,0 +1,64 @@
+"""The worker's errors: fields that survive the way from a rank to the driver."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker import errors
+from worker.errors import NotYet, WorkerError
+
+KINDS = sorted(
+    (kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, WorkerError)),
+    key=lambda kind: kind.__name__,
+)
+PLAIN = st.one_of(st.none(), st.integers(), st.text(), st.lists(st.text()), st.booleans())
+NAMES = st.from_regex(r"[a-z]{1,8}", fullmatch=True).filter(lambda name: name not in ("args", "self", "message"))
+
+
+def make(kind: type[WorkerError]) -> WorkerError:
+    return NotYet("x", instead="y") if kind is NotYet else kind("what happened", rank=3)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_error_of_every_kind_survives_pickling(kind: type[WorkerError]) -> None:
+    error = make(kind)
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is kind
+    assert str(copy) == str(error)
+    assert copy.fields == error.fields
+
+
+@given(message=st.text(), fields=st.dictionaries(NAMES, PLAIN, max_size=4))
+def test_error_round_trips(message: str, fields: dict[str, object]) -> None:
+    copy = pickle.loads(pickle.dumps(WorkerError(message, **fields)))
+    assert (copy.message, copy.fields) == (message, fields)
+
+
+def test_error_gives_its_fields_as_attributes() -> None:
+    assert WorkerError("it broke", rank=3).rank == 3
+
+
+def test_error_without_a_field_says_which_one_is_missing() -> None:
+    with pytest.raises(AttributeError, match="BadFunction has no field 'rank'"):
+        _ = errors.BadFunction("it broke").rank
+
+
+def test_error_that_is_half_built_still_raises_attribute_error() -> None:
+    bare = WorkerError.__new__(WorkerError)
+    with pytest.raises(AttributeError):
+        _ = bare.rank
+
+
+def test_not_yet_names_the_feature_and_what_works_instead() -> None:
+    error = NotYet("engine aoti", instead='use mode "reduce-overhead"')
+    assert str(error) == 'not yet built: engine aoti; use mode "reduce-overhead"'
+    assert (error.feature, error.instead) == ("engine aoti", 'use mode "reduce-overhead"')
+
+
+def test_not_yet_keeps_its_words_through_pickling() -> None:
+    error = pickle.loads(pickle.dumps(NotYet("engine aoti", instead="wait")))
+    assert str(error) == "not yet built: engine aoti; wait"

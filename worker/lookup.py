@@ -1,0 +1,117 @@
+"""The look-up: artifacts of one function in a cache directory, and why each of them does not fit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cache_store.errors import StoreError
+from cache_store.keys import changed_components
+from cache_store.local import check_private, variants
+from worker.errors import ArtifactCorrupt
+from worker.partition_paths import sibling_variants
+from worker.request import Request
+from worker.variant import StoredArtifact
+
+_log = logging.getLogger("torchair")
+
+Misfits = Callable[[StoredArtifact], tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Result of a look-up: the artifact that fits, or why none does.
+
+    Attributes:
+        stored: the artifact, or None.
+        own: it lies in the partition that was asked, not in a sibling.
+        reason: for a sibling's, whose it is; for none, what was looked at and why it did not fit.
+    """
+
+    stored: StoredArtifact | None
+    own: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one function's artifacts lie.
+
+    Attributes:
+        model_dir: directory of the model and configuration, which all partitions share.
+        function_dir: directory of the function in the rank's own partition.
+    """
+
+    model_dir: Path
+    function_dir: Path
+
+
+def look_up(place: Place, asked: Request, misfits: Misfits) -> Found:
+    """The first artifact that fits: own partition first, then sibling partitions.
+
+    Args:
+        place: where to look.
+        asked: the request that an artifact must answer.
+        misfits: says why an artifact may not be used; empty if it may.
+    """
+    reasons: list[str] = []
+    tried: set[str] = set()
+    for path in _candidates(place):
+        stored = read_stored(path, reasons)
+        if stored is None or stored.sha256 in tried:
+            continue
+        tried.add(stored.sha256)
+        wrong = other_request(stored, asked) or misfits(stored)
+        if not wrong:
+            own = path.parent == place.function_dir
+            return Found(stored=stored, own=own, reason="" if own else f"fits {path.parent.parent.name}")
+        reasons.append("; ".join(wrong))
+    return Found(stored=None, own=False, reason=" | ".join(reasons) or _nearest(place, asked))
+
+
+def other_request(stored: StoredArtifact, asked: Request) -> tuple[str, ...]:
+    """The components in which an artifact answers another request than its directory's name says."""
+    return tuple(map(str, changed_components(stored.artifact.components, asked.components)))
+
+
+def by_digest(place: Place, sha256: str) -> StoredArtifact | None:
+    """The artifact with this digest in any partition, or None."""
+    for path in _candidates(place):
+        stored = read_stored(path, [])
+        if stored is not None and stored.sha256 == sha256:
+            return stored
+    return None
+
+
+def read_stored(path: Path, reasons: list[str]) -> StoredArtifact | None:
+    """Read one file; a fault goes into ``reasons``, and a corrupt file out of the way."""
+    try:
+        check_private(path)
+        return StoredArtifact.read(path)
+    except ArtifactCorrupt as error:
+        _set_aside(path)
+        reasons.append(f"corrupt: {error.why}")
+    except (StoreError, OSError) as error:
+        reasons.append(str(error))
+    _log.warning("%s is not used: %s", path, reasons[-1])
+    return None
+
+
+def _set_aside(path: Path) -> None:
+    """Keep a corrupt file for a look at it, under a name that no load considers."""
+    path.replace(path.with_name(f"{path.name}.corrupt"))
+
+
+def _candidates(place: Place) -> Iterator[Path]:
+    """Files to look at, own partition first; the siblings are listed only if that was not enough."""
+    yield from variants(place.function_dir)
+    yield from sibling_variants(place.function_dir, place.model_dir)
+
+
+def _nearest(place: Place, asked: Request) -> str:
+    """Why nothing lies under this request, told by the nearest other request of this class."""
+    from worker.nearest import explain_absence
+
+    return explain_absence(place.model_dir, place.function_dir.name, asked)
