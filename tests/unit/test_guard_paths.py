@@ -105,15 +105,6 @@ def test_expression_that_leads_nowhere_is_missing(expression: str) -> None:
     assert found(expression, {"x": VALUE}) is MISSING
 
 
-def test_attribute_that_raises_is_missing() -> None:
-    class Lazy:
-        @property
-        def weights(self) -> Any:
-            raise RuntimeError("not loaded")
-
-    assert found("L['x'].weights", {"x": Lazy()}) is MISSING
-
-
 def test_builtins_are_those_of_this_process() -> None:
     assert found("G['__builtins_dict___3']", {}) is vars(builtins)
 

@@ -1,0 +1,85 @@
+"""Process groups by role."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+
+from tests.support.fake_group import fake_world
+from worker import groups
+from worker.errors import GroupError
+from worker.torch_private import group_name, known_groups
+
+World = tuple[dist.ProcessGroup, dist.ProcessGroup, dist.ProcessGroup]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Rank 1 of 4: the world, its own group of two, and a group of one."""
+    with fake_world(rank=1, world_size=4) as everyone:
+        pair = dist.new_group([0, 1])
+        dist.new_group([2, 3])  # this rank is not in it
+        alone = dist.new_group([1])
+        yield everyone, pair, alone
+
+
+def test_role_of_the_world_is_world(world: World) -> None:
+    assert groups.role_of(world[0]) == "world"
+
+
+def test_role_of_a_group_that_nobody_registered_is_its_place_among_this_ranks_groups(world: World) -> None:
+    assert [groups.role_of(group) for group in world[1:]] == ["group1", "group2"]
+
+
+def test_role_is_given_by_name_as_well(world: World) -> None:
+    assert groups.role_of(group_name(world[1])) == "group1"
+
+
+def test_role_that_was_registered_is_used(world: World) -> None:
+    groups.register({"tp": world[1]})
+    assert groups.role_of(world[1]) == "tp"
+
+
+def test_first_of_two_roles_names_a_group(world: World) -> None:
+    groups.register({"tp": world[0], "world": world[0]})
+    assert groups.role_of(world[0]) == "tp"
+
+
+def test_registering_again_replaces_the_roles(world: World) -> None:
+    groups.register({"tp": world[1]})
+    groups.register({"pp": world[2]})
+    assert [groups.role_of(group) for group in world[1:]] == ["group1", "pp"]
+
+
+def test_unknown_name_is_refused_with_the_known_ones(world: World) -> None:
+    with pytest.raises(GroupError, match=r"no process group named 'nobody'; known: \['") as raised:
+        groups.role_of("nobody")
+    assert raised.value.name == "nobody"
+
+
+@pytest.mark.parametrize(("role", "position"), [("world", 0), ("tp", 1), ("group2", 2)])
+def test_resolve_gives_name_and_group_of_a_role(world: World, role: str, position: int) -> None:
+    groups.register({"tp": world[1]})
+    assert groups.resolve(role) == (group_name(world[position]), world[position])
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_resolve_undoes_role_of(world: World, position: int) -> None:
+    assert groups.resolve(groups.role_of(world[position]))[1] is world[position]
+
+
+def test_resolve_of_an_unknown_role_lists_this_ranks_roles(world: World) -> None:
+    with pytest.raises(GroupError, match=r"role 'pp'; this rank has \['group1', 'group2', 'world'\]") as raised:
+        groups.resolve("pp")
+    assert raised.value.role == "pp"
+
+
+def test_resolve_without_process_groups_says_so() -> None:
+    with pytest.raises(GroupError, match="role 'tp'; this rank has no groups"):
+        groups.resolve("tp")
+
+
+def test_known_groups_leave_out_those_of_other_ranks(world: World) -> None:
+    assert list(known_groups().values()) == list(world)
