@@ -93,7 +93,9 @@ def launch(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Directory for cache, store and reports.")] = Path("warmrank-out"),
+    out: Annotated[Path, typer.Option(help="Directory for cache, store and reports.")] = Path(
+        "warmrank-out/demo"
+    ),
     debug: Debug = False,
 ) -> None:
     """Launch the embedded default twice, cold and then warm, and compare."""

@@ -119,7 +119,9 @@ def show_error(error: Exception) -> None:
     console = output(stderr=True)
     head, rows, rest = describe(error)
     console.print(Text.assemble(("error: ", "bold red"), head))
-    for block in rows:
+    for index, block in enumerate(rows):
+        if index:
+            console.print()
         table = Table.grid(padding=(0, 2))
         table.add_column(style="bold")
         table.add_column(overflow="fold")

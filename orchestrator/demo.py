@@ -24,7 +24,6 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.report import RankReport, Report, from_json, sum_seconds
 from orchestrator.report_table import seconds_text
 
-DEFAULT_OUT = Path("warmrank-out")
 MARKER = ".made-by-warmrank-demo"
 _STATE = ("cache", "store", "cold.json", "warm.json")
 
@@ -152,16 +151,26 @@ def closing_lines(report: Report, config: Path, out: Path) -> tuple[Text, ...]:
     """That nothing was compiled, where everything lies, and what to try next."""
     totals = report.totals
     kept = f"{totals.num_loaded} loaded, {totals.num_adopted} adopted, 0 compiled"
-    sets = "" if out == DEFAULT_OUT else f" --set cache_dir={out}/cache --set store.path={out}/store"
+    sets = f" --set cache_dir={out}/cache --set store.path={out}/store"
     return (
         Text(f"The warm launch compiled nothing: {kept}.", style="bold green"),
         Text(f"  artifacts  {out / 'cache'}"),
         Text(f"  store      {out / 'store'}"),
         Text(f"  reports    {out / 'cold.json'}, {out / 'warm.json'}"),
         Text("Try next, with twice the ranks: they adopt, and nothing is compiled either."),
-        Text(f"  warmrank launch {config} --set ranks=4 --set parallel.dp=2{sets}", style="bold"),
-        Text(f"  warmrank explain {config}{sets}", style="bold"),
+        Text(f"  {program()} launch {config} --set ranks=4 --set parallel.dp=2{sets}", style="bold"),
+        Text(f"  {program()} explain {config}{sets}", style="bold"),
     )
+
+
+def program() -> str:
+    """How this program is called from here: by its name where it is on the path, as in no fresh checkout."""
+    if shutil.which("warmrank"):
+        return "warmrank"
+    script = Path(sys.executable).with_name("warmrank")
+    if not script.exists():
+        return f"{sys.executable} -m orchestrator"
+    return str(script.relative_to(Path.cwd())) if script.is_relative_to(Path.cwd()) else str(script)
 
 
 def _launch(name: str, config: Path, out: Path, console: Console, run: Run) -> Launched:

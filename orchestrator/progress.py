@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -106,8 +106,7 @@ class LiveTable:
     def render(self) -> RenderableType:
         """The table as of now."""
         table = self._by_rank() if self._num_ranks <= MAX_RANKS_SHOWN else self._by_stage()
-        table.caption = "\n".join(self._problems) or None
-        return table
+        return Group(table, *(Text(f"problem: {problem}", style="yellow") for problem in self._problems))
 
     def _by_rank(self) -> Table:
         table = Table(pad_edge=False, padding=(0, 1, 0, 0), box=None)

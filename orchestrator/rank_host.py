@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from cache_store.errors import StoreUnavailable
 from cache_store.local import ensure_cache_dir
 from orchestrator.config_models import Config, EntrypointWorkload, ScriptWorkload, groups
+from orchestrator.environ import inherited
 from orchestrator.errors import FunctionFailed, VerificationFailed, WorkerFailure
 from orchestrator.launcher import Gang
 from worker.results import FunctionResult, RankPlace
@@ -133,12 +134,8 @@ class RankHost:
         from worker.script import run_script
 
         workload = cast("ScriptWorkload", self._opening.config.workload)
-        if self._opening.no_compile:
-            os.environ["WARMRANK_NO_COMPILE"] = "1"
-        results: tuple[FunctionResult, ...] = run_script(
-            rank_spec(self._opening), workload.script, workload.arguments
-        )
-        return results
+        with inherited("WARMRANK_NO_COMPILE", "1" if self._opening.no_compile else "0"):
+            return run_script(rank_spec(self._opening), workload.script, workload.arguments)
 
     def close(self) -> None:
         """Take the rank down."""
@@ -172,7 +169,8 @@ def answer(host: RankHost, rank: int, stage: str, method: str, arguments: tuple[
 
 def failure_of(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
     """The value that stands for an exception; names the line where the message may not explain itself."""
-    message = str(error) or "(no message)"
+    # The rank stands beside the message; within it, it would keep equal causes from being grouped.
+    message = str(error).removeprefix(f"rank {rank}: ") or "(no message)"
     if type(error).__module__.partition(".")[0] not in {"worker", "cache_store", "orchestrator"}:
         frames = traceback.extract_tb(error.__traceback__)
         if frames:

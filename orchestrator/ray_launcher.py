@@ -159,8 +159,10 @@ class RayLauncher:
         ready, late = ray.wait(list(refs), num_returns=len(refs), timeout=_left(deadline))
         failures = [answer for ref in ready if isinstance(answer := _get(ref, 0, "start"), WorkerFailure)]
         if failures:
+            first = failures[0]
+            remedy = f"; {first.remedy}" if first.remedy else ""
             raise CannotStart(
-                f"{len(failures)} of {len(refs)} rank processes did not start: {failures[0].message}"
+                f"{len(failures)} of {len(refs)} rank processes did not start: {first.message}{remedy}"
             )
         if late:
             raise CannotStart(

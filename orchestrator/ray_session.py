@@ -12,15 +12,16 @@ import logging
 import os
 import secrets
 import shutil
+import socket
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from orchestrator.config_models import RayConfig
+from orchestrator.environ import inherited
 from orchestrator.errors import CannotStart
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ WayIn = Literal["initialized", "job", "address", "local"]
 NAMESPACE = "warmrank"
 # The driver and its ranks exchange small values only; artifacts travel through the store.
 _OBJECT_STORE_BYTES = 128 * 2**20
+_CONNECT_TIMEOUT_S = 5.0
 _JOB_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray's job supervisor for the driver that it starts
 
 
@@ -127,33 +129,19 @@ def _python_path() -> str:
     return os.pathsep.join(import_paths(sys.path, Path.cwd(), (sys.prefix, sys.base_prefix)))
 
 
-@contextmanager
-def _environ(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable for as long as the context lasts."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
-
-
 def _init(way: WayIn, config: RayConfig, session: Session) -> None:
     import ray
 
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
     if way == "job":
-        ray.init(
-            **quiet
-        )  # the job's own address and working directory; any other argument breaks one of them
+        # The job has its own address and working directory; more arguments would break one of them.
+        ray.init(**quiet)
     elif way == "address":
         address = config.address or os.environ["RAY_ADDRESS"]
+        _check_listens(address)
         ray.init(address, namespace=NAMESPACE, runtime_env=_shipped(config), **quiet)
     elif way == "local":
-        with _environ("PYTHONPATH", _python_path()):
+        with inherited("PYTHONPATH", _python_path()):
             ray.init(
                 "local",
                 namespace=NAMESPACE,
@@ -165,12 +153,24 @@ def _init(way: WayIn, config: RayConfig, session: Session) -> None:
             )
 
 
+def _check_listens(address: str) -> None:
+    """Raise ``OSError`` where nothing listens; Ray itself would try for more than a minute.
+
+    Ray's own words, such as ``auto``, and addresses with a scheme are left to Ray.
+    """
+    host, _, port = address.rpartition(":")
+    if host and "/" not in address and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+
+
 def _shipped(config: RayConfig) -> dict[str, Any] | None:
-    from orchestrator.upload import runtime_env as directory_env
+    from orchestrator import upload
 
     if not config.ship_code:
         return None
-    return directory_env(Path.cwd(), Path(__file__).resolve().parent.parent)
+    for note in upload.upload_notes(Path.cwd()):
+        logger.warning("%s; or set ray.ship_code to false where the nodes have the code", note)
+    return upload.runtime_env(Path.cwd(), upload.package_root())
 
 
 def _is_initialized() -> bool:
@@ -203,6 +203,6 @@ def _refusal(way: WayIn, config: RayConfig, error: Exception) -> str:
     source = "ray.address" if config.address else "RAY_ADDRESS"
     return (
         f"no Ray cluster can be joined at {address!r} ({source}): {cause}. Expected the address of a head "
-        "node, such as 10.0.0.1:6379 or ray://10.0.0.1:10001 (http:// is the job server: use `warmrank "
-        f"submit`); unset {source} to start a local Ray"
+        "node, such as 10.0.0.1:6379 (http:// is the job server, for `warmrank submit`); "
+        f"unset {source} to start a local Ray"
     )

@@ -55,7 +55,7 @@ def _table(report: Report) -> Table:
     for ranks, function, seconds in _rows(report):
         times = [seconds_text(getattr(seconds, field.name)) for field in fields(StageSeconds)]
         outcome = Text(function.outcome, style=_STYLES[function.outcome])
-        table.add_row(ranks, function.function, outcome, *times)
+        table.add_row(ranks, Text(function.function), outcome, *times)
     return table
 
 

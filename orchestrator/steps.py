@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 from cache_store.errors import StoreUnavailable
 from cache_store.keys import changed_components
 from orchestrator.config_models import Config
-from orchestrator.errors import WorkerFailure, ranks_text
+from orchestrator.errors import (
+    CompileForbidden,
+    ForbiddenCompile,
+    LaunchFailed,
+    WorkerFailure,
+    ranks_text,
+)
 from orchestrator.identity import launch_key
 from orchestrator.rank_host import Opened, Opening
 from orchestrator.report import NodeFetch
@@ -148,9 +154,27 @@ def verify(stages: Stages) -> dict[int, Verification]:
 def run_script(stages: Stages) -> Results:
     """Run the script on every rank, from its beginning to its end."""
     with stages.stage("script"):
-        results: Results = stages.ask_all("script", "run_script")
+        try:
+            results: Results = stages.ask_all("script", "run_script")
+        except LaunchFailed as error:
+            misses = _forbidden(error)
+            if misses:
+                raise CompileForbidden(misses) from error
+            raise
         stages.tell("script", results)
     return results
+
+
+def _forbidden(error: LaunchFailed) -> list[ForbiddenCompile]:
+    """What scripts would have had to compile, equal causes grouped."""
+    ranks: dict[tuple[str, str], list[int]] = {}
+    for failure in error.failures:
+        if failure.kind == "CompileForbidden":
+            ranks.setdefault((failure.function, failure.message), []).append(failure.rank)
+    return [
+        ForbiddenCompile(function=function, reason=reason, ranks=tuple(found))
+        for (function, reason), found in ranks.items()
+    ]
 
 
 def _note(stages: Stages, ledger: Ledger, stage: str, answers: Results) -> None:
@@ -180,4 +204,4 @@ def _compare_environments(stages: Stages, places: tuple[RankPlace, ...]) -> None
         if changes:
             differing.setdefault("; ".join(f"{change}" for change in changes), []).append(place.rank)
     for changes_text, ranks in differing.items():
-        stages.problem(f"{ranks_text(ranks)} run in another environment than rank 0: {changes_text}")
+        stages.problem(f"{ranks_text(ranks)}: another environment than rank 0: {changes_text}")

@@ -22,8 +22,12 @@ from orchestrator.errors import OrchestratorError
 logger = logging.getLogger(__name__)
 
 EXIT_INTERRUPTED = 130
-# They log each package at INFO, to stderr, whatever the process's logging is.
-_TALKATIVE = ("ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging")
+# They log at INFO to stderr, whatever the process's logging is.
+_TALKATIVE = (
+    "ray.dashboard.modules.dashboard_sdk",
+    "ray.dashboard.modules.job.sdk",
+    "ray._private.runtime_env.packaging",
+)
 _STOP_TIMEOUT_S = 30.0
 _POLL_S = 0.5
 _MAX_RECONNECTS = 5
@@ -35,6 +39,10 @@ class SubmitFailed(OrchestratorError):
 
 class OutsideDirectory(SubmitFailed):
     """The config does not lie in what goes to the cluster."""
+
+
+class JobLost(SubmitFailed):
+    """The cluster went away while the job ran."""
 
 
 class JobClient(Protocol):
@@ -138,6 +146,7 @@ def run_job(
 
     Raises:
         SubmitFailed: the cluster refused the upload or the job.
+        JobLost: the cluster went away.
     """
     try:
         job = client.submit_job(entrypoint=entrypoint, runtime_env=env)
@@ -175,7 +184,7 @@ async def _follow(
             logger.warning(
                 "the log of job %s broke off (%s), attempt %d", job, _first_line(error), attempt + 1
             )
-        if client.get_job_info(job).status.is_terminal():
+        if _info(client, job, pause).status.is_terminal():
             return
         pause(_POLL_S)
     logger.warning("the log of job %s cannot be followed any more; waiting for its end", job)
@@ -185,17 +194,37 @@ def _outcome(
     client: JobClient, job: str, pause: Callable[[float], None], *, timeout_s: float | None
 ) -> JobOutcome:
     waited_s = 0.0
-    info = client.get_job_info(job)
+    info = _info(client, job, pause)
     while not info.status.is_terminal() and (timeout_s is None or waited_s < timeout_s):
         pause(_POLL_S)
         waited_s += _POLL_S
-        info = client.get_job_info(job)
+        info = _info(client, job, pause)
     return JobOutcome(
         job=job,
         status=str(info.status),
         exit_code=exit_code_of(str(info.status), info.driver_exit_code),
         message=info.message or "",
     )
+
+
+def _info(client: JobClient, job: str, pause: Callable[[float], None]) -> Any:
+    """What Ray knows of a job; a job server that does not answer is asked a few times more.
+
+    Raises:
+        JobLost: it does not answer any more.
+    """
+    for attempt in range(_MAX_RECONNECTS + 1):
+        try:
+            return client.get_job_info(job)
+        except (RuntimeError, OSError) as error:
+            if attempt == _MAX_RECONNECTS:
+                msg = (
+                    f"the cluster does not answer any more, so how job {job} ended is not known: "
+                    f"{_first_line(error)}. Once it answers, ask with: ray job status {job}"
+                )
+                raise JobLost(msg) from error
+            pause(_POLL_S)
+    raise AssertionError  # the last attempt returns or raises
 
 
 def exit_code_of(status: str, driver_exit_code: int | None) -> int:
@@ -213,4 +242,4 @@ def exit_code_of(status: str, driver_exit_code: int | None) -> int:
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__

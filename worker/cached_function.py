@@ -207,6 +207,7 @@ class CachedFunction:
             if found.stored is not None:
                 return self.use(found, started=started)
             if self._no_compile or settings().no_compile:
+                journal.append_forbidden(self.name, found.reason)
                 msg = f"{self.name} would have to be compiled, which is forbidden here: {found.reason}"
                 raise CompileForbidden(msg, function=self.name, reason=found.reason)
             return self.compile(args, kwargs, reason=found.reason)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -66,11 +66,21 @@ class CaptureStatistics:
 
 @dataclass(slots=True)
 class _Entry:
-    """One captured graph, its buffers, and the inputs it was captured for."""
+    """One captured graph, its buffers, and the inputs it was captured for.
+
+    Attributes:
+        captured: the graph.
+        buffers: its inputs; user inputs have a buffer of their own.
+        addresses: of the inputs that are used where they lie.
+        mutated: addresses of the storages that it writes to.
+        shared: per user input, its address if it lies in such a storage, else 0.
+    """
 
     captured: CapturedGraph
     buffers: tuple[Any, ...]
     addresses: tuple[int, ...]
+    mutated: frozenset[int]
+    shared: tuple[int, ...]
 
 
 class GraphRunner:
@@ -113,10 +123,11 @@ class GraphRunner:
     def prepare(self, *inputs: Any) -> tuple[Any, ...]:
         """Capture for ``inputs`` without lasting effect on mutated inputs; returns the graph's outputs."""
         with _inference():
-            if self._options.eager:
+            entry = None if self._options.eager else self._entry(inputs)
+            if entry is not None:
+                return entry.captured.outputs
+            with self._restored(inputs):
                 return self._graph(*inputs)
-            entry = self._entry(inputs)
-            return entry.captured.outputs if entry is not None else self._graph(*inputs)
 
     def signatures(self) -> tuple[str, ...]:
         """Shape keys captured so far, as text, for the capture plan."""
@@ -128,7 +139,11 @@ class GraphRunner:
         )
         addresses = tuple(inputs[index].data_ptr() for index in self._fixed)
         entry = self._entries.get(key)
-        if entry is not None and entry.addresses == addresses:
+        if (
+            entry is not None
+            and entry.addresses == addresses
+            and entry.shared == self._shared(inputs, entry.mutated)
+        ):
             return entry
         if entry is not None:
             self.statistics.recaptures += 1
@@ -140,6 +155,15 @@ class GraphRunner:
         self._entries[key] = entry
         return entry
 
+    def _shared(self, inputs: Sequence[Any], mutated: frozenset[int]) -> tuple[int, ...]:
+        """Addresses of the user inputs that lie in a mutated input's memory; 0 for the others."""
+        if not mutated:
+            return ()
+        return tuple(
+            inputs[index].data_ptr() if inputs[index].untyped_storage().data_ptr() in mutated else 0
+            for index in self._copied
+        )
+
     def _warn_limit(self) -> None:
         if not self._warned:
             self._warned = True
@@ -150,24 +174,39 @@ class GraphRunner:
             )
 
     def _capture(self, inputs: Sequence[Any], addresses: tuple[int, ...]) -> _Entry:
+        with _ordinary_tensors(inputs[index] for index in self._mutated):
+            return self._captured(inputs, addresses)
+
+    def _captured(self, inputs: Sequence[Any], addresses: tuple[int, ...]) -> _Entry:
         buffers = list(inputs)
-        held = {inputs[index].untyped_storage().data_ptr() for index in self._mutated}
-        for index in self._copied:
+        mutated = frozenset(inputs[index].untyped_storage().data_ptr() for index in self._mutated)
+        shared = self._shared(inputs, mutated)
+        for position, index in enumerate(self._copied):
             # A user input inside a mutated input's memory must see its writes, so it is not cloned.
-            if inputs[index].untyped_storage().data_ptr() not in held:
+            if not (shared and shared[position]):
                 buffers[index] = _clone(inputs[index])
-        saved = [inputs[index].clone() for index in self._mutated]
-        captured = self._backend.capture(self._graph, buffers, self._aliased)
-        for index, before in zip(self._mutated, saved, strict=True):
-            inputs[index].copy_(before)
+        with self._restored(inputs):
+            captured = self._backend.capture(self._graph, buffers, self._aliased)
         self.statistics.captures += 1
-        return _Entry(captured=captured, buffers=tuple(buffers), addresses=addresses)
+        return _Entry(
+            captured=captured, buffers=tuple(buffers), addresses=addresses, mutated=mutated, shared=shared
+        )
+
+    @contextlib.contextmanager
+    def _restored(self, inputs: Sequence[Any]) -> Iterator[None]:
+        """Gives mutated inputs their values back at the end."""
+        saved = [inputs[index].clone() for index in self._mutated]
+        try:
+            yield
+        finally:
+            for index, before in zip(self._mutated, saved, strict=True):
+                inputs[index].copy_(before)
 
     def _fill(self, entry: _Entry, inputs: Sequence[Any]) -> None:
         for index in self._copied:
             buffer = entry.buffers[index]
             if buffer is not inputs[index]:
-                buffer.copy_(inputs[index])
+                _memory(buffer).copy_(_memory(inputs[index]))
 
     def _cloned(self, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(
@@ -179,7 +218,14 @@ class GraphRunner:
 def _clone(tensor: torch.Tensor) -> torch.Tensor:
     """A copy with the same strides, which the graph may rely on."""
     copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    return copy.copy_(tensor)
+    _memory(copy).copy_(_memory(tensor))
+    return copy
+
+
+def _memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or, where elements overlap (``expand``), all the memory that it spans, each cell once."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor if tensor.numel() <= max(span, 0) else tensor.as_strided((span,), (1,))
 
 
 @contextlib.contextmanager
@@ -191,4 +237,17 @@ def _inference() -> Iterator[None]:
         for kind in ("cpu", "cuda"):
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+@contextlib.contextmanager
+def _ordinary_tensors(mutated: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Out of inference mode, so that what is allocated here can be written to in and out of it.
+
+    Unless a mutated input was made in that mode: then every call has to be in it.
+    """
+    if not torch.is_inference_mode_enabled() or any(tensor.is_inference() for tensor in mutated):
+        yield
+        return
+    with torch.inference_mode(mode=False), torch.no_grad():
         yield

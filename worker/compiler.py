@@ -66,7 +66,7 @@ def compile_call(
     facts = analyse(traced.lowered, self_name)
     roles = _roles(traced)
     artifact = Artifact(
-        name=f"{method.__qualname__}{inspect.signature(method)}",
+        name=_name(method),
         engine=engine.name,
         engine_version=engine.version,
         components=request.components,
@@ -79,6 +79,14 @@ def compile_call(
     return Compiled(
         artifact=artifact, trace_s=traced.trace_s, compile_s=traced.lower_s + perf_counter() - started
     )
+
+
+def _name(method: MethodType) -> str:
+    """As TorchAir prints it: without default values, whose text may hold an address."""
+    parameters = inspect.signature(method).parameters.values()
+    empty = inspect.Parameter.empty
+    names = (str(parameter.replace(annotation=empty, default=empty)) for parameter in parameters)
+    return f"{method.__qualname__}({', '.join(names)})"
 
 
 def _refuse_backward(traced: Trace, self_name: str, name: str) -> None:

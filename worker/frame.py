@@ -8,22 +8,25 @@ Layout (JSON beside the marshalled code)::
     {"graph": name of the graph's global,
      "imports": {global name: module},
      "objects": {global name: encoded constant or class},
-     "builtins": [global names bound to the builtins mapping]}
+     "builtins": [global names bound to the builtins mapping],
+     "writes": whether a call writes to Python objects that were there before it}
 """
 
 from __future__ import annotations
 
 import builtins
+import dis
 import importlib
 import marshal
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from worker.errors import NotPortable
 from worker.guards import constants
+from worker.stand_ins import StandIns
 
 if TYPE_CHECKING:
     from worker.torch_private import Trace
@@ -32,7 +35,7 @@ _MARSHAL_VERSION = 2
 _GRAPH_NAME = "__compiled_fn"
 _BUILTINS = re.compile(r"^__builtins_dict__\w*$")
 _PLACEHOLDER = "__warmrank_constant__"
-# A warm load must not import these; the frame needs three one-line functions of the first, at most.
+# A warm load must not import these; the frame needs a few one-line functions of the first, at most.
 _LAZY_IMPORTS = ("torch._dynamo", "torch._inductor", "sympy")
 
 
@@ -48,21 +51,39 @@ def extract(trace: Trace, function: FunctionType) -> Frame:
     """The portable frame of a trace.
 
     Raises:
-        NotPortable: the frame refers to an object that another process cannot find.
+        NotPortable: the frame refers to an object that another process cannot find, or sets a global.
     """
+    _refuse_globals(trace.frame, function)
     user_names = {name for code in trace.codes for name in code.co_names}
     renames = {trace.graph_name: _GRAPH_NAME}
     names: dict[str, Any] = {"graph": _GRAPH_NAME, "imports": {}, "objects": {}, "builtins": []}
-    for name in sorted(trace.external_names - {trace.graph_name}):
+    names["writes"] = bool(trace.writes)
+    external = trace.external_names - {trace.graph_name}
+    # In the order of the code, because some names hold an address.
+    for name in filter(external.__contains__, trace.frame.co_names):
         if name in trace.import_aliases:
             names["imports"][name] = trace.import_aliases[name]
         elif _BUILTINS.match(name):
             renames[name] = "__builtins_dict__"
             names["builtins"] = ["__builtins_dict__"]
         elif name not in user_names and not hasattr(builtins, name):
-            renames[name] = f"__object_{len(names['objects'])}"
-            names["objects"][renames[name]] = _encode_object(name, function)
+            renames[name] = f"__object_{len(renames)}"
+            value = function.__globals__.get(name)
+            if isinstance(value, ModuleType):
+                names["imports"][renames[name]] = value.__name__
+            else:
+                names["objects"][renames[name]] = _encode_object(name, function)
     return Frame(code=marshal.dumps(_canonical(trace.frame, renames), _MARSHAL_VERSION), names=names)
+
+
+def _refuse_globals(code: CodeType, function: FunctionType) -> None:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            msg = (
+                f"{function.__qualname__} sets the global {instruction.argval}, which a cached function must "
+                "not; keep it as an attribute of the module, or return it"
+            )
+            raise NotPortable(msg, what=str(instruction.argval))
 
 
 def _encode_object(name: str, function: FunctionType) -> Any:
@@ -100,12 +121,12 @@ def _canonical_constant(value: Any, renames: Mapping[str, str]) -> Any:
 
 def bind(frame: Frame, function: FunctionType, graph: Callable[..., Any]) -> FunctionType:
     """The frame as a function of the cached function's signature (``self`` first) that calls ``graph``."""
-    scope = dict(function.__globals__)
+    scope = _Scope(function.__globals__)
     scope["__builtins__"] = builtins
     scope[frame.names["graph"]] = graph
     for name, module in frame.names["imports"].items():
         scope[name] = (
-            _LazyModule(module) if module.startswith(_LAZY_IMPORTS) else importlib.import_module(module)
+            StandIns(module) if module.startswith(_LAZY_IMPORTS) else importlib.import_module(module)
         )
     for name, encoded in frame.names["objects"].items():
         scope[name] = constants.decode(encoded)
@@ -132,31 +153,12 @@ def _restore_constant(value: Any) -> Any:
     return value
 
 
-class _LazyModule:
-    """Stands for a module that must not be imported by a load; imports it if another name is really used."""
+class _Scope(dict[str, Any]):
+    """The frame's globals: its own names, and the function's globals as they are at each call."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, globals_: dict[str, Any]) -> None:
+        super().__init__()
+        self._globals = globals_
 
-    @staticmethod
-    def record_pregraph_bytecode_enter() -> None:
-        """Dynamo's profiler range: not wanted here."""
-
-    @staticmethod
-    def record_pregraph_bytecode_exit(_range: Any) -> None:
-        """As above."""
-
-    @staticmethod
-    def call_size(tensor: Any, dim: int) -> Any:
-        return tensor.size(dim)
-
-    @staticmethod
-    def call_stride(tensor: Any, dim: int) -> Any:
-        return tensor.stride(dim)
-
-    @staticmethod
-    def call_storage_offset(tensor: Any) -> Any:
-        return tensor.storage_offset()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self._name), name)
+    def __missing__(self, name: str) -> Any:
+        return self._globals[name]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from worker.errors import RandomOp
-from worker.torch_private import aliased_arguments, mutated_arguments
+from worker.torch_private import aliased_arguments, memory_of, mutated_arguments
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # Input classes of the seeds: parameters and buffers; mutated inputs; user inputs; and numbers.
 STATE, MUTATED, USER, NUMBER = "state", "mutated", "user", "number"
+_DROPOUTS = frozenset(f"aten.{kind}dropout.default" for kind in ("", "feature_", "alpha_", "feature_alpha_"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,26 +45,30 @@ def analyse(lowered: LoweredGraph, self_name: str) -> GraphFacts:
         RandomOp: an operator draws random numbers.
     """
     aliases: dict[Node, frozenset[int]] = {}
+    owners: dict[int, set[int]] = {}
     mutated: set[int] = set()
     returned: list[Any] = []
     position = 0
     for node in lowered.graph.graph.nodes:
         if node.op == "placeholder":
             aliases[node] = frozenset((position,))
+            for memory in memory_of(node.meta.get("val")):
+                owners.setdefault(memory, set()).add(position)
             position += 1
         elif node.op == "call_function":
             refuse_random(node)
-            aliases[node] = _aliases(node, aliases)
+            shared = (owners.get(memory, ()) for memory in memory_of(node.meta.get("val")))
+            aliases[node] = _aliases(node, aliases).union(*shared)
             mutated |= _mutated(node, aliases)
         elif node.op == "output":
             returned = list(node.args[0])
     returned_inputs = [
         aliases.get(value, frozenset()) if hasattr(value, "op") else frozenset() for value in returned
     ]
-    shared = frozenset().union(*returned_inputs)
+    handed_out = frozenset().union(*returned_inputs)
     prefix = f"L[{self_name!r}]"  # of the module's own tensors
     classes = tuple(
-        _input_class(item.is_tensor, item.source.startswith(prefix), index in mutated, index in shared)
+        _input_class(item.is_tensor, item.source.startswith(prefix), index in mutated, index in handed_out)
         for index, item in enumerate(lowered.inputs)
     )
     return GraphFacts(
@@ -125,10 +130,15 @@ def _tensor_arguments(node: Node, positions: tuple[int, ...]) -> list[Any]:
 
 
 def _aliases(node: Node, aliases: dict[Node, frozenset[int]]) -> frozenset[int]:
-    if hasattr(node.target, "_schema"):
-        sources = _tensor_arguments(node, aliased_arguments(node.target))
-    else:
-        sources = list(node.all_input_nodes)
+    """Inputs that an operator's result may share memory with, by its schema.
+
+    Composite operators say nothing there (`type_as`, `einsum`): for them the traced memory is asked as well.
+    Dropout that does not draw returns its argument, but its trace does not show it.
+    """
+    if not hasattr(node.target, "_schema"):
+        return frozenset()
+    positions = (0,) if str(node.target) in _DROPOUTS else aliased_arguments(node.target)
+    sources = _tensor_arguments(node, positions)
     return frozenset().union(
         *(aliases.get(source, frozenset()) for source in sources if hasattr(source, "op"))
     )

@@ -28,10 +28,14 @@ def explain_absence(model_dir: Path, function: str, asked: Request) -> str:
         return f"no artifact of {function} in {model_dir.name}"
     class_name = _class_of(model_dir)
     best: tuple[int, str] | None = None
+    unreadable = ""
     for path in _candidates(model_dir.parent, class_name, function):
         try:
             artifact, _, _ = read(path)
-        except (ArtifactCorrupt, OSError):
+        except ArtifactCorrupt as error:
+            unreadable = unreadable or f", but one that cannot be used: {error.why}"
+            continue
+        except OSError:
             continue
         changes = changed_components(artifact.components, asked.components)
         if best is None or len(changes) < best[0]:
@@ -39,7 +43,7 @@ def explain_absence(model_dir: Path, function: str, asked: Request) -> str:
     return (
         f"nearest artifact differs: {best[1]}"
         if best
-        else f"the cache holds nothing for {class_name}.{function}"
+        else f"the cache holds nothing for {class_name}.{function}{unreadable}"
     )
 
 

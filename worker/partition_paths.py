@@ -33,8 +33,12 @@ def sibling_variants(function_dir: Path, model_dir: Path) -> tuple[Path, ...]:
         return ()
     name = function_dir.name
     own = function_dir.parent
-    partitions = [model_dir, *sorted(path for path in model_dir.iterdir() if path.is_dir())]
+    partitions = [model_dir, *sorted(path for path in model_dir.iterdir() if _is_partition(path))]
     return tuple(path for partition in partitions if partition != own for path in variants(partition / name))
+
+
+def _is_partition(path: Path) -> bool:
+    return path.is_dir() and not path.name.startswith(".")
 
 
 __all__ = ["VARIANT_NAME", "model_directory", "partition_name", "sibling_variants"]

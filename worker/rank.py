@@ -8,16 +8,17 @@ Stages in order: `start`, `build`, `probe`, `compile` or `load` or `adopt`, `cap
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from cache_store.errors import StoreError
 from worker.environment import environment
 from worker.errors import WorkerError, WorkloadError
 from worker.results import FunctionProbe, FunctionResult, RankPlace, StageSeconds, Verification
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from worker.lookup import Found
     from worker.variant import Variant
     from worker.workload import Call, RankContext, Workload
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,39 +107,18 @@ class RankWorker:
         Raises:
             NotYet: the device kind is not built yet.
         """
-        from worker import groups
+        from worker import groups, process_groups
         from worker.devices import backend_for
 
         backend = backend_for(self._spec.device_kind)
         if self._spec.master_port:
-            self._start_groups(backend.collectives)
+            self._groups = process_groups.start(self._spec, backend.collectives)
+            self._owns_process_group = True
             # World comes last: a group of its own role names an artifact's group more exactly.
             groups.register(dict(sorted(self._groups.items(), key=lambda item: item[0] == "world")))
         return RankPlace(
             rank=self._spec.rank, host=socket.gethostname(), pid=os.getpid(), environment=environment()
         )
-
-    def _start_groups(self, collectives: str) -> None:
-        import torch.distributed as dist
-
-        spec = self._spec
-        dist.init_process_group(
-            collectives,
-            init_method=f"tcp://{spec.master_addr}:{spec.master_port}",
-            rank=spec.rank,
-            world_size=spec.world_size,
-            timeout=timedelta(seconds=spec.timeout_s),
-        )
-        self._owns_process_group = True
-        world = dist.group.WORLD
-        assert world is not None  # noqa: S101 - it was just initialised
-        self._groups["world"] = world
-        # Every rank makes every group, in the same order, or the processes would wait for each other.
-        for role in sorted(set(spec.groups) - {"world"}):
-            for ranks in spec.groups[role]:
-                group = dist.new_group(list(ranks))
-                if spec.rank in ranks:
-                    self._groups[role] = group
 
     def build(self) -> tuple[str, ...]:
         """Import the entrypoint and build model and calls.
@@ -211,9 +193,17 @@ class RankWorker:
             unit.found = found
             return self._load(unit)
         unit.variant = unit.function.compile(unit.call.args, unit.call.kwargs, reason=reason)
-        if self._store is not None:
-            self._store.put_blob(unit.variant.stored.path)
+        self._share(unit.variant.stored.path)
         return self._finish(unit)
+
+    def _share(self, path: Path) -> None:
+        """Put an artifact where ranks on other nodes can take it from; without it they compile themselves."""
+        if self._store is None:
+            return
+        try:
+            self._store.put_blob(path)
+        except StoreError as error:
+            _log.warning("the artifact is not shared with other nodes: %s", error)
 
     def load(self, functions: tuple[str, ...]) -> tuple[FunctionResult, ...]:
         """Load what the probe found (or what was compiled here since)."""
@@ -237,6 +227,8 @@ class RankWorker:
         )
 
     def _adopt(self, unit: _Unit, digest: str) -> FunctionResult:
+        from worker.cached_function import OFFERED
+
         started = perf_counter()
         offered = unit.function.offered(digest, self._store)
         if offered is None:
@@ -245,7 +237,8 @@ class RankWorker:
         if wrong:
             return self._refused(unit, "; ".join(wrong), guard_failed=True)
         own = offered.path.parent == unit.function.place().function_dir
-        reason = "" if own else f"same as {offered.path.parent.parent.name}"
+        partition = offered.path.parent.parent.name
+        reason = "" if own else "from the store" if partition == OFFERED else f"same as {partition}"
         unit.variant = unit.function.use(_found(offered, own=own, reason=reason), started=started)
         return self._finish(unit)
 
@@ -253,7 +246,7 @@ class RankWorker:
         """One unit's failure is a value, so that the others go on and the driver can name it."""
         try:
             unit.result = step(unit)
-        except WorkerError as error:
+        except (WorkerError, StoreError) as error:
             unit.result = self._refused(unit, f"{type(error).__name__}: {error}", guard_failed=False)
         return unit.result
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from cache_store.keys import key_of
 from worker import artifact
 from worker.configs.compiler_config import CompilerConfig
 from worker.environment import environment
-from worker.sources import function_digest
+from worker.reachable import reachable_digest
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +89,6 @@ def _parameters(module: torch.nn.Module) -> str:
 
 def _decompositions(decompositions: Mapping[Any, Callable[..., Any]]) -> str:
     named = sorted(
-        f"{operator}={function_digest(function) if isinstance(function, FunctionType) else function!r}"
-        for operator, function in decompositions.items()
+        f"{operator}={reachable_digest(function)}" for operator, function in decompositions.items()
     )
     return f"{len(named)}, {_digest('|'.join(named))}" if named else "none"

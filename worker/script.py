@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worker import journal
-from worker.errors import ScriptFailed
+from worker.errors import CompileForbidden, ScriptFailed
 from worker.results import FunctionResult
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ def run_script(spec: RankSpec, path: str, arguments: tuple[str, ...]) -> tuple[F
         One result per cached function that the script called, in the order of their first calls.
 
     Raises:
-        ScriptFailed: the script is not there, or ended with an error.
+        CompileForbidden: it ended because something missed, and compiling is forbidden.
+        ScriptFailed: the script is not there, or ended with another error.
     """
     if not Path(path).is_file():
         msg = f"rank {spec.rank}: script {path} is not there (looked for from {Path.cwd()})"
@@ -52,6 +53,7 @@ def run_script(spec: RankSpec, path: str, arguments: tuple[str, ...]) -> tuple[F
     for line in finished.stdout.splitlines():
         _log.info("%s", line)
     if finished.returncode:
+        _raise_if_forbidden(file)
         tail = "\n".join(finished.stdout.splitlines()[-_TAIL_LINES:])
         ended = f"ended with status {finished.returncode}"
         msg = f"rank {spec.rank}: script {path} {ended}; its last lines:\n{tail}"
@@ -60,6 +62,11 @@ def run_script(spec: RankSpec, path: str, arguments: tuple[str, ...]) -> tuple[F
     for result, _ in journal.read(file):
         latest.setdefault(result.function, result)
     return tuple(latest.values())
+
+
+def _raise_if_forbidden(file: Path) -> None:
+    for function, reason in journal.forbidden(file):
+        raise CompileForbidden(reason, function=function, reason=reason)
 
 
 def _variables(spec: RankSpec) -> dict[str, str]:

@@ -20,27 +20,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from worker.code_digests import (
+    class_digest,
+    code_digest,
+    function_digest,
+    is_pinned_module,
+    joint_digest,
+    layers,
+    type_name,
+)
 from worker.errors import NotPortable
 
-_PINNED = frozenset({"torch", "torch_npu", "torchair", *sys.stdlib_module_names}) - {"__main__"}
+__all__ = [
+    "TracedSource",
+    "changed",
+    "class_digest",
+    "code_digest",
+    "collect",
+    "file_digest",
+    "function_digest",
+    "is_pinned_code",
+    "is_pinned_module",
+    "type_name",
+]
+
 _DIGEST_CHARS = 32
-_type_names: dict[type, str] = {}
-_IGNORED_CLASS_NAMES = frozenset(
-    {
-        "__dict__",
-        "__weakref__",
-        "__doc__",
-        "__module__",
-        "__annotations__",
-        "__firstlineno__",
-        "__qualname__",
-        "__static_attributes__",
-        "__parameters__",
-        "__orig_bases__",
-        "__abstractmethods__",
-        "_abc_impl",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,98 +65,6 @@ class TracedSource:
     digest: str
 
 
-def is_pinned_module(name: str | None) -> bool:
-    """Whether a module's code is fixed by a version in the environment fingerprint."""
-    return name is not None and name.partition(".")[0] in _PINNED
-
-
-def code_digest(code: types.CodeType) -> str:
-    """Digest of what a code object does: instructions, names and constants, not where it stands."""
-    hasher = hashlib.sha256()
-    _feed_code(hasher, code)
-    return hasher.hexdigest()[:_DIGEST_CHARS]
-
-
-def function_digest(function: types.FunctionType) -> str:
-    """`code_digest`, and default values, which the code object does not hold."""
-    hasher = hashlib.sha256()
-    _feed_code(hasher, function.__code__)
-    _feed(hasher, *map(_stable_text, function.__defaults__ or ()))
-    _feed(
-        hasher,
-        *(f"{key}={_stable_text(item)}" for key, item in sorted((function.__kwdefaults__ or {}).items())),
-    )
-    return hasher.hexdigest()[:_DIGEST_CHARS]
-
-
-def _feed(hasher: Any, *texts: str) -> None:
-    for text in texts:
-        data = text.encode("utf-8", "surrogatepass")
-        hasher.update(len(data).to_bytes(8, "little"))
-        hasher.update(data)
-
-
-def _feed_code(hasher: Any, code: types.CodeType) -> None:
-    hasher.update(code.co_code)
-    hasher.update(code.co_exceptiontable)
-    _feed(
-        hasher,
-        code.co_name,
-        repr((code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)),
-        repr((code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)),
-    )
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            _feed_code(hasher, constant)
-        else:
-            _feed(hasher, _stable_text(constant))
-
-
-def _stable_text(value: object) -> str:
-    """A text that is equal in every process for equal constants; for other objects only their type."""
-    kind = type(value)
-    if kind in (int, float, complex, bool, str, bytes, type(None), type(Ellipsis)):
-        return f"{kind.__name__}:{value!r}"
-    if isinstance(value, tuple | list):
-        return f"{kind.__name__}({','.join(map(_stable_text, value))})"
-    if isinstance(value, set | frozenset):
-        return f"{kind.__name__}({','.join(sorted(map(_stable_text, value)))})"
-    if isinstance(value, dict):
-        return f"dict({','.join(f'{_stable_text(key)}:{_stable_text(item)}' for key, item in value.items())})"
-    if isinstance(value, types.FunctionType):
-        return f"function:{function_digest(value)}"
-    if isinstance(value, type):
-        return f"class:{value.__module__}.{value.__qualname__}"
-    if kind.__module__ == "torch":
-        return f"torch:{value}"
-    return f"object:{kind.__module__}.{kind.__qualname__}"
-
-
-def class_digest(cls: type) -> str:
-    """Digest of a class's bases and of the names each of them defines.
-
-    A method that is added, removed or overridden changes it; the body of a method that was not traced
-    does not.
-    """
-    hasher = hashlib.sha256()
-    for base in cls.__mro__:
-        _feed(hasher, base.__module__, base.__qualname__)
-        if not is_pinned_module(base.__module__):
-            _feed(hasher, *sorted(set(vars(base)) - _IGNORED_CLASS_NAMES))
-    return hasher.hexdigest()[:_DIGEST_CHARS]
-
-
-def type_name(cls: type) -> str:
-    """Name of a type for guards: ``module:qualname``, and a class digest where no version pins the class."""
-    known = _type_names.get(cls)
-    if known is None:
-        known = f"{cls.__module__}:{cls.__qualname__}"
-        if not is_pinned_module(cls.__module__):
-            known = f"{known}#{class_digest(cls)}"
-        _type_names[cls] = known
-    return known
-
-
 def collect(codes: Iterable[types.CodeType]) -> tuple[TracedSource, ...]:
     """Digests of all traced code outside torch and the standard library, sorted, each once.
 
@@ -165,20 +77,69 @@ def collect(codes: Iterable[types.CodeType]) -> tuple[TracedSource, ...]:
 
 def _of_code(code: types.CodeType) -> TracedSource | None:
     module = _module_of(code)
-    if module is not None and is_pinned_module(module.__name__):
+    if module is None:
+        return _of_generated(code)
+    if is_pinned_module(module.__name__):
         return None
-    if module is not None:
-        digest = _digest_by_name(module, code.co_qualname)
-        if digest is not None and code in _codes_by_name(module, code.co_qualname):
-            return TracedSource(kind="code", module=module.__name__, name=code.co_qualname, digest=digest)
-        digest = _file_digest(module)
-        if digest is not None:
-            return TracedSource(kind="file", module=module.__name__, name="", digest=digest)
+    if code in map(_code_of, _objects_by_name(module, code.co_qualname)):
+        return _by_name(module, code.co_qualname)
+    digest = file_digest(module)
+    if digest is None:
+        raise _nowhere(code)
+    return TracedSource(kind="file", module=module.__name__, name="", digest=digest)
+
+
+def is_pinned_code(code: types.CodeType) -> bool:
+    """Whether a version in the environment fingerprint fixes this code."""
+    module = _module_of(code)
+    return is_pinned_module(module.__name__) if module else code.co_filename.startswith("<frozen ")
+
+
+def _by_name(module: types.ModuleType, name: str) -> TracedSource:
+    digest = _digest_by_name(module, name)
+    assert digest is not None  # noqa: S101 - callers found the code under this name
+    return TracedSource(kind="code", module=module.__name__, name=name, digest=digest)
+
+
+def _of_generated(code: types.CodeType) -> TracedSource | None:
+    """Code without a file: of Python itself, or made by ``dataclass`` or ``namedtuple`` for a class.
+
+    Raises:
+        NotPortable: no class holds it.
+    """
+    if code.co_filename.startswith("<frozen "):
+        return None
+    for module in tuple(sys.modules.values()):
+        for name, function in _methods_without_file(module):
+            if function.__code__ is code:
+                return None if is_pinned_module(module.__name__) else _by_name(module, name)
+    raise _nowhere(code)
+
+
+def _methods_without_file(module: types.ModuleType) -> Iterator[tuple[str, types.FunctionType]]:
+    """Generated methods of a module's classes, with the name that leads to each."""
+    classes = [item for item in tuple(vars(module).values()) if _defines(module, item)]
+    while classes:
+        cls = classes.pop()
+        for name, value in tuple(vars(cls).items()):
+            if _defines(module, value) and value.__qualname__ == f"{cls.__qualname__}.{name}":
+                classes.append(value)
+            for layer in layers(value):
+                if isinstance(layer, types.FunctionType) and layer.__code__.co_filename.startswith("<"):
+                    yield f"{cls.__qualname__}.{name}", layer
+
+
+def _defines(module: types.ModuleType, value: Any) -> bool:
+    # Not isinstance: it asks the value for its __class__, and some modules hold objects that warn then.
+    return issubclass(type(value), type) and value.__module__ == module.__name__
+
+
+def _nowhere(code: types.CodeType) -> NotPortable:
     msg = (
         f"the source of {code.co_qualname} ({code.co_filename}) cannot be found again by a later process, "
         "so a change of it could not be noticed; put it into a module or script file"
     )
-    raise NotPortable(msg, what=code.co_qualname)
+    return NotPortable(msg, what=code.co_qualname)
 
 
 def _module_of(code: types.CodeType) -> types.ModuleType | None:
@@ -206,68 +167,56 @@ def _present_digest(source: TracedSource) -> str | None:
         except ImportError:
             return None
     if source.kind == "file":
-        return _file_digest(module)
+        return file_digest(module)
     return _digest_by_name(module, source.name)
 
 
 def _digest_by_name(module: types.ModuleType, qualname: str) -> str | None:
-    """One digest over everything that the name may mean (several lambdas share one name)."""
+    """One digest over everything that the name may mean: decorators, and lambdas that share one name."""
     objects = _objects_by_name(module, qualname)
     if not objects:
         return None
-    digests = [
-        function_digest(item) if isinstance(item, types.FunctionType) else code_digest(item)
-        for item in objects
-    ]
-    return (
-        digests[0]
-        if len(digests) == 1
-        else hashlib.sha256("".join(digests).encode()).hexdigest()[:_DIGEST_CHARS]
+    return joint_digest(
+        [
+            function_digest(item) if isinstance(item, types.FunctionType) else code_digest(item)
+            for item in objects
+        ]
     )
 
 
-def _codes_by_name(module: types.ModuleType, qualname: str) -> list[types.CodeType]:
-    return [getattr(item, "__code__", item) for item in _objects_by_name(module, qualname)]
+def _code_of(item: types.FunctionType | types.CodeType) -> types.CodeType:
+    return item.__code__ if isinstance(item, types.FunctionType) else item
 
 
-def _objects_by_name(module: types.ModuleType, qualname: str) -> list[Any]:
-    """The function of this name, or, below ``<locals>``, the code objects of this name."""
+def _objects_by_name(module: types.ModuleType, qualname: str) -> list[types.FunctionType | types.CodeType]:
+    """The functions of this name, decorators first, or, below ``<locals>``, the code objects of this name."""
     head, *inner = qualname.split(".<locals>.")
-    function = _function_by_name(module, head)
-    if function is None:
-        return []
+    functions = _functions_by_name(module, head)
     if not inner:
-        return [function]
-    codes = [function.__code__]
-    for part in ".".join(inner).replace("<locals>.", "").split("."):
+        return list(functions)
+    codes = [function.__code__ for function in functions]
+    for part in ".".join(inner).split("."):
         codes = [
             constant
             for code in codes
             for constant in code.co_consts
             if isinstance(constant, types.CodeType) and constant.co_name == part
         ]
-    return codes
+    return list(codes)
 
 
-def _function_by_name(module: types.ModuleType, qualname: str) -> types.FunctionType | None:
+def _functions_by_name(module: types.ModuleType, qualname: str) -> list[types.FunctionType]:
     value: Any = module
     for part in qualname.split("."):
         try:
             value = inspect.getattr_static(value, part)
         except AttributeError:
-            return None
-    while True:
-        if isinstance(value, staticmethod | classmethod):
-            value = value.__func__
-        elif isinstance(value, property):
-            value = value.fget
-        elif hasattr(value, "__wrapped__"):
-            value = value.__wrapped__
-        else:
-            return value if isinstance(value, types.FunctionType) else None
+            return []
+    return [layer for layer in layers(value) if isinstance(layer, types.FunctionType)]
 
 
-def _file_digest(module: types.ModuleType) -> str | None:
+def file_digest(module: types.ModuleType) -> str | None:
+    """Digest of a module's whole syntax tree; None if it has no file."""
     file = getattr(module, "__file__", None)
     if not file or not Path(file).is_file():
         return None

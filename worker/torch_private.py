@@ -13,6 +13,10 @@ Facts relied upon (each has a test in ``tests/unit/test_torch_private.py``):
   have their ``value`` and ``orig_guard.code_list``.
 * ``output_graph.input_source_to_sizes_strides`` maps a tensor's source to its traced sizes and strides,
   in which a dynamic dimension is a ``SymInt``.
+* ``SideEffects.codegen_update_mutated`` runs before the frame is written; ``_get_modified_vars`` and
+  ``store_attr_mutations`` say which Python objects the frame will write to.
+* A ``SymInt`` that was specialised has a ``node.maybe_as_int()``; ``TENSOR_MATCH`` compares it, and the shape
+  guards leave it out.
 * ``make_fx`` over an interpreter of Dynamo's graph keeps in-place operators and views as they are, and
   keeps each node's ``stack_trace``.
 """
@@ -20,17 +24,23 @@ Facts relied upon (each has a test in ``tests/unit/test_torch_private.py``):
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from worker.code_digests import globals_module, is_pinned_module
 from worker.errors import GraphBreak, NotPortable
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
+
+
+# Dynamo's settings, and what is patched here while it traces, belong to the whole process.
+_LOCK = threading.RLock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +49,14 @@ class TracedInput:
 
     source: str
     is_tensor: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedWrite:
+    """A Python object that the frame writes to, and which of its attributes; none for a container."""
+
+    source: str
+    attribute: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +111,7 @@ class Trace:
         external_names: every global name that ``frame`` refers to.
         closure: cells for the frame's free variables, or None.
         guards: all guards.
+        writes: Python objects that were there before the call and that the frame writes to.
         codes: every code object that was traced.
         trace_s: seconds in Dynamo.
         lower_s: seconds from Dynamo's graph to the ATen graph.
@@ -105,6 +124,7 @@ class Trace:
     external_names: frozenset[str]
     closure: tuple[Any, ...] | None
     guards: tuple[TracedGuard, ...]
+    writes: tuple[TracedWrite, ...]
     codes: tuple[CodeType, ...]
     trace_s: float
     lower_s: float
@@ -122,6 +142,7 @@ def trace(
 
     Raises:
         GraphBreak: the method does not form one whole graph; the message has Dynamo's reason and line.
+        NotPortable: it calls a function that Dynamo was told not to look into.
     """
     from time import perf_counter
 
@@ -129,14 +150,16 @@ def trace(
     from torch._dynamo.utils import dynamo_timed, get_metrics_context
     from torch._guards import TracingContext, tracing
 
-    with get_metrics_context(), dynamo_timed("warmrank"), _tracing_settings(dynamic):
+    with _LOCK, get_metrics_context(), dynamo_timed("warmrank"), _tracing_settings(dynamic):
         started = perf_counter()
-        captured = _capture(convert_frame, method, args, dict(kwargs))
+        with _noted_writes() as writes:
+            captured = _capture(convert_frame, method, args, dict(kwargs))
         backend_input = captured.backend_input
         if backend_input is None:
             name = getattr(method, "__qualname__", repr(method))
             msg = f"{name} holds no tensor operation, so there is no graph; do not hand it to cache_compile"
             raise GraphBreak(msg, function=name, reason="no tensor operation")
+        _refuse_unseen(backend_input.graph_module)
         traced = perf_counter()
         context = TracingContext(backend_input.fake_mode)
         context.tensor_to_context = backend_input.tensor_to_context
@@ -153,7 +176,9 @@ def trace(
             external_names=frozenset(environment.external_refs),
             closure=environment.closure,
             guards=_guards(output, method),
-            codes=tuple(dict.fromkeys(output.traced_code)),
+            writes=tuple(writes),
+            # By identity: equal code objects may stand in different files.
+            codes=tuple({id(code): code for code in output.traced_code}.values()),
             trace_s=traced - started,
             lower_s=finished - traced,
         )
@@ -173,6 +198,48 @@ def _tracing_settings(dynamic: bool) -> Iterator[None]:
             yield
         finally:
             torch.set_grad_enabled(was_enabled)
+
+
+@contextlib.contextmanager
+def _noted_writes() -> Iterator[dict[TracedWrite, None]]:
+    """Fills the mapping it yields, while a trace runs, with the writes of the frame, in their order."""
+    from torch._dynamo.side_effects import SideEffects
+    from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew
+
+    noted: dict[TracedWrite, None] = {}
+    original = SideEffects.codegen_update_mutated
+
+    def note(effects: Any, *args: Any, **kwargs: Any) -> None:
+        for variable in effects._get_modified_vars():
+            if isinstance(variable.mutation_type, AttributeMutationNew | ValueMutationNew):
+                continue
+            local = getattr(variable, "local_name", None)
+            source = f"L[{local!r}]" if variable.source is None else _name(variable.source)
+            names = effects.store_attr_mutations.get(variable, {}) if local is None else {}
+            noted.update((TracedWrite(source=source, attribute=name), None) for name in names or ("",))
+        original(effects, *args, **kwargs)
+
+    SideEffects.codegen_update_mutated = note  # type: ignore[method-assign, assignment]
+    try:
+        yield noted
+    finally:
+        SideEffects.codegen_update_mutated = original  # type: ignore[method-assign]
+
+
+def _refuse_unseen(graph_module: GraphModule) -> None:
+    """Refuse ``allow_in_graph`` functions: lowering runs them, so nothing notes what they depend on.
+
+    Raises:
+        NotPortable: the graph calls a Python function that is not torch's.
+    """
+    for node in graph_module.graph.nodes:
+        if isinstance(node.target, FunctionType) and not is_pinned_module(globals_module(node.target)):
+            name = f"{node.target.__module__}.{node.target.__qualname__}"
+            msg = (
+                f"{name} is marked allow_in_graph, so a change of what it does could not be noticed; "
+                "take the mark away, or make it a custom operator (torch.library.custom_op)"
+            )
+            raise NotPortable(msg, what=name)
 
 
 def _capture(
@@ -202,18 +269,38 @@ def lower(graph_module: GraphModule, decompositions: Mapping[Any, Callable[..., 
     from torch.fx.experimental.proxy_tensor import make_fx
 
     fakes = [node.meta["example_value"] for node in graph_module.graph.nodes if node.op == "placeholder"]
+    whole_composites = not _casts_by_itself(graph_module)
+    _drop_grad_switches(graph_module)
     with torch.no_grad(), fx_traceback.preserve_node_meta():
         graph: GraphModule = make_fx(
             Interpreter(graph_module).run,
             decomposition_table=dict(decompositions),
             tracing_mode="symbolic",
             _allow_non_fake_inputs=True,
-            # Composite operators stay whole (fewer calls, the kernels that eager picks), except under
-            # autocast, whose casts happen below the level that would then be recorded.
-            pre_dispatch=not any(map(torch.is_autocast_enabled, ("cpu", "cuda"))),
+            pre_dispatch=whole_composites,
         )(*fakes)
     graph.graph.eliminate_dead_code()
     return LoweredGraph(graph=graph, inputs=_inputs(graph_module))
+
+
+def _casts_by_itself(graph_module: GraphModule) -> bool:
+    """Whether autocast is on, or is switched in the graph.
+
+    Its casts happen below the level at which composite operators (``linear``) are still whole, so such a
+    graph is recorded further down. All others keep their composites: fewer calls, and eager's kernels.
+    """
+    switched = any(
+        getattr(node.target, "__name__", "") in ("_enter_autocast", "_exit_autocast")
+        for node in graph_module.graph.nodes
+    )
+    return switched or any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+
+
+def _drop_grad_switches(graph_module: GraphModule) -> None:
+    """Take the switches of ``torch.no_grad()`` blocks out: the whole graph runs without gradients."""
+    for node in list(graph_module.graph.nodes):
+        if node.target is torch._C._set_grad_enabled:
+            graph_module.graph.erase_node(node)
 
 
 def _inputs(graph_module: GraphModule) -> tuple[TracedInput, ...]:
@@ -278,7 +365,8 @@ def _guard(entry: Any, shapes: Mapping[str, Any]) -> TracedGuard:
 
 
 def _concrete(values: Any) -> tuple[int | None, ...]:
-    return tuple(value if isinstance(value, int) else None for value in values)
+    """Sizes or strides; None only for those that stayed symbols to the end."""
+    return tuple(value if isinstance(value, int) else value.node.maybe_as_int() for value in values)
 
 
 def group_name(group: Any) -> str:
@@ -318,6 +406,16 @@ def aliased_arguments(target: Any) -> tuple[int, ...]:
         for position, argument in enumerate(target._schema.arguments)
         if argument.alias_info is not None
     )
+
+
+def memory_of(value: Any) -> Iterator[int]:
+    """Identities of the memory behind a traced value; its fake tensors share memory as the real ones do.
+
+    Relies on ``UntypedStorage._cdata`` being equal for views of one tensor, fake ones included.
+    """
+    for item in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(item, torch.Tensor) and item.layout == torch.strided:
+            yield item.untyped_storage()._cdata
 
 
 def operator_path(target: Any) -> str:

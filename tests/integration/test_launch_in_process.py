@@ -87,7 +87,7 @@ def test_other_arguments_miss_and_no_compile_says_why(house: House) -> None:
     house.launch()
     with pytest.raises(CompileForbidden) as caught:
         house.launch(no_compile=True, workload={"entrypoint": ENTRYPOINT, "arguments": {"rows": 5}})
-    assert {miss.function for miss in caught.value.misses} == {"Tiny.double", "Tiny.increment"}
+    assert {miss.function for miss in caught.value.misses} == {"Tiny.twice", "Tiny.increment"}
     assert all(miss.reason for miss in caught.value.misses)
 
 

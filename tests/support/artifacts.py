@@ -16,9 +16,9 @@ from worker.sources import TracedSource
 
 COMPONENTS = {"engine": "graph 1", "torch": "2.13.0"}
 GUARDS = PortableGuards(
-    nodes=((-1, "local", "x"), (0, "attr", "shape")),
+    nodes=((-1, "local", "x"), (0, "attr", "size")),
     checks=((0, "not_none", None),),
-    shapes=(("p1[0] <= 8", (1,)),),
+    shapes=(("p1()[0] <= 8", (1,)),),
     ambient={"grad mode": "False"},
     sources=(TracedSource(kind="code", module="m", name="M.f", digest="0" * 32),),
     ranks={"rank": 0},

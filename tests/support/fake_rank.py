@@ -162,3 +162,8 @@ class FakeRank:
 
     def _bad(self, method: str) -> bool:
         return (method, self.spec.rank) in self.world.bad_results
+
+
+def make_alone(spec: Any, store: Any) -> FakeRank:
+    """A rank of a world of its own, for processes that share nothing."""
+    return FakeWorld().make_worker(spec, store)

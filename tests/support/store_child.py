@@ -75,13 +75,15 @@ def _wait() -> None:
     sys.stdin.readline()
 
 
+VERBS: dict[str, Callable[..., dict[str, Any]]] = {
+    "publish": publish,
+    "add_variant": add_variant,
+    "publish_and_die": publish_and_die,
+}
+
+
 def main() -> None:
-    verbs: dict[str, Callable[..., dict[str, Any]]] = {
-        "publish": publish,
-        "add_variant": add_variant,
-        "publish_and_die": publish_and_die,
-    }
-    result = verbs[sys.argv[1]](*sys.argv[2:])
+    result = VERBS[sys.argv[1]](*sys.argv[2:])
     print(json.dumps(result), flush=True)  # noqa: T201
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -147,7 +146,3 @@ def overwrite(path: Path, data: bytes) -> None:
     """Damage a file of the store, which is read-only on purpose."""
     path.chmod(0o600)
     path.write_bytes(data)
-
-
-def is_hex(text: str) -> bool:
-    return re.fullmatch(r"[0-9a-f]+", text) is not None

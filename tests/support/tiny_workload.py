@@ -27,10 +27,10 @@ class Tiny(nn.Module):
         nn.init.eye_(self.linear.weight)
         config = CompilerConfig()
         config.mode = "reduce-overhead"
-        self.cached_double = cache_compile(self.double, config=config, dynamic=False)
+        self.cached_twice = cache_compile(self.twice, config=config, dynamic=False)
         self.cached_increment = cache_compile(self.increment, config=config, dynamic=False)
 
-    def double(self, x: torch.Tensor) -> torch.Tensor:
+    def twice(self, x: torch.Tensor) -> torch.Tensor:
         return self._summed(self.linear(x) * 2)
 
     def increment(self, x: torch.Tensor) -> torch.Tensor:
@@ -50,10 +50,10 @@ def workload(context: RankContext, *, rows: int = 3, fault: str = "", faulty_ran
     x = torch.ones(rows, 4)
 
     def check() -> Verification:
-        worst = float((model.cached_double(x) - 2 * context.group_size("tp")).abs().max())
-        return Verification(ok=worst == 0, max_error=worst, tolerance=0.0, compared="double with arithmetic")
+        worst = float((model.cached_twice(x) - 2 * context.group_size("tp")).abs().max())
+        return Verification(ok=worst == 0, max_error=worst, tolerance=0.0, compared="twice with arithmetic")
 
-    calls = (Call(function=model.cached_double, args=(x,)), Call(function=model.cached_increment, args=(x,)))
+    calls = (Call(function=model.cached_twice, args=(x,)), Call(function=model.cached_increment, args=(x,)))
     return Workload(model=model, calls=calls, check=check)
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from cache_store.errors import StoreUnavailable
 from cache_store.store import Store
 from cache_store.trust import Trust
 from tests.support.stored import FUNCTIONS, blob_path, open_store, overwrite, publish_launch, stored, tree
@@ -62,6 +63,15 @@ def test_truncated_manifest_is_found(store, root):
     path = stored(root, "ac")[0]
     overwrite(path, path.read_bytes()[:-1])
     assert [path.name in fault for fault in store.verify().faults] == [True]
+
+
+def test_blob_that_cannot_be_read_is_found(store, root, monkeypatch):
+    def fail(name: str) -> None:
+        raise StoreUnavailable(what=name, where=str(root), reason="Input/output error")
+
+    monkeypatch.setattr(store._backend, "open", fail)
+    assert all("Input/output error" in fault for fault in store.verify().faults)
+    assert store.verify().num_blobs == 0
 
 
 def test_missing_manifest_is_found_by_its_launch(store, root):

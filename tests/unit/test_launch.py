@@ -261,7 +261,7 @@ def test_report_has_the_stages_in_order(launches: Launches) -> None:
 def test_ranks_in_different_environments_become_a_problem(launches: Launches) -> None:
     launches.world.environments = {1: {"python": "cpython 3.12"}, 0: {"python": "cpython 3.11"}}
     (problem,) = launches().problems
-    assert "rank 1 run in another environment than rank 0" in problem
+    assert "rank 1: another environment than rank 0: " in problem
     assert "cpython 3.11" in problem
 
 

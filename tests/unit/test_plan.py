@@ -197,7 +197,7 @@ class Cluster:
 def clusters(draw: st.DrawFn) -> Cluster:
     num_ranks = draw(st.integers(1, 8))
     slots = [(rank, name) for rank in range(num_ranks) for name in ("f", "f[1]", "g")]
-    state = st.sampled_from(["hit", "adoptable", "miss"])
+    state: st.SearchStrategy[ProbeState] = st.sampled_from(["hit", "adoptable", "miss"])
     return Cluster(
         nodes={rank: draw(st.integers(0, 2)) for rank in range(num_ranks)},
         kinds={slot: draw(st.integers(0, 3)) for slot in slots},

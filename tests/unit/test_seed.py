@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from cache_store.errors import StoreUnavailable, UnusableCache
+from cache_store.keys import key_of
 from cache_store.seed import SeedReport, pick_launch, seed
 from cache_store.store import Store
 from cache_store.trust import Trust
@@ -14,6 +15,7 @@ from tests.support.stored import (
     FUNCTIONS,
     LAUNCH_KEY,
     blob_path,
+    make_partition,
     open_store,
     overwrite,
     publish_launch,
@@ -147,8 +149,8 @@ def test_seed_goes_on_past_a_damaged_manifest_of_another_world(store, root, sour
 def test_seed_takes_no_manifest_but_the_pinned_one(store, root, source, cache):
     publish_launch(store, source, world_size=1)
     stored(root, "ac")[0].unlink()
-    other = open_store(root, Trust(policy="off"))
-    other.publish_partition(*_republished(source))
+    manifest = make_partition(source, created=LATE)
+    store.publish_partition(key_of({"launch": LAUNCH_KEY, **ENVIRONMENT}), manifest, source)
     report = run(store, cache, world_size=1)
     assert ["conflict" in fault for fault in report.faults] == [True]
 
@@ -195,11 +197,3 @@ def test_seed_counts_what_it_copied(store, source, cache):
     publish_launch(store, source, world_size=1)
     report = run(store, cache, world_size=1)
     assert [item.bytes_copied for item in report.partitions] == [sum(map(len, FUNCTIONS.values()))]
-
-
-def _republished(source: Path) -> tuple[Any, ...]:
-    from cache_store.keys import key_of
-    from tests.support.stored import make_partition
-
-    manifest = make_partition(source, created=LATE)
-    return key_of({"launch": LAUNCH_KEY, **ENVIRONMENT}), manifest, source

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.submit import (
+    JobLost,
     JobOutcome,
     OutsideDirectory,
     SubmitFailed,
@@ -50,6 +51,7 @@ class FakeClient:
     ) -> None:
         self.tails, self.statuses = tails, statuses
         self.driver_exit_code, self.refusal = driver_exit_code, refusal
+        self.silent = 0  # times that the job server does not answer
         self.stopped: list[str] = []
         self.submitted: dict[str, Any] = {}
 
@@ -60,6 +62,9 @@ class FakeClient:
         return "raysubmit_1"
 
     def get_job_info(self, job_id: str) -> Info:
+        if self.silent > 0:
+            self.silent -= 1
+            raise ConnectionRefusedError("nobody there")
         status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
         return Info(status=Status(status), driver_exit_code=self.driver_exit_code)
 
@@ -124,6 +129,19 @@ def test_interrupt_stops_the_job():
     assert client.stopped == ["raysubmit_1"]
     assert (outcome.exit_code, outcome.status) == (130, "STOPPED")
     assert "stopping job" in written.text
+
+
+def test_job_server_that_is_silent_for_a_moment_is_asked_again():
+    client = FakeClient([[]], ["SUCCEEDED"])
+    client.silent = 3
+    assert ran(client)[0].exit_code == 0
+
+
+def test_cluster_that_goes_away_is_an_error():
+    client = FakeClient([[]], ["RUNNING"])
+    client.silent = 100
+    with pytest.raises(JobLost, match="ray job status raysubmit_1"):
+        ran(client)
 
 
 def test_refused_job_is_an_error():

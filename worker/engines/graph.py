@@ -115,7 +115,9 @@ class _SourceWriter:
     def _argument(self, node: Node, index: int, value: Any) -> str:
         schema = getattr(node.target, "_schema", None)
         name = schema.arguments[index].name if schema is not None and index < len(schema.arguments) else ""
-        return self._keyword(node, name, value)
+        text = self._keyword(node, name, value)
+        # Python's bindings take this one, which is always the last, by keyword only.
+        return f"memory_format={text}" if name == "memory_format" else text
 
     def _keyword(self, node: Node, name: str, value: Any) -> str:
         if name == "group_name" and isinstance(value, str) and "c10d" in str(node.target):

@@ -10,13 +10,25 @@ from typing import Any
 import torch
 
 from worker import sources
+from worker.code_digests import type_name
 from worker.errors import WorkerError
 from worker.groups import resolve as resolve_group
 from worker.guards import ambient, constants
 from worker.guards.identity import describe
 from worker.guards.model import Check, PortableGuards
-from worker.guards.paths import MISSING, resolve, text
-from worker.sources import type_name
+from worker.guards.paths import MISSING, resolve
+from worker.guards.words import describe_failure, readable_shape, tensor_differences
+
+__all__ = [
+    "MAX_REASONS",
+    "free_variables",
+    "holds",
+    "mismatches",
+    "readable_shape",
+    "shape_holds",
+    "tensor_differences",
+    "tensor_holds",
+]
 
 MAX_REASONS = 8
 
@@ -65,11 +77,14 @@ def _rank_mismatches(ranks: Mapping[str, int]) -> list[str]:
 
 
 def _present(name: str) -> int | None:
-    """This process's value of a named number: its rank, the world's size, or the size of a group."""
+    """This process's value of one of the numbers that `worker.guards.ranks` names."""
     import torch.distributed as dist
 
-    if not (dist.is_available() and dist.is_initialized()):
-        return None
+    initialized = dist.is_available() and dist.is_initialized()
+    if name == "distributed":
+        return int(initialized)
+    if not initialized:
+        return 0 if name == "world_size" else None
     if name in ("rank", "world_size"):
         return dist.get_rank() if name == "rank" else dist.get_world_size()
     try:
@@ -97,13 +112,6 @@ def _object_mismatches(
     return found
 
 
-def readable_shape(guards: PortableGuards, expression: str, used: Sequence[int]) -> str:
-    """A condition on sizes with the objects' paths in place of ``p<node>``."""
-    for index in sorted(used, reverse=True):
-        expression = expression.replace(f"p{index}(", f"{text(guards.nodes, index)}(")
-    return expression
-
-
 def shape_holds(expression: str, values: Mapping[int, Any]) -> bool:
     """Whether a condition on sizes holds; false where a value is missing."""
     if any(value is MISSING for value in values.values()):
@@ -112,7 +120,7 @@ def shape_holds(expression: str, values: Mapping[int, Any]) -> bool:
     try:
         # The expression comes from an artifact, which is code and was trusted as such before it was read.
         return bool(eval(expression, {"math": math, "torch": torch}, scope))  # noqa: S307
-    except (IndexError, TypeError, AttributeError):
+    except (ArithmeticError, AttributeError, IndexError, TypeError):
         return False
 
 
@@ -120,11 +128,20 @@ def holds(check: Check, values: Sequence[Any]) -> bool:
     """Whether one condition holds."""
     node, kind, expected = check
     value = values[node]
-    if kind == "same":
-        return value is values[expected]
     if value is MISSING:
         return False
-    return HOLDS[kind](value, expected)
+    if kind == "same":
+        return value is values[expected]
+    if kind == "distinct":
+        return _distinct([value, *(values[other] for other in expected)])
+    try:
+        return HOLDS[kind](value, expected)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return False  # a value of quite another kind, which has no length, no keys, no __dict__
+
+
+def _distinct(values: Sequence[Any]) -> bool:
+    return not any(value is MISSING for value in values) and len(set(map(id, values))) == len(values)
 
 
 def _equal(value: Any, expected: Any) -> bool:
@@ -154,39 +171,6 @@ def _keys_equal(value: Any, expected: list[Any]) -> bool:
 def tensor_holds(value: Any, expected: Mapping[str, Any]) -> bool:
     """Whether a tensor is as traced: type, dtype, device kind, layout, static sizes and strides."""
     return not tensor_differences(value, expected)
-
-
-def tensor_differences(value: Any, expected: Mapping[str, Any]) -> list[str]:
-    """In words, where a tensor differs from what was traced."""
-    if not isinstance(value, torch.Tensor):
-        return [f"is a {type(value).__name__}, was a tensor"]
-    present = {
-        "type": type_name(type(value)),
-        "dtype": constants.encode(value.dtype),
-        "device": value.device.type,
-        "layout": constants.encode(value.layout),
-        "requires_grad": value.requires_grad,
-        "lazy_bits": [value.is_conj(), value.is_neg()],
-    }
-    found = [
-        f"{name} {_plain(expected[name])} -> {_plain(now)}"
-        for name, now in present.items()
-        if now != expected[name]
-    ]
-    if found or value.layout != torch.strided:
-        return found
-    for name, now in (("sizes", value.shape), ("strides", value.stride())):
-        wanted = expected[name]
-        if len(now) != len(wanted) or any(w is not None and w != n for w, n in zip(wanted, now, strict=True)):
-            shown = ["*" if w is None else w for w in wanted]
-            found.append(f"{name} {shown} -> {list(now)}")
-    return found
-
-
-def _plain(encoded: Any) -> Any:
-    if isinstance(encoded, dict) and len(encoded) == 1:
-        return next(iter(encoded.values()))
-    return encoded
 
 
 def _group_holds(value: Any, expected: list[Any]) -> bool:
@@ -225,32 +209,3 @@ HOLDS: dict[str, Callable[[Any, Any], bool]] = {
     "group": _group_holds,
     "group_name": _group_name_holds,
 }
-
-
-def describe_failure(guards: PortableGuards, check: Check, values: Sequence[Any]) -> str:
-    """One failed condition in words: where, what it was, what it is."""
-    node, kind, expected = check
-    where = text(guards.nodes, node)
-    value = values[node]
-    if value is MISSING:
-        return f"{where} is missing"
-    if kind == "tensor":
-        return f"{where}: {', '.join(tensor_differences(value, expected))}"
-    if kind == "type":
-        return f"type of {where}: {_class(expected)} -> {_class(type_name(type(value)))}"
-    if kind == "equals":
-        return f"{where}: {_plain(expected)!r} -> {value!r}"
-    if kind == "keys":
-        return f"members of {where}: {[_plain(key) for key in expected]} -> {list(value.keys())}"
-    if kind == "empty":
-        return f"{where}: {len(value)} added"
-    if kind == "same":
-        return f"{where} and {text(guards.nodes, expected)} are no longer the same object"
-    if kind == "identity":
-        name = expected[-2] if expected[0] == "function" else expected[-1]
-        return f"{where}: another {expected[0]} than {name}"
-    return f"{where}: {kind.replace('_', ' ')} {_plain(expected)!r} no longer holds"
-
-
-def _class(name: str) -> str:
-    return name.partition("#")[0].replace(":", ".")

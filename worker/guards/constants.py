@@ -1,15 +1,19 @@
 """Python constants as JSON and back: what a guard may compare with, and nothing else.
 
 Layout: JSON scalars stand for themselves, except floats (``{"float": hex}``, so that NaN and infinities
-survive); everything else is ``{tag: payload}``.
+survive); everything else is ``{tag: payload}``. A class of the user's carries its digest, and a member of an
+enum its value, so that another class or value under the same name does not pass; `decode` needs neither.
 """
 
 from __future__ import annotations
 
 import enum
 import importlib
+import re
+import types
 from typing import Any
 
+from worker.code_digests import is_pinned_module, type_name
 from worker.errors import NotPortable
 
 _SEQUENCES: dict[type, str] = {tuple: "tuple", list: "list"}
@@ -39,8 +43,15 @@ def encode(value: Any) -> Any:
     if value is Ellipsis:
         return {"ellipsis": True}
     if isinstance(value, enum.Enum):
-        return {"enum": [kind.__module__, kind.__qualname__, value.name]}
+        return {"enum": _encode_member(value)}
     return _encode_torch(value)
+
+
+def _encode_member(value: enum.Enum) -> list[Any]:
+    """Where a member stands and what it is called, and its value where no version pins that."""
+    kind = type(value)
+    name = [kind.__module__, kind.__qualname__, value.name]
+    return name if is_pinned_module(kind.__module__) else [*name, encode(value.value)]
 
 
 def _encode_number(value: complex | bytes) -> Any:
@@ -61,10 +72,12 @@ def _encode_torch(value: Any) -> Any:
     if isinstance(value, torch.Size):
         return {"Size": [int(item) for item in value]}
     if isinstance(value, type):
-        return {"class": [value.__module__, value.__qualname__]}
+        return {"class": re.split("[:#]", type_name(value))}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         kind = type(value)
         return {"namedtuple": [kind.__module__, kind.__qualname__, [encode(item) for item in value]]}
+    if isinstance(value, types.MethodType) and isinstance(value.__self__, type):
+        return {"classmethod": [encode(value.__self__), value.__name__]}
     kind = type(value)
     msg = f"a value of type {kind.__module__}.{kind.__qualname__} cannot be compared in another process"
     raise NotPortable(msg, what=kind.__qualname__)
@@ -128,6 +141,7 @@ _DECODERS: dict[str, Any] = {
     "ellipsis": lambda _: Ellipsis,
     "enum": lambda parts: _class(parts[:2])[parts[2]],
     "class": _class,
+    "classmethod": lambda parts: getattr(decode(parts[0]), parts[1]),
     "namedtuple": lambda parts: _class(parts[:2])(*_items(parts[2])),
     "device": _device,
     "Size": _size,

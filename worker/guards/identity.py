@@ -1,20 +1,27 @@
 """Names for objects that Dynamo compares by address: what stays the same in another process.
 
 A description is a JSON list whose first item is the kind; two objects are taken for the same if their
-descriptions are equal. Functions outside torch carry the digest of their code, so that another body under
-the same name does not pass.
+descriptions are equal. Functions and classes outside torch carry a digest, so that another one under the same
+name does not pass.
 """
 
 from __future__ import annotations
 
 import enum
 import functools
+import re
 import types
 from typing import Any
 
+from worker.code_digests import (
+    code_digest,
+    function_digest,
+    globals_module,
+    is_pinned_module,
+    type_name,
+)
 from worker.errors import NotPortable
 from worker.guards import constants
-from worker.sources import function_digest, is_pinned_module
 
 
 def describe(value: Any) -> list[Any]:
@@ -26,9 +33,11 @@ def describe(value: Any) -> list[Any]:
     if isinstance(value, types.ModuleType):
         return ["module", value.__name__]
     if isinstance(value, type):
-        return ["class", value.__module__, value.__qualname__]
+        return ["class", *re.split("[:#]", type_name(value))]
     if isinstance(value, types.FunctionType):
         return _describe_function(value)
+    if isinstance(value, types.CodeType):
+        return ["code", value.co_qualname, code_digest(value)]
     if isinstance(
         value, types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType
     ):
@@ -48,7 +57,7 @@ def describe(value: Any) -> list[Any]:
 
 
 def _describe_function(function: types.FunctionType) -> list[Any]:
-    digest = "" if is_pinned_module(function.__module__) else function_digest(function)
+    digest = "" if is_pinned_module(globals_module(function)) else function_digest(function)
     return ["function", function.__module__, function.__qualname__, digest]
 
 

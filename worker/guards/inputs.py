@@ -20,7 +20,7 @@ from worker.guards.model import Check, PortableGuards
 from worker.guards.paths import root_names
 from worker.sources import type_name
 
-_NODE = re.compile(r"\bp(\d+)\b")
+_NAME = re.compile(r"\b(p\d+|math|torch)\b")
 
 
 def compile_input_check(guards: PortableGuards, function: FunctionType) -> Callable[..., bool]:
@@ -47,33 +47,48 @@ class _Builder:
         self._code = function.__code__
         roots = root_names(guards.nodes)
         once = {_parameters(self._code)[0], *self._code.co_freevars}
-        self._per_call = [step == "local" and name not in once for step, name in roots]
+        volatile = frozenset(guards.volatile)
+        self._per_call = [
+            index in volatile or (step == "local" and name not in once)
+            for index, (step, name) in enumerate(roots)
+        ]
+        self._cells = dict(zip(self._code.co_freevars, function.__closure__ or (), strict=True))
         self.scope: dict[str, Any] = {
-            "math": math,
-            "torch": torch,
-            "type_name": type_name,
-            "HOLDS": HOLDS,
-            "G": function.__globals__,
-            "decode": constants.decode,
+            # Underscored, because a parameter may be called torch, type, id or len.
+            "_math": math,
+            "_torch": torch,
+            "_type_name": type_name,
+            "_holds": HOLDS,
+            "_globals": function.__globals__,
+            "_bool": bool,
+            "_int": int,
+            "_str": str,
+            "_id": id,
+            "_len": len,
+            "_type": type,
         }
 
     def lines(self) -> Iterator[str]:
-        checks = [check for check in self._guards.checks if self._touches_call(check)]
+        checks = [narrowed for check in self._guards.checks if (narrowed := self._per_call_part(check))]
         shapes = [item for item in self._guards.shapes if any(self._per_call[index] for index in item[1])]
-        used = {check[0] for check in checks} | {check[2] for check in checks if check[1] == "same"}
+        used = {index for check in checks for index in _nodes_of(check)}
         used |= {index for _, indexes in shapes for index in indexes}
         conditions = [self._condition(check) for check in checks]
-        conditions += ["(" + _NODE.sub(r"_p\1", expression) + ")" for expression, _ in shapes]
+        conditions += ["(" + _NAME.sub(r"_\1", expression) + ")" for expression, _ in shapes]
         yield f"def check({_signature(self._code)}):"
         yield "    try:"
         for index in self._with_parents(used):
             yield f"        _p{index} = {self._value(index)}"
-        yield f"        return bool({' and '.join(conditions) or 'True'})"
-        yield "    except (AttributeError, LookupError, TypeError):"
+        yield f"        return _bool({' and '.join(conditions) or 'True'})"
+        yield "    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):"
         yield "        return False"
 
-    def _touches_call(self, check: Check) -> bool:
-        return self._per_call[check[0]] or (check[1] == "same" and self._per_call[check[2]])
+    def _per_call_part(self, check: Check) -> Check | None:
+        """The check, or the part of it, that is asked on every call; None if a load has settled it."""
+        if check[1] != "distinct":
+            return check if any(self._per_call[index] for index in _nodes_of(check)) else None
+        first, *rest = [index for index in _nodes_of(check) if self._per_call[index]] or [0]
+        return (first, "distinct", rest) if rest else None
 
     def _with_parents(self, used: Iterable[int]) -> list[int]:
         wanted: set[int] = set()
@@ -94,7 +109,7 @@ class _Builder:
         if step == "item" and not isinstance(argument, dict):
             return f"{base}[{argument!r}]"
         if step == "type":
-            return f"type({base})"
+            return f"_type({base})"
         from worker.guards.paths import _STEPS
 
         name = self._keep(lambda value, step=step, argument=argument: _STEPS[step](value, argument))
@@ -104,10 +119,14 @@ class _Builder:
         if step == "local" and argument in _parameters(self._code):
             return str(argument)
         if step == "global":
-            return f"G[{argument!r}]"
+            return f"_globals[{argument!r}]"
+        if step == "local" and argument in self._cells:
+            return f"{self._keep(self._cells[argument])}.cell_contents"
         from worker.guards.paths import resolve
 
-        return self._keep(resolve(self._guards.nodes, [], index, {"local": {}, "global": self.scope["G"]}))
+        return self._keep(
+            resolve(self._guards.nodes, [], index, {"local": {}, "global": self.scope["_globals"]})
+        )
 
     def _keep(self, value: Any) -> str:
         name = f"_k{len(self.scope)}"
@@ -119,21 +138,24 @@ class _Builder:
         value = f"_p{node}"
         if kind == "same":
             return f"{value} is _p{expected}"
+        if kind == "distinct":
+            names = ", ".join(f"_id(_p{index})" for index in (node, *expected))
+            return f"_len({{{names}}}) == {len(expected) + 1}"
         if kind == "type":
-            return f"type_name(type({value})) == {expected!r}"
+            return f"_type_name(_type({value})) == {expected!r}"
         if kind == "none":
             return f"{value} is None"
         if kind == "length":
-            return f"len({value}) == {expected}"
+            return f"_len({value}) == {expected}"
         if kind == "equals" and expected.__class__ in (bool, int, str):
-            return f"({value}.__class__ is {expected.__class__.__name__} and {value} == {expected!r})"
+            return f"({value}.__class__ is _{expected.__class__.__name__} and {value} == {expected!r})"
         if kind == "tensor":
             return self._tensor(value, expected)
-        return f"HOLDS[{kind!r}]({value}, {self._keep(expected)})"
+        return f"_holds[{kind!r}]({value}, {self._keep(expected)})"
 
     def _tensor(self, value: str, expected: dict[str, Any]) -> str:
         parts = [
-            f"type_name(type({value})) == {expected['type']!r}",
+            f"_type_name(_type({value})) == {expected['type']!r}",
             f"{value}.dtype is {self._keep(constants.decode(expected['dtype']))}",
             f"{value}.device.type == {expected['device']!r}",
             f"{value}.layout is {self._keep(constants.decode(expected['layout']))}",
@@ -147,11 +169,19 @@ class _Builder:
         return f"({' and '.join(parts)})"
 
 
+def _nodes_of(check: Check) -> tuple[int, ...]:
+    """The nodes that a check looks at."""
+    node, kind, expected = check
+    if kind == "same":
+        return node, expected
+    return (node, *expected) if kind == "distinct" else (node,)
+
+
 def _dimensions(value: str, wanted: list[int | None]) -> list[str]:
     if None not in wanted:
         return [f"{value} == {tuple(wanted)!r}"]
     return [
-        f"len({value}) == {len(wanted)}",
+        f"_len({value}) == {len(wanted)}",
         *(f"{value}[{index}] == {size}" for index, size in enumerate(wanted) if size is not None),
     ]
 

@@ -7,7 +7,8 @@ Layout (JSON)::
      "shapes":  [["p3()[0] == p7()[0]", [3, 7]], ...],  conditions on sizes over node values
      "ambient": {"grad mode": "False", ...},            see ambient.py
      "sources": [[kind, module, name, digest], ...],    see sources.py
-     "ranks":   {"rank": 0, "size of group tp": 2}}      rank only if the traced code asks for it
+     "ranks":   {"rank": 0, "size of group tp": 2},     rank only if the traced code asks for it
+     "volatile": [node, ...]}                            nodes that the frame itself writes to
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class PortableGuards:
     ambient: dict[str, str]
     sources: tuple[TracedSource, ...]
     ranks: dict[str, int]
+    volatile: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -41,6 +43,7 @@ class PortableGuards:
             "ambient": self.ambient,
             "sources": [[item.kind, item.module, item.name, item.digest] for item in self.sources],
             "ranks": self.ranks,
+            "volatile": list(self.volatile),
         }
 
     @classmethod
@@ -56,4 +59,5 @@ class PortableGuards:
                 for kind, module, name, digest in data["sources"]
             ),
             ranks=data["ranks"],
+            volatile=tuple(data["volatile"]),
         )

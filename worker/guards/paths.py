@@ -25,6 +25,8 @@ from worker.guards import constants
 
 Node = tuple[int, str, Any]
 
+# Dynamo's name for the globals of a function that was made by `exec`, followed by an address.
+UNNAMED_SCOPE = "___unnamed_scope"
 ROOTS = ("local", "global", "import", "builtins")
 
 
@@ -74,6 +76,9 @@ class PathTable:
 
     def _subscript(self, tree: ast.Subscript) -> Node:
         base = tree.value
+        if ast.unparse(tree.slice).startswith(f"list(dict.keys({ast.unparse(base)}))["):
+            assert isinstance(tree.slice, ast.Subscript)  # noqa: S101 - that is its text
+            return self.add_tree(base), "nth_value", _literal(tree.slice.slice)
         index = _literal(tree.slice)
         if isinstance(base, ast.Name) and isinstance(index, str):
             return self._root(base.id, index)
@@ -94,6 +99,9 @@ class PathTable:
             return -1, "builtins", ""
         if name in self._aliases:
             return -1, "import", self._aliases[name]
+        if name.startswith(UNNAMED_SCOPE):
+            msg = "the function's globals are those of no module, so no later process can find them"
+            raise NotPortable(msg, what=name)
         return -1, "global", name
 
     def _call(self, tree: ast.Call) -> Node:
@@ -148,7 +156,12 @@ def text(nodes: Sequence[Node], index: int) -> str:
         return f"{base}.{argument}"
     if step == "item":
         return f"{base}[{constants.decode(argument)!r}]"
-    return {"type": f"type({base})", "nth": f"list({base})[{argument}]"}.get(step, f"{step}({base})")
+    named = {
+        "type": f"type({base})",
+        "nth": f"list({base})[{argument}]",
+        "nth_value": f"list({base}.values())[{argument}]",
+    }
+    return named.get(step, f"{step}({base})")
 
 
 def resolve(
@@ -191,6 +204,7 @@ _STEPS: dict[str, Callable[[Any, Any], Any]] = {
         argument if argument.__class__ is not dict else constants.decode(argument)
     ],
     "nth": lambda base, argument: list(base)[argument],
+    "nth_value": lambda base, argument: base[list(base)[argument]],
     "type": lambda base, _: type(base),
     "dict": lambda base, _: dict(base),
     "fields": lambda base, _: getattr(base, "_fields", None) or dataclasses.fields(base),

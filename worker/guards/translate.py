@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +14,9 @@ from worker.groups import resolve, role_of
 from worker.guards import constants
 from worker.guards.identity import describe
 from worker.guards.model import Check, PortableGuards
-from worker.guards.paths import PathTable
+from worker.guards.paths import UNNAMED_SCOPE, PathTable
+from worker.guards.ranks import asked_ranks
+from worker.guards.volatile import volatile_nodes
 from worker.sources import collect, type_name
 from worker.torch_private import Trace, TracedGuard
 
@@ -34,10 +36,6 @@ _AMBIENT_KINDS = frozenset(
 )
 # Imports that a warm load must not make; the torch version in the fingerprint pins what they hold.
 _PINNED_IMPORTS = ("torch._dynamo", "torch._inductor", "torch.fx.experimental", "torch.utils._sympy", "sympy")
-_RANK_NAMES = frozenset(
-    {"get_rank", "get_group_rank", "get_global_rank", "get_process_group_ranks", "get_node_local_rank"}
-)
-
 _Translated = list[tuple[str, Any]]
 
 
@@ -50,27 +48,53 @@ def translate(trace: Trace, ambient: dict[str, str], roles: tuple[str, ...]) -> 
     table = PathTable(trace.import_aliases)
     checks: dict[str, Check] = {}
     shapes: list[tuple[str, tuple[int, ...]]] = []
+    pinned = _pinned_globals(trace)
     for guard in trace.guards:
         if guard.kind == "SHAPE_ENV":
             shapes.extend(_shape(table, condition) for condition in guard.conditions)
-        elif guard.kind not in _AMBIENT_KINDS and not _pinned(guard, trace.import_aliases):
+        elif guard.kind not in _AMBIENT_KINDS and not _under(guard, pinned):
             for check in _checks(table, guard):
                 checks.setdefault(repr(check), check)
     return PortableGuards(
+        volatile=volatile_nodes(table, trace.writes),
         nodes=tuple(table.nodes),
-        checks=tuple(checks.values()),
+        checks=(*checks.values(), *_distinct_tensors(table, trace.guards)),
         shapes=tuple(dict.fromkeys(shapes)),
         ambient=ambient,
         sources=collect(trace.codes),
-        ranks=_ranks(trace.codes) | {f"size of group {role}": resolve(role)[1].size() for role in roles},
+        ranks=asked_ranks(trace.codes) | {f"size of group {role}": resolve(role)[1].size() for role in roles},
     )
 
 
-def _pinned(guard: TracedGuard, aliases: Mapping[str, str]) -> bool:
-    for alias, module in aliases.items():
-        if module.startswith(_PINNED_IMPORTS) and f"G['{alias}']" in (guard.source + guard.same_as):
-            return True
-    return False
+def _distinct_tensors(table: PathTable, guards: tuple[TracedGuard, ...]) -> list[Check]:
+    """Tensors that were different objects must stay so: the graph has an input for each of them."""
+    nodes: dict[int, int] = {}
+    for guard in guards:
+        if guard.kind == "TENSOR_MATCH":
+            nodes.setdefault(id(guard.value), table.add(guard.source))
+    first, *rest = nodes.values() or [0]
+    return [(first, "distinct", rest)] if rest else []
+
+
+def _pinned_globals(trace: Trace) -> tuple[str, ...]:
+    """Globals of Dynamo's own making, whose content the versions in the fingerprint fix."""
+    modules = [
+        f"G[{alias!r}]"
+        for alias, module in trace.import_aliases.items()
+        if module.startswith(_PINNED_IMPORTS)
+    ]
+    made_by_namedtuple = [
+        guard.source
+        for guard in trace.guards
+        if guard.source.startswith(f"G['{UNNAMED_SCOPE}")
+        and isinstance(guard.value, dict)
+        and str(guard.value.get("__name__")).startswith("namedtuple_")
+    ]
+    return (*modules, *made_by_namedtuple)
+
+
+def _under(guard: TracedGuard, names: tuple[str, ...]) -> bool:
+    return any(name in guard.source or name in guard.same_as for name in names)
 
 
 def _checks(table: PathTable, guard: TracedGuard) -> list[Check]:
@@ -115,16 +139,6 @@ def _rooted(node: ast.AST) -> bool:
     while isinstance(node, ast.Attribute | ast.Subscript):
         node = node.value
     return isinstance(node, ast.Name) and node.id in ("L", "G")
-
-
-def _ranks(codes: tuple[types.CodeType, ...]) -> dict[str, int]:
-    """Dynamo burns ranks in without a guard, so code that asks for its rank is bound to it."""
-    import torch.distributed as dist
-
-    asks = any(_RANK_NAMES & set(code.co_names) for code in codes if "/torch/" not in code.co_filename)
-    if not (asks and dist.is_available() and dist.is_initialized()):
-        return {}
-    return {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
 
 
 def _is_group(value: Any) -> bool:

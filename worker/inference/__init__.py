@@ -67,14 +67,14 @@ def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
 
     chosen = _config(config, backend)
     chosen.check_supported()
-    if ge_cache:
+    if _checked(ge_cache, "ge_cache", bool):
         _log.warning("ge_cache=True has no effect in mode %s; it belongs to mode max-autotune", chosen.mode)
     decompositions = dict(getattr(backend, "keywords", {}).get("custom_decompositions") or {})
-    decompositions.update(custom_decompositions or {})
+    decompositions.update(_instance(custom_decompositions or {}, "custom_decompositions", Mapping))
     options = CacheOptions(
         config=chosen,
         dynamic=_checked(dynamic, "dynamic", bool),
-        cache_dir=None if cache_dir is None else os.fspath(cache_dir),
+        cache_dir=None if cache_dir is None else _path(cache_dir),
         global_rank=_rank(global_rank, "global_rank"),
         tp_rank=_rank(tp_rank, "tp_rank"),
         pp_rank=_rank(pp_rank, "pp_rank"),
@@ -106,6 +106,8 @@ def _method(func: Any) -> MethodType:
 
 
 def _config(config: CompilerConfig | None, backend: Any) -> CompilerConfig:
+    if config is not None:
+        _instance(config, "config", CompilerConfig)
     if backend is None:
         return CompilerConfig() if config is None else config
     carried = getattr(backend, "keywords", {}).get("compiler_config")
@@ -127,6 +129,18 @@ def _checked(value: Any, name: str, kind: type) -> Any:
         msg = f"{name} is {value!r} ({type(value).__name__}); expected {kind.__name__}"
         raise BadConfig(msg, parameter=name)
     return value
+
+
+def _instance(value: Any, name: str, kind: Any) -> Any:
+    if not isinstance(value, kind):
+        expected = getattr(kind, "__name__", kind)
+        msg = f"{name} is {value!r} ({type(value).__name__}); expected {expected}"
+        raise BadConfig(msg, parameter=name)
+    return value
+
+
+def _path(value: Any) -> str:
+    return str(os.fspath(_instance(value, "cache_dir", str | os.PathLike)))
 
 
 def _rank(value: int | None, name: str) -> int | None:
@@ -180,11 +194,16 @@ def get_backend(
     compiler_config: CompilerConfig | None = None,
     custom_decompositions: Mapping[Any, Callable[..., Any]] | None = None,
 ) -> functools.partial[Any]:
-    """A backend for ``torch.compile``, which also carries its configuration to `cache_compile`."""
+    """A backend for ``torch.compile``, which also carries its configuration to `cache_compile`.
+
+    Raises:
+        BadConfig: a value of the wrong type.
+    """
     from worker.backend import compile_graph
 
+    config = CompilerConfig() if compiler_config is None else compiler_config
     return functools.partial(
         compile_graph,
-        compiler_config=compiler_config or CompilerConfig(),
-        custom_decompositions=dict(custom_decompositions or {}),
+        compiler_config=_instance(config, "compiler_config", CompilerConfig),
+        custom_decompositions=dict(_instance(custom_decompositions or {}, "custom_decompositions", Mapping)),
     )

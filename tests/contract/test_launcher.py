@@ -1,0 +1,106 @@
+"""What every launcher must keep, whatever runs the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from orchestrator.config import Config, parse
+from orchestrator.errors import WorkerFailure
+from orchestrator.in_process import InProcessLauncher
+from orchestrator.launcher import Gang, Launcher
+from orchestrator.rank_host import Opening
+from orchestrator.ray_launcher import RayLauncher
+from tests.support.fake_rank import FUNCTIONS, make_alone
+
+pytestmark = pytest.mark.timeout(60)
+
+MakeLauncher = Callable[[], Launcher]
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    return parse(
+        {
+            "workload": {"entrypoint": "models.tiny:workload"},
+            "ranks": 2,
+            "parallel": {"dp": 2},
+            "cache_dir": str(tmp_path_factory.mktemp("cache")),
+        }
+    )
+
+
+@pytest.fixture(params=["in_process", pytest.param("ray", marks=pytest.mark.ray)], scope="module")
+def make(request: pytest.FixtureRequest, config: Config) -> MakeLauncher:
+    if request.param == "in_process":
+        return lambda: InProcessLauncher(make_alone)
+    request.getfixturevalue("cluster")
+    return lambda: RayLauncher(config, make_alone)
+
+
+@pytest.fixture(scope="module")
+def started(make: MakeLauncher) -> Iterator[tuple[Launcher, Gang]]:
+    launcher = make()
+    yield launcher, launcher.start(2, timeout_s=30)
+    launcher.stop()
+
+
+@pytest.fixture(scope="module")
+def launcher(started: tuple[Launcher, Gang], config: Config) -> Launcher:
+    """A launcher whose ranks are up."""
+    launcher, gang = started
+    openings = {
+        seat.rank: (Opening(config=config, gang=gang, rank=seat.rank, no_compile=False, use_store=False),)
+        for seat in gang.seats
+    }
+    assert len(call(launcher, "open", openings)) == 2
+    return launcher
+
+
+def call(launcher: Launcher, method: str, arguments: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
+    return dict(launcher.call("a stage", method, arguments, timeout_s=30))
+
+
+def test_seats_name_each_rank_once_in_order(started: tuple[Launcher, Gang]) -> None:
+    _, gang = started
+    assert [seat.rank for seat in gang.seats] == [0, 1]
+    assert [seat.local_rank for seat in gang.seats] == [0, 1]
+    assert [seat.rank for seat in gang.first_of_each_node()] == [0]
+
+
+def test_every_rank_that_is_called_answers(launcher: Launcher) -> None:
+    assert call(launcher, "build", {0: (), 1: ()}) == dict.fromkeys(range(2), FUNCTIONS)
+
+
+def test_only_ranks_that_are_named_are_called(launcher: Launcher) -> None:
+    assert call(launcher, "num_captures", {1: ()}) == {1: 2}
+
+
+def test_arguments_reach_their_own_rank(launcher: Launcher) -> None:
+    answers = call(launcher, "compile", {0: (FUNCTIONS[:1],), 1: (FUNCTIONS[1:],)})
+    assert {rank: [found.function for found in results] for rank, results in answers.items()} == {
+        0: [FUNCTIONS[0]],
+        1: [FUNCTIONS[1]],
+    }
+
+
+def test_what_a_rank_raises_comes_back_as_a_value(launcher: Launcher) -> None:
+    failure = call(launcher, "adopt", {1: (None,)})[1]
+    assert isinstance(failure, WorkerFailure)
+    assert (failure.rank, failure.stage, failure.kind) == (1, "a stage", "AttributeError")
+    assert "fake_rank.py" in failure.traceback
+
+
+def test_rank_can_be_called_again_after_a_failure(launcher: Launcher) -> None:
+    call(launcher, "adopt", {1: (None,)})
+    assert call(launcher, "num_captures", {1: ()}) == {1: 2}
+
+
+def test_stop_may_come_before_start_and_twice(make: MakeLauncher) -> None:
+    launcher = make()
+    launcher.stop()
+    launcher.start(1, timeout_s=30)
+    launcher.stop()
+    launcher.stop()

@@ -1,0 +1,58 @@
+"""Guards written by hand, over Dynamo's own expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from worker.guards import ambient, constants
+from worker.guards.model import Check, PortableGuards
+from worker.guards.paths import PathTable
+from worker.sources import TracedSource, type_name
+
+
+def made_guards(
+    *checks: tuple[str, str, Any],
+    shapes: Sequence[tuple[str, ...]] = (),
+    ranks: Mapping[str, int] | None = None,
+    sources: tuple[TracedSource, ...] = (),
+) -> PortableGuards:
+    """Guards from (expression, kind, expected); for ``same``, what is expected is an expression too.
+
+    ``shapes`` are conditions with ``{}`` for each of the expressions that follow. The ambient state is
+    that of the moment.
+    """
+    table = PathTable({})
+    made: list[Check] = []
+    for expression, kind, expected in checks:
+        node = table.add(expression)
+        made.append((node, kind, table.add(expected) if kind == "same" else expected))
+    conditions = []
+    for condition, *expressions in shapes:
+        used = tuple(table.add(expression) for expression in expressions)
+        conditions.append((condition.format(*(f"p{index}" for index in used)), used))
+    return PortableGuards(
+        nodes=tuple(table.nodes),
+        checks=tuple(made),
+        shapes=tuple(conditions),
+        ambient=ambient.encode(ambient.snapshot("cpu")),
+        sources=sources,
+        ranks=dict(ranks or {}),
+    )
+
+
+def like(tensor: torch.Tensor, **changed: Any) -> dict[str, Any]:
+    """What a guard expects of a tensor that is like this one."""
+    expected = {
+        "type": type_name(type(tensor)),
+        "dtype": constants.encode(tensor.dtype),
+        "device": tensor.device.type,
+        "layout": constants.encode(tensor.layout),
+        "requires_grad": tensor.requires_grad,
+        "lazy_bits": [tensor.is_conj(), tensor.is_neg()],
+        "sizes": list(tensor.shape) if tensor.layout == torch.strided else [],
+        "strides": list(tensor.stride()) if tensor.layout == torch.strided else [],
+    }
+    return {**expected, **changed}

@@ -1,0 +1,201 @@
+"""One launch of `tiny_model`, or many: reads jobs from standard input, writes one result per line.
+
+With ``--fork`` every job runs in a process forked from this one, which has imported torch but no line of the
+model; with ``--fork-with-tracer``, one that has traced something else before; else in this very process, which then
+may run one job only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from tests.support.compare import cloned, difference
+
+FORBIDDEN = ("torch._dynamo", "torch._inductor", "sympy", "ray")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One launch; the texts are Python, run in this order.
+
+    Attributes:
+        package: directory that holds the package ``tiny_model``.
+        cache: the cache directory.
+        before: run before anything of the model or of the cache is imported.
+        build: may change ``model``, which was just built.
+        config: may change ``config`` and ``options``, the parameters of `cache_compile`.
+        call: may change ``batch``, ``args`` and ``kwargs``.
+        context: expression of a context manager for the call.
+    """
+
+    name: str
+    package: str
+    cache: str
+    before: str = ""
+    build: str = ""
+    config: str = ""
+    call: str = ""
+    context: str = "torch.no_grad()"
+
+
+@dataclass(slots=True)
+class Result:
+    """What became of one launch.
+
+    Attributes:
+        outcome: ``compiled``, ``loaded``, or the name of an error.
+        reason: why, or the error's message.
+        wrong: where the result, or the state after it, is not eager's.
+        again: outcome of the same call by a new cached function in the same process.
+        imported: modules that a warm launch must not import.
+    """
+
+    name: str
+    outcome: str = ""
+    reason: str = ""
+    wrong: str = ""
+    again: str = ""
+    imported: list[str] = field(default_factory=list)
+
+
+def launch(job: Job) -> Result:
+    """Build the model, call it eagerly and cached, and compare."""
+    result = Result(name=job.name)
+    scope: dict[str, Any] = {"torch": torch, "sys": sys, "os": os, "both": both, "default_type": default_type}
+    exec(job.before, scope)
+    sys.path.insert(0, job.package)
+    import tiny_model.model as definition
+
+    import worker
+    from worker.errors import WorkerError
+
+    scope["model"], scope["definition"] = model, _ = definition.build(), definition
+    exec(job.build, scope)
+    model = scope["model"]
+    scope |= {"config": worker.CompilerConfig(), "options": {}, "batch": definition.batch()}
+    exec(job.config, scope)
+    scope |= {"args": [scope["batch"], [1.0, 2.0]], "kwargs": {}}
+    exec(job.call, scope)
+    eager, start = copy.deepcopy(model), copy.deepcopy(model)
+    wanted_args, args, later_args = (copy.deepcopy(scope["args"]) for _ in range(3))
+    with eval(job.context, scope):
+        wanted = cloned(eager.step(*wanted_args, **scope["kwargs"]))
+        step = _cached(model, job, scope)
+        try:
+            got = cloned(step(*args, **scope["kwargs"]))
+        except WorkerError as error:
+            result.outcome, result.reason = type(error).__name__, str(error)
+            return result
+        result.wrong = difference(wanted, got, "result") or difference(
+            dict(eager.state_dict()), dict(model.state_dict()), "state"
+        )
+        result.outcome, result.reason = step.last_result.outcome, step.last_result.reason
+        result.imported = [name for name in FORBIDDEN if name in sys.modules]
+        later = _cached(start, job, scope)
+        result.wrong = result.wrong or difference(wanted, later(*later_args, **scope["kwargs"]), "later")
+        result.again = later.last_result.outcome
+    return result
+
+
+@contextlib.contextmanager
+def default_type(dtype: torch.dtype) -> Iterator[None]:
+    """No gradients, and another default dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    with torch.no_grad():
+        yield
+    torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def both(*contexts: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+    """Several context managers, entered in order."""
+    with contextlib.ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
+
+
+def _cached(model: Any, job: Job, scope: dict[str, Any]) -> Any:
+    from worker.inference import cache_compile
+
+    return cache_compile(model.step, config=scope["config"], cache_dir=job.cache, **scope["options"])
+
+
+def attempt(job: Job) -> str:
+    """The result as one line of JSON; an error that nobody expected is a result too."""
+    warnings.simplefilter("error")
+    try:
+        result = launch(job)
+    except Exception:
+        result = Result(name=job.name, outcome="crashed", reason=traceback.format_exc())
+    return json.dumps(asdict(result)) + "\n"
+
+
+def forked(job: Job) -> str:
+    """`attempt` in a process of its own."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException), os.fdopen(writer, "w") as stream:
+            stream.write(attempt(job))
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as stream:
+        line = stream.read()
+    os.waitpid(child, 0)
+    return line or json.dumps(asdict(Result(name=job.name, outcome="died"))) + "\n"
+
+
+class Unrelated(torch.nn.Module):
+    """Uses what any model uses, so that the first trace of a process is behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(6, 6)])
+        self.register_buffer("held", torch.zeros(9, 6))
+        self.held: torch.Tensor
+        self.factor = 0.5
+
+    def forward(self, x: torch.Tensor, where: torch.Tensor, numbers: list[float]) -> torch.Tensor:
+        x = x.view(x.shape[0], -1)
+        for layer in self.layers:
+            self.held[where] = layer(x)
+            x = torch.softmax(x @ self.held.t(), dim=-1) @ self.held + self.factor
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True)).clamp(-2.0, 2.0) / 3.0 - numbers[0]
+        return torch.sigmoid(torch.nn.functional.leaky_relu(torch.tanh(x)))
+
+
+def trace_something() -> None:
+    """Import the tracer and trace once, which takes seconds the first time."""
+    import worker.compiler  # noqa: F401 - as a compile would
+    from worker.torch_private import trace
+
+    arguments = (torch.ones(4, 2, 3), torch.arange(4), [1.0])
+    with torch.no_grad():
+        trace(Unrelated().forward, arguments, {}, dynamic=True, decompositions={})
+
+
+def main() -> None:
+    jobs = [Job(**item) for item in json.load(sys.stdin)]
+    run = forked if len(sys.argv) > 1 else attempt
+    if "--fork-with-tracer" in sys.argv:
+        trace_something()
+    for job in jobs:
+        sys.stdout.write(run(job))
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A model spread over several files, which the never-stale tests copy, change and launch again."""

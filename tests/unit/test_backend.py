@@ -1,0 +1,161 @@
+"""The backend for ``torch.compile``: the engine and capture of a cached function, in memory only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
+
+import worker
+from tests.support.fake_group import fake_world
+from tests.support.small_models import Cached, Plain, Unfit
+from worker.backend import compile_graph
+from worker.configs.compiler_config import CompilerConfig
+from worker.errors import BackwardNotSupported, NotYet, RandomOp
+
+ROWS = torch.arange(8.0).reshape(2, 4)
+
+
+@pytest.fixture(autouse=True)
+def forget_compiled() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(function: Any, config: CompilerConfig | None = None, **options: Any) -> Any:
+    return torch.compile(function, backend=worker.get_npu_backend(compiler_config=config), **options)
+
+
+def with_options(**options: Any) -> CompilerConfig:
+    config = CompilerConfig()
+    for name, value in options.items():
+        setattr(config.debug.aclgraph, name, value)
+    return config
+
+
+@pytest.mark.usefixtures("no_grad")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_model_equals_eager(dynamic: bool) -> None:
+    model = Plain()
+    run = compiled(model, dynamic=dynamic)
+    for rows in (2, 3, 5):
+        x = torch.randn(rows, 4)
+        assert torch.equal(run(x), model(x))
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_compiled_method_that_writes_in_place_equals_eager() -> None:
+    model, reference = Cached(), Cached()
+    reference.load_state_dict(model.state_dict())
+    run = compiled(model.accumulate, dynamic=False)
+    for value in (1.0, 2.0):
+        assert torch.equal(run(ROWS * value), reference.accumulate(ROWS * value))
+    assert torch.equal(model.cache, reference.cache)
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_compiled_function_without_a_module_equals_eager() -> None:
+    assert torch.equal(compiled(lambda x: x * 2 + 1)(ROWS), ROWS * 2 + 1)
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_compiled_function_with_several_graphs_equals_eager() -> None:
+    model = Unfit().eval()
+    run = compiled(model.breaks)
+    assert torch.equal(run(ROWS), ROWS + 1)
+    assert torch.equal(run(-ROWS), -ROWS - 1)
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_output_is_overwritten_by_the_next_call_of_its_shape() -> None:
+    run = compiled(Plain().affine, dynamic=False)
+    first = run(ROWS)
+    second = run(ROWS * 2)
+    assert first.data_ptr() == second.data_ptr()
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_options_of_the_configuration_take_effect() -> None:
+    run = compiled(Plain().affine, with_options(enable_output_clone=True), dynamic=False)
+    first = run(ROWS)
+    second = run(ROWS * 2)
+    assert first.data_ptr() != second.data_ptr()
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_parameters_that_were_moved_are_followed() -> None:
+    model = Plain()
+    run = compiled(model.affine, dynamic=False)
+    run(ROWS)
+    model.linear.weight.data = torch.zeros(4, 4)
+    assert torch.equal(run(ROWS), model.affine(ROWS))
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_decomposition_takes_effect() -> None:
+    def twice(x: torch.Tensor, factor: float) -> torch.Tensor:
+        return x - x + 7
+
+    backend = worker.get_npu_backend(custom_decompositions={torch.ops.aten.mul.Tensor: twice})
+    model = Plain()
+    run = torch.compile(model.scaled, backend=backend, dynamic=False)
+    assert torch.equal(run(ROWS), torch.full((2, 4), 7.0))
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_nothing_is_written_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    compiled(Plain().affine)(ROWS)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_collective_runs_on_the_group_of_this_process() -> None:
+    class Sums(nn.Module):
+        def __init__(self, group: dist.ProcessGroup) -> None:
+            super().__init__()
+            self.group = group
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * 2
+            dist.all_reduce(y, group=self.group)
+            return y
+
+    with fake_world(rank=0, world_size=2):
+        group = dist.new_group([0, 1])
+        assert torch.equal(compiled(Sums(group), dynamic=False)(ROWS), ROWS * 2)
+
+
+def test_input_that_requires_gradients_is_an_error_with_the_remedy() -> None:
+    with pytest.raises(
+        BackendCompilerFailed, match=r"requires gradients; call the compiled model under torch.no_grad\(\)"
+    ) as raised:
+        compiled(lambda x: x * 2)(ROWS.clone().requires_grad_())
+    assert isinstance(raised.value.inner_exception, BackwardNotSupported)
+
+
+def test_parameter_that_requires_gradients_is_an_error() -> None:
+    with pytest.raises(BackendCompilerFailed, match="requires gradients"):
+        compiled(Plain())(ROWS)
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_random_operator_is_an_error_with_operator_and_line() -> None:
+    with pytest.raises(BackendCompilerFailed, match="draws random numbers") as raised:
+        compiled(Unfit().draws)(ROWS)
+    assert isinstance(raised.value.inner_exception, RandomOp)
+    assert "torch.randn_like(x)" in str(raised.value.inner_exception)
+
+
+def test_option_that_is_not_built_yet_is_an_error() -> None:
+    config = CompilerConfig()
+    config.mode = "max-autotune"
+    graph: Any = None
+    with pytest.raises(NotYet, match="config.mode"):
+        compile_graph(graph, [], compiler_config=config, custom_decompositions={})

@@ -1,0 +1,257 @@
+"""`cache_compile`, `get_backend` and `readable_cache`: what is refused before anything is compiled, and how."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import worker
+from tests.support.small_models import Plain
+from worker.cached_function import CachedFunction
+from worker.configs.compiler_config import CompilerConfig
+from worker.errors import BadConfig, BadFunction, ConfigMismatch, NotYet, WorkerError
+from worker.inference import cache_compile, get_backend
+
+
+class Decorated(nn.Module):
+    @torch.no_grad()
+    def quiet(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    @staticmethod
+    def static(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    @classmethod
+    def of_class(cls, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    partial = functools.partialmethod(lambda self, x, y: x, y=1)
+
+
+class NoModule:
+    def method(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def with_limit(limit: int) -> CompilerConfig:
+    config = CompilerConfig()
+    config.debug.aclgraph.static_capture_size_limit = limit
+    return config
+
+
+@pytest.fixture
+def model() -> Plain:
+    return Plain()
+
+
+# The function.
+
+
+@pytest.mark.parametrize(
+    "function",
+    [plain, Plain.affine, Plain(), Decorated.static, Decorated().static, NoModule().method, Decorated.of_class,
+     torch.relu, len, "affine", None],
+    ids=["function", "unbound", "module", "static", "static of an instance", "of no module", "class method",
+         "operator", "builtin", "text", "none"],
+)  # fmt: skip
+def test_function_that_is_no_method_of_a_module_is_refused(function: Any) -> None:
+    with pytest.raises(BadFunction, match=r"(?s)takes a bound method of an nn.Module, got .*; pass self.method"):
+        cache_compile(function)
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [(plain, r"plain \(function\)"), (NoModule().method, r"NoModule.method \(method of NoModule\)")],
+    ids=["function", "method"],
+)
+def test_function_that_is_refused_is_named(function: Any, named: str) -> None:
+    with pytest.raises(BadFunction, match=named):
+        cache_compile(function)
+
+
+@pytest.mark.parametrize("name", ["quiet", "partial"])
+def test_decorated_method_is_refused_with_the_remedy(name: str) -> None:
+    with pytest.raises(BadFunction, match="Move the body into an undecorated method|pass self.method"):
+        cache_compile(getattr(Decorated(), name))
+
+
+def test_decorated_method_is_refused_by_name() -> None:
+    with pytest.raises(BadFunction, match="Decorated.quiet is decorated, and a cached function must not be"):
+        cache_compile(Decorated().quiet)
+
+
+def test_method_of_a_module_gives_a_cached_function(model: Plain) -> None:
+    cached = cache_compile(model.affine)
+    assert isinstance(cached, CachedFunction)
+    assert (cached.name, cached.module) == ("Plain.affine", model)
+
+
+def test_nothing_is_written_before_the_first_call(
+    model: Plain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cache_compile(model.affine)
+    assert list(tmp_path.iterdir()) == []
+
+
+# Configuration and backend.
+
+
+def test_configuration_that_differs_from_the_backends_is_refused_option_by_option(model: Plain) -> None:
+    backend = get_backend(compiler_config=with_limit(3))
+    with pytest.raises(
+        ConfigMismatch, match=r"disagree \(debug.aclgraph.static_capture_size_limit: 5 / 3\); pass one of them"
+    ) as raised:
+        cache_compile(model.affine, config=with_limit(5), backend=backend)
+    assert raised.value.differing == ["debug.aclgraph.static_capture_size_limit: 5 / 3"]
+
+
+def test_configuration_that_equals_the_backends_is_accepted(model: Plain) -> None:
+    cached = cache_compile(model.affine, config=with_limit(3), backend=get_backend(compiler_config=with_limit(3)))
+    assert "static_capture_size_limit=3" in cached.request().components["config"]
+
+
+def test_configuration_of_the_backend_is_used(model: Plain) -> None:
+    cached = cache_compile(model.affine, backend=get_backend(compiler_config=with_limit(3)))
+    assert "static_capture_size_limit=3" in cached.request().components["config"]
+
+
+def test_configuration_changed_later_does_not_change_what_is_asked(model: Plain) -> None:
+    config = with_limit(3)
+    cached = cache_compile(model.affine, config=config)
+    config.debug.aclgraph.static_capture_size_limit = 5
+    assert "static_capture_size_limit=3" in cached.request().components["config"]
+
+
+def test_decompositions_of_the_backend_are_used_and_the_functions_own_win(model: Plain) -> None:
+    add, mul = torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor
+    backend = get_backend(custom_decompositions={add: plain, mul: plain})
+    cached = cache_compile(model.affine, backend=backend, custom_decompositions={mul: torch.relu})
+    same = cache_compile(model.affine, custom_decompositions={add: plain, mul: torch.relu})
+    assert cached.request() == same.request()
+
+
+@pytest.mark.parametrize("backend", ["npu", plain, functools.partial(plain, 3)], ids=["text", "function", "partial"])
+def test_backend_of_another_make_is_refused(model: Plain, backend: Any) -> None:
+    with pytest.raises(BadConfig, match=r"expected what worker.get_npu_backend\(compiler_config=...\) returns"):
+        cache_compile(model.affine, backend=backend)
+
+
+def test_option_that_is_not_built_yet_is_refused_at_once(model: Plain) -> None:
+    config = CompilerConfig()
+    config.mode = "max-autotune"
+    with pytest.raises(NotYet, match=r"config.mode = 'max-autotune'"):
+        cache_compile(model.affine, config=config)
+
+
+def test_ge_cache_has_no_effect_and_says_so(model: Plain, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="torchair"):
+        cache_compile(model.affine, ge_cache=True)
+    assert "ge_cache=True has no effect in mode reduce-overhead; it belongs to mode max-autotune" in caplog.text
+
+
+def test_ge_cache_that_is_off_says_nothing(model: Plain, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="torchair"):
+        cache_compile(model.affine, ge_cache=False)
+    assert caplog.records == []
+
+
+# Other parameters.
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("guard", "guards"),
+        ("on_recompilation", "on_recompile"),
+        ("cachedir", "cache_dir"),
+        ("dynamics", "dynamic"),
+        ("tprank", "tp_rank"),
+        ("custom_decomposition", "custom_decompositions"),
+    ],
+)
+def test_unknown_parameter_is_refused_with_the_nearest(model: Plain, name: str, nearest: str) -> None:
+    with pytest.raises(BadConfig, match=f"no parameter '{name}'; did you mean '{nearest}'?") as raised:
+        cache_compile(model.affine, **{name: 1})
+    assert raised.value.parameter == name
+
+
+def test_unknown_parameter_that_is_like_no_other_is_refused_without_a_guess(model: Plain) -> None:
+    with pytest.raises(BadConfig, match=r"cache_compile has no parameter 'zzz'$"):
+        cache_compile(model.affine, zzz=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("guards", "never", "guards is 'never'; allowed: 'once', 'always', 'skip'"),
+        ("guards", True, "guards is True; allowed: 'once', 'always', 'skip'"),
+        ("on_recompile", "stop", "on_recompile is 'stop'; allowed: 'add', 'abandon'"),
+        ("dynamic", 1, r"dynamic is 1 \(int\); expected bool"),
+        ("dynamic", None, r"dynamic is None \(NoneType\); expected bool"),
+        ("global_rank", "0", r"global_rank is '0' \(str\); expected int"),
+        ("global_rank", True, r"global_rank is True \(bool\); expected int"),
+        ("tp_rank", 0.0, r"tp_rank is 0.0 \(float\); expected int"),
+        ("pp_rank", -1, "pp_rank is -1; ranks count from 0"),
+        ("ge_cache", "yes", r"ge_cache is 'yes' \(str\); expected bool"),
+        ("config", "reduce-overhead", r"config is 'reduce-overhead' \(str\); expected CompilerConfig"),
+        ("config", {"mode": "reduce-overhead"}, r"config is {.*} \(dict\); expected CompilerConfig"),
+        ("cache_dir", 3, r"cache_dir is 3 \(int\); expected"),
+        ("cache_dir", b"cache", r"cache_dir is b'cache' \(bytes\); expected"),
+        ("custom_decompositions", [plain], r"custom_decompositions is \[.*\] \(list\); expected"),
+    ],
+)
+def test_value_of_the_wrong_type_is_refused_by_name(model: Plain, name: str, value: Any, said: str) -> None:
+    with pytest.raises(BadConfig, match=said) as raised:
+        cache_compile(model.affine, **{name: value})
+    assert raised.value.parameter == name
+
+
+def test_errors_of_bad_input_are_worker_errors(model: Plain) -> None:
+    with pytest.raises(WorkerError):
+        cache_compile(model.affine, guards="never")
+
+
+def test_backend_of_a_wrong_configuration_is_refused() -> None:
+    config: Any = {"mode": "reduce-overhead"}
+    with pytest.raises(BadConfig, match=r"compiler_config is {.*} \(dict\); expected CompilerConfig"):
+        get_backend(compiler_config=config)
+
+
+# The package's own surface.
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["CompilerConfig", "get_npu_backend", "get_backend", "logger", "patch_for_hcom", "inference", "readable_cache"],
+)
+def test_worker_has_torchairs_names(name: str) -> None:
+    assert getattr(worker, name) is not None
+    assert name in dir(worker)
+
+
+def test_worker_gives_the_same_backend_under_both_names() -> None:
+    assert worker.get_npu_backend is worker.get_backend
+
+
+@pytest.mark.parametrize("name", ["cache_compile", "readable_cache", "set_dim_gears"])
+def test_worker_inference_has_torchairs_names(name: str) -> None:
+    function: Callable[..., Any] = getattr(worker.inference, name)
+    assert callable(function)
+
+
+def test_worker_without_the_name_says_so() -> None:
+    with pytest.raises(AttributeError, match="module 'worker' has no attribute 'get_gpu_backend'"):
+        worker.get_gpu_backend  # noqa: B018 - the access is what is tested

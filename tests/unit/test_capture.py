@@ -1,0 +1,433 @@
+"""The capture runtime on the CPU: when it captures, what is copied, what a later replay overwrites."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from worker.capture import CaptureOptions, GraphRunner
+from worker.configs.compiler_config import CompilerConfig
+from worker.devices.cpu import CpuBackend
+from worker.graph_facts import GraphFacts
+
+pytestmark = pytest.mark.usefixtures("no_grad")
+
+Graph = Callable[..., tuple[Any, ...]]
+
+
+def runner(graph: Graph, *classes: str, aliased: tuple[int, ...] = (), **options: Any) -> GraphRunner:
+    facts = GraphFacts(input_classes=classes, num_outputs=1, aliased_outputs=aliased)
+    return GraphRunner(graph, facts, CpuBackend(), CaptureOptions(**options))
+
+
+def doubled(x: torch.Tensor) -> tuple[Any, ...]:
+    return (x * 2,)
+
+
+def weighted(weight: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
+    return (weight * x,)
+
+
+def counted(cache: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
+    """Adds to its cache, so that each run of the graph leaves a trace."""
+    cache.add_(x.sum())
+    return (cache * 1.0,)
+
+
+def ones(*shape: int) -> torch.Tensor:
+    return torch.ones(*shape)
+
+
+# Capture and replay.
+
+
+def test_first_call_captures_and_replays() -> None:
+    run = runner(doubled, "user")
+    assert torch.equal(run(ones(3))[0], ones(3) * 2)
+    assert (run.statistics.captures, run.statistics.replays) == (1, 1)
+
+
+def test_later_calls_of_a_shape_only_replay() -> None:
+    run = runner(doubled, "user")
+    results = [run(ones(3) * value)[0].clone() for value in (1, 2, 3)]
+    assert [result[0].item() for result in results] == [2, 4, 6]
+    assert (run.statistics.captures, run.statistics.replays) == (1, 3)
+
+
+def test_output_lies_at_the_same_address_in_every_replay() -> None:
+    run = runner(doubled, "user")
+    assert run(ones(3))[0].data_ptr() == run(ones(3))[0].data_ptr()
+
+
+def test_output_is_overwritten_by_a_later_replay() -> None:
+    run = runner(doubled, "user")
+    first = run(ones(3))[0]
+    run(ones(3) * 5)
+    assert torch.equal(first, ones(3) * 10)
+
+
+def test_output_of_one_shape_is_not_overwritten_by_another_shape() -> None:
+    run = runner(doubled, "user")
+    first = run(ones(3))[0]
+    run(ones(4) * 5)
+    assert torch.equal(first, ones(3) * 2)
+
+
+def test_cloned_output_is_not_overwritten() -> None:
+    run = runner(doubled, "user", clone_output=True)
+    first = run(ones(3))[0]
+    run(ones(3) * 5)
+    assert torch.equal(first, ones(3) * 2)
+
+
+def test_cloned_output_that_shares_memory_with_an_input_stays_shared() -> None:
+    def part(cache: torch.Tensor) -> tuple[Any, ...]:
+        cache.add_(1.0)
+        return cache[:1], cache * 1.0
+
+    cache = torch.zeros(2)
+    run = runner(part, "mutated", aliased=(0,), clone_output=True)
+    shared, computed = run(cache)
+    assert shared.data_ptr() == cache.data_ptr()
+    assert computed.data_ptr() != run(cache)[1].data_ptr()
+
+
+def test_output_that_is_no_tensor_is_returned_as_it_is() -> None:
+    run = runner(lambda x: (x * 2, 7, None), "user", clone_output=True)
+    assert run(ones(1))[1:] == (7, None)
+
+
+def test_outputs_that_share_memory_with_each_other_are_both_right_after_a_replay() -> None:
+    def both(x: torch.Tensor) -> tuple[Any, ...]:
+        y = x * 2
+        return y, y.view(-1)[:1]
+
+    run = runner(both, "user")
+    run(ones(2))
+    whole, part = run(ones(2) * 3)
+    assert torch.equal(whole, ones(2) * 6)
+    assert torch.equal(part, ones(1) * 6)
+
+
+@pytest.mark.parametrize(("key", "other"), [(2, 3), (2, 4)])
+def test_number_is_part_of_the_key(key: int, other: int) -> None:
+    run = runner(lambda n, x: (x * n,), "number", "user")
+    assert run(key, ones(1))[0].item() == key
+    assert run(other, ones(1))[0].item() == other
+    assert run.statistics.captures == 2
+
+
+def test_signatures_name_the_shapes_that_were_captured() -> None:
+    run = runner(doubled, "user")
+    run(ones(3))
+    run(ones(2, 4))
+    assert run.signatures() == ("(torch.Size([3]),)", "(torch.Size([2, 4]),)")
+
+
+# User inputs.
+
+
+def test_user_input_is_copied_not_used_where_it_lies() -> None:
+    run = runner(doubled, "user")
+    x = ones(3)
+    result = run(x)[0]
+    x.fill_(9.0)
+    assert torch.equal(result, ones(3) * 2)
+
+
+def test_user_input_at_another_address_needs_no_recapture() -> None:
+    run = runner(doubled, "user")
+    kept = [ones(3), ones(3)]
+    for x in kept:
+        run(x)
+    assert (run.statistics.captures, run.statistics.recaptures) == (1, 0)
+
+
+def test_user_input_without_cloning_is_recaptured_at_another_address() -> None:
+    run = runner(doubled, "user", clone_input=False)
+    kept = [ones(3), ones(3) * 2]
+    assert [run(x)[0][0].item() for x in kept] == [2, 4]
+    assert (run.statistics.captures, run.statistics.recaptures) == (2, 1)
+
+
+def test_user_input_without_cloning_is_read_where_it_lies() -> None:
+    run = runner(doubled, "user", clone_input=False)
+    x = ones(3)
+    run(x)
+    x.fill_(5.0)
+    assert torch.equal(run(x)[0], ones(3) * 10)
+    assert run.statistics.captures == 1
+
+
+@pytest.mark.parametrize(
+    "x",
+    [torch.arange(6.0).reshape(2, 3).T, torch.arange(12.0)[::2], torch.arange(3.0).expand(2, 3), torch.ones(0, 3)],
+    ids=["transposed", "strided", "expanded", "empty"],
+)
+def test_user_input_keeps_its_strides(x: torch.Tensor) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def look(value: torch.Tensor) -> tuple[Any, ...]:
+        seen.append(value.stride())
+        return (value * 2,)
+
+    run = runner(look, "user")
+    for _ in range(2):
+        assert torch.equal(run(x)[0], x * 2)
+    assert set(seen) == {x.stride()}
+
+
+# Parameters, buffers and mutated inputs.
+
+
+@pytest.mark.parametrize("kind", ["state", "mutated"])
+def test_state_is_used_where_it_lies(kind: str) -> None:
+    run = runner(weighted, kind, "user")
+    weight = ones(3)
+    run(weight, ones(3))
+    weight.fill_(4.0)
+    assert torch.equal(run(weight, ones(3))[0], ones(3) * 4)
+    assert run.statistics.captures == 1
+
+
+@pytest.mark.parametrize("kind", ["state", "mutated"])
+def test_state_at_another_address_is_recaptured(kind: str) -> None:
+    run = runner(weighted, kind, "user")
+    weights = [ones(3), ones(3) * 2]
+    assert [run(weight, ones(3))[0][0].item() for weight in weights] == [1, 2]
+    assert (run.statistics.captures, run.statistics.recaptures) == (2, 1)
+
+
+def test_recapture_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    run = runner(weighted, "state", "user")
+    with caplog.at_level(logging.INFO, logger="torchair"):
+        for weight in [ones(3), ones(3) * 2]:
+            run(weight, ones(3))
+    assert "recapture: a parameter, buffer or mutated input lies at another address" in caplog.text
+
+
+def test_recapture_replaces_the_captured_graph_of_its_shape() -> None:
+    run = runner(weighted, "state", "user", limit=1)
+    for weight in [ones(3), ones(3) * 2]:
+        run(weight, ones(3))
+    assert len(run.signatures()) == 1
+    assert run.statistics.eager_calls == 0
+
+
+def test_first_call_writes_to_a_mutated_input_once() -> None:
+    cache = torch.zeros(2)
+    result = runner(counted, "mutated", "user")(cache, ones(1))[0]
+    assert torch.equal(cache, ones(2))
+    assert torch.equal(result, ones(2))
+
+
+def test_every_call_writes_to_a_mutated_input_once() -> None:
+    cache = torch.zeros(2)
+    run = runner(counted, "mutated", "user")
+    for _ in range(3):
+        run(cache, ones(1))
+    assert torch.equal(cache, ones(2) * 3)
+
+
+def test_capture_leaves_mutated_inputs_as_they_were() -> None:
+    cache = torch.arange(2.0)
+    run = runner(counted, "mutated", "user")
+    run.prepare(cache, ones(1))
+    assert torch.equal(cache, torch.arange(2.0))
+    assert run.statistics.captures == 1
+
+
+def test_call_after_a_capture_in_advance_does_not_capture_again() -> None:
+    cache = torch.zeros(2)
+    run = runner(counted, "mutated", "user")
+    run.prepare(cache, ones(1))
+    run(cache, ones(1))
+    assert run.statistics.captures == 1
+    assert torch.equal(cache, ones(2))
+
+
+@pytest.mark.parametrize("options", [{"eager": True}, {"limit": 1}], ids=["eager", "limit"])
+def test_capture_that_cannot_be_made_leaves_mutated_inputs_as_they_were(options: dict[str, Any]) -> None:
+    run = runner(counted, "mutated", "user", **options)
+    run(torch.zeros(3), ones(1))  # takes the only capture there may be
+    cache = torch.arange(2.0)
+    run.prepare(cache, ones(1))
+    assert torch.equal(cache, torch.arange(2.0))
+
+
+# A user input inside a mutated input's memory.
+
+
+def reads_back(cache: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
+    cache.add_(1.0)
+    return (x * 10,)
+
+
+def test_user_input_inside_a_mutated_input_sees_its_writes() -> None:
+    cache = torch.zeros(2)
+    run = runner(reads_back, "mutated", "user")
+    results = [run(cache, cache[:1])[0].item() for _ in range(3)]
+    assert results == [10, 20, 30]
+
+
+def test_user_input_that_moves_into_a_mutated_input_sees_its_writes() -> None:
+    cache = torch.zeros(2)
+    run = runner(reads_back, "mutated", "user")
+    assert run(cache, torch.zeros(1))[0].item() == 0
+    assert run(cache, cache[:1])[0].item() == 20
+
+
+def test_user_input_that_leaves_a_mutated_input_does_not_write_to_it() -> None:
+    cache = torch.zeros(2)
+    run = runner(reads_back, "mutated", "user")
+    run(cache, cache[:1])
+    assert run(cache, torch.full((1,), 7.0))[0].item() == 70
+    assert torch.equal(cache, ones(2) * 2)
+
+
+def test_user_input_that_moves_within_a_mutated_input_reads_the_new_place() -> None:
+    cache = torch.tensor([0.0, 100.0])
+    run = runner(reads_back, "mutated", "user")
+    assert run(cache, cache[:1])[0].item() == 10
+    assert run(cache, cache[1:])[0].item() == 1020
+
+
+# Limits and switches.
+
+
+def test_shape_beyond_the_limit_runs_without_capture() -> None:
+    run = runner(doubled, "user", limit=2)
+    for size in (1, 2, 3):
+        assert torch.equal(run(ones(size))[0], ones(size) * 2)
+    assert (run.statistics.captures, run.statistics.eager_calls) == (2, 1)
+
+
+def test_shape_within_the_limit_still_replays_after_it_was_reached() -> None:
+    run = runner(doubled, "user", limit=1)
+    for size in (1, 2, 1):
+        run(ones(size))
+    assert (run.statistics.replays, run.statistics.eager_calls) == (2, 1)
+
+
+def test_limit_warns_once_and_names_the_option(caplog: pytest.LogCaptureFixture) -> None:
+    run = runner(doubled, "user", limit=1)
+    with caplog.at_level(logging.WARNING, logger="torchair"):
+        for size in (1, 2, 3):
+            run(ones(size))
+    (record,) = caplog.records
+    assert "1 graphs are captured, which is debug.aclgraph.static_capture_size_limit" in record.getMessage()
+
+
+def test_eager_runs_the_graph_and_captures_nothing() -> None:
+    cache = torch.zeros(2)
+    run = runner(counted, "mutated", "user", eager=True)
+    run(cache, ones(1))
+    run(cache, ones(1))
+    assert torch.equal(cache, ones(2) * 2)
+    assert (run.statistics.captures, run.statistics.eager_calls) == (0, 2)
+
+
+def test_eager_gives_a_new_output_each_time() -> None:
+    run = runner(doubled, "user", eager=True)
+    first = run(ones(3))[0]
+    run(ones(3) * 5)
+    assert torch.equal(first, ones(3) * 2)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("debug.run_eagerly", True, {"eager": True}),
+        ("debug.aclgraph.clone_input", False, {"clone_input": False}),
+        ("debug.aclgraph.enable_output_clone", True, {"clone_output": True}),
+        ("debug.aclgraph.static_capture_size_limit", 3, {"limit": 3}),
+    ],
+)
+def test_options_come_from_the_configuration(option: str, value: Any, expected: dict[str, Any]) -> None:
+    config = CompilerConfig()
+    section: Any = config
+    *parts, name = option.split(".")
+    for part in parts:
+        section = getattr(section, part)
+    setattr(section, name, value)
+    assert CaptureOptions.of(config) == CaptureOptions(**expected)
+
+
+# What the process is in when a graph runs.
+
+
+def test_graph_runs_without_gradients() -> None:
+    with torch.enable_grad():
+        (result,) = runner(doubled, "user")(ones(3).requires_grad_())
+    assert not result.requires_grad
+
+
+def test_graph_runs_without_autocast() -> None:
+    seen: list[bool] = []
+
+    def look(x: torch.Tensor) -> tuple[Any, ...]:
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return (x * 2,)
+
+    with torch.autocast("cpu"):
+        runner(look, "user")(ones(3))
+    assert set(seen) == {False}
+
+
+@pytest.mark.parametrize(
+    ("first", "then"), [(torch.inference_mode, torch.no_grad), (torch.no_grad, torch.inference_mode)]
+)
+def test_graph_captured_in_one_mode_replays_in_the_other(first: Any, then: Any) -> None:
+    cache = torch.zeros(2)
+    run = runner(counted, "mutated", "user")
+    with first():
+        run(cache, ones(1))
+    with then():
+        result = run(cache, ones(1))[0]
+    assert torch.equal(result, ones(2) * 2)
+
+
+def test_cache_that_was_made_in_inference_mode_is_written_there() -> None:
+    run = runner(counted, "mutated", "user")
+    with torch.inference_mode():
+        cache = torch.zeros(2)
+        run(cache, ones(1))
+        assert torch.equal(run(cache, ones(1))[0], ones(2) * 2)
+
+
+def test_output_made_outside_inference_mode_is_an_ordinary_tensor() -> None:
+    run = runner(doubled, "user")
+    with torch.inference_mode():
+        run(ones(3))
+    assert not run(ones(3))[0].is_inference()
+
+
+# The device's own part.
+
+
+def test_captured_graph_counts_the_bytes_of_its_outputs() -> None:
+    captured = CpuBackend().capture(lambda x: (x * 2, x), [ones(4)], frozenset({1}))
+    assert captured.pool_bytes == 16
+
+
+def test_captured_graph_reads_what_its_inputs_now_hold() -> None:
+    x = ones(2)
+    captured = CpuBackend().capture(doubled, [x], frozenset())
+    x.fill_(3.0)
+    captured.replay()
+    assert torch.equal(captured.outputs[0], ones(2) * 6)
+
+
+def test_captured_graph_keeps_the_addresses_of_its_outputs() -> None:
+    captured = CpuBackend().capture(doubled, [ones(2)], frozenset())
+    before = captured.outputs[0].data_ptr()
+    captured.replay()
+    assert captured.outputs[0].data_ptr() == before
+
+
+def test_cpu_is_the_same_device_for_every_local_rank() -> None:
+    assert CpuBackend().device(3) == torch.device("cpu")

@@ -1,0 +1,233 @@
+"""The frame: arguments in, outputs out, in another process than the one that traced it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import marshal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.small_models import Cached, Plain
+from tests.support.tracing import bound, traced
+from worker.errors import NotPortable
+from worker.frame import Frame, bind, extract
+from worker.torch_private import Trace
+from worker.variant import function_of
+
+ROOT = Path(__file__).parents[2]
+ROWS = torch.arange(8.0).reshape(2, 4)
+TABLE = torch.full((4,), 2.0)
+COUNT = 0
+
+
+@dataclasses.dataclass
+class Batch:
+    rows: torch.Tensor
+    kind: str
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+class Shapes(nn.Module):
+    """Arguments and outputs of every form."""
+
+    def nested(self, batch: Batch, caches: list[torch.Tensor], **named: Any) -> dict[str, Any]:
+        y = batch.rows + caches[1] * named["more"]["x"]
+        return {"y": y, "pair": (y * 2, [y * 3]), "kind": batch.kind, "size": y.shape, "none": None}
+
+    def makes_pair(self, x: torch.Tensor) -> Pair:
+        return Pair(x + 1, x + 2)
+
+    def unchanged(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, y + 1
+
+    def dtype(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.dtype, torch.device]:
+        return x * 2, x.dtype, x.device
+
+    def by_global(self, x: torch.Tensor) -> torch.Tensor:
+        return x * TABLE
+
+    def appends(self, x: torch.Tensor, log: list[torch.Tensor]) -> torch.Tensor:
+        y = x * 2
+        log.append(y)
+        return y
+
+    def counts(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls = getattr(self, "calls", 0) + 1
+        return x * 2
+
+    def sets_global(self, x: torch.Tensor) -> torch.Tensor:
+        global COUNT  # noqa: PLW0603 - that is what is refused
+        COUNT = 1
+        return x * 2
+
+    def keyword_only(self, x: torch.Tensor, /, y: int = 3, *, z: float = 0.5) -> torch.Tensor:
+        return x * y + z
+
+
+def frame_of(method: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Frame, Trace]:
+    trace = traced(method, *args, **kwargs)
+    return extract(trace, function_of(bound(method))), trace
+
+
+def bound_frame(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+    """The frame of a method around its own ATen graph, as a function of the method's arguments."""
+    frame, trace = frame_of(method, *args, **kwargs)
+    reread = Frame(code=bytes(frame.code), names=json.loads(json.dumps(frame.names)))
+    function = bind(reread, function_of(bound(method)), trace.lowered.graph)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            return function(bound(method).__self__, *args, **kwargs)
+
+    return call
+
+
+# What goes in and comes out.
+
+
+def test_frame_unpacks_nested_arguments_and_packs_nested_outputs() -> None:
+    model = Shapes()
+    batch, caches, named = Batch(ROWS, "prompt"), [ROWS, ROWS * 2], {"x": ROWS}
+    expected = model.nested(batch, caches, more=named)
+    found = bound_frame(model.nested, batch, caches, more=named, dynamic=False)(batch, caches, more=named)
+    assert list(found) == list(expected)
+    assert torch.equal(found["pair"][1][0], expected["pair"][1][0])
+    assert (found["kind"], found["size"], found["none"]) == ("prompt", torch.Size([2, 4]), None)
+
+
+def test_frame_passes_the_module_it_is_called_with() -> None:
+    frame, trace = frame_of(Plain().affine, ROWS)
+    function = bind(frame, function_of(Plain().affine), trace.lowered.graph)
+    other = Plain()
+    with torch.no_grad():
+        assert torch.equal(function(other, ROWS), other.affine(ROWS))
+
+
+def test_frame_makes_the_users_named_tuple() -> None:
+    result = bound_frame(Shapes().makes_pair, ROWS)(ROWS)
+    assert type(result) is Pair
+    assert torch.equal(result.second, ROWS + 2)
+
+
+def test_frame_returns_an_argument_itself() -> None:
+    x = ROWS.clone()
+    returned, _ = bound_frame(Shapes().unchanged, x, ROWS)(x, ROWS)
+    assert returned is x
+
+
+def test_frame_returns_dtype_and_device() -> None:
+    assert bound_frame(Shapes().dtype, ROWS)(ROWS)[1:] == (torch.float32, torch.device("cpu"))
+
+
+def test_frame_has_the_methods_own_defaults_and_keywords() -> None:
+    call = bound_frame(Shapes().keyword_only, ROWS)
+    assert torch.equal(call(ROWS), ROWS * 3 + 0.5)
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [((), {}), ((1,), {"x": 2}), ((ROWS, 3, 0.5), {})])
+def test_frame_refuses_arguments_that_the_method_does_not_take(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    with pytest.raises(TypeError, match=r"keyword_only\(\)"):
+        bound_frame(Shapes().keyword_only, ROWS)(*args, **kwargs)
+
+
+def test_frame_of_a_method_with_a_free_variable_reads_it() -> None:
+    factor = torch.full((4,), 3.0)
+
+    class Closed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * factor
+
+    assert torch.equal(bound_frame(Closed().forward, ROWS)(ROWS), ROWS * 3)
+
+
+def test_frame_reads_a_global_as_it_is_at_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = bound_frame(Shapes().by_global, ROWS)
+    monkeypatch.setitem(globals(), "TABLE", torch.full((4,), 5.0))
+    assert torch.equal(call(ROWS), ROWS * 5)
+
+
+# What it writes to.
+
+
+def test_frame_appends_to_a_list_of_the_caller() -> None:
+    log: list[torch.Tensor] = []
+    result = bound_frame(Shapes().appends, ROWS, [])(ROWS, log)
+    assert [item is result for item in log] == [True]
+
+
+def test_frame_sets_an_attribute_of_the_module() -> None:
+    model = Shapes()
+    bound_frame(model.counts, ROWS)(ROWS)
+    assert model.calls == 1
+
+
+@pytest.mark.parametrize(("name", "writes"), [("counts", True), ("dtype", False)])
+def test_frame_says_whether_it_writes_to_objects(name: str, writes: bool) -> None:
+    frame, _ = frame_of(getattr(Shapes(), name), ROWS)
+    assert frame.names["writes"] is writes
+
+
+def test_method_that_sets_a_global_is_refused_by_name() -> None:
+    with pytest.raises(NotPortable, match=r"Shapes.sets_global sets the global COUNT") as raised:
+        frame_of(Shapes().sets_global, ROWS)
+    assert raised.value.what == "COUNT"
+
+
+# What is kept.
+
+
+def test_frame_holds_no_path_of_this_machine() -> None:
+    frame, _ = frame_of(Plain().affine, ROWS)
+    kept = frame.code + json.dumps(frame.names).encode()
+    assert b"small_models.py" not in kept
+    assert str(ROOT).encode() not in kept
+
+
+def test_frame_is_equal_bytes_for_equal_traces() -> None:
+    first, _ = frame_of(Cached().store, ROWS)
+    for method in (Shapes().makes_pair, Shapes().dtype):
+        traced(method, ROWS)  # moves every counter of Dynamo on
+    assert frame_of(Cached().store, ROWS)[0] == first
+
+
+def test_frame_calls_the_graph_by_one_name() -> None:
+    frame, trace = frame_of(Plain().affine, ROWS)
+    names = marshal.loads(frame.code).co_names
+    assert frame.names["graph"] in names
+    assert trace.graph_name not in names
+
+
+def test_frame_and_graph_are_equal_bytes_in_another_process_with_other_hashes() -> None:
+    code = (
+        "import hashlib, json, torch\n"
+        "from tests.support.small_models import Cached\n"
+        "from tests.support.tracing import compiled\n"
+        "print(hashlib.sha256(compiled(Cached().store, torch.ones(2, 4)).to_bytes()).hexdigest())\n"
+    )
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env={"PYTHONHASHSEED": seed, "PATH": "/usr/bin:/bin"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for seed in ("1", "2")
+    ]
+    digests = [child.communicate()[0] for child in children]
+    assert [child.returncode for child in children] == [0, 0]
+    assert digests[0] == digests[1]

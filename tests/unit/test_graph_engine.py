@@ -1,0 +1,347 @@
+"""Engine ``graph``: the traced graph as Python source, and back."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from tests.support.fake_group import fake_world
+from tests.support.small_models import Cached, Plain, Spread
+from tests.support.tracing import traced
+from worker import groups
+from worker.engines import engine_for
+from worker.engines.graph import GraphEngine, _pack_constants, _unpack_constants
+from worker.errors import ArtifactCorrupt, NotPortable, NotYet
+from worker.graph_facts import analyse
+from worker.torch_private import Trace
+
+ROWS = torch.arange(8.0).reshape(2, 4)
+ENGINE = GraphEngine()
+
+
+def sections_of(trace: Trace) -> dict[str, bytes]:
+    return ENGINE.compile(trace.lowered, analyse(trace.lowered, "self"))
+
+
+def source_of(method: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    return sections_of(traced(method, *args, **kwargs))["graph.py"].decode()
+
+
+def rerun(trace: Trace, *inputs: Any, groups: Mapping[str, str] | None = None) -> tuple[Any, ...]:
+    """What the loaded graph gives for its inputs, in the order of the trace."""
+    with torch.no_grad():
+        return ENGINE.load(sections_of(trace), groups or {})(*inputs)
+
+
+class Arguments(nn.Module):
+    """Operators whose arguments are of every kind that a graph holds."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.to(torch.float64, memory_format=torch.contiguous_format)
+        y = y.clamp(min=-math.inf, max=1e300).sum(dim=[0, -1], keepdim=True)
+        z = torch.full((2, 3), math.inf, dtype=torch.float64, device="cpu")
+        picked = torch.cat([x, x], 1)[:, None, ..., ::2][torch.tensor([0, 1])]
+        return (y + z).nan_to_num(nan=0.5) + picked.mean() + torch.zeros_like(x, layout=torch.strided)[0, 0]
+
+
+class Strings(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.div(x, 3.0, rounding_mode="floor")
+
+
+class SameConstant(nn.Module):
+    """Uses one tensor of the closure twice."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        table = torch.tensor([1, 2, 4, 8])
+        return x * table + table
+
+
+class Collective(nn.Module):
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.group = group
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        dist.all_reduce(y, group=self.group)
+        return y
+
+
+class Numbers(nn.Module):
+    """Arithmetic on sizes, and a size among the outputs."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        rows = x.shape[0]
+        half = max(rows // 2, 1)
+        return x[:half] * (rows + 1) / math.sqrt(2), rows * 3
+
+
+# The source.
+
+
+def test_source_of_a_static_graph_is_what_a_person_would_write() -> None:
+    assert source_of(Plain().affine, ROWS, dynamic=False) == (
+        "def bind(groups, constants):\n"
+        "    aten_linear_default = torch._C._nn.linear\n"
+        "    aten_mul_Tensor = torch.mul\n"
+        "\n"
+        "    def graph(arg0_1, arg1_1, arg2_1):\n"
+        "        linear = aten_linear_default(arg2_1, arg0_1, arg1_1)\n"
+        "        mul = aten_mul_Tensor(linear, 2)\n"
+        "        del linear\n"
+        "        return (mul,)\n"
+        "\n"
+        "    return graph\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "method",
+    [Plain().affine, Cached().store, Arguments().forward, Spread().forward, Numbers().forward],
+    ids=lambda method: method.__qualname__,
+)
+def test_source_is_python(method: Callable[..., Any]) -> None:
+    ast.parse(source_of(method, ROWS))
+
+
+def test_source_frees_each_value_after_its_last_use() -> None:
+    class Chain(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return ((x + 1) * 2).exp()
+
+    lines = [line.strip() for line in source_of(Chain().forward, ROWS, dynamic=False).splitlines()]
+    assert lines.index("del add") == lines.index("mul = aten_mul_Tensor(add, 2)") + 1
+    assert lines.index("del mul") == lines.index("exp = aten_exp_default(mul)") + 1
+
+
+def test_source_never_frees_inputs() -> None:
+    assert "del arg" not in source_of(Cached().store, ROWS)
+
+
+def test_source_binds_each_operator_once() -> None:
+    class Repeated(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1 + x + 2
+
+    assert source_of(Repeated().forward, ROWS).count(" = torch.add\n") == 1
+
+
+def test_source_keeps_operators_without_a_result() -> None:
+    class Foreach(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch._foreach_add_([x], 1.0)
+            return x * 2
+
+    assert "        aten__foreach_add__Scalar([arg0_1], 1.0)\n" in source_of(
+        Foreach().forward, ROWS.clone(), dynamic=False
+    )
+
+
+def test_source_holds_no_path_of_this_machine() -> None:
+    sections = sections_of(traced(Plain().affine, ROWS))
+    assert all(str(__file__).encode() not in data for data in sections.values())
+    assert all(b"small_models" not in data for data in sections.values())
+
+
+# What it computes.
+
+
+def test_graph_computes_what_eager_computes() -> None:
+    model = Plain()
+    trace = traced(model.affine, ROWS, dynamic=False)
+    with torch.no_grad():
+        expected = model.affine(ROWS)
+    (result,) = rerun(trace, model.linear.weight, model.linear.bias, ROWS)
+    assert torch.equal(result, expected)
+
+
+def test_graph_with_arguments_of_every_kind_computes_what_eager_computes() -> None:
+    (result,) = rerun(traced(Arguments().forward, ROWS, dynamic=False), ROWS)
+    assert torch.equal(result, Arguments().forward(ROWS))
+
+
+def test_graph_with_a_text_argument_computes_what_eager_computes() -> None:
+    (result,) = rerun(traced(Strings().forward, ROWS, dynamic=False), ROWS)
+    assert torch.equal(result, Strings().forward(ROWS))
+
+
+@pytest.mark.parametrize("rows", [2, 5, 9])
+def test_graph_with_a_dynamic_size_takes_other_sizes(rows: int) -> None:
+    trace = traced(Numbers().forward, ROWS[:, :3].contiguous())
+    x = torch.arange(rows * 3.0).reshape(rows, 3)
+    sizes = {"L['x'].size()[0]": rows, "L['x'].size()[1]": 3}
+    inputs = [x if item.is_tensor else sizes[item.source] for item in trace.lowered.inputs]
+    result, number = rerun(trace, *inputs)
+    expected, expected_number = Numbers().forward(x)
+    assert torch.equal(result, expected)
+    assert number == expected_number
+
+
+def test_graph_writes_to_its_inputs_in_place() -> None:
+    model = Cached()
+    cache = torch.zeros(8, 4)
+    rerun(traced(model.accumulate, ROWS, dynamic=False), *_in_order(model, ROWS, cache))
+    assert torch.equal(cache, torch.full((8, 4), 28.0))
+
+
+def _in_order(model: Cached, x: torch.Tensor, cache: torch.Tensor) -> list[torch.Tensor]:
+    trace = traced(model.accumulate, x, dynamic=False)
+    return [cache if "cache" in item.source else x for item in trace.lowered.inputs]
+
+
+def test_graph_returns_a_tuple_even_of_one() -> None:
+    result = rerun(traced(Strings().forward, ROWS, dynamic=False), ROWS)
+    assert isinstance(result, tuple)
+    assert len(result) == 1
+
+
+# Constants.
+
+DTYPES = [
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8,
+    torch.uint8, torch.bool, torch.complex64,
+]  # fmt: skip
+
+
+def exactly_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    bytes_of = [item.contiguous().view(-1).view(torch.uint8) for item in (one, other)]
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(*bytes_of)
+
+
+@given(
+    tensors=st.lists(
+        st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=3), st.integers(0, 2**31)),
+        max_size=4,
+    )
+)
+def test_constants_round_trip(tensors: list[tuple[torch.dtype, list[int], int]]) -> None:
+    generator = torch.Generator()
+    made = []
+    for dtype, shape, seed in tensors:
+        generator.manual_seed(seed)
+        made.append(torch.randint(0, 100, shape, generator=generator).to(dtype))
+    back = _unpack_constants(_pack_constants(made))
+    assert [item.shape for item in back] == [item.shape for item in made]
+    assert all(exactly_equal(*pair) for pair in zip(made, back, strict=True) if pair[0].numel())
+
+
+def test_constant_that_is_not_contiguous_round_trips() -> None:
+    constant = torch.arange(6.0).reshape(2, 3).T
+    (back,) = _unpack_constants(_pack_constants([constant]))
+    assert torch.equal(back, constant)
+
+
+def test_constant_keeps_nan_and_negative_zero_to_the_bit() -> None:
+    constant = torch.tensor([math.nan, -0.0, math.inf])
+    (back,) = _unpack_constants(_pack_constants([constant]))
+    assert exactly_equal(back, constant)
+
+
+def test_constants_of_two_loads_are_apart() -> None:
+    data = _pack_constants([torch.ones(2)])
+    first, second = _unpack_constants(data), _unpack_constants(data)
+    first[0].add_(1.0)
+    assert torch.equal(second[0], torch.ones(2))
+
+
+def test_constants_without_a_header_are_corrupt() -> None:
+    with pytest.raises(ArtifactCorrupt, match="section 'constants' of the artifact has no header line"):
+        _unpack_constants(b"")
+
+
+def test_constant_of_the_graph_is_kept_once() -> None:
+    sections = sections_of(traced(SameConstant().forward, ROWS, dynamic=False))
+    assert sections["constants"].startswith(b'[["int64", [4]]]\n')
+
+
+def test_graph_with_constants_computes_what_eager_computes() -> None:
+    (result,) = rerun(traced(SameConstant().forward, ROWS, dynamic=False), ROWS)
+    assert torch.equal(result, SameConstant().forward(ROWS))
+
+
+# Determinism.
+
+
+@pytest.mark.parametrize(
+    "method",
+    [Plain().affine, Cached().store, Spread().forward, SameConstant().forward, Numbers().forward],
+    ids=lambda method: method.__qualname__,
+)
+def test_sections_are_equal_bytes_for_equal_graphs(method: Callable[..., Any]) -> None:
+    first = sections_of(traced(method, ROWS))
+    traced(Arguments().forward, ROWS)  # moves every counter of Dynamo on
+    assert sections_of(traced(method, ROWS)) == first
+
+
+def test_sections_do_not_depend_on_the_weights() -> None:
+    assert sections_of(traced(Plain().affine, ROWS)) == sections_of(traced(Plain().affine, ROWS))
+
+
+def test_sections_of_different_graphs_differ() -> None:
+    assert sections_of(traced(Plain().affine, ROWS)) != sections_of(traced(Plain().scaled, ROWS))
+
+
+# Groups.
+
+
+def test_group_is_written_by_its_role() -> None:
+    with fake_world(rank=0, world_size=4):
+        group = dist.new_group([0, 1])
+        groups.register({"tp": group})
+        source = source_of(Collective(group).forward, ROWS)
+        assert "groups['tp']" in source
+        assert f"'{group.group_name}'" not in source
+
+
+def test_group_of_another_rank_gives_equal_bytes() -> None:
+    sections = []
+    for rank in (0, 3):
+        with fake_world(rank=rank, world_size=4):
+            pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+            groups.register({"tp": pairs[rank // 2]})
+            sections.append(sections_of(traced(Collective(pairs[rank // 2]).forward, ROWS)))
+    assert sections[0] == sections[1]
+
+
+def test_group_is_bound_to_the_name_it_has_here() -> None:
+    with fake_world(rank=0, world_size=4):
+        group = dist.new_group([0, 1])
+        groups.register({"tp": group})
+        trace = traced(Collective(group).forward, ROWS, dynamic=False)
+        (result,) = rerun(trace, ROWS, groups={"tp": str(group.group_name)})
+    assert torch.equal(result, ROWS * 2)  # nothing is sent in a fake world
+
+
+# What no artifact can keep.
+
+
+def test_target_without_a_portable_name_is_refused() -> None:
+    class Branches(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,))
+
+    with pytest.raises(NotPortable, match="no artifact can keep|no portable name"):
+        sections_of(traced(Branches().forward, ROWS))
+
+
+# The port.
+
+
+def test_engine_of_mode_reduce_overhead_is_graph() -> None:
+    assert engine_for("reduce-overhead").name == "graph"
+
+
+@pytest.mark.parametrize(("mode", "name"), [("max-autotune", "aoti"), ("npugraph_ex", "torchair")])
+def test_engine_that_is_not_built_yet_is_named(mode: str, name: str) -> None:
+    with pytest.raises(NotYet, match=rf"engine {name} \(mode '{mode}'\); use mode \"reduce-overhead\""):
+        engine_for(mode)

@@ -1,0 +1,250 @@
+"""What the runtime must know of a graph: classes of inputs, outputs that share memory, random operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.small_models import Cached, Plain, Unfit
+from tests.support.tracing import traced
+from worker.errors import RandomOp
+from worker.graph_facts import GraphFacts, analyse, named_argument
+from worker.torch_private import LoweredGraph
+
+ROWS = torch.ones(2, 4)
+CACHE = torch.zeros(8, 4)
+
+
+def lowered(method: Callable[..., Any], *args: Any, **kwargs: Any) -> LoweredGraph:
+    return traced(method, *args, dynamic=False, **kwargs).lowered
+
+
+def facts(method: Callable[..., Any], *args: Any, self_name: str = "self", **kwargs: Any) -> GraphFacts:
+    return analyse(lowered(method, *args, **kwargs), self_name)
+
+
+def classes(method: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, str]:
+    """Class of each input by the last part of its source."""
+    trace = traced(method, *args, **kwargs)
+    found = analyse(trace.lowered, "self")
+    names = [item.source.rpartition("[")[2].strip("']\"") for item in trace.lowered.inputs]
+    return dict(zip(names, found.input_classes, strict=True))
+
+
+class Views(nn.Module):
+    """Methods that write through views, or return them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(8, 4))
+        self.table: torch.Tensor
+
+    def through_view(self, cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        cache.view(-1)[:4].reshape(4).copy_(x[0])
+        return x + 1
+
+    def through_list(self, caches: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        torch._foreach_add_(caches, 1.0)
+        return x + 1
+
+    def through_keyword(self, cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        torch.add(x, 1.0, out=cache)
+        return x * 2
+
+    def through_assignment(self, cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        cache[0] = x[0]
+        return x + 1
+
+    def on_copy(self, cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        copy = cache.clone()
+        copy.add_(1.0)
+        return copy + x[0]
+
+    def several(self, cache: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x + 1, self.table[2:4], cache[:1], (x * 2).view(-1), self.table.add_(1.0)
+
+    def split(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.split(1)
+
+    def through_type_as(self, cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        cache.type_as(x).add_(1.0)
+        return x + 1
+
+    def through_broadcast(self, cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        torch.broadcast_tensors(cache, x[0])[0].add_(1.0)
+        return x + 1
+
+    def through_einsum(self, cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        torch.einsum("ij->ji", cache).add_(1.0)
+        return x + 1
+
+    def through_idle_dropout(self, cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        nn.functional.dropout(cache, 0.5, training=False).add_(1.0)
+        return x + 1
+
+    def turned(self, cache: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.einsum("ij->ji", cache), x + 1
+
+    def pair(this, x: torch.Tensor) -> torch.Tensor:  # noqa: N805 - the name of the first parameter is the user's
+        return this.table + x[0]
+
+
+class Layers(nn.Module):
+    """Dropout as a layer, as a function, and inside attention."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def attention(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=self.p)
+
+    def functional(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(x + 1, self.p, training=True)
+
+    def draws(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.bernoulli(x)
+
+    def integers(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.randint(0, 3, (4,))
+
+
+def test_parameters_are_state_and_arguments_are_user_inputs() -> None:
+    assert classes(Plain().affine, ROWS, dynamic=False) == {"weight": "state", "bias": "state", "x": "user"}
+
+
+def test_buffer_that_is_written_is_mutated() -> None:
+    assert classes(Cached().store, ROWS)["cache"] == "mutated"
+
+
+def test_size_is_a_number() -> None:
+    assert "number" in facts_dynamic(Cached().store, ROWS).input_classes
+
+
+def facts_dynamic(method: Callable[..., Any], *args: Any) -> GraphFacts:
+    return analyse(traced(method, *args).lowered, "self")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "through_view",
+        "through_keyword",
+        "through_assignment",
+        "through_type_as",
+        "through_broadcast",
+        "through_einsum",
+        "through_idle_dropout",
+    ],
+)
+def test_argument_that_is_written_is_mutated_whatever_the_way(name: str) -> None:
+    found = classes(getattr(Views(), name), CACHE.clone() if name != "through_keyword" else ROWS.clone(), ROWS)
+    assert (found["cache"], found["x"]) == ("mutated", "user")
+
+
+def test_every_tensor_of_a_list_that_is_written_is_mutated() -> None:
+    found = facts(Views().through_list, [torch.zeros(2), torch.zeros(3)], ROWS)
+    assert sorted(found.input_classes) == ["mutated", "mutated", "user"]
+
+
+def test_argument_whose_copy_is_written_is_not_mutated() -> None:
+    assert classes(Views().on_copy, CACHE, ROWS, dynamic=False) == {"cache": "user", "x": "user"}
+
+
+def test_argument_that_is_returned_in_part_is_not_to_be_cloned() -> None:
+    assert classes(Views().several, CACHE, ROWS, dynamic=False)["cache"] == "state"
+
+
+def test_outputs_that_share_memory_with_an_input_are_known() -> None:
+    found = facts(Views().several, CACHE, ROWS)
+    assert (found.num_outputs, found.aliased_outputs) == (5, (1, 2, 4))
+
+
+def test_outputs_of_an_operator_with_several_results_are_known() -> None:
+    assert facts(Views().split, ROWS).aliased_outputs == (0, 1)
+
+
+def test_output_of_a_composite_operator_that_shares_memory_is_known() -> None:
+    assert facts(Views().turned, CACHE, ROWS).aliased_outputs == (0,)
+
+
+def test_output_that_is_computed_is_not_aliased() -> None:
+    assert facts(Plain().affine, ROWS).aliased_outputs == ()
+
+
+def test_module_is_known_by_the_name_of_the_first_parameter() -> None:
+    assert sorted(facts(Views().pair, ROWS, self_name="this").input_classes) == ["state", "user"]
+
+
+def test_argument_whose_name_begins_like_the_modules_is_a_user_input() -> None:
+    class Named(nn.Module):
+        def forward(self, selfless: torch.Tensor) -> torch.Tensor:
+            return selfless + 1
+
+    assert facts(Named().forward, ROWS).input_classes == ("user",)
+
+
+# Random operators.
+
+
+def test_dropout_in_training_is_refused_with_operator_and_line() -> None:
+    with pytest.raises(RandomOp) as raised:
+        facts(Unfit().train().drops, ROWS)
+    message = str(raised.value)
+    assert "dropout" in raised.value.operator
+    assert 'small_models.py", line' in message
+    assert "self.dropout(self.linear(x))" in message
+    assert "call eval() on the module" in message
+
+
+@pytest.mark.parametrize(
+    ("method", "operator"),
+    [
+        (Unfit().eval().draws, "aten.randn_like"),
+        (Layers(0.5).functional, "dropout"),
+        (Layers(0.5).draws, "aten.bernoulli"),
+        (Layers(0.5).integers, "aten.randint"),
+    ],
+    ids=["randn_like", "dropout", "bernoulli", "randint"],
+)
+def test_random_operator_is_refused_by_name(method: Callable[..., Any], operator: str) -> None:
+    with pytest.raises(RandomOp, match="draws random numbers, which a cached graph does not support") as raised:
+        facts(method, ROWS.clone())
+    assert operator in raised.value.operator
+
+
+def test_attention_with_dropout_is_refused() -> None:
+    with pytest.raises(RandomOp, match="scaled_dot_product"):
+        facts(Layers(0.5).attention, torch.ones(1, 1, 2, 4))
+
+
+@pytest.mark.parametrize(
+    ("method", "x"),
+    [
+        (Unfit().eval().drops, ROWS),
+        (Layers(0.0).attention, torch.ones(1, 1, 2, 4)),
+        (Layers(0.0).functional, ROWS),
+    ],
+    ids=["eval", "attention", "probability zero"],
+)
+def test_operator_that_is_told_not_to_draw_is_allowed(method: Callable[..., Any], x: torch.Tensor) -> None:
+    assert facts(method, x).num_outputs == 1
+
+
+# Arguments by name.
+
+
+def call_of(method: Callable[..., Any], x: torch.Tensor) -> Any:
+    (node,) = [node for node in lowered(method, x).graph.graph.nodes if node.op == "call_function"]
+    return node
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("dropout_p", 0.25), ("is_causal", False), ("no_such_argument", None)]
+)
+def test_argument_is_found_by_its_name_in_the_schema(name: str, expected: object) -> None:
+    assert named_argument(call_of(Layers(0.25).attention, torch.ones(1, 1, 2, 4)), name) == expected

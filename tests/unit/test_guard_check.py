@@ -1,0 +1,310 @@
+"""Evaluating guards, and saying in words what does not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.fake_group import fake_world
+from tests.support.made_guards import like, made_guards
+from worker import groups
+from worker.guards.check import MAX_REASONS, free_variables, mismatches, tensor_differences
+from worker.guards.constants import encode
+from worker.guards.identity import describe
+from worker.guards.model import PortableGuards
+from worker.sources import TracedSource, type_name
+
+LIMIT = 5
+
+
+def f(self: Any, x: Any, y: Any = None) -> Any:
+    return x
+
+
+class Holder:
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+
+class Other(Holder):
+    pass
+
+
+def found(guards: PortableGuards, x: Any = None, y: Any = None, function: Any = f) -> tuple[str, ...]:
+    assert isinstance(function, FunctionType)
+    return mismatches(guards, function, {"self": None, "x": x, "y": y}, device_kind="cpu")
+
+
+# One condition, a value for which it holds, one for which it does not, and what is then said.
+
+ONES = torch.ones(2, 3)
+CASES: list[tuple[str, Any, Any, Any, str]] = [
+    ("type", type_name(Holder), Holder(), Other(), f"type of x: {__name__}.Holder -> {__name__}.Other"),
+    ("type", "builtins:int", 1, True, "type of x: builtins.int -> builtins.bool"),
+    ("equals", 3, 3, 4, "x: 3 -> 4"),
+    ("equals", 1, 1, True, "x: 1 -> True"),
+    ("equals", encode(0.5), 0.5, 0.25, "x: '0x1.0000000000000p-1' -> 0.25"),
+    ("equals", None, None, 0, "x: None -> 0"),
+    ("equals", encode((1, "a")), (1, "a"), (1, "b"), "x: [1, 'a'] -> (1, 'b')"),
+    ("equals", encode((1,)), (1,), [1], "x: [1] -> [1]"),
+    ("equals", encode(torch.float16), torch.float16, torch.float32, "x: 'float16' -> torch.float32"),
+    ("equals", encode(torch.device("cpu")), torch.device("cpu"), torch.device("meta"), "x: 'cpu' -> "),
+    ("equals", encode((1, 2)), (1, 2), object(), "x: [1, 2] -> <object"),
+    ("identity", describe(len), len, max, "x: another builtin than len"),
+    ("identity", describe(Holder), Holder, Other, "x: another class than Holder"),
+    ("identity", describe(f), f, lambda x: x, "x: another function than f"),
+    ("identity", describe(len), len, object(), "x: another builtin than len"),
+    ("length", 2, [1, 2], [1], "x: length 2 no longer holds"),
+    ("keys", ["a", "b"], {"a": 1, "b": 2}, {"b": 2, "a": 1}, "members of x: ['a', 'b'] -> ['b', 'a']"),
+    ("keys", ["a"], {"a": 1}, {"a": 1, "b": 2}, "members of x: ['a'] -> ['a', 'b']"),
+    ("has_key", "a", {"a": 1}, {}, "x: has key 'a' no longer holds"),
+    ("has_key", encode((1, 2)), {(1, 2)}, {(1, 3)}, "x: has key"),
+    ("no_key", "a", {}, {"a": 1}, "x: no key 'a' no longer holds"),
+    ("has_attr", "a", Holder(a=1), Holder(), "x: has attr 'a' no longer holds"),
+    ("no_attr", "a", Holder(), Holder(a=1), "x: no attr 'a' no longer holds"),
+    ("not_in_dict", "forward", Holder(), Holder(forward=1), "x: not in dict 'forward' no longer holds"),
+    ("empty", None, {}, {1: "hook"}, "x: 1 added"),
+    ("none", None, None, 1, "x: none None no longer holds"),
+    ("not_none", None, 1, None, "x: not none None no longer holds"),
+    ("tensor", like(ONES), torch.zeros(2, 3), torch.zeros(2, 4), "x: sizes [2, 3] -> [2, 4]"),
+]
+
+
+@pytest.mark.parametrize(("kind", "expected", "fits", "differs", "said"), CASES)
+def test_condition_holds_for_what_was_traced(
+    kind: str, expected: Any, fits: Any, differs: Any, said: str
+) -> None:
+    assert found(made_guards(("L['x']", kind, expected)), fits) == ()
+
+
+@pytest.mark.parametrize(("kind", "expected", "fits", "differs", "said"), CASES)
+def test_condition_that_fails_is_said_in_words(
+    kind: str, expected: Any, fits: Any, differs: Any, said: str
+) -> None:
+    (reason,) = found(made_guards(("L['x']", kind, expected)), differs)
+    assert reason.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), sorted({kind: expected for kind, expected, *_ in CASES if kind != "none"}.items())
+)
+def test_condition_on_an_object_that_is_gone_says_so(kind: str, expected: Any) -> None:
+    assert found(made_guards(("L['x'].gone", kind, expected)), Holder()) == ("x.gone is missing",)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("length", 2), ("keys", ["a"]), ("has_key", "a"), ("no_key", "a"), ("empty", None), ("tensor", like(ONES))],
+)
+def test_condition_on_an_object_of_quite_another_type_is_a_mismatch(kind: str, expected: Any) -> None:
+    assert len(found(made_guards(("L['x']", kind, expected)), 5)) == 1
+
+
+def test_condition_on_the_dict_of_an_object_without_one_is_a_mismatch() -> None:
+    assert len(found(made_guards(("L['x']", "not_in_dict", "forward")), 5)) == 1
+
+
+# Tensors.
+
+TENSORS: list[tuple[dict[str, Any], torch.Tensor, str]] = [
+    (like(ONES), nn.Parameter(ONES), "type torch:Tensor -> torch.nn.parameter:Parameter"),
+    (like(ONES), ONES.double(), "dtype float32 -> float64"),
+    (like(ONES), ONES.to("meta"), "device cpu -> meta"),
+    (like(ONES), ONES.to_sparse(), "layout strided -> sparse_coo"),
+    (like(ONES), ONES.clone().requires_grad_(), "requires_grad False -> True"),
+    (like(ONES * 1j), (ONES * 1j).conj(), "lazy_bits [False, False] -> [True, False]"),
+    (like(ONES), ONES[:1], "sizes [2, 3] -> [1, 3]"),
+    (like(ONES), ONES[None], "sizes [2, 3] -> [1, 2, 3]"),
+    (like(ONES), ONES.T.contiguous().T, "strides [3, 1] -> [1, 2]"),
+]
+
+
+@pytest.mark.parametrize(("expected", "tensor", "said"), TENSORS, ids=[said for *_, said in TENSORS])
+def test_tensor_that_differs_is_said_in_words(expected: dict[str, Any], tensor: torch.Tensor, said: str) -> None:
+    assert said in tensor_differences(tensor, expected)
+
+
+def test_tensor_that_is_no_tensor_says_what_it_is() -> None:
+    assert tensor_differences(3, like(ONES)) == ["is a int, was a tensor"]
+
+
+def test_tensor_lists_all_its_differences() -> None:
+    assert len(tensor_differences(ONES.double().to("meta").requires_grad_(), like(ONES))) == 3
+
+
+def test_dynamic_dimension_takes_any_size() -> None:
+    expected = like(ONES, sizes=[None, 3], strides=[3, 1])
+    assert tensor_differences(torch.ones(7, 3), expected) == []
+
+
+def test_dynamic_dimension_leaves_the_others_checked() -> None:
+    expected = like(ONES, sizes=[None, 3], strides=[None, 1])
+    assert tensor_differences(torch.ones(7, 4), expected) == ["sizes ['*', 3] -> [7, 4]"]
+
+
+def test_sparse_tensor_is_compared_without_strides() -> None:
+    assert tensor_differences(ONES.to_sparse(), like(ONES.to_sparse())) == []
+
+
+def test_subclass_of_tensor_is_not_taken_for_a_tensor() -> None:
+    class Mine(torch.Tensor):
+        pass
+
+    assert tensor_differences(ONES.as_subclass(Mine), like(ONES))[0].startswith("type torch:Tensor -> ")
+
+
+# Several objects.
+
+
+def test_same_object_twice_holds() -> None:
+    guards = made_guards(("L['x']", "same", "L['y']"))
+    assert found(guards, ONES, ONES) == ()
+
+
+def test_objects_that_are_equal_but_not_the_same_are_named() -> None:
+    guards = made_guards(("L['x']", "same", "L['y']"))
+    assert found(guards, ONES, ONES.clone()) == ("x and y are no longer the same object",)
+
+
+def test_objects_that_are_both_gone_are_not_the_same() -> None:
+    guards = made_guards(("L['x'].a", "same", "L['y'].a"))
+    assert found(guards, Holder(), Holder()) != ()
+
+
+SHAPE = ("{}()[0] == {}()[1]", "L['x'].size", "L['y'].size")
+
+
+def test_condition_on_sizes_holds() -> None:
+    assert found(made_guards(shapes=[SHAPE]), torch.ones(2, 3), torch.ones(3, 2)) == ()
+
+
+def test_condition_on_sizes_that_fails_is_written_with_paths() -> None:
+    found_ = found(made_guards(shapes=[SHAPE]), torch.ones(2, 3), torch.ones(3, 4))
+    assert found_ == ("sizes: x.size()[0] == y.size()[1] does not hold",)
+
+
+@pytest.mark.parametrize("x", [None, torch.ones(())], ids=["no tensor", "too few dimensions"])
+def test_condition_on_sizes_that_cannot_be_evaluated_does_not_hold(x: Any) -> None:
+    assert len(found(made_guards(shapes=[SHAPE]), x, torch.ones(2, 2))) == 1
+
+
+def test_condition_on_sizes_that_divides_by_an_empty_dimension_does_not_hold() -> None:
+    guards = made_guards(shapes=[("8 % {}()[0] == 0", "L['x'].size")])
+    assert len(found(guards, torch.ones(0, 3))) == 1
+
+
+def test_condition_on_sizes_reads_right_with_many_objects() -> None:
+    shapes = [("{}()[0] == {}()[0]", f"L['x'].a{i}.size", f"L['y'].a{i}.size") for i in range(12)]
+    (first, *_) = found(made_guards(shapes=shapes))
+    assert first == "sizes: x.a0.size()[0] == y.a0.size()[0] does not hold"
+
+
+# What else counts.
+
+
+def test_global_of_the_function_is_looked_up_in_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    guards = made_guards(("G['LIMIT']", "equals", 5))
+    assert found(guards) == ()
+    monkeypatch.setitem(f.__globals__, "LIMIT", 6)
+    assert found(guards) == ("LIMIT: 5 -> 6",)
+
+
+def with_free_variable(number: int) -> Callable[..., Any]:
+    def g(self: Any, x: Any, y: Any = None) -> Any:
+        return number
+
+    return g
+
+
+def test_free_variable_of_the_function_is_looked_up_in_its_closure() -> None:
+    guards = made_guards(("L['number']", "equals", 5))
+    assert found(guards, function=with_free_variable(5)) == ()
+    assert found(guards, function=with_free_variable(6)) == ("number: 5 -> 6",)
+
+
+def test_free_variable_without_a_value_is_left_out() -> None:
+    def g() -> Any:
+        return later, LIMIT
+
+    assert isinstance(g, FunctionType)
+    assert free_variables(g) == {}
+    later = 1
+    assert free_variables(g) == {"later": 1}
+
+
+def test_ambient_state_that_changed_is_named() -> None:
+    guards = made_guards()
+    assert found(guards) == ()
+    with torch.no_grad():
+        assert found(guards) == ("grad mode: True -> False",)
+
+
+def test_source_that_changed_is_named_and_nothing_else_is_looked_at() -> None:
+    source = TracedSource(kind="code", module=__name__, name="f", digest="0" * 32)
+    guards = made_guards(("L['x']", "equals", 3), sources=(source,))
+    assert found(guards, 4) == (f"source of {__name__}:f changed",)
+
+
+def test_all_mismatches_are_listed_up_to_a_bound() -> None:
+    guards = made_guards(*[(f"L['x'].a{number}", "equals", 3) for number in range(2 * MAX_REASONS)])
+    reasons = found(guards, Holder())
+    assert reasons == tuple(f"x.a{number} is missing" for number in range(MAX_REASONS))
+
+
+# Ranks and groups.
+
+
+@pytest.fixture
+def pair() -> Iterator[torch.distributed.ProcessGroup]:
+    """A group of two under the role ``tp``, on rank 1 of a world of 4."""
+    with fake_world(rank=1, world_size=4):
+        group = torch.distributed.new_group([0, 1])
+        groups.register({"tp": group})
+        yield group
+
+
+def test_rank_and_sizes_that_are_as_traced_hold(pair: Any) -> None:
+    assert found(made_guards(ranks={"rank": 1, "world_size": 4, "size of group tp": 2})) == ()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [
+        ({"rank": 0}, "rank: 0 -> 1"),
+        ({"world_size": 8}, "world_size: 8 -> 4"),
+        ({"size of group tp": 4}, "size of group tp: 4 -> 2"),
+        ({"size of group pp": 2}, "size of group pp: 2 -> none"),
+    ],
+)
+def test_rank_or_size_that_differs_is_named(pair: Any, ranks: dict[str, int], said: str) -> None:
+    assert found(made_guards(ranks=ranks)) == (said,)
+
+
+def test_rank_without_process_groups_is_none() -> None:
+    assert found(made_guards(ranks={"rank": 0})) == ("rank: 0 -> none",)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected", "fits"),
+    [("group", ["tp", 2], True), ("group", ["pp", 2], False), ("group", ["tp", 4], False)],
+)
+def test_group_is_compared_by_role_and_size(pair: Any, kind: str, expected: Any, fits: bool) -> None:
+    assert (found(made_guards(("L['x']", kind, expected)), pair) == ()) is fits
+
+
+@pytest.mark.parametrize(("expected", "fits"), [("tp", True), ("pp", False)])
+def test_name_of_a_group_is_compared_by_role(pair: Any, expected: str, fits: bool) -> None:
+    guards = made_guards(("L['x'].group_name", "group_name", expected))
+    assert (found(guards, pair) == ()) is fits
+
+
+@pytest.mark.parametrize("kind", ["group", "group_name"])
+@pytest.mark.parametrize("value", ["nobody", 5])
+def test_object_that_is_no_group_is_a_mismatch(pair: Any, kind: str, value: Any) -> None:
+    expected: Any = ["tp", 2] if kind == "group" else "tp"
+    assert len(found(made_guards(("L['x']", kind, expected)), value)) == 1

@@ -1,0 +1,136 @@
+"""The edge of a rank: what it calls, and what failures become."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cache_store.errors import StoreUnavailable
+from orchestrator.config import parse
+from orchestrator.launcher import Gang, Process, seat_ranks
+from orchestrator.rank_host import Opening, RankHost, answer, failure_of, rank_spec
+from tests.support.fake_rank import FUNCTIONS, FakeWorld
+from worker.errors import GraphBreak
+
+
+def opening(tmp_path: Path, rank: int = 1, **changes: Any) -> Opening:
+    config = parse(
+        {
+            "workload": {"entrypoint": "models.tiny:workload", "arguments": {"layers": 2}},
+            "ranks": 4,
+            "parallel": {"tp": 2, "dp": 2},
+            "cache_dir": str(tmp_path / "cache"),
+            **changes,
+        }
+    )
+    nodes = ["a", "a", "b", "b"]
+    processes = [Process(node_id=node, host=node, address=node, pid=1) for node in nodes]
+    gang = Gang(seats=seat_ranks(processes)[1], master_addr="10.0.0.1", master_port=1234)
+    return Opening(config=config, gang=gang, rank=rank, no_compile=False, use_store=True)
+
+
+def test_spec_of_a_rank_holds_its_place_and_the_workload(tmp_path: Path) -> None:
+    spec = rank_spec(opening(tmp_path, rank=3))
+    assert (spec.rank, spec.world_size, spec.local_rank, spec.local_world_size, spec.node_rank) == (
+        3,
+        4,
+        1,
+        2,
+        1,
+    )
+    assert (spec.master_addr, spec.master_port) == ("10.0.0.1", 1234)
+    assert (spec.entrypoint, dict(spec.arguments)) == ("models.tiny:workload", {"layers": 2})
+    assert spec.groups["tp"] == ((0, 1), (2, 3))
+
+
+def test_spec_of_a_script_has_no_entrypoint(tmp_path: Path) -> None:
+    assert rank_spec(opening(tmp_path, workload={"script": "job.py"})).entrypoint == ""
+
+
+def test_opened_rank_calls_its_worker(tmp_path: Path) -> None:
+    host = RankHost(FakeWorld().make_worker)
+    host.open(opening(tmp_path))
+    assert host.call("build", ()) == FUNCTIONS
+
+
+def test_settle_loads_and_adopts_in_one_call(tmp_path: Path) -> None:
+    world = FakeWorld(held={(1, FUNCTIONS[0]): "d"}, known={"d": 0, "e": 0})
+    host = RankHost(world.make_worker)
+    host.open(opening(tmp_path))
+    results = host.call("settle", ((FUNCTIONS[0],), {FUNCTIONS[1]: "e"}))
+    assert [(found.function, found.outcome) for found in results] == [
+        (FUNCTIONS[0], "loaded"),
+        (FUNCTIONS[1], "adopted"),
+    ]
+
+
+def test_store_that_is_away_is_a_problem_of_the_rank(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    store = {"path": str(tmp_path / "file" / "store"), "trust": {"policy": "off"}}
+    opened = RankHost(FakeWorld().make_worker).open(opening(tmp_path, store=store))
+    assert "store unavailable" in opened.problem
+
+
+def test_store_is_not_opened_when_the_driver_found_it_away(tmp_path: Path) -> None:
+    store = {"path": str(tmp_path / "store"), "trust": {"policy": "off"}}
+    away = replace(opening(tmp_path, store=store), use_store=False)
+    assert RankHost(FakeWorld().make_worker).open(away).problem == ""
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(("no_compile", "expected"), [(True, "1"), (False, "0")])
+def test_script_is_told_whether_it_may_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: str, *, no_compile: bool
+) -> None:
+    told = []
+    monkeypatch.setattr("worker.script.run_script", lambda *_: told.append(os.environ["WARMRANK_NO_COMPILE"]))
+    given = opening(tmp_path, workload={"script": "job.py"})
+    host = RankHost(FakeWorld().make_worker)
+    host.open(replace(given, no_compile=no_compile))
+    host.run_script()
+    assert told == [expected]
+
+
+def test_rank_is_closed_once(tmp_path: Path) -> None:
+    world = FakeWorld()
+    host = RankHost(world.make_worker)
+    host.open(opening(tmp_path))
+    host.close()
+    host.close()
+    assert world.stopped == [1]
+
+
+def test_failure_of_our_own_error_keeps_its_message_and_function() -> None:
+    failure = failure_of(
+        GraphBreak("line 3 breaks the graph", function="Model.decode"), rank=2, stage="compile"
+    )
+    assert (failure.kind, failure.message, failure.function) == (
+        "GraphBreak",
+        "line 3 breaks the graph",
+        "Model.decode",
+    )
+
+
+def test_failure_of_a_foreign_error_names_its_line() -> None:
+    failure = answer(RankHost(), 0, "build", "no_such_method", ())
+    assert failure.kind == "AttributeError"
+    assert "(rank_host.py:" in failure.message
+
+
+def test_rank_in_a_message_does_not_keep_equal_causes_apart() -> None:
+    messages = {
+        failure_of(GraphBreak(f"rank {rank}: no"), rank=rank, stage="build").message for rank in (0, 1)
+    }
+    assert messages == {"no"}
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(StoreUnavailable(what="store", where="/s", reason="away"), True), (OSError("away"), False)],
+)
+def test_only_an_unavailable_store_is_a_store_fault(error: Exception, *, expected: bool) -> None:
+    assert failure_of(error, rank=0, stage="commit").store_fault is expected

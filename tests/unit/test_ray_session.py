@@ -1,0 +1,68 @@
+"""Which way onto Ray, and what goes along."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from orchestrator import ray_session
+from orchestrator.config_models import RayConfig
+from orchestrator.errors import CannotStart
+from orchestrator.ray_session import import_paths, rank_environ, runtime_env, way_in
+
+HERE = RayConfig()
+THERE = RayConfig(address="10.0.0.1:6379")
+JOB = {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}", "RAY_ADDRESS": "10.0.0.1:6379"}
+
+
+@pytest.mark.parametrize(
+    ("config", "environ", "initialized", "expected"),
+    [
+        (HERE, {}, False, "local"),
+        (HERE, {"RAY_ADDRESS": ""}, False, "local"),
+        (HERE, {"RAY_ADDRESS": "10.0.0.1:6379"}, False, "address"),
+        (THERE, {}, False, "address"),
+        (HERE, JOB, False, "job"),
+        (THERE, JOB, False, "job"),
+        (HERE, {}, True, "initialized"),
+        (THERE, JOB, True, "initialized"),
+    ],
+)
+def test_way_in_follows_config_and_environment(
+    config: RayConfig, environ: dict[str, str], expected: str, *, initialized: bool
+) -> None:
+    assert way_in(config, environ, initialized=initialized) == expected
+
+
+def test_threads_of_a_rank_come_from_the_config() -> None:
+    assert rank_environ(RayConfig(omp_num_threads=3), "cpu", "local")["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", "0"), ("cuda", "0"), ("npu", None)])
+def test_torch_npu_is_loaded_on_npu_ranks_only(device: str, expected: str | None) -> None:
+    assert rank_environ(HERE, device, "local").get("TORCH_DEVICE_BACKEND_AUTOLOAD") == expected
+
+
+def test_a_job_keeps_its_own_working_directory() -> None:
+    assert runtime_env("job") == {}
+
+
+def test_import_paths_are_directories_outside_the_interpreter(tmp_path: Path) -> None:
+    for name in ("cwd/lib", "extra", "python/lib/site-packages"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "packed.zip").touch()
+    site = str(tmp_path / "python" / "lib" / "site-packages")
+    paths = ["", "lib", str(tmp_path / "extra"), site, str(tmp_path / "packed.zip"), str(tmp_path / "absent")]
+    found = import_paths(paths, tmp_path / "cwd", [str(tmp_path / "python")])
+    assert found[:3] == (str(tmp_path / "cwd"), str(tmp_path / "cwd" / "lib"), str(tmp_path / "extra"))
+    assert found[3:] == (str(Path(ray_session.__file__).parent.parent),)
+
+
+def test_address_where_nothing_listens_is_refused_at_once() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(CannotStart, match=rf"can be joined at '{address}' \(ray.address\)"):
+            ray_session.enter(RayConfig(address=address))

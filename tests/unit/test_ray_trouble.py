@@ -1,0 +1,78 @@
+"""Ray's exceptions and shortages, told in this project's words."""
+
+from __future__ import annotations
+
+import pytest
+from ray import exceptions
+
+from orchestrator.ray_trouble import describe_shortage, failure_of_ray
+
+DIED = (
+    "The actor died unexpectedly before finishing this task.\n\tclass_name: RankActor\n"
+    "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR "
+    "Worker exit detail: Worker unexpectedly exits with code 2. There are some potential root causes."
+)
+
+
+def actor_error(text: str) -> exceptions.RayActorError:
+    return exceptions.RayActorError("ab" * 16, text)
+
+
+def shortage(total: float, free: float, state: str = "NO_RESOURCES", *, own: bool = False) -> str:
+    return describe_shortage(
+        {"CPU": 2.0}, 3, total={"CPU": total}, available={"CPU": free}, state=state, own=own
+    )
+
+
+def test_too_small_a_cluster_names_the_numbers_and_what_to_change() -> None:
+    text = shortage(4, 4)
+    assert "CPU: 3 x 2 = 6 wanted, 4 there, 2 too few, 4 free" in text
+    assert "lower ranks" in text
+    assert "add nodes" in text
+
+
+def test_own_machine_that_is_too_small_can_pretend() -> None:
+    assert "ray.num_cpus" in shortage(4, 4, own=True)
+
+
+def test_busy_cluster_is_told_apart_from_a_small_one() -> None:
+    text = shortage(8, 1)
+    assert "too few" not in text
+    assert "other work holds them" in text
+
+
+def test_bundle_that_fits_no_node_is_told_apart() -> None:
+    assert "no node is big enough" in shortage(8, 8, "INFEASIBLE")
+
+
+def test_resource_that_no_node_has_counts_as_zero() -> None:
+    text = describe_shortage({"NPU": 1.0}, 2, total={}, available={}, state="INFEASIBLE", own=False)
+    assert "NPU: 2 x 1 = 2 wanted, 0 there, 2 too few" in text
+
+
+def test_dead_actor_is_told_by_how_its_process_ended() -> None:
+    failure = failure_of_ray(actor_error(DIED), rank=3, stage="compile")
+    assert (failure.rank, failure.stage, failure.kind) == (3, "compile", "died")
+    assert failure.message == "its process ended (SYSTEM_ERROR: Worker unexpectedly exits with code 2.)"
+
+
+def test_missing_module_is_told_by_its_name() -> None:
+    text = f"{DIED}\nModuleNotFoundError: No module named 'models'"
+    failure = failure_of_ray(actor_error(text), rank=0, stage="start")
+    assert (failure.kind, failure.message) == ("import", "No module named 'models'")
+    assert "start the launch in the directory" in failure.remedy
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (exceptions.OutOfMemoryError("killed"), "died"),
+        (exceptions.NodeDiedError("lost"), "died"),
+        (exceptions.RuntimeEnvSetupError("no space"), "environment"),
+        (exceptions.GetTimeoutError("late"), "GetTimeoutError"),
+    ],
+)
+def test_every_error_of_ray_becomes_a_failure(error: Exception, kind: str) -> None:
+    failure = failure_of_ray(error, rank=0, stage="load")
+    assert failure.kind == kind
+    assert failure.message

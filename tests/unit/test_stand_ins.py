@@ -1,0 +1,102 @@
+"""Stand-ins for Dynamo's one-line functions: each does what the original does."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.utils as originals
+
+from worker.stand_ins import StandIns
+
+ROOT = Path(__file__).parents[2]
+STAND_INS = StandIns("torch._dynamo.utils")
+TENSOR = torch.arange(12.0).reshape(3, 4)[1:]
+
+
+@dataclasses.dataclass
+class Options:
+    width: int = 1
+
+
+class Guarded:
+    """Its own ``__setattr__`` is what must be gone around."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AssertionError(name)
+
+
+def started(count: int) -> Any:
+    iterator = iter((10, 11, 12, 13))
+    for _ in range(count):
+        next(iterator)
+    return iterator
+
+
+CALLS: list[tuple[str, Callable[[], tuple[Any, ...]]]] = [
+    ("object_new", lambda: (Options,)),
+    ("dict_getitem", lambda: ({"a": 1}, "a")),
+    ("list_getitem", lambda: ([1, 2], 1)),
+    ("iter_next", lambda: (iter([5]),)),
+    ("dataclass_fields", lambda: (Options(),)),
+    ("call_size", lambda: (TENSOR, 1)),
+    ("call_stride", lambda: (TENSOR, 0)),
+    ("call_storage_offset", lambda: (TENSOR,)),
+    ("dict_keys_getitem", lambda: ({"a": 1, "b": 2}, 1)),
+    ("set_getitem", lambda: ({7}, 0)),
+    ("tuple_iterator_getitem", lambda: (started(1), 1)),
+]
+
+
+def comparable(value: Any) -> Any:
+    return vars(value) if isinstance(value, Options) else value
+
+
+@pytest.mark.parametrize(("name", "arguments"), CALLS, ids=[name for name, _ in CALLS])
+def test_stand_in_gives_what_the_original_gives(name: str, arguments: Callable[[], tuple[Any, ...]]) -> None:
+    found = getattr(STAND_INS, name)(*arguments())
+    expected = getattr(originals, name)(*arguments())
+    assert type(found) is type(expected)
+    assert comparable(found) == comparable(expected)
+
+
+def test_stand_in_sets_and_deletes_an_attribute_past_the_class() -> None:
+    instance = Guarded()
+    STAND_INS.object_setattr_ignore_descriptor(instance, "a", 1)
+    assert vars(instance) == {"a": 1}
+    STAND_INS.object_delattr_ignore_descriptor(instance, "a")
+    assert vars(instance) == {}
+
+
+def test_stand_in_of_the_profiler_range_does_nothing() -> None:
+    assert STAND_INS.record_pregraph_bytecode_exit(STAND_INS.record_pregraph_bytecode_enter()) is None
+
+
+def test_stand_in_makes_a_cell() -> None:
+    assert STAND_INS.make_cell(3).cell_contents == 3
+
+
+def test_stand_ins_are_all_functions_that_dynamo_has() -> None:
+    own = {name for name, _ in inspect.getmembers(StandIns) if not name.startswith("__")}
+    assert {name for name in own if not hasattr(originals, name)} == set()
+
+
+def test_stand_ins_do_not_import_what_they_stand_for() -> None:
+    code = (
+        "import sys, torch\n"
+        "from worker.stand_ins import StandIns\n"
+        "StandIns('torch._dynamo.utils').call_size(torch.ones(2), 0)\n"
+        "assert 'torch._dynamo.utils' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_other_name_is_taken_from_the_module_itself() -> None:
+    assert STAND_INS.is_namedtuple is originals.is_namedtuple

@@ -1,0 +1,43 @@
+"""What importing the worker brings into a process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TRACERS = {"torch._dynamo", "torch._inductor", "sympy", "ray"}
+
+
+def imported_by(code: str) -> set[str]:
+    """Modules in a fresh process after it ran some code."""
+    code += "\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize(
+    "module", ["worker", "worker.results", "worker.errors", "worker.rank", "worker.script", "worker.environment"]
+)
+def test_import_of_what_a_driver_needs_does_not_import_torch(module: str) -> None:
+    assert "torch" not in imported_by(f"import {module}")
+
+
+def test_import_of_the_whole_surface_does_not_import_a_tracer() -> None:
+    found = imported_by("import worker\nfor name in dir(worker): getattr(worker, name)")
+    assert "torch" in found or "worker.inference" in found
+    assert not TRACERS & found
+
+
+def test_making_a_cached_function_does_not_import_a_tracer() -> None:
+    found = imported_by(
+        "from tests.support.small_models import Plain\n"
+        "from worker.inference import cache_compile\n"
+        "cache_compile(Plain().affine).request()\n"
+    )
+    assert "torch" in found
+    assert not TRACERS & found

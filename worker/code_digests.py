@@ -1,0 +1,250 @@
+"""Digests of code objects, functions and classes: equal in every process for what does the same.
+
+Comments, file names, line numbers and annotations do not count. Code of torch and of the standard library is
+pinned by the versions in the environment fingerprint, so only what somebody else put into it counts.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_DISTRIBUTIONS = frozenset({"torch", "torch_npu", "torchair"})
+_STANDARD_LIBRARY = Path(os.__file__).parent
+_INSTALLED = ("site-packages", "dist-packages")
+_DIGEST_CHARS = 32
+_type_names: dict[type, str] = {}
+_IGNORED_CLASS_NAMES = frozenset(
+    {
+        "__dict__",
+        "__weakref__",
+        "__doc__",
+        "__module__",
+        "__annotations__",
+        "__firstlineno__",
+        "__qualname__",
+        "__static_attributes__",
+        "__parameters__",
+        "__orig_bases__",
+        "__abstractmethods__",
+        "_abc_impl",
+    }
+)
+# Py_TPFLAGS_IMMUTABLETYPE: nobody can put anything into such a class.
+_IMMUTABLE_TYPE = 1 << 8
+# Members of these types hold no Python function; most of a class of torch's is of them.
+_NEVER_FOREIGN = frozenset(
+    {
+        str,
+        int,
+        bool,
+        type(None),
+        tuple,
+        types.MethodDescriptorType,
+        types.WrapperDescriptorType,
+        types.GetSetDescriptorType,
+        types.MemberDescriptorType,
+        types.BuiltinFunctionType,
+    }
+)
+# Class attributes that say how instances are laid out; Dynamo relies on them without a guard.
+_LAYOUT_NAMES = frozenset({"_fields", "__match_args__", "__slots__"})
+
+
+def is_pinned_module(name: str | None) -> bool:
+    """Whether a module's code is fixed by a version in the environment fingerprint."""
+    if name is None or name == "__main__":
+        return False
+    top = name.partition(".")[0]
+    return top in _DISTRIBUTIONS or (top in sys.stdlib_module_names and _is_of_python(top))
+
+
+def _is_of_python(top: str) -> bool:
+    """Whether a module with the name of one of Python's is not somebody else's file of that name."""
+    file = getattr(sys.modules.get(top), "__file__", None)
+    return file is None or _stands_in_python(file)
+
+
+@functools.cache
+def _stands_in_python(file: str) -> bool:
+    path = Path(file)
+    return path.is_relative_to(_STANDARD_LIBRARY) and not any(part in _INSTALLED for part in path.parts)
+
+
+def code_digest(code: types.CodeType) -> str:
+    """Digest of what a code object does: instructions, names and constants, not where it stands."""
+    hasher = hashlib.sha256()
+    _feed_code(hasher, code)
+    return hasher.hexdigest()[:_DIGEST_CHARS]
+
+
+def function_digest(function: types.FunctionType) -> str:
+    """`code_digest`, and default values, which the code object does not hold."""
+    hasher = hashlib.sha256()
+    _feed_code(hasher, function.__code__)
+    _feed(hasher, *map(stable_text, function.__defaults__ or ()))
+    _feed(
+        hasher,
+        *(f"{key}={stable_text(item)}" for key, item in sorted((function.__kwdefaults__ or {}).items())),
+    )
+    return hasher.hexdigest()[:_DIGEST_CHARS]
+
+
+def joint_digest(digests: list[str]) -> str:
+    """One digest for several; that of a single one is its own."""
+    return (
+        digests[0]
+        if len(digests) == 1
+        else hashlib.sha256("".join(digests).encode()).hexdigest()[:_DIGEST_CHARS]
+    )
+
+
+def _feed(hasher: Any, *texts: str) -> None:
+    for text in texts:
+        data = text.encode("utf-8", "surrogatepass")
+        hasher.update(len(data).to_bytes(8, "little"))
+        hasher.update(data)
+
+
+def _feed_code(hasher: Any, code: types.CodeType) -> None:
+    hasher.update(code.co_code)
+    hasher.update(code.co_exceptiontable)
+    _feed(
+        hasher,
+        code.co_name,
+        repr((code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)),
+        repr((code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)),
+    )
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            _feed_code(hasher, constant)
+        else:
+            _feed(hasher, stable_text(constant))
+
+
+def stable_text(value: object) -> str:
+    """A text that is equal in every process for equal constants; for other objects only their type."""
+    kind = type(value)
+    if kind in (int, float, complex, bool, str, bytes, type(None), type(Ellipsis)):
+        return f"{kind.__name__}:{value!r}"
+    if isinstance(value, tuple | list):
+        return f"{kind.__name__}({','.join(map(stable_text, value))})"
+    if isinstance(value, set | frozenset):
+        return f"{kind.__name__}({','.join(sorted(map(stable_text, value)))})"
+    if isinstance(value, dict):
+        return f"dict({','.join(f'{stable_text(key)}:{stable_text(item)}' for key, item in value.items())})"
+    if isinstance(value, types.FunctionType):
+        return f"function:{function_digest(value)}"
+    if isinstance(value, type):
+        return f"class:{value.__module__}.{value.__qualname__}"
+    if kind.__module__ in ("torch", "torch._ops"):
+        return f"torch:{value}"
+    return f"object:{kind.__module__}.{kind.__qualname__}"
+
+
+def layers(value: Any) -> Iterator[Any]:
+    """What a name is bound to, and what that wraps, outermost first."""
+    seen: set[int] = set()
+    while value is not None and id(value) not in seen:
+        seen.add(id(value))
+        yield value
+        value = _wrapped(value)
+
+
+def _wrapped(value: Any) -> Any:
+    if isinstance(value, staticmethod | classmethod):
+        return value.__func__
+    if isinstance(value, property):
+        return value.fget
+    if isinstance(value, functools.cached_property | functools.partialmethod | functools.partial):
+        return value.func
+    return None if isinstance(value, type) else getattr(value, "__dict__", {}).get("__wrapped__")
+
+
+def class_digest(cls: type) -> str:
+    """Digest of a class's bases and of the names that each of them defines.
+
+    A method that is added, removed, overridden, put there from elsewhere, or made a property changes it; the
+    body of a method that was not traced does not.
+    """
+    hasher = hashlib.sha256()
+    for base in cls.__mro__:
+        _feed(hasher, base.__module__, base.__qualname__)
+        if is_pinned_module(base.__module__):
+            _feed(hasher, *_foreign_members(base))
+        else:
+            _feed(hasher, *_members(base))
+    return hasher.hexdigest()[:_DIGEST_CHARS]
+
+
+def _members(cls: type) -> list[str]:
+    """Each name that a class defines, with what its value is where that is part of the class's form."""
+    return [
+        f"{name}{_member(cls, name, value)}"
+        for name, value in sorted(vars(cls).items())
+        if name not in _IGNORED_CLASS_NAMES
+    ]
+
+
+def _member(cls: type, name: str, value: Any) -> str:
+    if name in _LAYOUT_NAMES:
+        return f"={stable_text(value)}"
+    if name == "__dataclass_fields__":
+        return f"={';'.join(map(_field, value.values()))}"
+    if isinstance(value, type):
+        return f"={value.__module__}.{value.__qualname__}"
+    found = list(layers(value))
+    if not (found and isinstance(found[-1], types.FunctionType)):
+        return ""
+    names = [_function_name(cls, name, layer) for layer in found]
+    return "" if names == [""] else f"={'<'.join(names)}"
+
+
+def _function_name(cls: type, name: str, layer: Any) -> str:
+    """Empty for a method where it stands in the source."""
+    if not isinstance(layer, types.FunctionType):
+        return type(layer).__qualname__
+    own = layer.__module__ == cls.__module__ and layer.__qualname__ == f"{cls.__qualname__}.{name}"
+    return "" if own else f"{layer.__module__}.{layer.__qualname__}"
+
+
+def _field(field: Any) -> str:
+    """A dataclass's field; the type annotation changes nothing."""
+    defaults = f"{stable_text(field.default)},{stable_text(field.default_factory)}"
+    return f"{field.name},{defaults},{field.init},{field.kw_only}"
+
+
+def _foreign_members(cls: type) -> list[str]:
+    """Functions that somebody else put into a class of torch or Python, with their digests."""
+    if cls.__flags__ & _IMMUTABLE_TYPE:
+        return []
+    return [
+        f"{name}={function.__module__}.{function.__qualname__}#{function_digest(function)}"
+        for name, value in sorted(vars(cls).items())
+        if value.__class__ not in _NEVER_FOREIGN
+        for function in layers(value)
+        if isinstance(function, types.FunctionType) and not is_pinned_module(globals_module(function))
+    ]
+
+
+def globals_module(function: types.FunctionType) -> str | None:
+    """The module whose globals a function uses: not `__module__`, which `functools.wraps` copies."""
+    name = function.__globals__.get("__name__")
+    return name if isinstance(name, str) else None
+
+
+def type_name(cls: type) -> str:
+    """Name of a type for guards: ``module:qualname``, and a class digest where no version pins the class."""
+    known = _type_names.get(cls)
+    if known is None:
+        known = f"{cls.__module__}:{cls.__qualname__}"
+        if not is_pinned_module(cls.__module__) or any(map(_foreign_members, cls.__mro__)):
+            known = f"{known}#{class_digest(cls)}"
+        _type_names[cls] = known
+    return known

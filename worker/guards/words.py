@@ -1,0 +1,140 @@
+"""Failed conditions in words: where, what it was when traced, what it is now."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from worker.code_digests import type_name
+from worker.errors import WorkerError
+from worker.guards import constants
+from worker.guards.model import Check, PortableGuards
+from worker.guards.paths import MISSING, text
+
+MAX_SHOWN = 80
+_NODE = re.compile(r"\bp\d+\b")
+
+
+def describe_failure(guards: PortableGuards, check: Check, values: Sequence[Any]) -> str:
+    """One failed condition in words: where, what it was, what it is."""
+    node, kind, expected = check
+    where = text(guards.nodes, node)
+    value = values[node]
+    if value is MISSING:
+        return f"{where} is missing"
+    if kind == "same":
+        return f"{where} and {text(guards.nodes, expected)} are no longer the same object"
+    if kind == "distinct":
+        return _describe_same([(text(guards.nodes, index), values[index]) for index in (node, *expected)])
+    if kind == "tensor":
+        return f"{where}: {', '.join(tensor_differences(value, expected))}"
+    if kind == "type":
+        return _describe_type(where, expected, type_name(type(value)))
+    if kind == "identity":
+        return f"{where}: another {expected[0]} than {_identity_name(expected)}"
+    if kind in ("equals", "keys", "length", "empty"):
+        return _describe_value(where, kind, value, expected)
+    return f"{where}: {kind.replace('_', ' ')} {plain(expected)!r} no longer holds"
+
+
+def _describe_value(where: str, kind: str, value: Any, expected: Any) -> str:
+    if kind == "equals":
+        return f"{where}: {plain(expected)!r} -> {_short(value)}"
+    if kind == "keys" and hasattr(value, "keys"):
+        return f"members of {where}: {[plain(key) for key in expected]} -> {_short(list(value.keys()))}"
+    if not hasattr(value, "__len__"):
+        return f"{where}: {_short(value)} has no members"
+    if kind == "empty":
+        return f"{where}: {len(value)} added"
+    return f"length of {where}: {len(expected) if kind == 'keys' else expected} -> {len(value)}"
+
+
+def _describe_type(where: str, expected: str, present: str) -> str:
+    was, now = _class(expected), _class(present)
+    return f"class {was} of {where} changed" if was == now else f"type of {where}: {was} -> {now}"
+
+
+def _describe_same(named: Sequence[tuple[str, Any]]) -> str:
+    first: dict[int, str] = {}
+    for name, value in named:
+        if value is MISSING:
+            return f"{name} is missing"
+        if id(value) in first:
+            return f"{first[id(value)]} and {name} are now the same tensor"
+        first[id(value)] = name
+    return "some tensors are now the same"
+
+
+def _identity_name(described: Sequence[Any]) -> str:
+    """The name in what `describe` gave."""
+    kind = described[0]
+    if kind == "method":
+        return _identity_name(described[1:])
+    if kind == "partial":
+        return _identity_name(described[1])
+    if kind == "constant":
+        return repr(plain(described[1]))
+    return str(described[1] if kind in ("module", "code", "operator", "operators", "group") else described[2])
+
+
+def _class(name: str) -> str:
+    return name.partition("#")[0].replace(":", ".")
+
+
+def tensor_differences(value: Any, expected: Mapping[str, Any]) -> list[str]:
+    """In words, where a tensor differs from what was traced."""
+    if not isinstance(value, torch.Tensor):
+        return [f"is a {type(value).__name__}, was a tensor"]
+    present = {
+        "type": type_name(type(value)),
+        "dtype": constants.encode(value.dtype),
+        "device": value.device.type,
+        "layout": constants.encode(value.layout),
+        "requires_grad": value.requires_grad,
+        "lazy_bits": [value.is_conj(), value.is_neg()],
+    }
+    found = [
+        f"{name} {plain(expected[name])} -> {plain(now)}"
+        for name, now in present.items()
+        if now != expected[name]
+    ]
+    if found or value.layout != torch.strided:
+        return found
+    for name, now in (("sizes", value.shape), ("strides", value.stride())):
+        wanted = expected[name]
+        if len(now) != len(wanted) or any(w is not None and w != n for w, n in zip(wanted, now, strict=True)):
+            shown = ["*" if w is None else w for w in wanted]
+            found.append(f"{name} {shown} -> {list(now)}")
+    return found
+
+
+def readable_shape(guards: PortableGuards, expression: str, used: Sequence[int]) -> str:
+    """A condition on sizes with the objects' paths in place of ``p<node>``."""
+    names = {f"p{index}": text(guards.nodes, index) for index in used}
+    return _NODE.sub(lambda match: names.get(match[0], match[0]), expression)
+
+
+def plain(encoded: Any) -> Any:
+    """An encoded constant as a reader knows it."""
+    if not isinstance(encoded, dict) or len(encoded) != 1:
+        return encoded
+    ((tag, payload),) = encoded.items()
+    if tag in ("class", "enum"):
+        return ".".join(map(str, payload[:3] if tag == "enum" else payload[:2]))
+    if tag in ("dtype", "layout", "memory_format", "device"):
+        return payload
+    try:
+        return constants.decode(encoded)
+    except (AttributeError, ImportError, LookupError, TypeError, WorkerError):
+        return payload
+
+
+def _short(value: Any) -> str:
+    """A present value in a few words; never the content of a tensor."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of {value.dtype} {list(value.shape)}"
+    shown = " ".join(repr(value).split())
+    return shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}..."
