@@ -35,6 +35,7 @@ class Artifact:
 
     Attributes:
         name: qualified name and signature, as TorchAir's log prints it.
+        function: digest of the function; another one may have the same name.
         engine: name of the engine that made and loads it.
         engine_version: that engine's version.
         components: the named components of the request that it answers.
@@ -46,6 +47,7 @@ class Artifact:
     """
 
     name: str
+    function: str
     engine: str
     engine_version: str
     components: dict[str, str]
@@ -61,6 +63,7 @@ class Artifact:
         header = canonical_json(
             {
                 "name": self.name,
+                "function": self.function,
                 "engine": self.engine,
                 "engine_version": self.engine_version,
                 "components": self.components,
@@ -78,7 +81,12 @@ class Artifact:
 
     def provenance(self) -> str:
         """Digest of what determined the bytes: the request, the traced source and the conditions."""
-        inputs = {"components": self.components, "guards": self.guards.to_json(), "name": self.name}
+        inputs = {
+            "components": self.components,
+            "function": self.function,
+            "guards": self.guards.to_json(),
+            "name": self.name,
+        }
         return hashlib.sha256(canonical_json(inputs)).hexdigest()
 
 
@@ -133,6 +141,7 @@ def _from_body(body: bytes) -> Artifact:
         raise ValueError(msg)
     return Artifact(
         name=header["name"],
+        function=header["function"],
         engine=header["engine"],
         engine_version=header["engine_version"],
         components=header["components"],

@@ -49,7 +49,7 @@ OnRecompile = Literal["add", "abandon"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheOptions:
-    """The parameters of `cache_compile`, in one value."""
+    """The parameters of `cache_compile`, in one value; ``guards`` is None where the function does not say."""
 
     config: CompilerConfig
     dynamic: bool = True
@@ -58,7 +58,7 @@ class CacheOptions:
     tp_rank: int | None = None
     pp_rank: int | None = None
     custom_decompositions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
-    guards: GuardMode = "once"
+    guards: GuardMode | None = None
     on_recompile: OnRecompile = "add"
 
 
@@ -92,8 +92,8 @@ class CachedFunction:
             options,
             config=copy.deepcopy(options.config),  # a later change of the caller's must not change the key
             cache_dir=options.cache_dir or defaults.cache_dir,
-            guards=options.guards if defaults.guards is None else defaults.guards,
         )
+        self._guards: GuardMode = options.guards or defaults.guards or "once"
         self._no_compile = defaults.no_compile
         self._rank = defaults.place
         self._variants: list[Variant] = []
@@ -180,7 +180,7 @@ class CachedFunction:
         self, stored: StoredArtifact, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[str, ...]:
         """Conditions of an artifact that this module and call do not meet; empty if it may be used."""
-        if self._options.guards == "skip":
+        if self._guards == "skip":
             return ()
         return stored.mismatches(self._method, args, kwargs, self.device_kind)
 
@@ -219,7 +219,9 @@ class CachedFunction:
         if not found.own:
             path = add_variant_from(self.place().function_dir, stored.path)
             stored = replace(stored, path=path)
-        variant = self._bind(stored)
+        # Bound once, however often it is looked up: all calls that it fits share its captures.
+        known = (variant for variant in self._variants if variant.stored.sha256 == stored.sha256)
+        variant = next(known, None) or self._bind(stored)
         self._announce("loaded from", stored)
         outcome: Outcome = "loaded" if found.own else "adopted"
         self._record(outcome, found.reason, stored, StageSeconds(load_s=perf_counter() - started))
@@ -294,7 +296,7 @@ class CachedFunction:
             self._method,
             backend=backend_for(self.device_kind),
             capture=CaptureOptions.of(self._options.config),
-            guards=self._options.guards,
+            guards=self._guards,
         )
         self._variants.insert(0, variant)
         return variant

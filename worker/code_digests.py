@@ -164,7 +164,12 @@ def _wrapped(value: Any) -> Any:
         return value.fget
     if isinstance(value, functools.cached_property | functools.partialmethod | functools.partial):
         return value.func
-    return None if isinstance(value, type) else getattr(value, "__dict__", {}).get("__wrapped__")
+    try:
+        # Not getattr: some objects (pydantic's stand-ins) raise errors of their own when asked for anything.
+        attributes = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return None if isinstance(value, type) else attributes.get("__wrapped__")
 
 
 def class_digest(cls: type) -> str:

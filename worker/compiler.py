@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from worker.artifact import Artifact
+from worker.code_digests import function_digest
 from worker.engines import engine_for
 from worker.errors import BackwardNotSupported
 from worker.frame import extract
@@ -67,6 +68,7 @@ def compile_call(
     roles = _roles(traced)
     artifact = Artifact(
         name=_name(method),
+        function=function_digest(function),
         engine=engine.name,
         engine_version=engine.version,
         components=request.components,

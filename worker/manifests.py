@@ -38,7 +38,9 @@ def of_units(
     for name, function, stored, captured in units:
         asked = function.request()
         requests.append(RequestEntry(function=name, key=asked.key, components=asked.components))
-        path = _relative(stored.path, Path(spec.cache_dir))
+        path = _listed(name, stored.path, Path(spec.cache_dir))
+        if path is None:
+            continue
         artifacts.setdefault(
             path,
             ArtifactEntry(
@@ -66,7 +68,9 @@ def of_script(spec: RankSpec) -> PartitionManifest:
         requests[result.function] = RequestEntry(
             function=result.function, key=key, components=details["components"]
         )
-        path = _relative(Path(result.path), Path(details["root"]))
+        path = _listed(result.function, Path(result.path), Path(spec.cache_dir))
+        if path is None:
+            continue
         artifacts[path] = ArtifactEntry(
             function=result.function,
             path=path,
@@ -96,8 +100,17 @@ def _manifest(
     )
 
 
-def _relative(path: Path, root: Path) -> str:
-    return path.resolve().relative_to(root.resolve()).as_posix()
+def _listed(function: str, path: Path, root: Path) -> str | None:
+    """An artifact's path below the launch's cache directory; None for one that is abandoned or elsewhere."""
+    if not path.is_file():
+        return None
+    found, wanted = path.resolve(), root.resolve()
+    if not found.is_relative_to(wanted):
+        _log.warning(
+            "%s is not published: its cache %s lies outside of the launch's %s", function, path, root
+        )
+        return None
+    return found.relative_to(wanted).as_posix()
 
 
 def publish(store: Store, launch_key: str, manifest: PartitionManifest, root: Path) -> PartitionRef:

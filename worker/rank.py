@@ -142,11 +142,22 @@ class RankWorker:
             launch_defaults.reset(token)
         seen: Counter[str] = Counter()
         for call in self._workload.calls:
+            self._check_cache_dir(call.function)
             base = call.function.name
             name = f"{base}[{seen[base]}]" if seen[base] else base
             seen[base] += 1
             self._units[name] = _Unit(name=name, call=call)
         return tuple(self._units)
+
+    def _check_cache_dir(self, function: CachedFunction) -> None:
+        """A manifest names files below the launch's cache directory, so all must lie there."""
+        wanted, root = Path(self._spec.cache_dir).resolve(), function.root()
+        if not root.is_relative_to(wanted):
+            msg = (
+                f"{function.name} keeps its cache in {root}, but the launch in {wanted}; "
+                "leave cache_dir out of cache_compile in a launch"
+            )
+            raise WorkloadError(msg, function=function.name, cache_dir=str(root))
 
     def _context(self) -> RankContext:
         from worker.devices import backend_for

@@ -15,6 +15,9 @@ Facts relied upon (each has a test in ``tests/unit/test_torch_private.py``):
   in which a dynamic dimension is a ``SymInt``.
 * ``SideEffects.codegen_update_mutated`` runs before the frame is written; ``_get_modified_vars`` and
   ``store_attr_mutations`` say which Python objects the frame will write to.
+* A member that is not there raises ``ObservedKeyError`` out of
+  ``ConstDictVariable.getitem_const_raise_exception_if_absent``, or ``ObservedAttributeError`` out of
+  ``UserDefinedObjectVariable.var_getattr``, and leaves no guard.
 * A ``SymInt`` that was specialised has a ``node.maybe_as_int()``; ``TENSOR_MATCH`` compares it, and the shape
   guards leave it out.
 * ``make_fx`` over an interpreter of Dynamo's graph keeps in-place operators and views as they are, and
@@ -152,7 +155,7 @@ def trace(
 
     with _LOCK, get_metrics_context(), dynamo_timed("warmrank"), _tracing_settings(dynamic):
         started = perf_counter()
-        with _noted_writes() as writes:
+        with _absence_guarded(), _noted_writes() as writes:
             captured = _capture(convert_frame, method, args, dict(kwargs))
         backend_input = captured.backend_input
         if backend_input is None:
@@ -201,29 +204,81 @@ def _tracing_settings(dynamic: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _wrapped(
+    owner: type, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    """Replaces one method of Dynamo's while a trace runs."""
+    original = vars(owner)[name]
+    setattr(owner, name, wrap(original))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+@contextlib.contextmanager
 def _noted_writes() -> Iterator[dict[TracedWrite, None]]:
     """Fills the mapping it yields, while a trace runs, with the writes of the frame, in their order."""
     from torch._dynamo.side_effects import SideEffects
     from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew
 
     noted: dict[TracedWrite, None] = {}
-    original = SideEffects.codegen_update_mutated
 
-    def note(effects: Any, *args: Any, **kwargs: Any) -> None:
-        for variable in effects._get_modified_vars():
-            if isinstance(variable.mutation_type, AttributeMutationNew | ValueMutationNew):
-                continue
-            local = getattr(variable, "local_name", None)
-            source = f"L[{local!r}]" if variable.source is None else _name(variable.source)
-            names = effects.store_attr_mutations.get(variable, {}) if local is None else {}
-            noted.update((TracedWrite(source=source, attribute=name), None) for name in names or ("",))
-        original(effects, *args, **kwargs)
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def codegen_update_mutated(effects: Any, *args: Any, **kwargs: Any) -> None:
+            for variable in effects._get_modified_vars():
+                if isinstance(variable.mutation_type, AttributeMutationNew | ValueMutationNew):
+                    continue
+                local = getattr(variable, "local_name", None)
+                source = f"L[{local!r}]" if variable.source is None else _name(variable.source)
+                names = effects.store_attr_mutations.get(variable, {}) if local is None else {}
+                noted.update((TracedWrite(source=source, attribute=name), None) for name in names or ("",))
+            original(effects, *args, **kwargs)
 
-    SideEffects.codegen_update_mutated = note  # type: ignore[method-assign, assignment]
-    try:
+        return codegen_update_mutated
+
+    with _wrapped(SideEffects, "codegen_update_mutated", wrap):
         yield noted
-    finally:
-        SideEffects.codegen_update_mutated = original  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _absence_guarded() -> Iterator[None]:
+    """Adds the guards that Dynamo leaves out where a missing member ends in an exception that is caught.
+
+    ``os.environ.get("X")`` is such a case, and so is ``try: d["k"] except KeyError``.
+    """
+    from functools import partial
+
+    from torch._dynamo.exc import ObservedAttributeError, ObservedKeyError
+    from torch._dynamo.guards import GuardBuilder, install_guard
+    from torch._dynamo.variables import ConstDictVariable, UserDefinedObjectVariable
+
+    def wrap_item(original: Callable[..., Any]) -> Callable[..., Any]:
+        def getitem(variable: Any, tx: Any, key: Any) -> Any:
+            try:
+                return original(variable, tx, key)
+            except ObservedKeyError:
+                variable.install_dict_contains_guard(tx, [key])
+                raise
+
+        return getitem
+
+    def wrap_attribute(original: Callable[..., Any]) -> Callable[..., Any]:
+        def var_getattr(variable: Any, tx: Any, name: str) -> Any:
+            try:
+                return original(variable, tx, name)
+            except ObservedAttributeError:
+                if variable.source is not None:
+                    install_guard(variable.source.make_guard(partial(GuardBuilder.HASATTR, attr=name)))
+                raise
+
+        return var_getattr
+
+    with (
+        _wrapped(ConstDictVariable, "getitem_const_raise_exception_if_absent", wrap_item),
+        _wrapped(UserDefinedObjectVariable, "var_getattr", wrap_attribute),
+    ):
+        yield
 
 
 def _refuse_unseen(graph_module: GraphModule) -> None:
@@ -268,7 +323,9 @@ def lower(graph_module: GraphModule, decompositions: Mapping[Any, Callable[..., 
     from torch.fx import Interpreter
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    fakes = [node.meta["example_value"] for node in graph_module.graph.nodes if node.op == "placeholder"]
+    values = [node.meta["example_value"] for node in graph_module.graph.nodes if node.op == "placeholder"]
+    # Detached, because a buffer that a graph with gradients wrote to has a history by now.
+    fakes = [value.detach() if isinstance(value, torch.Tensor) else value for value in values]
     whole_composites = not _casts_by_itself(graph_module)
     _drop_grad_switches(graph_module)
     with torch.no_grad(), fx_traceback.preserve_node_meta():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from worker.artifact import Artifact, read
 from worker.capture import CaptureOptions, GraphRunner
-from worker.code_digests import globals_module, is_pinned_module
+from worker.code_digests import function_digest
 from worker.engines import engine_for
 from worker.frame import bind
 from worker.groups import resolve
@@ -64,17 +64,11 @@ class StoredArtifact:
         function = function_of(method)
         bound = inspect.signature(function).bind(method.__self__, *args, **kwargs)
         bound.apply_defaults()
-        if not self._is_of(function):
-            return (f"made for {self.artifact.name}, not for {function.__module__}.{function.__qualname__}",)
-        return mismatches(self.artifact.guards, function, bound.arguments, device_kind=device_kind)
-
-    def _is_of(self, function: FunctionType) -> bool:
-        """Whether this very function was traced: a base class, or another file, may have one of its name."""
-        module, name = globals_module(function), function.__code__.co_qualname
-        if is_pinned_module(module):
-            return self.artifact.name.partition("(")[0] == function.__qualname__
-        traced = self.artifact.guards.sources
-        return any(source.module == module and source.name in ("", name) for source in traced)
+        wrong = mismatches(self.artifact.guards, function, bound.arguments, device_kind=device_kind)
+        if not wrong and self.artifact.function != function_digest(function):
+            # A base class, or another file, has a function of the same name, which did not change either.
+            wrong = (f"made for another {self.artifact.name} than this {method.__qualname__}",)
+        return wrong
 
 
 def function_of(method: MethodType) -> FunctionType:

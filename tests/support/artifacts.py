@@ -30,6 +30,7 @@ def make_artifact(**changed: Any) -> Artifact:
     """An artifact; ``changed`` replaces single attributes."""
     values: dict[str, Any] = {
         "name": "M.f(x)",
+        "function": "0" * 32,
         "engine": "graph",
         "engine_version": "1",
         "components": dict(COMPONENTS),

@@ -24,12 +24,12 @@ def cloned(value: Any) -> Any:
     return value
 
 
-def difference(wanted: Any, got: Any, where: str = "") -> str:
-    """Where two nested values differ, in words; empty if they are equal to the bit."""
+def difference(wanted: Any, got: Any, where: str, tolerance: float = 0.0) -> str:
+    """Where two nested values differ, in words; empty if they are equal, to the bit or within a tolerance."""
     if type(wanted) is not type(got):
         return f"{where}: {type(wanted).__name__}, got {type(got).__name__}"
     if isinstance(wanted, torch.Tensor):
-        return _tensor_difference(wanted, got, where)
+        return _tensor_difference(wanted, got, where, tolerance)
     if isinstance(wanted, list | tuple):
         pairs: Any = [(str(index), *pair) for index, pair in enumerate(zip(wanted, got, strict=False))]
         shorter = len(wanted) != len(got)
@@ -37,20 +37,26 @@ def difference(wanted: Any, got: Any, where: str = "") -> str:
         pairs = [(repr(key), item, got.get(key)) for key, item in wanted.items()]
         shorter = list(wanted) != list(got)
     elif dataclasses.is_dataclass(wanted) and not isinstance(wanted, type):
-        pairs = [(field.name, getattr(wanted, field.name), getattr(got, field.name)) for field in _fields(wanted)]
+        pairs = [
+            (field.name, getattr(wanted, field.name), getattr(got, field.name)) for field in _fields(wanted)
+        ]
         shorter = False
     else:
         return "" if wanted == got else f"{where}: {wanted!r}, got {got!r}"
     if shorter:
         return f"{where}: other members"
-    return next((found for name, one, other in pairs if (found := difference(one, other, f"{where}[{name}]"))), "")
+    for name, one, other in pairs:
+        found = difference(one, other, f"{where}[{name}]", tolerance)
+        if found:
+            return found
+    return ""
 
 
-def _tensor_difference(wanted: torch.Tensor, got: torch.Tensor, where: str) -> str:
+def _tensor_difference(wanted: torch.Tensor, got: torch.Tensor, where: str, tolerance: float) -> str:
     one, other = (f"{item.dtype} {tuple(item.shape)}" for item in (wanted, got))
     if one != other:
         return f"{where}: {one}, got {other}"
-    if torch.allclose(wanted, got, rtol=0.0, atol=0.0, equal_nan=True):
+    if torch.allclose(wanted, got, rtol=0.0, atol=tolerance, equal_nan=True):
         return ""
     return f"{where}: {wanted.flatten()[:4].tolist()}, got {got.flatten()[:4].tolist()}"
 

@@ -1,4 +1,4 @@
-"""A process group of any size in one process: nothing is sent, so only what is traced or asked can be tested."""
+"""A process group of any size in one process: nothing is sent, so only tracing and asking can be tested."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from worker import groups
 @contextlib.contextmanager
 def fake_world(*, rank: int, world_size: int) -> Iterator[dist.ProcessGroup]:
     """This process as one rank of a world that is not there; yields the world's group."""
-    store: dist.Store = FakeStore()
-    dist.init_process_group("fake", store=store, rank=rank, world_size=world_size)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     world = dist.group.WORLD
     assert world is not None
     try:

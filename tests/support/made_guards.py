@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,21 +18,26 @@ def made_guards(
     shapes: Sequence[tuple[str, ...]] = (),
     ranks: Mapping[str, int] | None = None,
     sources: tuple[TracedSource, ...] = (),
+    volatile: Sequence[str] = (),
 ) -> PortableGuards:
-    """Guards from (expression, kind, expected); for ``same``, what is expected is an expression too.
+    """Guards from (expression, kind, expected); for ``same`` and ``distinct`` expressions are expected.
 
     ``shapes`` are conditions with ``{}`` for each of the expressions that follow. The ambient state is
     that of the moment.
     """
     table = PathTable({})
     made: list[Check] = []
+    others: dict[str, Callable[[Any], Any]] = {
+        "same": table.add,
+        "distinct": lambda expressions: [table.add(expression) for expression in expressions],
+    }
     for expression, kind, expected in checks:
-        node = table.add(expression)
-        made.append((node, kind, table.add(expected) if kind == "same" else expected))
+        made.append((table.add(expression), kind, others.get(kind, lambda value: value)(expected)))
     conditions = []
     for condition, *expressions in shapes:
         used = tuple(table.add(expression) for expression in expressions)
         conditions.append((condition.format(*(f"p{index}" for index in used)), used))
+    written = tuple(table.add(expression) for expression in volatile)
     return PortableGuards(
         nodes=tuple(table.nodes),
         checks=tuple(made),
@@ -40,6 +45,7 @@ def made_guards(
         ambient=ambient.encode(ambient.snapshot("cpu")),
         sources=sources,
         ranks=dict(ranks or {}),
+        volatile=written,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -16,27 +18,27 @@ class Plain(nn.Module):
         self.linear = nn.Linear(width, width)
         self.factor = 2
 
-    def affine(self, x: torch.Tensor) -> torch.Tensor:
+    def affine(self, x: torch.Tensor) -> Any:
         return self.linear(x) * self.factor
 
-    def scaled(self, x: torch.Tensor, scale: float = 2.0, *, negate: bool = False) -> torch.Tensor:
+    def scaled(self, x: torch.Tensor, scale: float = 2.0, *, negate: bool = False) -> Any:
         y = self.linear(x) * scale
         return -y if negate else y
 
-    def repeated(self, x: torch.Tensor, times: int) -> torch.Tensor:
+    def repeated(self, x: torch.Tensor, times: int) -> Any:
         return self.linear(x) * times
 
-    def by_global(self, x: torch.Tensor) -> torch.Tensor:
+    def by_global(self, x: torch.Tensor) -> Any:
         return self.linear(x) * SCALE
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.linear(x)
 
 
 class Derived(Plain):
     """Overrides a method whose base version can be cached as well."""
 
-    def affine(self, x: torch.Tensor) -> torch.Tensor:
+    def affine(self, x: torch.Tensor) -> Any:
         return self.linear(x) - 100.0
 
 
@@ -49,7 +51,7 @@ class Cached(nn.Module):
         self.register_buffer("cache", torch.zeros(rows, width))
         self.cache: torch.Tensor
 
-    def store(self, x: torch.Tensor) -> torch.Tensor:
+    def store(self, x: torch.Tensor) -> Any:
         self.cache[: x.shape[0]].copy_(x)
         return self.linear(x) + self.cache.sum()
 
@@ -73,7 +75,7 @@ class Unfit(nn.Module):
         self.linear = nn.Linear(4, 4)
         self.dropout = nn.Dropout(0.5)
 
-    def drops(self, x: torch.Tensor) -> torch.Tensor:
+    def drops(self, x: torch.Tensor) -> Any:
         return self.dropout(self.linear(x))
 
     def draws(self, x: torch.Tensor) -> torch.Tensor:

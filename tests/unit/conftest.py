@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,7 +42,7 @@ def torch_state() -> Iterator[None]:
         torch.set_default_dtype(before["dtype"])
         torch.use_deterministic_algorithms(before["deterministic"], warn_only=before["warn_only"])
         torch.set_float32_matmul_precision(before["precision"])
-        torch.backends.mkldnn.enabled = before["mkldnn"]  # type: ignore[assignment]
+        torch.backends.mkldnn.enabled = before["mkldnn"]
         torch.utils.deterministic.fill_uninitialized_memory = before["fill"]  # type: ignore[attr-defined]
 
 
@@ -66,3 +68,30 @@ def forget_modules() -> Iterator[None]:
         for name in set(sys.modules) - before:
             if name.startswith("made_"):
                 del sys.modules[name]
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A cache directory that is not there yet."""
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="session")
+def compiled_affine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache directory that holds `Plain.affine`, compiled once for all tests."""
+    import torch
+
+    from tests.support.cached import warm
+    from tests.support.small_models import Plain
+
+    root = tmp_path_factory.mktemp("compiled") / "cache"
+    with torch.no_grad():
+        warm(Plain().affine, root)
+    return root
+
+
+@pytest.fixture
+def affine_artifact(compiled_affine: Path, cache: Path) -> Path:
+    """The artifact of `Plain.affine` in this test's own cache directory."""
+    shutil.copytree(compiled_affine, cache)
+    return next(cache.rglob("compiled_module"))

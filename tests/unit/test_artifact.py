@@ -51,9 +51,7 @@ def test_artifact_round_trips(sections: dict[str, bytes], components: dict[str, 
 def test_artifact_round_trips_its_facts(
     classes: list[str], num_outputs: int, aliased: list[int], roles: list[str]
 ) -> None:
-    facts = GraphFacts(
-        input_classes=tuple(classes), num_outputs=num_outputs, aliased_outputs=tuple(aliased)
-    )
+    facts = GraphFacts(input_classes=tuple(classes), num_outputs=num_outputs, aliased_outputs=tuple(aliased))
     artifact = make_artifact(facts=facts, roles=tuple(roles))
     assert parse(artifact.to_bytes(), "here") == artifact
 
@@ -158,7 +156,12 @@ def test_provenance_is_the_same_for_equal_origins() -> None:
     [
         {"components": {"engine": "graph 2"}},
         {"name": "M.g(x)"},
-        {"guards": PortableGuards(**{**{name: getattr(GUARDS, name) for name in GUARDS.__slots__}, "ranks": {}})},
+        {"function": "1" * 32},
+        {
+            "guards": PortableGuards(
+                **{**{name: getattr(GUARDS, name) for name in GUARDS.__slots__}, "ranks": {}}
+            )
+        },
         {
             "guards": PortableGuards(
                 **{
@@ -168,7 +171,7 @@ def test_provenance_is_the_same_for_equal_origins() -> None:
             )
         },
     ],
-    ids=["request", "name", "guards", "source"],
+    ids=["request", "name", "function", "guards", "source"],
 )
 def test_provenance_changes_with_what_determines_the_bytes(changed: dict[str, Any]) -> None:
     assert make_artifact(**changed).provenance() != make_artifact().provenance()

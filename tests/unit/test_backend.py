@@ -157,5 +157,5 @@ def test_option_that_is_not_built_yet_is_an_error() -> None:
     config = CompilerConfig()
     config.mode = "max-autotune"
     graph: Any = None
-    with pytest.raises(NotYet, match="config.mode"):
+    with pytest.raises(NotYet, match=r"config.mode"):
         compile_graph(graph, [], compiler_config=config, custom_decompositions={})

@@ -165,7 +165,12 @@ def test_user_input_without_cloning_is_read_where_it_lies() -> None:
 
 @pytest.mark.parametrize(
     "x",
-    [torch.arange(6.0).reshape(2, 3).T, torch.arange(12.0)[::2], torch.arange(3.0).expand(2, 3), torch.ones(0, 3)],
+    [
+        torch.arange(6.0).reshape(2, 3).T,
+        torch.arange(12.0)[::2],
+        torch.arange(3.0).expand(2, 3),
+        torch.ones(0, 3),
+    ],
     ids=["transposed", "strided", "expanded", "empty"],
 )
 def test_user_input_keeps_its_strides(x: torch.Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -82,23 +83,21 @@ def test_torch_names_version_and_git_revision(read: Read) -> None:
 
 
 def test_torch_that_is_not_installed_is_none(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprint.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert read()["torch"] == "none"
 
 
-def test_torch_of_another_build_differs(
-    read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_of_another_build_differs(read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "version.py", "__version__ = '2.13.0+cpu'\ngit_version = 'feedfacefeedface'\n")
     spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
-    monkeypatch.setattr(fingerprint.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     assert read()["torch"] == "2.13.0+cpu git feedfacefeed"
 
 
 def test_torch_npu_is_the_version_of_the_installed_package(
     read: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fingerprint.importlib.metadata, "version", lambda name: f"{name} 2.11")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: f"{name} 2.11")
     assert read()["torch_npu"] == "torch_npu 2.11"
 
 

@@ -67,7 +67,7 @@ class Views(nn.Module):
     def several(self, cache: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return x + 1, self.table[2:4], cache[:1], (x * 2).view(-1), self.table.add_(1.0)
 
-    def split(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def split(self, x: torch.Tensor) -> Any:
         return x.split(1)
 
     def through_type_as(self, cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -142,7 +142,9 @@ def facts_dynamic(method: Callable[..., Any], *args: Any) -> GraphFacts:
     ],
 )
 def test_argument_that_is_written_is_mutated_whatever_the_way(name: str) -> None:
-    found = classes(getattr(Views(), name), CACHE.clone() if name != "through_keyword" else ROWS.clone(), ROWS)
+    found = classes(
+        getattr(Views(), name), CACHE.clone() if name != "through_keyword" else ROWS.clone(), ROWS
+    )
     assert (found["cache"], found["x"]) == ("mutated", "user")
 
 
@@ -212,7 +214,9 @@ def test_dropout_in_training_is_refused_with_operator_and_line() -> None:
     ids=["randn_like", "dropout", "bernoulli", "randint"],
 )
 def test_random_operator_is_refused_by_name(method: Callable[..., Any], operator: str) -> None:
-    with pytest.raises(RandomOp, match="draws random numbers, which a cached graph does not support") as raised:
+    with pytest.raises(
+        RandomOp, match="draws random numbers, which a cached graph does not support"
+    ) as raised:
         facts(method, ROWS.clone())
     assert operator in raised.value.operator
 

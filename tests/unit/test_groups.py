@@ -71,7 +71,9 @@ def test_resolve_undoes_role_of(world: World, position: int) -> None:
 
 
 def test_resolve_of_an_unknown_role_lists_this_ranks_roles(world: World) -> None:
-    with pytest.raises(GroupError, match=r"role 'pp'; this rank has \['group1', 'group2', 'world'\]") as raised:
+    with pytest.raises(
+        GroupError, match=r"role 'pp'; this rank has \['group1', 'group2', 'world'\]"
+    ) as raised:
         groups.resolve("pp")
     assert raised.value.role == "pp"
 

@@ -43,15 +43,17 @@ SCALARS = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(),
-    st.text(),
-    st.binary(),
+    st.text(max_size=12),
+    st.binary(max_size=12),
     st.floats(allow_nan=False),
     st.complex_numbers(allow_nan=False),
     st.sampled_from([Colour.RED, Level.LOW, torch.float16, torch.int64, torch.strided, torch.channels_last]),
     st.just(...),
 )
 HASHABLE = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(inner, max_size=3)
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(inner, max_size=3),
+    max_leaves=3,
 )
 VALUES = st.recursive(
     SCALARS
@@ -84,10 +86,12 @@ def test_constant_round_trips_through_json(value: Any) -> None:
 
 
 @given(value=st.floats())
-def test_float_round_trips_to_the_bit(value: float) -> None:
+def test_float_round_trips_exactly(value: float) -> None:
     back = decode(json.loads(json.dumps(encode(value))))
-    assert math.copysign(1, back) == math.copysign(1, value)
-    assert (math.isnan(back) and math.isnan(value)) or back == value
+    if math.isnan(value):
+        assert math.isnan(back)
+    else:
+        assert (back, math.copysign(1, back)) == (value, math.copysign(1, value))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +127,8 @@ def test_order_of_a_dict_is_kept() -> None:
 
 @given(values=st.lists(st.integers() | st.text(), min_size=2, unique=True))
 def test_sets_encode_alike_whatever_their_order(values: list[Any]) -> None:
-    assert encode(set(values)) == encode(set(reversed(values)))
+    turned = values[::-1]
+    assert encode(set(values)) == encode(set(turned))
 
 
 def test_numbers_of_different_type_encode_differently() -> None:
@@ -143,14 +148,18 @@ def test_equal_members_of_different_enums_encode_differently() -> None:
     assert encode(Colour.RED) != encode(Level.LOW)
 
 
-@pytest.mark.parametrize("value", [object(), torch.ones(1), lambda: 0, iter([])], ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize(
+    "value", [object(), torch.ones(1), lambda: 0, iter([])], ids=lambda v: type(v).__name__
+)
 def test_value_without_a_meaning_elsewhere_is_refused_by_type(value: object) -> None:
-    with pytest.raises(NotPortable, match=f"{type(value).__qualname__} cannot be compared in another process"):
+    with pytest.raises(
+        NotPortable, match=f"{type(value).__qualname__} cannot be compared in another process"
+    ):
         encode(value)
 
 
 def test_value_within_a_container_is_refused_too() -> None:
-    with pytest.raises(NotPortable, match="builtins.object cannot be compared"):
+    with pytest.raises(NotPortable, match=r"builtins.object cannot be compared"):
         encode({"a": [object()]})
 
 
@@ -169,5 +178,5 @@ def test_subclass_of_a_plain_type_is_not_taken_for_it(value: Any) -> None:
 
 
 def test_unknown_tag_is_refused_as_of_another_version() -> None:
-    with pytest.raises(NotPortable, match="unknown constant tag 'tensor'; .* another version"):
+    with pytest.raises(NotPortable, match=r"unknown constant tag 'tensor'; .* another version"):
         decode({"tensor": []})

@@ -8,6 +8,7 @@ import json
 import math
 import operator
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from tests.support.small_models import Plain
 from worker.errors import NotPortable
 from worker.guards.identity import describe
-from worker.sources import function_digest
+from worker.sources import class_digest, function_digest
 
 
 class Colour(enum.Enum):
@@ -28,10 +29,18 @@ def add(x: int, y: int) -> int:
     return x + y
 
 
-def made(constant: int) -> Callable[[int], int]:
+def digest_of(function: Any) -> str:
+    assert isinstance(function, FunctionType)
+    return function_digest(function)
+
+
+ADD_DIGEST = digest_of(add)
+
+
+def made(constant: int) -> Callable[..., int]:
     scope: dict[str, Any] = {"__name__": "made_identity"}
-    exec(f"def f(x):\n    return x + {constant}\n", scope)
-    f: Callable[[int], int] = scope["f"]
+    exec(f"def f(x):\n    return x + {constant}\n", scope)  # noqa: S102 - two functions that differ in one place
+    f: Callable[..., int] = scope["f"]
     return f
 
 
@@ -40,15 +49,16 @@ def made(constant: int) -> Callable[[int], int]:
     [
         (math, ["module", "math"]),
         (F, ["module", "torch.nn.functional"]),
-        (Plain, ["class", "tests.support.small_models", "Plain"]),
-        (add, ["function", __name__, "add", function_digest(add)]),
+        (Plain, ["class", "tests.support.small_models", "Plain", class_digest(Plain)]),
+        (torch.nn.Linear, ["class", "torch.nn.modules.linear", "Linear"]),
+        (add, ["function", __name__, "add", ADD_DIGEST]),
         (F.relu, ["function", "torch.nn.functional", "relu", ""]),
         (len, ["builtin", "builtins", "len"]),
         (str.join, ["builtin", "builtins.str", "join"]),
         (operator.add, ["builtin", "_operator", "add"]),
         (torch.ops.aten.add.Tensor, ["operator", "aten.add.Tensor"]),
         (torch.ops.aten.add, ["operator", "aten.add"]),
-        (Colour.RED, ["constant", {"enum": [__name__, "Colour", "RED"]}]),
+        (Colour.RED, ["constant", {"enum": [__name__, "Colour", "RED", 1]}]),
         (3, ["constant", 3]),
         (torch.float16, ["constant", {"dtype": "float16"}]),
     ],

@@ -127,7 +127,7 @@ def test_default_that_was_changed_later_does_not_fit() -> None:
 @pytest.mark.parametrize("bad", [0, 1, 2, 3])
 def test_parameter_may_have_the_name_of_a_builtin(bad: int) -> None:
     names = ["type", "len", "type_name", "HOLDS"]
-    values = [torch.ones(2), [1, 2], 5, {"a": 1}]
+    values: list[Any] = [torch.ones(2), [1, 2], 5, {"a": 1}]
     check = check_of(
         named_after_builtins,
         ("L['type']", "tensor", like(values[0])),
@@ -136,7 +136,9 @@ def test_parameter_may_have_the_name_of_a_builtin(bad: int) -> None:
         ("L['HOLDS']", "keys", ["a"]),
     )
     assert check(None, *values)
-    assert not check(None, *(None if position == bad else value for position, value in enumerate(values))), names
+    assert not check(None, *(None if position == bad else value for position, value in enumerate(values))), (
+        names
+    )
 
 
 def test_parameter_may_have_the_name_of_a_module() -> None:
@@ -243,6 +245,19 @@ def test_same_argument_twice_fits_only_as_the_same() -> None:
     assert not check(None, ONES, ONES.clone())
 
 
+def test_different_arguments_fit_only_as_different_ones() -> None:
+    check = check_of(defaults, ("L['x']", "distinct", ["L['y']"]))
+    assert check(None, ONES, ONES.clone())
+    assert not check(None, ONES, ONES)
+
+
+def test_arguments_that_must_differ_from_the_modules_are_compared_with_each_other() -> None:
+    check = check_of(defaults, ("L['self'].table", "distinct", ["L['x']", "L['y']"]))
+    assert check(Holder(table=ONES), ONES.clone(), ONES.clone())
+    other = ONES.clone()
+    assert not check(Holder(table=ONES), other, other)
+
+
 def test_argument_that_must_be_part_of_the_module_is_looked_at() -> None:
     check = check_of(plain, ("L['x']", "same", "L['self'].table"))
     assert check(Holder(table=ONES), ONES)
@@ -276,8 +291,43 @@ def test_empty_dimension_where_sizes_are_divided_does_not_fit() -> None:
 
 
 def test_module_is_not_looked_at_on_a_call() -> None:
-    check = check_of(plain, ("L['self'].gone", "equals", 1), ("G['LIMIT']", "equals", 6), ("L['x']", "equals", 1))
+    check = check_of(
+        plain, ("L['self'].gone", "equals", 1), ("G['LIMIT']", "equals", 6), ("L['x']", "equals", 1)
+    )
     assert check(None, 1)
+
+
+def test_part_of_the_module_that_the_function_writes_to_is_looked_at_on_every_call() -> None:
+    assert isinstance(plain, FunctionType)
+    guards = made_guards(("L['self'].calls", "equals", 1), volatile=["L['self'].calls"])
+    check = compile_input_check(guards, plain)
+    assert check(Holder(calls=1), 1)
+    assert not check(Holder(calls=2), 1)
+
+
+def test_global_that_the_function_writes_to_is_looked_at_on_every_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert isinstance(plain, FunctionType)
+    guards = made_guards(("G['LIMIT']", "equals", 5), volatile=["G['LIMIT']"])
+    check = compile_input_check(guards, plain)
+    assert check(None, 1)
+    monkeypatch.setitem(globals(), "LIMIT", 6)
+    assert not check(None, 1)
+
+
+def test_free_variable_that_the_function_writes_to_is_looked_at_on_every_call() -> None:
+    count = 5
+
+    def counting(self: Any, x: Any) -> Any:
+        return count
+
+    assert isinstance(counting, FunctionType)
+    guards = made_guards(("L['count']", "equals", 5), volatile=["L['count']"])
+    check = compile_input_check(guards, counting)
+    assert check(None, 1)
+    count = 6
+    assert not check(None, 1)
 
 
 def test_check_without_conditions_takes_anything() -> None:
@@ -320,7 +370,9 @@ def test_check_does_not_keep_arguments_alive() -> None:
 
 def test_checks_of_two_functions_are_apart() -> None:
     one, other = (check_of(plain, ("L['x']", "equals", encode(number / 2))) for number in (1, 3))
-    assert list(itertools.starmap(lambda check, x: check(None, x), [(one, 0.5), (other, 1.5), (one, 1.5)])) == [
+    assert list(
+        itertools.starmap(lambda check, x: check(None, x), [(one, 0.5), (other, 1.5), (one, 1.5)])
+    ) == [
         True,
         True,
         False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache_store.canonical import canonical_json
@@ -13,7 +13,9 @@ from worker.guards.constants import encode
 from worker.guards.model import PortableGuards
 from worker.sources import TracedSource
 
-ARGUMENTS = st.one_of(st.text(), st.integers(), st.floats(allow_nan=False).map(encode), st.just(encode((1, "a"))))
+ARGUMENTS = st.one_of(
+    st.text(), st.integers(), st.floats(allow_nan=False).map(encode), st.just(encode((1, "a")))
+)
 NODES = st.lists(st.tuples(st.integers(-1, 5), st.sampled_from(["local", "attr", "item"]), ARGUMENTS))
 EXPECTED = st.none() | ARGUMENTS | st.lists(st.integers()) | st.dictionaries(st.text(), st.integers())
 GUARDS = st.builds(
@@ -26,6 +28,7 @@ GUARDS = st.builds(
         st.builds(TracedSource, kind=st.text(), module=st.text(), name=st.text(), digest=st.text())
     ).map(tuple),
     ranks=st.dictionaries(st.text(), st.integers()),
+    volatile=st.lists(st.integers(0, 5)).map(tuple),
 )
 
 
@@ -34,11 +37,13 @@ def through_json(guards: PortableGuards) -> PortableGuards:
     return PortableGuards.from_json(data)
 
 
+@settings(max_examples=40)
 @given(guards=GUARDS)
 def test_guards_round_trip_through_json(guards: PortableGuards) -> None:
     assert through_json(guards) == guards
 
 
+@settings(max_examples=40)
 @given(guards=GUARDS)
 def test_guards_that_were_read_write_the_same_bytes(guards: PortableGuards) -> None:
     assert canonical_json(through_json(guards).to_json()) == canonical_json(guards.to_json())

@@ -57,6 +57,13 @@ def triple(x: torch.Tensor) -> torch.Tensor:
     return x * 3
 
 
+FACTOR = 2.0
+
+
+def by_global(x: torch.Tensor) -> torch.Tensor:
+    return x * FACTOR
+
+
 def made() -> Callable[[torch.Tensor], torch.Tensor]:
     def doubled(x: torch.Tensor) -> torch.Tensor:
         return x + x
@@ -141,6 +148,12 @@ def test_decomposition_counts() -> None:
 def test_body_of_a_decomposition_counts() -> None:
     one, other = asked(decompositions={ADD: double}), asked(decompositions={ADD: triple})
     assert changed_names(one, other) == {"decompositions"}
+
+
+def test_constant_that_a_decomposition_reads_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = asked(decompositions={ADD: by_global})
+    monkeypatch.setitem(globals(), "FACTOR", 3.0)
+    assert changed_names(before, asked(decompositions={ADD: by_global})) == {"decompositions"}
 
 
 def test_order_of_decompositions_does_not_count() -> None:

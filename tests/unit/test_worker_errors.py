@@ -16,7 +16,15 @@ KINDS = sorted(
     key=lambda kind: kind.__name__,
 )
 PLAIN = st.one_of(st.none(), st.integers(), st.text(), st.lists(st.text()), st.booleans())
-NAMES = st.from_regex(r"[a-z]{1,8}", fullmatch=True).filter(lambda name: name not in ("args", "self", "message"))
+NAMES = st.from_regex(r"[a-z]{1,8}", fullmatch=True).filter(
+    lambda name: name not in ("args", "self", "message")
+)
+
+
+def pickled(error: WorkerError) -> WorkerError:
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - made here
+    assert isinstance(copy, WorkerError)
+    return copy
 
 
 def make(kind: type[WorkerError]) -> WorkerError:
@@ -26,7 +34,7 @@ def make(kind: type[WorkerError]) -> WorkerError:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_error_of_every_kind_survives_pickling(kind: type[WorkerError]) -> None:
     error = make(kind)
-    copy = pickle.loads(pickle.dumps(error))
+    copy = pickled(error)
     assert type(copy) is kind
     assert str(copy) == str(error)
     assert copy.fields == error.fields
@@ -34,7 +42,7 @@ def test_error_of_every_kind_survives_pickling(kind: type[WorkerError]) -> None:
 
 @given(message=st.text(), fields=st.dictionaries(NAMES, PLAIN, max_size=4))
 def test_error_round_trips(message: str, fields: dict[str, object]) -> None:
-    copy = pickle.loads(pickle.dumps(WorkerError(message, **fields)))
+    copy = pickled(WorkerError(message, **fields))
     assert (copy.message, copy.fields) == (message, fields)
 
 
@@ -60,5 +68,5 @@ def test_not_yet_names_the_feature_and_what_works_instead() -> None:
 
 
 def test_not_yet_keeps_its_words_through_pickling() -> None:
-    error = pickle.loads(pickle.dumps(NotYet("engine aoti", instead="wait")))
+    error = pickled(NotYet("engine aoti", instead="wait"))
     assert str(error) == "not yet built: engine aoti; wait"

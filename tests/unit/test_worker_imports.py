@@ -21,7 +21,8 @@ def imported_by(code: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "module", ["worker", "worker.results", "worker.errors", "worker.rank", "worker.script", "worker.environment"]
+    "module",
+    ["worker", "worker.results", "worker.errors", "worker.rank", "worker.script", "worker.environment"],
 )
 def test_import_of_what_a_driver_needs_does_not_import_torch(module: str) -> None:
     assert "torch" not in imported_by(f"import {module}")

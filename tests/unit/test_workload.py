@@ -60,12 +60,14 @@ def returned(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], str]:
 
 
 def test_context_gives_the_group_of_a_role() -> None:
-    group = Group()
+    group: Any = Group()
     assert context(tp=group).group("tp") is group
 
 
 def test_context_says_rank_and_known_roles_when_a_role_is_unknown() -> None:
-    with pytest.raises(GroupError, match=r"rank 3 has no process group with role 'pp'; known roles: tp, world"):
+    with pytest.raises(
+        GroupError, match=r"rank 3 has no process group with role 'pp'; known roles: tp, world"
+    ):
         context(world=Group(), tp=Group()).group("pp")
 
 
@@ -134,7 +136,9 @@ def test_entrypoint_that_is_no_function_is_refused(write: Write, text: str) -> N
 def test_entrypoint_that_returns_something_else_is_told_what_to_return(
     returned: Callable[[object], str],
 ) -> None:
-    with pytest.raises(WorkloadError, match=r"returned Plain; expected a worker.Workload. Return worker.Workload"):
+    with pytest.raises(
+        WorkloadError, match=r"returned Plain; expected a worker.Workload. Return worker.Workload"
+    ):
         build_workload(returned(Plain()), context(), {})
 
 

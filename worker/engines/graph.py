@@ -131,7 +131,7 @@ class _SourceWriter:
             value: Any = self._module
             for part in target.split("."):
                 value = getattr(value, part)
-            if not isinstance(value, torch.Tensor):
+            if not isinstance(value, torch.Tensor) or hasattr(value, "fake_mode"):
                 msg = f"the graph holds {target}, a {type(value).__qualname__}, which no artifact can keep"
                 raise NotPortable(msg, what=target)
             self._constant_names[target] = f"constant_{len(self.constants)}"

@@ -76,9 +76,9 @@ class PathTable:
 
     def _subscript(self, tree: ast.Subscript) -> Node:
         base = tree.value
-        if ast.unparse(tree.slice).startswith(f"list(dict.keys({ast.unparse(base)}))["):
-            assert isinstance(tree.slice, ast.Subscript)  # noqa: S101 - that is its text
-            return self.add_tree(base), "nth_value", _literal(tree.slice.slice)
+        position = _position_in(base, tree.slice)
+        if position is not None:
+            return self.add_tree(base), "nth_value", position
         index = _literal(tree.slice)
         if isinstance(base, ast.Name) and isinstance(index, str):
             return self._root(base.id, index)
@@ -111,7 +111,12 @@ class PathTable:
         if function in ("getattr", "object.__getattribute__"):
             return self.add_tree(tree.args[0]), "attr", _literal(tree.args[1])
         if function == "dict.__getitem__":
+            position = _position_in(tree.args[0], tree.args[1])
+            if position is not None:
+                return self.add_tree(tree.args[0]), "nth_value", position
             return self.add_tree(tree.args[0]), "item", constants.encode(_literal(tree.args[1]))
+        if function in ("list.__getitem__", "tuple.__getitem__"):
+            return self.add_tree(tree.args[0]), "nth", _literal(tree.args[1])
         if function == "dict":
             return self.add_tree(tree.args[0]), "dict", ""
         if function in ("___dataclass_fields", "___namedtuple_fields"):
@@ -123,6 +128,13 @@ class PathTable:
         text = ast.unparse(tree)
         msg = f"Dynamo guards {text}, which cannot be found again in another process"
         return NotPortable(msg, what=text)
+
+
+def _position_in(base: ast.expr, key: ast.expr) -> Any:
+    """The position i where ``key`` is ``list(dict.keys(base))[i]``, else None."""
+    if isinstance(key, ast.Subscript) and ast.unparse(key.value) == f"list(dict.keys({ast.unparse(base)}))":
+        return _literal(key.slice)
+    return None
 
 
 def _literal(tree: ast.expr) -> Any:
@@ -198,13 +210,20 @@ def _root_value(step: str, argument: str, roots: Mapping[str, Mapping[str, Any]]
     return roots[step].get(argument, MISSING)
 
 
+def _members(base: Any) -> list[Any]:
+    """Keys or items in the order that Dynamo saw, whatever a subclass says."""
+    if isinstance(base, dict):
+        return list(dict.keys(base))
+    return list(list.__iter__(base)) if isinstance(base, list) else list(base)
+
+
 _STEPS: dict[str, Callable[[Any, Any], Any]] = {
     "attr": getattr,
     "item": lambda base, argument: base[
         argument if argument.__class__ is not dict else constants.decode(argument)
     ],
-    "nth": lambda base, argument: list(base)[argument],
-    "nth_value": lambda base, argument: base[list(base)[argument]],
+    "nth": lambda base, argument: _members(base)[argument],
+    "nth_value": lambda base, argument: dict.__getitem__(base, _members(base)[argument]),
     "type": lambda base, _: type(base),
     "dict": lambda base, _: dict(base),
     "fields": lambda base, _: getattr(base, "_fields", None) or dataclasses.fields(base),

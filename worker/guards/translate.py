@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import enum
 import types
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +36,19 @@ _AMBIENT_KINDS = frozenset(
     }
 )
 # Imports that a warm load must not make; the torch version in the fingerprint pins what they hold.
-_PINNED_IMPORTS = ("torch._dynamo", "torch._inductor", "torch.fx.experimental", "torch.utils._sympy", "sympy")
+_PINNED_IMPORTS = (
+    "torch._dynamo",
+    "torch._inductor",
+    "torch.fx.experimental",
+    "torch.utils._sympy",
+    "sympy",
+)  # Values whose identity says nothing.
+_INTERCHANGEABLE = (
+    type(None), bool, int, float, complex, str, bytes, tuple, frozenset, range, slice, type, enum.Enum,
+    types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType,
+    torch.dtype, torch.device, torch.layout, torch.memory_format,
+)  # fmt: skip
+
 _Translated = list[tuple[str, Any]]
 
 
@@ -58,7 +71,7 @@ def translate(trace: Trace, ambient: dict[str, str], roles: tuple[str, ...]) -> 
     return PortableGuards(
         volatile=volatile_nodes(table, trace.writes),
         nodes=tuple(table.nodes),
-        checks=(*checks.values(), *_distinct_tensors(table, trace.guards)),
+        checks=(*checks.values(), *_distinct_objects(table, trace.guards, pinned)),
         shapes=tuple(dict.fromkeys(shapes)),
         ambient=ambient,
         sources=collect(trace.codes),
@@ -66,11 +79,17 @@ def translate(trace: Trace, ambient: dict[str, str], roles: tuple[str, ...]) -> 
     )
 
 
-def _distinct_tensors(table: PathTable, guards: tuple[TracedGuard, ...]) -> list[Check]:
-    """Tensors that were different objects must stay so: the graph has an input for each of them."""
+def _distinct_objects(
+    table: PathTable, guards: tuple[TracedGuard, ...], pinned: tuple[str, ...]
+) -> list[Check]:
+    """Objects that were different must stay so: traced code may have asked, and each tensor is an input."""
     nodes: dict[int, int] = {}
     for guard in guards:
-        if guard.kind == "TENSOR_MATCH":
+        if (
+            guard.kind in ("TENSOR_MATCH", "TYPE_MATCH")
+            and not isinstance(guard.value, _INTERCHANGEABLE)
+            and not _under(guard, pinned)
+        ):
             nodes.setdefault(id(guard.value), table.add(guard.source))
     first, *rest = nodes.values() or [0]
     return [(first, "distinct", rest)] if rest else []

@@ -63,9 +63,9 @@ def _describe_same(named: Sequence[tuple[str, Any]]) -> str:
         if value is MISSING:
             return f"{name} is missing"
         if id(value) in first:
-            return f"{first[id(value)]} and {name} are now the same tensor"
+            return f"{first[id(value)]} and {name} are now the same object"
         first[id(value)] = name
-    return "some tensors are now the same"
+    return "some objects are now the same"
 
 
 def _identity_name(described: Sequence[Any]) -> str:

@@ -1,0 +1,108 @@
+"""Every module of `tests/support/zoo`: compiled in one process, loaded in the next, always equal to eager.
+
+Two cold processes with different hash seeds and caches run at the same time; their artifacts must be equal
+byte for byte.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.zoo import memory  # noqa: F401 - fills the zoo, with what it imports
+from tests.support.zoo.case import CASES, REFUSED
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """What one process found: modules that it imported and should not, and results by name of the case."""
+
+    imported: list[str]
+    found: Mapping[str, Mapping[str, Any]]
+
+
+def run(cache: Path, *arguments: str, hash_seed: int) -> Ran:
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.support.zoo_child", str(cache), *arguments],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONHASHSEED": str(hash_seed),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert result.returncode == 0, result.stderr
+    return Ran(**json.loads(result.stdout))
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    root = tmp_path_factory.mktemp("zoo")
+    return root / "one", root / "other"
+
+
+@pytest.fixture(scope="module")
+def cold(caches: tuple[Path, Path]) -> Ran:
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(run, caches[0], "refused", hash_seed=1)
+        other = pool.submit(run, caches[1], hash_seed=2)
+        assert other.result().found.keys() == CASES.keys()
+        return one.result()
+
+
+@pytest.fixture(scope="module")
+def warm(caches: tuple[Path, Path], cold: Ran) -> Ran:
+    return run(caches[0], hash_seed=3)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cold_calls_equal_eagers(name: str, cold: Ran) -> None:
+    found = cold.found[name]
+    assert [fault for fault in found["faults"] if fault] == []
+    assert tuple(found["outcomes"]) == CASES[name].cold, found["reason"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_warm_calls_load_and_equal_eagers(name: str, warm: Ran) -> None:
+    found = warm.found[name]
+    assert [fault for fault in found["faults"] if fault] == []
+    assert tuple(found["outcomes"]) == CASES[name].warm, found["reason"]
+
+
+def test_warm_process_imports_no_tracer(warm: Ran) -> None:
+    assert warm.imported == []
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_kept_is_refused(name: str, cold: Ran) -> None:
+    assert tuple(cold.found[name]["outcomes"]) == REFUSED[name].cold
+
+
+@pytest.mark.usefixtures("cold")
+@pytest.mark.parametrize("name", CASES)
+def test_artifacts_of_two_processes_are_equal_bytes(name: str, caches: tuple[Path, Path]) -> None:
+    one, other = (
+        {file.relative_to(cache): file.read_bytes() for file in artifacts(cache / name)} for cache in caches
+    )
+    assert len(one) == CASES[name].cold.count("compiled")
+    assert one == other
+
+
+def artifacts(cache: Path) -> list[Path]:
+    return sorted(cache.rglob("compiled_module*"))

@@ -1,0 +1,28 @@
+"""Whatever Python state a traced function reads, an artifact does not fit once that state is different."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.reader import CHANGES, Reader
+from tests.support.tracing import compiled, misfits
+
+X = torch.arange(6.0).reshape(3, 2)
+
+
+@pytest.fixture(autouse=True)
+def _variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARMRANK_READER_SET", "set")
+    monkeypatch.delenv("WARMRANK_READER", raising=False)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_artifact_fits_equal_state_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = compiled(Reader(name).forward, X)
+    assert misfits(artifact, Reader(name).forward, X) == ()
+    before = Reader(name)(X)
+    changed = Reader(name)
+    CHANGES[name](changed, monkeypatch)
+    assert not torch.equal(changed(X), before)
+    assert misfits(artifact, changed.forward, X)

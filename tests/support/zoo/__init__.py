@@ -1,0 +1,1 @@
+"""Many small modules, each with a habit that a cached function has to get right, and calls to try it with."""

@@ -1,0 +1,295 @@
+"""Modules that write: to inputs, to their own tensors and Python state; and inputs that share memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.support.zoo.attributes import one, two_sizes
+from tests.support.zoo.case import Call, call, case, numbers, refused
+from tests.support.zoo.values import Inner, Outer
+
+CALLS = 0
+
+
+def three() -> list[Call]:
+    return [call(numbers(3, 4, seed=seed)) for seed in range(3)]
+
+
+@case(lambda: [call(numbers(n, 4)) for n in (1, 2, 3)], "compiled compiled ran")
+class KvCache(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(8, 4))
+        self.cache: torch.Tensor
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.cache[: x.shape[0]] = self.layer(x)
+        return self.cache.sum(0) + x
+
+
+@case(three, "compiled ran ran")
+class PlainTensorAttribute(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = torch.zeros(3, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total.add_(x)
+        return self.total * 2
+
+
+@case(three, "compiled ran ran")
+class ReplacesBuffer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3, 4))
+        self.total: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total = self.total + x.clone()
+        return self.total * 2
+
+
+@case(three, "compiled compiled ran")
+class GrowsCache(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = torch.zeros(0, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.cache = torch.cat([self.cache, x])
+        return self.cache.sum(0)
+
+
+@case(three, "compiled compiled compiled")
+class CountsCalls(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return x * self.count
+
+
+@case(three, "compiled compiled ran")
+class FlipsFlag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.first:
+            self.first = False
+            return x + 1
+        return x * 2
+
+
+@case(lambda: three()[:2], "compiled compiled")
+class AppendsToList(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.history: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.history.append(x * 2)
+        return x + len(self.history)
+
+
+@case(three, "compiled ran ran")
+class RemembersLast(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = x.sum()
+        return x + 1
+
+
+@case(lambda: [call(numbers(3, 4), Outer(Inner(numbers(3, 4)), 2))], "compiled")
+class WritesToArgument(nn.Module):
+    def forward(self, x: torch.Tensor, given: Outer) -> torch.Tensor:
+        given.inner.x = x * 2
+        given.count = given.count + 1
+        given.names.append("seen")
+        return x + 1
+
+
+@case(lambda: [call([numbers(3, 4), numbers(3, 4)]), call([numbers(3, 4)])], "compiled compiled")
+class AppendsToArgument(nn.Module):
+    def forward(self, given: list[torch.Tensor]) -> torch.Tensor:
+        given.append(given[0] * 2)
+        return given[-1] + 1
+
+
+@case(two_sizes, "compiled ran")
+class WritesToInput(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return x + 1
+
+
+@case(two_sizes, "compiled ran")
+class ReturnsViewsOfInput(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return x, x.view(-1), x[0], x.t()
+
+
+@case(two_sizes, "compiled ran")
+class ReturnsOwnTensors(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.weight, x * self.weight, self.weight[1:]
+
+
+def distinct_then_same() -> list[Call]:
+    x = numbers(3, 4)
+    return [call(numbers(3, 4), numbers(3, 4, seed=1)), call(x, x)]
+
+
+@case(distinct_then_same, "compiled compiled")
+class IdentityOfInputs(nn.Module):
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a * 5 if a is b else a + b
+
+
+@case(distinct_then_same, "compiled compiled")
+class SameTensorTwice(nn.Module):
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a.add_(1)
+        return a + b
+
+
+def views_of_one_tensor() -> list[Call]:
+    held = numbers(8, 4)
+    return [
+        call(held[0:2], numbers(2, 4, seed=1)),
+        call(held[0:2], held[1:3]),
+        call(held[0:2], numbers(2, 4, seed=2)),
+        call(held[0:2], held[2:4]),
+    ]
+
+
+@case(views_of_one_tensor, "compiled ran ran ran")
+class OverlappingInputs(nn.Module):
+    """The captured graph of the first call has a copy of ``b``, that of the second must not."""
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a.add_(1)
+        return a * b
+
+
+@case(
+    lambda: [call(numbers(3, 1).expand(3, 4)), call(numbers(5, 1).expand(5, 4)), call(numbers(3, 4))],
+    "compiled ran compiled",
+)
+class ExpandedInput(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+def sliding() -> torch.Tensor:
+    return numbers(12).as_strided((3, 4), (2, 1))
+
+
+@case(lambda: [call(sliding()), call(numbers(3, 4)), call(sliding())], "compiled compiled ran")
+class SlidingInput(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+def strided() -> list[Call]:
+    return [call(numbers(4, 4)), call(numbers(4, 4).t()), call(numbers(4, 8)[:, ::2])]
+
+
+@case(strided, "compiled compiled compiled")
+class StridesOfInput(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return x.stride(), x * 2
+
+
+def turned() -> list[Call]:
+    held = numbers(4, 4, 2)
+    return [call(held), call(held.transpose(0, 1)), call(held)]
+
+
+@case(turned, "compiled compiled ran", settings={"debug.aclgraph.clone_input": False})
+class OneAddressTwoStrides(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sum(0)
+
+
+@case(two_sizes, "compiled ran", settings={"debug.run_eagerly": True})
+class WithoutCapture(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+@case(
+    lambda: [call(numbers(n, 4)) for n in (2, 3, 4, 2)],
+    "compiled ran ran ran",
+    settings={"debug.aclgraph.static_capture_size_limit": 1},
+)
+class BeyondTheCaptureLimit(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+@case(two_sizes, "compiled ran", settings={"debug.aclgraph.enable_output_clone": True})
+class ClonedOutputs(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return x * 2, x[0]
+
+
+@refused(one, "NotPortable")
+class SetsGlobal(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        global CALLS  # noqa: PLW0603 - that is what is tried
+        CALLS += 1
+        return x * CALLS
+
+
+def opaque(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+@refused(one, "NotPortable")
+class AllowedInGraph(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.compiler.allow_in_graph(opaque)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return opaque(x)
+
+
+def made_by_exec() -> Any:
+    scope: dict[str, Any] = {}
+    exec("def made(x): return x * 2", scope)  # noqa: S102 - that is what is tried
+    return scope["made"]
+
+
+@refused(one, "NotPortable")
+class CallsWhatExecMade(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = made_by_exec()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.made(x)
+
+
+@refused(one, "RandomOp")
+class DrawsNumbers(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand_like(x)
+
+
+@refused(one, "GraphBreak")
+class BreaksGraph(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.sum() > 0 else x

@@ -1,0 +1,268 @@
+"""Modules that take and return all kinds of values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import nn
+
+from tests.support.zoo.attributes import Mode, two_sizes
+from tests.support.zoo.case import Call, call, case, numbers
+
+
+@dataclass
+class Inner:
+    x: torch.Tensor
+    factor: float = 2.0
+
+
+@dataclass
+class Outer:
+    inner: Inner
+    count: int
+    names: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Output:
+    value: torch.Tensor
+    extra: Any = None
+
+
+class Pair(NamedTuple):
+    a: torch.Tensor
+    b: int
+
+
+@case(
+    lambda: [
+        call(Outer(Inner(numbers(3, 4)), 2)),
+        call(Outer(Inner(numbers(6, 4)), 5)),
+        call(Outer(Inner(numbers(6, 4), 3.0), 2)),
+    ],
+    "compiled ran compiled",
+)
+class NestedDataclass(nn.Module):
+    def forward(self, given: Outer) -> torch.Tensor:
+        return given.inner.x * given.inner.factor + given.count
+
+
+@case(lambda: [call(Pair(numbers(3, 4), 2)), call(Pair(numbers(3, 4), 5))], "compiled ran")
+class NamedTupleInput(nn.Module):
+    def forward(self, pair: Pair) -> torch.Tensor:
+        return pair.a * pair.b
+
+
+@case(
+    lambda: [call(numbers(3, 4), scale=2.0), call(numbers(3, 4), scale=3.0), call(numbers(3, 4), scale=2.0)],
+    "compiled compiled ran",
+)
+class KeywordOnly(nn.Module):
+    def forward(self, x: torch.Tensor, *, scale: float = 1.0, bias: torch.Tensor | None = None) -> Any:
+        return x * scale if bias is None else x * scale + bias
+
+
+@case(
+    lambda: [
+        call(numbers(3, 4), numbers(3, 4, seed=1), k=numbers(3, 4, seed=2)),
+        call(numbers(3, 4)),
+        call(numbers(3, 4), numbers(3, 4, seed=1), other=numbers(3, 4)),
+    ],
+    "compiled compiled compiled",
+)
+class AnyArguments(nn.Module):
+    def forward(self, *several: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
+        result = several[0] * 0.5
+        for index, x in enumerate(several):
+            result = result + x * index
+        for x in named.values():
+            result = result - x
+        return result
+
+
+@case(
+    lambda: [call(numbers(3, 4), 2, numbers(3, 4)), call(numbers(3, 4), len=numbers(3, 4), type=3)],
+    "compiled ran",
+)
+class NamesOfBuiltins(nn.Module):
+    def forward(self, id: torch.Tensor, type: int, len: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        return id * type + len
+
+
+@case(
+    lambda: [
+        call({"a": numbers(3, 4), "b": numbers(3, 4, seed=1)}),
+        call({"a": numbers(7, 4), "b": numbers(7, 4, seed=1)}),
+        call({"b": numbers(3, 4), "a": numbers(3, 4, seed=1)}),
+    ],
+    "compiled ran compiled",
+)
+class DictInput(nn.Module):
+    def forward(self, given: dict[str, torch.Tensor]) -> Any:
+        result = given["a"] * 0
+        for x in given.values():
+            result = result * 2 + x
+        return {"out": result, "size": len(given)}
+
+
+@case(
+    lambda: [
+        call((numbers(3, 4), (numbers(3, 4, seed=1), 2))),
+        call((numbers(3, 4), (numbers(3, 4, seed=1), 4))),
+        call([numbers(3, 4), (numbers(3, 4, seed=1), 2)]),
+    ],
+    "compiled ran compiled",
+)
+class TupleInput(nn.Module):
+    def forward(self, pair: Any) -> Any:
+        return pair[0] + pair[1][0] * pair[1][1]
+
+
+@case(
+    lambda: [call(numbers(3, 4), None), call(numbers(3, 4), numbers(3, 4)), call(numbers(5, 4), None)],
+    "compiled compiled ran",
+)
+class NoneInput(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
+        return x * 2 if y is None else x + y
+
+
+def scalar_calls() -> list[Call]:
+    x = numbers(3, 4)
+    return [
+        call(x, True, 3, 0.5, "relu"),
+        call(x, False, 3, 0.5, "relu"),
+        call(x, True, 4, 0.5, "relu"),
+        call(x, True, 3, 0.25, "relu"),
+        call(x, True, 3, 0.5, "gelu"),
+        call(x, True, -2, 0.5, "relu"),
+        call(x, True, 0, 0.5, "relu"),
+        call(x, 1, 3, 0.5, "relu"),
+    ]
+
+
+@case(scalar_calls, "compiled compiled ran compiled compiled ran ran compiled", tolerance=1e-6)
+class Scalars(nn.Module):
+    def forward(self, x: torch.Tensor, flag: bool, count: int, factor: float, name: str) -> Any:
+        return getattr(F, name)(x + count if flag else x - count) * factor
+
+
+@case(lambda: [call(numbers(3, 4), Mode.FAST), call(numbers(3, 4), Mode.SLOW)], "compiled compiled")
+class EnumInput(nn.Module):
+    def forward(self, x: torch.Tensor, mode: Mode) -> torch.Tensor:
+        return x * mode.value
+
+
+@case(lambda: [call(numbers(3, 4), torch.float64), call(numbers(3, 4), torch.float16)], "compiled compiled")
+class DtypeInput(nn.Module):
+    def forward(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return x.to(dtype)
+
+
+@case(
+    lambda: [call(numbers(3, 4), [1, 2]), call(numbers(3, 4), [1, 2, 3]), call(numbers(3, 4), [1, 5])],
+    "compiled compiled ran",
+)
+class ListOfIntegers(nn.Module):
+    def forward(self, x: torch.Tensor, given: list[int]) -> torch.Tensor:
+        return x * sum(given)
+
+
+def list_calls() -> list[Call]:
+    x = numbers(3, 4)
+    return [call(x, [x + 1, x + 2]), call(x, [x + 1, x + 2, x + 3]), call(x, 5), call(x, x + 1)]
+
+
+@case(list_calls, "compiled compiled compiled compiled")
+class ListOrNot(nn.Module):
+    def forward(self, x: torch.Tensor, given: Any) -> Any:
+        return x + len(given) + given[0] if isinstance(given, list) else x * given
+
+
+@case(lambda: [call(numbers(3, 4), torch.tensor(2)), call(numbers(3, 4), torch.tensor(3))], "compiled ran")
+class TensorForNumber(nn.Module):
+    def forward(self, x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        return x * count
+
+
+@case(lambda: [call(numbers(3, 4), 3), call(numbers(3, 4), 4)], "compiled compiled")
+class LoopOverInteger(nn.Module):
+    def forward(self, x: torch.Tensor, count: int) -> torch.Tensor:
+        for index in range(count):
+            x = x + index
+        return x
+
+
+@case(lambda: [call(numbers(n, 4)) for n in (3, 16, 2)], "compiled compiled ran")
+class BranchOnSize(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] > 8 else x * 3
+
+
+@case(lambda: [call(numbers(n, 4)) for n in (4, 5, 6, 8)], "compiled compiled compiled ran")
+class EvenSizes(nn.Module):
+    """The first call specialises its size: 4 rows of 4 in pairs are a single solution."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(x.shape[0] // 2, 2, 4).sum(1) if x.shape[0] % 2 == 0 else x.sum(0)
+
+
+@case(lambda: [call(numbers(n, 4)) for n in (3, 1, 0, 2)], "compiled compiled compiled ran")
+class SpecialSizes(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.ones(1, 4)
+
+
+@case(lambda: [call(numbers(n, 4)) for n in (3, 5, 3)], "compiled compiled ran", options={"dynamic": False})
+class FixedSizes(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * x.shape[0]
+
+
+@case(lambda: [call(numbers(3, 4)), call(numbers(4, 3)), call(numbers(4, 4))], "compiled ran ran")
+class AnySizes(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(-1) * 2
+
+
+@case(two_sizes, "compiled ran")
+class TensorConstants(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.tensor([1.0, 2.0, 3.0, 4.0]) + torch.arange(4) + torch.zeros(x.shape[0], 1)
+
+
+@case(two_sizes, "compiled ran")
+class ReturnsDataclass(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return Output(x * 2, extra=x.shape), Output(x + Inner(x).factor)
+
+
+@case(two_sizes, "compiled ran")
+class ReturnsNamedTuple(nn.Module):
+    def forward(self, x: torch.Tensor) -> Pair:
+        return Pair(x * 2, x.shape[0])
+
+
+@case(two_sizes, "compiled ran")
+class ReturnsManyThings(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        nested = (x + 1, [x * 2, None, "k", 1.5, True])
+        return {"size": x.shape, "count": x.numel(), "nested": nested}, x.dtype, x.size(0) * 2, x.device
+
+
+@case(two_sizes, "compiled ran")
+class ReturnsTorchsTuples(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return torch.max(x, dim=0), x.sort(1)
+
+
+@case(
+    lambda: [call(numbers(3, 4, dtype=torch.complex64)), call(numbers(3, 4, dtype=torch.complex64).conj())],
+    "compiled compiled",
+)
+class Complex(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(x * 2)

@@ -1,0 +1,322 @@
+"""Which artifact a call of a cached function runs: variants, functions of one module, partitions."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.support.cached import ROWS, cached, cached_in_launch, files, model_of, outcome, reason, warm
+from tests.support.fake_group import fake_world
+from tests.support.small_models import Derived, Plain
+from worker.cached_function import CachedFunction, LaunchDefaults
+
+pytestmark = pytest.mark.usefixtures("no_grad")
+
+
+# Several variants.
+
+
+def test_shape_that_the_trace_covers_needs_no_second_variant(cache: Path) -> None:
+    function = cached(Plain().affine, cache)
+    for rows in (2, 3, 7):
+        x = torch.ones(rows, 4)
+        assert torch.equal(function(x), model_of(function).affine(x))
+    assert len(files(cache)) == 1
+
+
+@pytest.mark.parametrize("view_first", [True, False], ids=["view first", "view second"])
+def test_view_and_whole_tensor_are_both_followed(cache: Path, view_first: bool) -> None:
+    function = cached(Plain().affine, cache)
+    inputs = [torch.ones(6, 4)[:3], torch.ones(2, 4)]
+    for x in inputs if view_first else inputs[::-1]:
+        assert torch.equal(function(x), model_of(function).affine(x))
+
+
+def test_shape_that_the_trace_does_not_cover_adds_a_variant(cache: Path) -> None:
+    function = cached(Plain().affine, cache, dynamic=False)
+    for rows in (2, 3):
+        x = torch.ones(rows, 4)
+        assert torch.equal(function(x), model_of(function).affine(x))
+    assert [Path(name).name for name in files(cache)] == ["compiled_module", "compiled_module.1"]
+    assert "sizes [2, 4] -> [3, 4]" in reason(function)
+
+
+def test_every_variant_is_found_again(cache: Path) -> None:
+    for rows in (2, 3):
+        warm(Plain().affine, cache, torch.ones(rows, 4), dynamic=False)
+    function = cached(Plain().affine, cache, dynamic=False)
+    for rows in (3, 2):
+        function(torch.ones(rows, 4))
+        assert outcome(function) == "loaded"
+
+
+def test_variant_that_was_used_last_is_asked_first(cache: Path) -> None:
+    function = cached(Plain().affine, cache, dynamic=False)
+    for rows in (2, 3, 2):
+        function(torch.ones(rows, 4))
+    sizes = [dict_of_sizes(variant.stored.artifact.guards.checks) for variant in function.variants]
+    assert sizes == [[2, 4], [3, 4]]
+
+
+def dict_of_sizes(checks: Any) -> Any:
+    return next(
+        expected["sizes"] for _, kind, expected in checks if kind == "tensor" and expected["sizes"][1:]
+    )
+
+
+def test_second_trace_abandons_the_cache_where_that_was_asked(
+    cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    function = cached(Plain().affine, cache, dynamic=False, on_recompile="abandon")
+    with caplog.at_level(logging.WARNING, logger="torchair"):
+        for rows in (2, 3, 2, 5):
+            x = torch.ones(rows, 4)
+            assert torch.equal(function(x), model_of(function).affine(x))
+    assert "Skip cache as Plain.affine recompiled" in caplog.text
+    assert files(cache) == []
+
+
+def test_one_trace_keeps_the_cache_where_abandoning_was_asked(cache: Path) -> None:
+    function = cached(Plain().affine, cache, dynamic=False, on_recompile="abandon")
+    function(ROWS)
+    function(ROWS)
+    assert len(files(cache)) == 1
+
+
+def test_threads_that_call_at_once_get_right_results(cache: Path) -> None:
+    function = cached(Plain().affine, cache)
+    barrier = threading.Barrier(4)
+    wrong: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            with torch.no_grad():
+                barrier.wait()
+                # Its own clone, because a replay of another thread overwrites the output.
+                function(ROWS)
+        except BaseException as error:  # noqa: BLE001 - handed to the test's thread
+            wrong.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert len(files(cache)) == 1
+
+
+# Several functions of one module.
+
+
+def test_two_functions_of_one_module_lie_beside_each_other(cache: Path) -> None:
+    model = Plain()
+    paths = [warm(model.affine, cache), warm(model.scaled, cache)]
+    assert [path.parent.name for path in paths] == ["affine", "scaled"]
+    assert paths[0].parent.parent == paths[1].parent.parent
+
+
+def test_two_functions_of_one_module_do_not_disturb_each_other(cache: Path) -> None:
+    model = Plain()
+    one, other = cached(model.affine, cache), cached(model.scaled, cache)
+    for _ in range(2):
+        assert torch.equal(one(ROWS), model.affine(ROWS))
+        assert torch.equal(other(ROWS, 3.0), model.scaled(ROWS, 3.0))
+
+
+def test_two_functions_of_one_name_are_not_mistaken_for_each_other(cache: Path) -> None:
+    model = Derived()
+    base = super(Derived, model).affine
+    warm(model.affine, cache)
+    function = cached(base, cache)
+    assert torch.equal(function(ROWS), base(ROWS))
+    assert reason(function) == "made for another Derived.affine(x) than this Plain.affine"
+
+
+def test_two_functions_bound_under_one_name_are_not_mistaken_for_each_other(cache: Path) -> None:
+    def bound_to_module(step: int) -> MethodType:
+        if step == 1:
+            return MethodType(lambda self, x: self.linear(x) + 1, Plain())
+        return MethodType(lambda self, x: self.linear(x) + 2, Plain())
+
+    for step in (1, 2):
+        method = bound_to_module(step)
+        assert torch.equal(cached(method, cache)(ROWS), method(ROWS))
+
+
+def test_name_holds_no_default_value(cache: Path) -> None:
+    function = cached(Plain().scaled, cache)
+    function(ROWS)
+    assert function.variants[0].stored.artifact.name == "Plain.scaled(x, scale, negate)"
+
+
+# Which calls fit.
+
+
+def test_arguments_that_the_method_does_not_take_are_a_type_error(cache: Path) -> None:
+    function = cached(Plain().affine, cache)
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"unexpected keyword argument 'y'|missing a required argument"):
+            function(y=ROWS)
+        function(ROWS)
+
+
+def test_keyword_and_default_arguments_are_taken_as_the_method_does(cache: Path) -> None:
+    model = Plain()
+    function = cached(model.scaled, cache)
+    assert torch.equal(function(x=ROWS), model.scaled(ROWS))
+    assert torch.equal(function(ROWS, 3.0, negate=True), model.scaled(ROWS, 3.0, negate=True))
+
+
+def test_number_is_followed(cache: Path) -> None:
+    function = cached(Plain().repeated, cache)
+    for times in (2, 3, 0, 1):
+        assert torch.equal(function(ROWS, times), model_of(function).repeated(ROWS, times))
+
+
+def test_state_of_the_process_is_followed(cache: Path) -> None:
+    function = cached(Plain().affine, cache)
+    function(ROWS)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = model_of(function).affine(ROWS)
+        assert torch.equal(function(ROWS), expected)
+
+
+def test_inference_mode_and_no_grad_share_a_variant(cache: Path) -> None:
+    function = cached(Plain().affine, cache)
+    with torch.inference_mode():
+        function(ROWS)
+    assert torch.equal(function(ROWS), model_of(function).affine(ROWS))
+    assert len(function.variants) == 1
+
+
+def test_guards_are_checked_once_by_default(cache: Path) -> None:
+    function = cached(Plain().affine, cache)
+    function(ROWS)
+    model_of(function).factor = 5
+    assert torch.equal(function(ROWS), model_of(function).linear(ROWS) * 2)
+
+
+def test_guards_are_checked_on_every_call_where_that_was_asked(cache: Path) -> None:
+    function = cached(Plain().affine, cache, guards="always")
+    function(ROWS)
+    model_of(function).factor = 5
+    assert torch.equal(function(ROWS), model_of(function).affine(ROWS))
+    assert "self.factor: 2 -> 5" in reason(function)
+
+
+@pytest.mark.usefixtures("affine_artifact")
+def test_guards_that_fail_are_a_miss_with_the_reason(cache: Path) -> None:
+    model = Plain()
+    model.factor = 5
+    function = cached(model.affine, cache)
+    assert torch.equal(function(ROWS), model.affine(ROWS))
+    assert (outcome(function), reason(function)) == ("compiled", "self.factor: 2 -> 5")
+
+
+@pytest.mark.usefixtures("affine_artifact")
+def test_guards_are_not_checked_where_that_was_asked(cache: Path) -> None:
+    model = Plain()
+    model.factor = 5
+    function = cached(model.affine, cache, guards="skip")
+    assert torch.equal(function(ROWS), model.linear(ROWS) * 2)
+    assert outcome(function) == "loaded"
+
+
+@pytest.mark.parametrize(
+    ("launch", "options", "factor"),
+    [
+        ("always", {}, 5),
+        ("once", {}, 2),
+        ("once", {"guards": "always"}, 5),
+        ("always", {"guards": "once"}, 2),
+    ],
+)
+def test_guards_are_checked_as_the_launch_says_unless_the_function_does(
+    cache: Path, launch: Any, options: dict[str, str], factor: int
+) -> None:
+    function = cached_in_launch(Plain().affine, cache, LaunchDefaults(guards=launch), **options)
+    function(ROWS)
+    model_of(function).factor = 5
+    assert torch.equal(function(ROWS), model_of(function).linear(ROWS) * factor)
+
+
+# Partitions of other ranks.
+
+
+def partition(cache: Path, rank: int, world_size: int = 2) -> CachedFunction:
+    return cached_in_launch(Plain().affine, cache, LaunchDefaults(place=(rank, world_size)))
+
+
+def test_artifact_of_another_rank_is_adopted(cache: Path) -> None:
+    partition(cache, 0)(ROWS)
+    function = partition(cache, 1)
+    assert torch.equal(function(ROWS), model_of(function).affine(ROWS))
+    assert (outcome(function), reason(function)) == ("adopted", "fits world2global_rank0")
+
+
+def test_artifact_that_was_adopted_lies_in_the_own_partition(cache: Path) -> None:
+    for rank in (0, 1):
+        partition(cache, rank)(ROWS)
+    found = files(cache)
+    assert [name.split("/")[1] for name in found] == ["world2global_rank0", "world2global_rank1"]
+    assert len({(cache / name).read_bytes() for name in found}) == 1
+    assert len({(cache / name).stat().st_ino for name in found}) == 2
+
+
+def test_artifact_of_another_world_size_is_adopted(cache: Path) -> None:
+    partition(cache, 0, world_size=2)(ROWS)
+    function = partition(cache, 3, world_size=4)
+    function(ROWS)
+    assert outcome(function) == "adopted"
+
+
+def test_own_artifact_is_preferred(cache: Path) -> None:
+    for rank in (0, 1):
+        partition(cache, rank)(ROWS)
+    function = partition(cache, 1)
+    function(ROWS)
+    assert outcome(function) == "loaded"
+
+
+# Collectives.
+
+
+class Sums(nn.Module):
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.group = group
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        dist.all_reduce(y, group=self.group)
+        return y
+
+
+def test_function_with_a_collective_is_adopted_by_the_rank_of_another_group(cache: Path) -> None:
+    found = []
+    for rank in (0, 3):
+        with fake_world(rank=rank, world_size=4):
+            pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+            function = cached(Sums(pairs[rank // 2]).forward, cache)
+            function(ROWS)
+            found.append(outcome(function))
+    assert found == ["compiled", "adopted"]
+
+
+def test_function_with_a_collective_is_not_adopted_by_a_group_of_another_size(cache: Path) -> None:
+    found = []
+    for world_size in (2, 4):
+        with fake_world(rank=0, world_size=world_size) as world:
+            function = cached(Sums(world).forward, cache)
+            function(ROWS)
+            found.append(outcome(function))
+    assert found == ["compiled", "compiled"]

@@ -1,0 +1,151 @@
+"""Manifests of a rank: from the units of a launch, and from the journal of a script."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cache_store.digests import digest_file
+from cache_store.keys import key_of
+from cache_store.local import add_variant
+from cache_store.store import Store
+from cache_store.trust import Trust
+from tests.support.artifacts import make_artifact
+from tests.support.rank_spec import rank_spec
+from worker import journal, manifests
+from worker.environment import environment
+from worker.rank import RankSpec, RankWorker
+from worker.results import FunctionResult
+from worker.script import journal_of
+
+MODEL_DIR = "M_dynamic_aclgraphcache_0f"
+LAUNCH_KEY = "0f" * 32
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> RankSpec:
+    return rank_spec(tmp_path / "cache", rank=1, world_size=2, entrypoint="")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(tmp_path / "store", trust=Trust(policy="off"))
+
+
+def look_up(
+    spec: RankSpec, function: str, *, outcome: Any = "compiled", root: Path | None = None, **changed: Any
+) -> Path:
+    """Leave an artifact and an entry in the journal, as a script's look-up does."""
+    artifact = make_artifact(name=f"{function}(x)", **changed)
+    root = root or Path(spec.cache_dir)
+    name = function.rpartition(".")[2]
+    path = add_variant(root / MODEL_DIR / "world2global_rank1" / name, artifact.to_bytes())
+    digest = digest_file(path)
+    result = FunctionResult(
+        function=function, ok=True, outcome=outcome, reason="", digest=digest.sha256,
+        size_bytes=digest.size_bytes, path=str(path),
+    )  # fmt: skip
+    journal_of(spec).parent.mkdir(parents=True, exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WARMRANK_JOURNAL", str(journal_of(spec)))
+        journal.append(result, artifact, root)
+    return path
+
+
+# Of a script.
+
+
+def test_script_manifest_says_whose_it_is(spec: RankSpec) -> None:
+    manifest = manifests.of_script(spec)
+    assert (manifest.partition, manifest.rank, manifest.world_size) == ("world2global_rank1", 1, 2)
+    assert manifest.environment == environment()
+
+
+def test_script_that_cached_nothing_has_an_empty_manifest(spec: RankSpec) -> None:
+    manifest = manifests.of_script(spec)
+    assert (manifest.requests, manifest.artifacts, manifest.captures) == ((), (), ())
+
+
+def test_script_manifest_names_each_artifact(spec: RankSpec) -> None:
+    path = look_up(spec, "M.f")
+    (entry,) = manifests.of_script(spec).artifacts
+    assert entry.function == "M.f"
+    assert Path(spec.cache_dir) / entry.path == path
+    assert entry.digest == digest_file(path)
+    assert entry.provenance == make_artifact(name="M.f(x)").provenance()
+
+
+def test_script_manifest_holds_the_request_behind_each_artifact(spec: RankSpec) -> None:
+    look_up(spec, "M.f", components={"torch": "2.13.0"})
+    manifest = manifests.of_script(spec)
+    (asked,) = manifest.requests
+    assert (asked.function, asked.components) == ("M.f", {"torch": "2.13.0"})
+    assert asked.key == key_of({"torch": "2.13.0"})[:32] == manifest.artifacts[0].request_key
+
+
+def test_script_manifest_holds_an_artifact_once_however_often_it_was_looked_up(spec: RankSpec) -> None:
+    look_up(spec, "M.f")
+    look_up(spec, "M.f", outcome="loaded")
+    assert len(manifests.of_script(spec).artifacts) == 1
+
+
+def test_script_manifest_holds_every_variant_of_a_function(spec: RankSpec) -> None:
+    look_up(spec, "M.f", sections={"graph.py": b"1"})
+    look_up(spec, "M.f", sections={"graph.py": b"2"})
+    paths = [entry.path.rpartition("/")[2] for entry in manifests.of_script(spec).artifacts]
+    assert paths == ["compiled_module", "compiled_module.1"]
+
+
+def test_script_manifest_leaves_out_what_was_abandoned(spec: RankSpec) -> None:
+    kept = look_up(spec, "M.f")
+    look_up(spec, "M.g").unlink()
+    paths = [entry.path for entry in manifests.of_script(spec).artifacts]
+    assert paths == [kept.relative_to(spec.cache_dir).as_posix()]
+
+
+def test_script_manifest_leaves_out_a_cache_elsewhere_and_says_so(
+    spec: RankSpec, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = look_up(spec, "M.f", root=tmp_path / "elsewhere")
+    with caplog.at_level(logging.WARNING, logger="worker.manifests"):
+        assert manifests.of_script(spec).artifacts == ()
+    assert f"M.f is not published: its cache {path} lies outside of the launch's" in caplog.text
+
+
+def test_script_manifest_can_be_published(spec: RankSpec, store: Store) -> None:
+    look_up(spec, "M.f")
+    manifest = manifests.of_script(spec)
+    ref = manifests.publish(store, LAUNCH_KEY, manifest, Path(spec.cache_dir))
+    assert store.manifest(ref.manifest_key) == manifest
+
+
+def test_rank_without_an_entrypoint_takes_the_scripts_manifest(spec: RankSpec) -> None:
+    look_up(spec, "M.f")
+    assert [entry.function for entry in RankWorker(spec, None).manifest().artifacts] == ["M.f"]
+
+
+# Publishing.
+
+
+def test_publish_says_where_the_manifest_lies(spec: RankSpec, store: Store) -> None:
+    look_up(spec, "M.f")
+    ref = manifests.publish(store, LAUNCH_KEY, manifests.of_script(spec), Path(spec.cache_dir))
+    assert (ref.partition, ref.rank) == ("world2global_rank1", 1)
+
+
+def test_publish_warns_of_a_compile_that_is_not_deterministic(
+    spec: RankSpec, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = rank_spec(tmp_path / "other", rank=1, world_size=2, entrypoint="")
+    look_up(spec, "M.f", sections={"graph.py": b"1"})
+    look_up(other, "M.f", sections={"graph.py": b"2"})
+    with caplog.at_level(logging.WARNING, logger="worker.manifests"):
+        for rank in (spec, other):
+            manifests.publish(store, LAUNCH_KEY, manifests.of_script(rank), Path(rank.cache_dir))
+    messages = [record.getMessage() for record in caplog.records if record.name == "worker.manifests"]
+    assert messages == [
+        "M.f compiled to other bytes than the artifact in the store: its compile is not deterministic"
+    ]

@@ -1,0 +1,526 @@
+"""One rank of a launch, stage by stage, in this process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cache_store.errors import StoreUnavailable
+from cache_store.store import Store
+from cache_store.trust import Trust
+from tests.support import rank_workloads
+from tests.support.rank_spec import rank_spec
+from worker.environment import environment
+from worker.errors import NotYet, WorkloadError
+from worker.rank import RankWorker
+from worker.results import FunctionResult
+
+pytestmark = pytest.mark.usefixtures("no_grad")
+
+Warmed = Callable[..., RankWorker]
+UNITS = ("Plain.affine", "Plain.scaled", "Plain.affine[1]")
+LAUNCH_KEY = "0f" * 32
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(tmp_path / "store", trust=Trust(policy="off"))
+
+
+def built(cache: Path, store: Store | None = None, **changed: Any) -> RankWorker:
+    rank = RankWorker(rank_spec(cache, **changed), store)
+    rank.start()
+    rank.build()
+    return rank
+
+
+def compiled(cache: Path, store: Store | None = None, **changed: Any) -> RankWorker:
+    """A rank that compiled everything."""
+    rank = built(cache, store, **changed)
+    rank.probe()
+    assert all(result.ok for result in rank.compile(UNITS))
+    return rank
+
+
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """By world size, a cache directory in which rank 0 compiled everything."""
+    with torch.no_grad():
+        caches = {size: tmp_path_factory.mktemp("compiled") / f"world{size}" for size in (1, 2)}
+        for world_size, cache in caches.items():
+            compiled(cache, world_size=world_size)
+    return caches
+
+
+@pytest.fixture
+def warmed(compiled_once: dict[int, Path]) -> Warmed:
+    """Makes a rank 0 that has loaded everything."""
+
+    def make(cache: Path, store: Store | None = None, *, world_size: int = 1) -> RankWorker:
+        shutil.copytree(compiled_once[world_size], cache)
+        rank = built(cache, store, world_size=world_size)
+        rank.probe()
+        assert all(result.ok for result in rank.load(UNITS))
+        return rank
+
+    return make
+
+
+@pytest.fixture
+def offers(warmed: Warmed, cache: Path) -> dict[str, str]:
+    """What rank 0 of two offers to the other rank, by function."""
+    return {result.function: result.digest for result in warmed(cache, world_size=2).load(UNITS[:2])}
+
+
+def by_name(results: tuple[FunctionResult, ...]) -> dict[str, FunctionResult]:
+    return {result.function: result for result in results}
+
+
+def outcomes(results: tuple[FunctionResult, ...]) -> list[str]:
+    return [result.outcome if result.ok else f"failed: {result.reason}" for result in results]
+
+
+# Start and build.
+
+
+def test_start_says_where_the_rank_runs(cache: Path) -> None:
+    place = RankWorker(rank_spec(cache, rank=1, world_size=2), None).start()
+    assert (place.rank, place.host, place.pid) == (1, socket.gethostname(), os.getpid())
+    assert place.environment == environment()
+
+
+def test_start_refuses_a_device_kind_that_is_not_built(cache: Path) -> None:
+    with pytest.raises(NotYet, match="device kind 'npu'"):
+        RankWorker(rank_spec(cache, device_kind="npu"), None).start()
+
+
+def test_build_names_the_calls_in_their_order(cache: Path) -> None:
+    assert RankWorker(rank_spec(cache), None).build() == UNITS
+
+
+def test_build_gives_the_entrypoint_its_place_and_arguments(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    original: Callable[..., Any] = rank_workloads.plain
+
+    def spy(context: Any, **arguments: Any) -> Any:
+        seen.extend((context, arguments))
+        return original(context, **arguments)
+
+    monkeypatch.setattr(rank_workloads, "plain", spy)
+    RankWorker(rank_spec(cache, rank=1, world_size=2, local_rank=1, arguments={"factor": 3}), None).build()
+    context, arguments = seen
+    assert (context.rank, context.world_size, context.local_rank) == (1, 2, 1)
+    assert (context.device, context.groups) == (torch.device("cpu"), {})
+    assert arguments == {"factor": 3}
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "said"),
+    [
+        ("tests.support.rank_workloads", "is not 'module:function'"),
+        ("tests.support.no_such_module:f", "does not import"),
+        ("tests.support.rank_workloads:no_such_function", "has no function 'no_such_function'"),
+        ("tests.support.rank_workloads:wrong", "returned int; expected a worker.Workload"),
+    ],
+)
+def test_build_refuses_a_bad_entrypoint(cache: Path, entrypoint: str, said: str) -> None:
+    with pytest.raises(WorkloadError, match=said):
+        RankWorker(rank_spec(cache, entrypoint=entrypoint), None).build()
+
+
+def test_build_refuses_a_function_whose_cache_lies_elsewhere(tmp_path: Path, cache: Path) -> None:
+    spec = rank_spec(cache, arguments={"cache_dir": str(tmp_path / "elsewhere")})
+    with pytest.raises(
+        WorkloadError, match=r"Plain.affine keeps its cache in .*elsewhere, .*; leave cache_dir out"
+    ):
+        RankWorker(spec, None).build()
+
+
+def test_build_that_fails_leaves_no_defaults_behind(cache: Path) -> None:
+    from worker.cached_function import LaunchDefaults, launch_defaults
+
+    with pytest.raises(WorkloadError):
+        RankWorker(rank_spec(cache, entrypoint="tests.support.rank_workloads:wrong"), None).build()
+    assert launch_defaults.get() == LaunchDefaults()
+
+
+# Probe.
+
+
+def test_probe_of_an_empty_cache_is_all_misses_with_reasons(cache: Path) -> None:
+    probes = built(cache).probe()
+    assert [probe.function for probe in probes] == list(UNITS)
+    assert {probe.state for probe in probes} == {"miss"}
+    assert probes[0].reason == "the cache holds nothing for Plain.affine"
+    assert probes[0].digest == ""
+
+
+def test_probe_says_what_is_asked_for(cache: Path) -> None:
+    probe, *others = built(cache).probe()
+    assert environment().items() <= probe.components.items()
+    assert {other.request_key for other in others} == {probe.request_key}
+
+
+def test_probe_of_two_ranks_asks_for_the_same(cache: Path) -> None:
+    keys = [built(cache, rank=rank, world_size=2).probe()[0].request_key for rank in (0, 1)]
+    assert keys[0] == keys[1]
+
+
+def test_probe_compiles_and_writes_nothing(cache: Path) -> None:
+    built(cache).probe()
+    assert not cache.exists()
+
+
+def test_probe_of_the_own_partition_is_a_hit_with_the_digest(cache: Path) -> None:
+    digests = [result.digest for result in compiled(cache).load(UNITS)]
+    probes = built(cache).probe()
+    assert {probe.state for probe in probes} == {"hit"}
+    assert [probe.digest for probe in probes] == digests
+
+
+def test_probe_of_another_ranks_partition_is_adoptable(cache: Path, warmed: Warmed) -> None:
+    warmed(cache, world_size=2)
+    probes = built(cache, rank=1, world_size=2).probe()
+    assert {probe.state for probe in probes} == {"adoptable"}
+    assert probes[0].reason == "fits world2global_rank0"
+
+
+# Compile.
+
+
+def test_compile_saves_into_the_own_partition(cache: Path) -> None:
+    rank = built(cache, rank=1, world_size=2)
+    results = rank.compile(UNITS[:2])
+    assert outcomes(results) == ["compiled", "compiled"]
+    assert [Path(result.path).parent.parent.name for result in results] == ["world2global_rank1"] * 2
+
+
+def test_compile_takes_the_reason_of_the_probe(cache: Path) -> None:
+    rank = built(cache)
+    rank.probe()
+    (result,) = rank.compile(UNITS[:1])
+    assert result.reason == "the cache holds nothing for Plain.affine"
+
+
+def test_compile_of_a_call_that_an_earlier_one_covers_compiles_nothing(cache: Path) -> None:
+    results = by_name(built(cache).compile(UNITS))
+    assert results["Plain.affine[1]"].outcome == "loaded"
+    assert results["Plain.affine[1]"].digest == results["Plain.affine"].digest
+
+
+def test_compile_does_not_run_the_model(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = built(cache, entrypoint="tests.support.rank_workloads:unchecked")
+    rank.compile(("Cached.accumulate",))
+    assert torch.equal(rank._require_workload().model.get_buffer("cache"), torch.zeros(8, 4))
+
+
+def test_compile_puts_the_artifact_into_the_store(cache: Path, store: Store, tmp_path: Path) -> None:
+    (result,) = built(cache, store).compile(UNITS[:1])
+    fetched = store.fetch_blob(result.digest, tmp_path / "fetched")
+    assert fetched.read_bytes() == Path(result.path).read_bytes()
+
+
+def test_compile_that_fails_is_a_result_and_the_others_go_on(cache: Path) -> None:
+    rank = built(cache, entrypoint="tests.support.rank_workloads:half_unfit")
+    bad, good = rank.compile(("Unfit.breaks", "Plain.affine"))
+    assert (bad.ok, good.ok) == (False, True)
+    assert bad.reason.startswith("GraphBreak: Unfit.breaks does not form one whole graph")
+    assert not bad.guard_failed
+
+
+def test_compile_goes_on_while_the_store_is_down(
+    cache: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def down(path: Path) -> Any:
+        raise StoreUnavailable(what="blob", where="store", reason="not mounted")
+
+    monkeypatch.setattr(store, "put_blob", down)
+    (result,) = built(cache, store).compile(UNITS[:1])
+    assert (result.ok, result.outcome) == (True, "compiled")
+
+
+def test_compile_measures_its_stages(cache: Path) -> None:
+    (result,) = built(cache).compile(UNITS[:1])
+    assert min(result.seconds.trace_s, result.seconds.compile_s) > 0
+
+
+# Load.
+
+
+def test_load_takes_what_the_probe_found(cache: Path, warmed: Warmed) -> None:
+    warmed(cache)
+    rank = built(cache)
+    rank.probe()
+    assert outcomes(rank.load(UNITS)) == ["loaded"] * 3
+
+
+def test_load_counts_the_time_of_the_look_up(cache: Path, warmed: Warmed) -> None:
+    warmed(cache)
+    rank = built(cache)
+    rank.probe()
+    (result,) = rank.load(UNITS[:1])
+    assert result.seconds.load_s > 0
+    assert result.seconds.trace_s == 0
+
+
+def test_load_of_what_was_compiled_here_keeps_its_outcome(cache: Path) -> None:
+    rank = built(cache)
+    rank.compile(UNITS)
+    assert outcomes(rank.load(UNITS)) == ["compiled", "compiled", "loaded"]
+
+
+def test_load_of_what_is_not_there_is_a_result_with_the_reason(cache: Path) -> None:
+    rank = built(cache)
+    rank.probe()
+    (result,) = rank.load(UNITS[:1])
+    assert not result.ok
+    assert result.reason == "the cache holds nothing for Plain.affine"
+
+
+# Adopt.
+
+
+def adopter(cache: Path, store: Store | None = None, **changed: Any) -> RankWorker:
+    """Rank 1 of two, after its probe."""
+    rank = built(cache, store, rank=1, world_size=2, **changed)
+    rank.probe()
+    return rank
+
+
+def test_adopt_takes_the_artifact_of_another_rank_by_its_digest(cache: Path, offers: dict[str, str]) -> None:
+    results = adopter(cache).adopt(offers)
+    assert outcomes(results) == ["adopted", "adopted"]
+    assert {result.reason for result in results} == {"same as world2global_rank0"}
+    assert [result.digest for result in results] == list(offers.values())
+
+
+def test_adopt_copies_into_the_own_partition(cache: Path, offers: dict[str, str]) -> None:
+    result, _ = adopter(cache).adopt(offers)
+    assert Path(result.path).parent.parent.name == "world2global_rank1"
+
+
+def test_adopt_from_the_store_where_no_partition_has_it(
+    tmp_path: Path, store: Store, offers: dict[str, str], cache: Path
+) -> None:
+    store.put_blob(next(cache.rglob("affine/compiled_module")))
+    (result,) = adopter(tmp_path / "other", store).adopt({"Plain.affine": offers["Plain.affine"]})
+    assert (result.ok, result.outcome, result.reason) == (True, "adopted", "from the store")
+    assert Path(result.path).is_relative_to(tmp_path / "other")
+
+
+def test_adopt_whose_guards_fail_is_a_result_that_says_so(cache: Path, offers: dict[str, str]) -> None:
+    result = adopter(cache, arguments={"factor": 5}).adopt(offers)[0]
+    assert (result.ok, result.guard_failed) == (False, True)
+    assert result.reason == "self.factor: 2 -> 5"
+
+
+def test_adopt_from_the_store_whose_guards_fail_leaves_the_own_partition_empty(
+    tmp_path: Path, store: Store, offers: dict[str, str], cache: Path
+) -> None:
+    store.put_blob(next(cache.rglob("affine/compiled_module")))
+    rank = adopter(tmp_path / "other", store, arguments={"factor": 5})
+    (result,) = rank.adopt({"Plain.affine": offers["Plain.affine"]})
+    assert result.guard_failed
+    assert list((tmp_path / "other").rglob("world2global_rank1")) == []
+
+
+def test_adopt_of_a_digest_that_is_nowhere_is_a_result(cache: Path) -> None:
+    (result,) = adopter(cache).adopt({"Plain.affine": "ab" * 32})
+    assert (result.ok, result.guard_failed) == (False, False)
+    assert result.reason == "artifact abababababab is neither in the cache nor in the store"
+
+
+def test_adopt_of_a_digest_that_is_not_in_the_store_either_is_a_result(cache: Path, store: Store) -> None:
+    (result,) = adopter(cache, store).adopt({"Plain.affine": "ab" * 32})
+    assert (result.ok, result.guard_failed) == (False, False)
+    assert "not in store: blob abababababab" in result.reason
+
+
+def test_adopt_while_the_store_is_down_is_a_result_with_the_reason(
+    cache: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def down(digest: str, function_dir: Path) -> Path:
+        raise StoreUnavailable(what="blob", where="store", reason="not mounted")
+
+    monkeypatch.setattr(store, "fetch_blob", down)
+    (result,) = adopter(cache, store).adopt({"Plain.affine": "ab" * 32})
+    assert not result.ok
+    assert "not mounted" in result.reason
+
+
+# Capture, first call, verify.
+
+
+def test_capture_takes_the_largest_arguments_first(cache: Path, warmed: Warmed) -> None:
+    rank = warmed(cache)
+    assert rank.num_captures() == 3
+    order = [rank.capture(step)[0].function for step in range(3)]
+    assert order[0] == "Plain.affine[1]"
+    assert sorted(order) == sorted(UNITS)
+
+
+def test_capture_measures_its_time(cache: Path, warmed: Warmed) -> None:
+    rank = warmed(cache)
+    (result,) = rank.capture(0)
+    assert result.seconds.capture_s > 0
+
+
+def test_capture_leaves_the_models_buffers_as_they_were(cache: Path) -> None:
+    rank = built(cache, entrypoint="tests.support.rank_workloads:unchecked")
+    rank.compile(("Cached.accumulate",))
+    rank.capture(0)
+    assert torch.equal(rank._require_workload().model.get_buffer("cache"), torch.zeros(8, 4))
+
+
+def test_capture_of_what_was_not_loaded_is_a_result(cache: Path) -> None:
+    (result,) = built(cache).capture(0)
+    assert not result.ok
+    assert "was neither loaded nor compiled on this rank" in result.reason
+
+
+def test_first_call_runs_every_call_in_order(cache: Path, warmed: Warmed) -> None:
+    rank = warmed(cache)
+    results = rank.first_call()
+    assert [result.function for result in results] == list(UNITS)
+    assert min(result.seconds.first_call_s for result in results) > 0
+
+
+def test_first_call_after_a_capture_captures_nothing_more(cache: Path, warmed: Warmed) -> None:
+    rank = warmed(cache)
+    for step in range(rank.num_captures()):
+        rank.capture(step)
+    rank.first_call()
+    captures = {id(unit.variant.runner): unit.variant.runner for unit in rank._units.values() if unit.variant}
+    assert sum(runner.statistics.captures for runner in captures.values()) == 3
+
+
+def test_first_call_of_what_was_not_loaded_does_not_compile(cache: Path) -> None:
+    assert {result.ok for result in built(cache).first_call()} == {False}
+    assert not cache.exists()
+
+
+def test_seconds_add_up_over_the_stages(cache: Path) -> None:
+    rank = compiled(cache)
+    for step in range(rank.num_captures()):
+        rank.capture(step)
+    seconds = by_name(rank.first_call())["Plain.affine"].seconds
+    assert min(seconds.trace_s, seconds.compile_s, seconds.capture_s, seconds.first_call_s) > 0
+
+
+def test_verify_gives_what_the_workload_finds(cache: Path, warmed: Warmed) -> None:
+    found = warmed(cache).verify()
+    assert (found.ok, found.compared) == (True, "affine with eager")
+
+
+def test_verify_of_a_workload_without_a_check_compares_nothing(cache: Path) -> None:
+    found = built(cache, entrypoint="tests.support.rank_workloads:unchecked").verify()
+    assert (found.ok, found.compared) == (True, "")
+
+
+def test_verify_before_the_build_says_what_to_do(cache: Path) -> None:
+    with pytest.raises(WorkloadError, match="rank 0 was not built yet; call build"):
+        RankWorker(rank_spec(cache), None).verify()
+
+
+# Manifest and publish.
+
+
+def test_manifest_lists_requests_artifacts_and_captures(cache: Path) -> None:
+    rank = compiled(cache, rank=1, world_size=2)
+    for step in range(rank.num_captures()):
+        rank.capture(step)
+    manifest = rank.manifest()
+    assert (manifest.partition, manifest.rank, manifest.world_size) == ("world2global_rank1", 1, 2)
+    assert sorted(entry.function for entry in manifest.requests) == sorted(UNITS)
+    assert sorted({entry.path.split("/")[-2] for entry in manifest.artifacts}) == ["affine", "scaled"]
+    assert sorted(entry.function for entry in manifest.captures) == sorted(UNITS)
+
+
+def test_manifest_describes_the_files_of_the_partition(cache: Path, warmed: Warmed) -> None:
+    rank = warmed(cache)
+    for entry in rank.manifest().artifacts:
+        assert (cache / entry.path).stat().st_size == entry.size_bytes
+
+
+def test_manifest_leaves_out_a_function_that_abandoned_its_cache(cache: Path, store: Store) -> None:
+    rank = compiled(cache, store, arguments={"dynamic": False, "on_recompile": "abandon"})
+    assert {entry.function for entry in rank.manifest().artifacts} == {"Plain.scaled"}
+    assert rank.publish(LAUNCH_KEY) is not None
+
+
+def test_manifest_of_a_rank_that_is_not_warm_is_refused(cache: Path) -> None:
+    with pytest.raises(WorkloadError, match="was neither loaded nor compiled on this rank"):
+        built(cache).manifest()
+
+
+def test_publish_puts_manifest_and_artifacts_into_the_store(
+    cache: Path, store: Store, tmp_path: Path, warmed: Warmed
+) -> None:
+    rank = warmed(cache, store)
+    ref = rank.publish(LAUNCH_KEY)
+    assert ref is not None
+    store.fetch_partition(ref.manifest_key, tmp_path / "node")
+    assert {path.relative_to(tmp_path / "node") for path in (tmp_path / "node").rglob("compiled_module")} == {
+        path.relative_to(cache) for path in cache.rglob("compiled_module")
+    }
+
+
+def test_publish_without_a_store_does_nothing(cache: Path, warmed: Warmed) -> None:
+    assert warmed(cache).publish(LAUNCH_KEY) is None
+
+
+def test_publish_of_equal_ranks_gives_equal_manifest_keys(tmp_path: Path, store: Store) -> None:
+    refs = [compiled(tmp_path / name, store).publish(LAUNCH_KEY) for name in ("one", "other")]
+    assert refs[0] is not None
+    assert refs[1] is not None
+    assert refs[0].manifest_key == refs[1].manifest_key
+
+
+def test_launch_of_a_warm_cache_traces_nothing(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, warmed: Warmed
+) -> None:
+    from worker import compiler
+
+    warmed(cache)
+    monkeypatch.setattr(compiler, "compile_call", None)
+    rank = built(cache)
+    rank.probe()
+    rank.load(UNITS)
+    for step in range(rank.num_captures()):
+        rank.capture(step)
+    assert {result.ok for result in rank.first_call()} == {True}
+    assert rank.verify().ok
+
+
+# Stop.
+
+
+def test_stop_leaves_torch_distributed_of_others_alone(cache: Path, warmed: Warmed) -> None:
+    from tests.support.fake_group import fake_world
+
+    rank = warmed(cache)
+    with fake_world(rank=0, world_size=2):
+        rank.stop()
+        assert torch.distributed.is_initialized()
+
+
+def test_stop_ends_the_process_groups_it_started(cache: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    rank = RankWorker(rank_spec(cache, master_port=port, groups={"world": ((0,),), "tp": ((0,),)}), None)
+    rank.start()
+    try:
+        assert sorted(rank._groups) == ["tp", "world"]
+    finally:
+        rank.stop()
+    assert not torch.distributed.is_initialized()
