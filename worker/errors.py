@@ -84,10 +84,6 @@ class CompileForbidden(WorkerError):
     """Something missed while compiling was forbidden."""
 
 
-class CacheDirError(WorkerError):
-    """The cache directory cannot be used."""
-
-
 class WorkloadError(WorkerError):
     """An entrypoint that does not import, or does not return a `Workload`."""
 

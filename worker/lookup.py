@@ -101,7 +101,10 @@ def read_stored(path: Path, reasons: list[str]) -> StoredArtifact | None:
 
 def _set_aside(path: Path) -> None:
     """Keep a corrupt file for a look at it, under a name that no load considers."""
-    path.replace(path.with_name(f"{path.name}.corrupt"))
+    try:
+        path.replace(path.with_name(f"{path.name}.corrupt"))
+    except OSError as error:
+        _log.warning("%s stays where it is: %s", path, error)
 
 
 def _candidates(place: Place) -> Iterator[Path]:

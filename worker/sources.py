@@ -15,7 +15,7 @@ import importlib
 import inspect
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,8 @@ __all__ = [
     "collect",
     "file_digest",
     "function_digest",
-    "is_pinned_code",
     "is_pinned_module",
+    "names_used",
     "type_name",
 ]
 
@@ -71,12 +71,12 @@ def collect(codes: Iterable[types.CodeType]) -> tuple[TracedSource, ...]:
     Raises:
         NotPortable: traced code whose source no later process could find (typed at a prompt, say).
     """
-    found = {source for code in codes if (source := _of_code(code)) is not None}
+    files = _modules_by_file()
+    found = {source for code in codes if (source := _of_code(code, _module_of(code, files))) is not None}
     return tuple(sorted(found, key=lambda source: (source.module, source.name, source.kind)))
 
 
-def _of_code(code: types.CodeType) -> TracedSource | None:
-    module = _module_of(code)
+def _of_code(code: types.CodeType, module: types.ModuleType | None) -> TracedSource | None:
     if module is None:
         return _of_generated(code)
     if is_pinned_module(module.__name__):
@@ -89,10 +89,15 @@ def _of_code(code: types.CodeType) -> TracedSource | None:
     return TracedSource(kind="file", module=module.__name__, name="", digest=digest)
 
 
-def is_pinned_code(code: types.CodeType) -> bool:
-    """Whether a version in the environment fingerprint fixes this code."""
-    module = _module_of(code)
-    return is_pinned_module(module.__name__) if module else code.co_filename.startswith("<frozen ")
+def names_used(codes: Iterable[types.CodeType]) -> set[str]:
+    """Names that traced code outside torch and the standard library refers to."""
+    files = _modules_by_file()
+    names: set[str] = set()
+    for code in codes:
+        module = _module_of(code, files)
+        if module is None or not is_pinned_module(module.__name__):
+            names.update(code.co_names)
+    return names
 
 
 def _by_name(module: types.ModuleType, name: str) -> TracedSource:
@@ -142,11 +147,20 @@ def _nowhere(code: types.CodeType) -> NotPortable:
     return NotPortable(msg, what=code.co_qualname)
 
 
-def _module_of(code: types.CodeType) -> types.ModuleType | None:
+def _modules_by_file() -> dict[str, types.ModuleType]:
+    """Loaded modules by file; the one that was imported first where several have the same."""
+    found: dict[str, types.ModuleType] = {}
     for module in tuple(sys.modules.values()):
-        if getattr(module, "__file__", None) == code.co_filename:
-            return module
-    return inspect.getmodule(code)
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str):
+            found.setdefault(file, module)
+    return found
+
+
+def _module_of(code: types.CodeType, files: Mapping[str, types.ModuleType]) -> types.ModuleType | None:
+    if code.co_filename.startswith("<"):
+        return None
+    return files.get(code.co_filename) or inspect.getmodule(code)
 
 
 def changed(sources: Iterable[TracedSource]) -> Iterator[str]:

@@ -16,15 +16,18 @@ from tests.support.stale_changes import DOES_NOT_MATTER, MATTERS
 from tests.support.stale_child import Result
 
 
-@pytest.fixture(scope="module")
-def launches(tmp_path_factory: pytest.TempPathFactory) -> Launches:
-    return Launches(tmp_path_factory.mktemp("launches"))
-
-
 def selected(request: pytest.FixtureRequest, name: str, cases: Mapping[str, Change]) -> dict[str, Change]:
     """The cases that this session runs."""
     chosen = {item.callspec.params.get(name) for item in request.session.items if hasattr(item, "callspec")}
     return {name: change for name, change in cases.items() if name in chosen}
+
+
+@pytest.fixture(scope="module")
+def launches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launches:
+    made = Launches(tmp_path_factory.mktemp("launches"))
+    chosen = {**selected(request, "change", MATTERS), **selected(request, "other", DOES_NOT_MATTER)}
+    made.first(change.base for change in chosen.values())
+    return made
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -55,13 +55,22 @@ class Launches:
         self.root = root
         self._first: dict[str, Path] = {}
 
+    def first(self, bases: Iterable[str]) -> None:
+        """The launches that compile what the second ones find."""
+        for base in sorted(set(bases)):
+            directory = self.root / f"first{len(self._first)}"
+            self._first[base] = directory
+            shutil.copytree(TEMPLATE, directory / "package" / "tiny_model", ignore=_no_bytecode)
+        jobs = [_job(base, directory, config=base) for base, directory in self._first.items()]
+        for result in _run([Child(jobs=jobs, mode="--fork-with-tracer")]).values():
+            assert (result.outcome, result.wrong, result.again) == ("compiled", "", "loaded"), result
+
     def second(self, changes: Mapping[str, Change], *, tracer: bool) -> dict[str, Result]:
         """The second launch of every change, by the change's name.
 
         Launches are forked from processes that have imported torch, and the tracer if asked for; those whose
         change concerns the start of a process have one of their own.
         """
-        self._launch_first({change.base for change in changes.values()})
         jobs = {name: self._prepared(name, change) for name, change in changes.items()}
         alone = [name for name, change in changes.items() if change.environment or change.elsewhere]
         forked = [job for name, job in jobs.items() if name not in alone]
@@ -71,16 +80,6 @@ class Launches:
             cwd = Path(jobs[name].package) if changes[name].elsewhere else ROOT
             children.append(Child(jobs=[jobs[name]], environment=changes[name].environment, cwd=cwd))
         return _run(children)
-
-    def _launch_first(self, bases: set[str]) -> None:
-        children = []
-        for base in sorted(bases - set(self._first)):
-            directory = self.root / f"first{len(self._first)}"
-            self._first[base] = directory
-            shutil.copytree(TEMPLATE, directory / "package" / "tiny_model", ignore=_no_bytecode)
-            children.append(Child(jobs=[_job(base, directory, config=base)]))
-        for result in _run(children).values():
-            assert (result.outcome, result.wrong, result.again) == ("compiled", "", "loaded"), result
 
     def _prepared(self, name: str, change: Change) -> Job:
         directory = self.root / "second" / "".join(c if c.isalnum() else "_" for c in name)

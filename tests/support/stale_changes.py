@@ -325,11 +325,11 @@ DOES_NOT_MATTER = {
     "host name": Change(
         before="import platform, socket; socket.gethostname = platform.node = lambda: 'elsewhere'"
     ),
-    "home": Change(environment={"HOME": "/nonexistent"}),
-    "user": Change(environment={"USER": "somebody", "LOGNAME": "somebody"}),
-    "port and address": Change(environment={"MASTER_PORT": "29777", "MASTER_ADDR": "10.1.2.3"}),
+    "home": Change(before="os.environ['HOME'] = '/nonexistent'"),
+    "user": Change(before="os.environ.update(USER='somebody', LOGNAME='somebody')"),
+    "port and address": Change(before="os.environ.update(MASTER_PORT='29777', MASTER_ADDR='10.1.2.3')"),
     "device index": Change(
-        environment={"CUDA_VISIBLE_DEVICES": "3", "ASCEND_RT_VISIBLE_DEVICES": "5", "LOCAL_RANK": "3"}
+        before="os.environ.update(CUDA_VISIBLE_DEVICES='3', ASCEND_RT_VISIBLE_DEVICES='5', LOCAL_RANK='3')"
     ),
     "hash seed": Change(environment={"PYTHONHASHSEED": "4242"}),
     "number of threads": Change(environment={"OMP_NUM_THREADS": "2"}),

@@ -192,6 +192,7 @@ def trace_something() -> None:
 def main() -> None:
     jobs = [Job(**item) for item in json.load(sys.stdin)]
     run = forked if len(sys.argv) > 1 else attempt
+    importlib.import_module("worker.cached_function")
     if "--fork-with-tracer" in sys.argv:
         trace_something()
     gc.freeze()  # else each fork's collector goes through all of torch

@@ -19,6 +19,7 @@ from worker import compiler, journal
 from worker.cached_function import LaunchDefaults, launch_defaults
 from worker.errors import BackwardNotSupported, CompileForbidden, GraphBreak, NotYet, RandomOp
 from worker.inference import cache_compile
+from worker.log import logger
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -152,6 +153,7 @@ def test_saving_and_loading_are_logged_as_torchair_does(
 
 
 def test_nothing_is_logged_at_torchairs_own_level(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert logger.level == logging.ERROR
     cached(Plain().affine, cache)(ROWS)
     assert capsys.readouterr().out == ""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -16,6 +17,7 @@ from torch import nn
 from tests.support.cached import ROWS, cached, cached_in_launch, files, model_of, outcome, reason, warm
 from tests.support.fake_group import fake_world
 from tests.support.small_models import Derived, Plain
+from worker import compiler
 from worker.cached_function import CachedFunction, LaunchDefaults
 
 pytestmark = pytest.mark.usefixtures("no_grad")
@@ -91,27 +93,27 @@ def test_one_trace_keeps_the_cache_where_abandoning_was_asked(cache: Path) -> No
     assert len(files(cache)) == 1
 
 
-def test_threads_that_call_at_once_get_right_results(cache: Path) -> None:
+def test_threads_that_call_at_once_compile_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     function = cached(Plain().affine, cache)
+    compiles: list[Any] = []
+    original = compiler.compile_call
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        compiles.append(args)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(compiler, "compile_call", counted)
     barrier = threading.Barrier(4)
-    wrong: list[BaseException] = []
 
-    def call() -> None:
-        try:
-            with torch.no_grad():
-                barrier.wait()
-                # Its own clone, because a replay of another thread overwrites the output.
-                function(ROWS)
-        except BaseException as error:  # noqa: BLE001 - handed to the test's thread
-            wrong.append(error)
+    def call(_: int) -> torch.Size:
+        with torch.no_grad():
+            barrier.wait()
+            shape: torch.Size = function(ROWS).shape
+            return shape
 
-    threads = [threading.Thread(target=call) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-    assert len(files(cache)) == 1
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(call, range(4))) == [ROWS.shape] * 4
+    assert len(compiles) == 1
 
 
 # Several functions of one module.

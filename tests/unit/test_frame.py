@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import marshal
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -222,7 +223,7 @@ def test_frame_and_graph_are_equal_bytes_in_another_process_with_other_hashes() 
     child = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
-        env={"PYTHONHASHSEED": "1", "PATH": "/usr/bin:/bin"},
+        env={**os.environ, "PYTHONHASHSEED": "1"},
         capture_output=True,
         text=True,
         check=True,

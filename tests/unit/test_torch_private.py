@@ -141,14 +141,22 @@ def test_capture_does_not_run_the_method() -> None:
     assert torch.equal(model.cache, torch.zeros(4))
 
 
-def test_capture_takes_no_memory_for_real_tensors() -> None:
-    with torch.device("meta"):
-        model = Plain(width=1 << 16)
-        x = torch.ones(2, 1 << 16)
-    assert targets(traced(model.affine, x).lowered)
+def test_capture_takes_no_memory_for_intermediate_values() -> None:
+    class Huge(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x.expand(1 << 30, 1 << 30) + 1).sum()
+
+    assert "aten.add.Tensor" in targets(traced(Huge().forward, torch.ones(1, 1)).lowered)
 
 
-def test_capture_works_without_a_metrics_context_around_it_of_the_callers() -> None:
+def test_capture_needs_a_metrics_context() -> None:
+    from torch._dynamo import convert_frame
+
+    with pytest.raises(RuntimeError, match="outside of a MetricsContext"):
+        convert_frame.fullgraph_capture(Plain().affine, (ROWS,), {})
+
+
+def test_capture_brings_its_own_metrics_context() -> None:
     assert targets(traced(Plain().affine, ROWS).lowered) == ["aten.linear.default", "aten.mul.Tensor"]
 
 

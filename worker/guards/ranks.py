@@ -9,7 +9,7 @@ from __future__ import annotations
 import types
 from collections.abc import Iterable
 
-from worker.sources import is_pinned_code
+from worker.sources import names_used
 
 _RANK_NAMES = frozenset(
     {
@@ -28,7 +28,7 @@ def asked_ranks(codes: Iterable[types.CodeType]) -> dict[str, int]:
     """The numbers that the traced code is bound to, since it asks for them."""
     import torch.distributed as dist
 
-    names = {name for code in codes if not is_pinned_code(code) for name in code.co_names}
+    names = names_used(codes)
     initialized = dist.is_available() and dist.is_initialized()
     asked: dict[str, int] = {}
     if "is_initialized" in names:
