@@ -253,3 +253,8 @@ def type_name(cls: type) -> str:
             known = f"{known}#{class_digest(cls)}"
         _type_names[cls] = known
     return known
+
+
+def forget_types() -> None:
+    """Compute the names of types anew: somebody may have put another method into a class since."""
+    _type_names.clear()

@@ -18,7 +18,8 @@ from tests.support.stale_child import Result
 
 def selected(request: pytest.FixtureRequest, name: str, cases: Mapping[str, Change]) -> dict[str, Change]:
     """The cases that this session runs."""
-    chosen = {item.callspec.params.get(name) for item in request.session.items if hasattr(item, "callspec")}
+    of_module = [item for item in request.session.items if item.path == request.path]
+    chosen = {item.callspec.params.get(name) for item in of_module if hasattr(item, "callspec")}
     return {name: change for name, change in cases.items() if name in chosen}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.nn.modules import module as module_hooks
+from torch.utils._device import DeviceContext
 
 from worker.errors import NotPortable
 
@@ -71,8 +72,19 @@ def snapshot(device_kind: str) -> tuple[Any, ...]:
         torch.backends.mkldnn.enabled,
         torch.backends.mkldnn.deterministic,
         sum(map(len, _HOOKS)),
-        torch._C._len_torch_function_stack(),  # noqa: SLF001 - no public reader exists
+        _foreign_modes(),
     )
+
+
+def _foreign_modes() -> int:
+    """Number of active torch function modes, without that of the default device, which has a name above."""
+    from torch import _C
+
+    count = _C._len_torch_function_stack()  # noqa: SLF001 - no public reader exists
+    if not count:
+        return 0
+    modes = [_C._get_function_stack_at(index) for index in range(count)]  # noqa: SLF001 - likewise
+    return sum(not isinstance(mode, DeviceContext) for mode in modes)
 
 
 def encode(values: tuple[Any, ...]) -> dict[str, str]:

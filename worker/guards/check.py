@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from worker import sources
-from worker.code_digests import type_name
+from worker.code_digests import forget_types, type_name
 from worker.errors import WorkerError
 from worker.groups import resolve as resolve_group
 from worker.guards import ambient, constants
@@ -48,6 +48,7 @@ def mismatches(
         arguments: the call's arguments by parameter name, ``self`` included.
         device_kind: whose autocast state counts beside the CPU's.
     """
+    forget_types()
     found = list(sources.changed(guards.sources))
     if not found:
         found.extend(ambient.differences(guards.ambient, ambient.snapshot(device_kind)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import enum
 import types
 from collections.abc import Callable
@@ -48,6 +49,8 @@ _INTERCHANGEABLE = (
     types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType,
     torch.dtype, torch.device, torch.layout, torch.memory_format,
 )  # fmt: skip
+# What a condition on sizes may use beside the objects themselves.
+_SHAPE_NAMES = frozenset({"math", "torch", *dir(builtins)})
 
 _Translated = list[tuple[str, Any]]
 
@@ -150,6 +153,10 @@ def _shape(table: PathTable, condition: str) -> tuple[str, tuple[int, ...]]:
             return self.generic_visit(node)
 
     tree = Replace().visit(ast.parse(condition, mode="eval"))
+    unknown = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - _SHAPE_NAMES
+    if any(not name.startswith("p") or not name[1:].isdigit() for name in unknown):
+        msg = f"the condition {condition} on sizes uses {', '.join(sorted(unknown))}, which only the tracer knows"
+        raise NotPortable(msg, what=condition)
     return ast.unparse(ast.fix_missing_locations(tree)), tuple(dict.fromkeys(used))
 
 
