@@ -24,6 +24,7 @@ bench: $(STAMP) ## every benchmark, as ratios
 	for b in benchmarks/*.py; do $(BIN)/python $$b || exit 1; done
 
 $(STAMP): pyproject.toml constraints.txt
+	@echo "installing torch, Ray and the tools into $(VENV): one to two minutes, once"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@

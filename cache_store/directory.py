@@ -14,6 +14,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Final, Literal
 
@@ -27,12 +28,13 @@ from cache_store.errors import Corrupt, NotInStore, StoreUnavailable, os_errors_
 from cache_store.layout import FORMAT_FILE, QUARANTINE, TMP, TOP_LEVEL
 from cache_store.parsing import parse_document
 from cache_store.paths import path_fault
-from cache_store.private_files import open_private, os_errors_are_unusable, temporary_name
+from cache_store.private_files import open_private, os_errors_are_unusable, sweep_debris, temporary_name
 
 logger = logging.getLogger(__name__)
 
 STORE_FORMAT: Final = 1
 _MAX_FORMAT_BYTES = 4096
+_FORMAT_REMEDY = 'restore its one line, {"format":1,"digest":"sha256"}, or use another store'
 _NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 _HIDDEN = frozenset({TMP, QUARANTINE})
 
@@ -65,6 +67,8 @@ class DirectoryBackend:
                 self.root.mkdir(parents=True, exist_ok=True)
             self.flush: Flush = flush or choose_flush(self.root)
             self._check_format(create=create)
+            if create:
+                sweep_debris(self.root / TMP)
 
     def put_new(self, files: Sequence[NewFile]) -> tuple[str, ...]:
         """See `BlobBackend.put_new`."""
@@ -130,7 +134,10 @@ class DirectoryBackend:
                 reason=f"there is no store here (no {FORMAT_FILE} file)",
                 remedy="check the path, or make one by publishing a launch",
             ) from None
-        parse_document(_Format, data, supported_format=STORE_FORMAT, what="store", where=str(path))
+        try:
+            parse_document(_Format, data, supported_format=STORE_FORMAT, what="store", where=str(path))
+        except Corrupt as error:
+            raise replace(error, remedy=_FORMAT_REMEDY) from error
 
     def _check_empty(self) -> None:
         strangers = sorted({entry.name for entry in self.root.iterdir()} - TOP_LEVEL)

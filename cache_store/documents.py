@@ -1,7 +1,8 @@
 """Sealed documents in a backend: manifests and launch records as they are stored and read back.
 
 Invariants: a document is returned only after its envelope was judged for the kind and key that were asked
-for; what is damaged, whoever reads it, goes into quarantine, what is merely not trusted here stays.
+for; what is damaged, whoever reads it, goes into quarantine, what is merely not trusted here
+stays until a publisher replaces it.
 """
 
 from __future__ import annotations

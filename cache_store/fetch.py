@@ -24,14 +24,27 @@ from cache_store.digests import Digest
 from cache_store.documents import quarantine_if_damaged
 from cache_store.errors import Corrupt, NotInStore, os_errors_are_unavailable
 from cache_store.layout import blob_name
-from cache_store.local import add_variant_stream, ensure_cache_dir, find_variant, place, stage
+from cache_store.local import (
+    add_variant_stream,
+    ensure_cache_dir,
+    find_variant,
+    mark_unverified,
+    place,
+    stage,
+)
 from cache_store.manifest import ArtifactEntry, PartitionManifest
-from cache_store.private_files import make_private_directories, os_errors_are_unusable, temporary_name
+from cache_store.private_files import (
+    make_private_directories,
+    os_errors_are_unusable,
+    sweep_debris,
+    temporary_name,
+)
 from cache_store.reports import FetchReport
 
 logger = logging.getLogger(__name__)
 
 LOCK_TIMEOUT_S = 60.0
+_STAGING = ".tmp-"
 
 
 def fetch_blob(backend: BlobBackend, sha256: str, function_dir: Path) -> Path:
@@ -52,9 +65,24 @@ def fetch_blob(backend: BlobBackend, sha256: str, function_dir: Path) -> Path:
 
 
 def fetch_partition(
-    backend: BlobBackend, key: str, manifest: PartitionManifest, cache_root: Path, *, lock_timeout_s: float
+    backend: BlobBackend,
+    key: str,
+    manifest: PartitionManifest,
+    cache_root: Path,
+    *,
+    verified: bool,
+    lock_timeout_s: float,
 ) -> FetchReport:
     """Lay out all artifacts of ``manifest``, stored under ``key``, below ``cache_root``.
+
+    Args:
+        backend: the store.
+        key: the partition's key.
+        manifest: the partition.
+        cache_root: the cache directory.
+        verified: the policy asked for a signature of ``manifest``; otherwise the directory is marked so
+            before the first copy.
+        lock_timeout_s: how long to wait for another fetch of it.
 
     Raises:
         NotInStore: blobs are missing (all are named); nothing was laid out.
@@ -66,6 +94,8 @@ def fetch_partition(
     with _single_flight(cache_root, key, lock_timeout_s):
         absent = [entry for entry in manifest.artifacts if not _is_there(entry, cache_root)]
         _check_complete(backend, manifest.partition, absent)
+        if absent and not verified:
+            mark_unverified(cache_root)
         _lay_out(backend, absent, cache_root)
     report = FetchReport(
         partition=manifest.partition,
@@ -130,7 +160,8 @@ def _stage(backend: BlobBackend, entry: ArtifactEntry, staging: Path) -> _Staged
 
 @contextlib.contextmanager
 def _staging(cache_root: Path) -> Iterator[Path]:
-    path = cache_root / f".tmp-{temporary_name()}"
+    sweep_debris(cache_root, _STAGING)
+    path = cache_root / f"{_STAGING}{temporary_name()}"
     with os_errors_are_unusable("directory", path):
         make_private_directories(path)
     try:

@@ -1,7 +1,9 @@
 """The cache directory on a node's own disk, in TorchAir's layout.
 
 Layout: ``<cache root>/<Class>_..._<key>/[<partition>/]<function>/compiled_module[.N]``. A function has up
-to `MAX_VARIANTS` variants; a higher N was added later, and ``compiled_module`` itself is the first.
+to `MAX_VARIANTS` variants (more while they are fresh); a higher N was added later, and ``compiled_module``
+itself is the first. ``<cache root>/.unverified`` says that artifacts came from a store without being required
+to carry a signature.
 
 Invariants: files are created whole (private temporary file, fsync, link without replacing), with mode 0600,
 owned by the running user, and never share an inode with any other file, because TorchAir truncates its
@@ -18,10 +20,11 @@ import io
 import logging
 import os
 import re
+import time
 from pathlib import Path
 
 from cache_store.digests import Digest, Readable, TooLong, copy_and_digest, digest_bytes
-from cache_store.errors import Corrupt
+from cache_store.errors import Corrupt, UnusableCache
 from cache_store.private_files import (
     check_private,
     create_private,
@@ -30,12 +33,15 @@ from cache_store.private_files import (
     make_private_directories,
     open_private,
     os_errors_are_unusable,
+    read_private,
     sync_directory,
     temporary_name,
 )
 
 __all__ = [
+    "FRESH_S",
     "MAX_VARIANTS",
+    "UNVERIFIED",
     "VARIANT_NAME",
     "add_variant",
     "add_variant_from",
@@ -44,7 +50,10 @@ __all__ = [
     "ensure_cache_dir",
     "find_variant",
     "is_variant_name",
+    "mark_unverified",
     "place",
+    "read_private",
+    "refuse_unverified",
     "stage",
     "variants",
 ]
@@ -52,7 +61,14 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 VARIANT_NAME = "compiled_module"
-MAX_VARIANTS = 16
+MAX_VARIANTS = 64
+FRESH_S = 3600.0
+UNVERIFIED = ".unverified"
+_UNVERIFIED_TEXT = """\
+Artifacts were copied into this directory from a store whose trust policy was not 'require', so nobody may
+have signed them. warmrank with policy 'require' refuses this directory; empty it, this file included, or use
+another cache_dir.
+"""
 _VARIANT = re.compile(rf"{VARIANT_NAME}(?:\.([1-9][0-9]{{0,8}}))?", re.ASCII)
 
 
@@ -67,25 +83,31 @@ def variants(function_dir: Path) -> tuple[Path, ...]:
 
 
 def find_variant(function_dir: Path, expected: Digest) -> Path | None:
-    """The variant with exactly these bytes, if there is one.
+    """The variant with exactly these bytes, if there is one; it counts as fresh from now on.
+
+    A file that is not private, such as ``cp -r`` makes, is passed over: nobody would load it.
 
     Raises:
-        UnusableCache: there is one of that size that is not private, or the directory cannot be read.
+        UnusableCache: the directory cannot be read.
     """
     for path in variants(function_dir):
-        with os_errors_are_unusable("file", path), contextlib.suppress(FileNotFoundError):
-            if path.lstat().st_size == expected.size_bytes and digest_private(path) == expected:
+        try:
+            if _holds(path, expected):
+                _touch(path)
                 return path
+        except UnusableCache as error:
+            logger.warning("Passed over: %s", error)
     return None
 
 
 def add_variant(function_dir: Path, data: bytes) -> Path:
     """Add ``data`` as a variant, or return the variant that already holds the same bytes.
 
-    Beyond `MAX_VARIANTS` the oldest goes. Safe under concurrent processes.
+    Beyond `MAX_VARIANTS` the oldest go, save those added or read within `FRESH_S`: a launch needs what it
+    just found. Safe under concurrent processes.
 
     Raises:
-        UnusableCache: the directory cannot be written, or an equal variant is not private.
+        UnusableCache: the directory cannot be written.
     """
     stream = io.BytesIO(data)
     return add_variant_stream(function_dir, stream, expected=digest_bytes(data), source="data in memory")
@@ -140,7 +162,7 @@ def place(function_dir: Path, staged: Path, digest: Digest) -> Path:
         The new variant, or the one that already held these bytes.
 
     Raises:
-        UnusableCache: the directory cannot be written, or an equal variant is not private.
+        UnusableCache: the directory cannot be written.
     """
     try:
         with os_errors_are_unusable("directory", function_dir):
@@ -151,6 +173,55 @@ def place(function_dir: Path, staged: Path, digest: Digest) -> Path:
     finally:
         staged.unlink(missing_ok=True)
     return placed
+
+
+def mark_unverified(cache_root: Path) -> None:
+    """Leave word in a cache directory that what comes next need not be signed; once is enough.
+
+    Raises:
+        UnusableCache: the directory cannot be written.
+    """
+    path = cache_root / UNVERIFIED
+    with os_errors_are_unusable("file", path), contextlib.suppress(FileExistsError):
+        with create_private(path) as file:
+            file.write(_UNVERIFIED_TEXT.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        sync_directory(cache_root)
+
+
+def refuse_unverified(cache_root: Path, policy: str) -> None:
+    """Refuse, under trust policy ``require``, a directory into which unverified artifacts were copied.
+
+    Raises:
+        UnusableCache: it bears the mark of `mark_unverified`, or cannot be looked at.
+    """
+    if policy != "require":
+        return
+    with os_errors_are_unusable("file", cache_root / UNVERIFIED):
+        try:
+            (cache_root / UNVERIFIED).lstat()
+        except FileNotFoundError:
+            return
+    raise UnusableCache(
+        what="directory",
+        where=str(cache_root),
+        expected="only artifacts that a trusted key signed, as trust policy 'require' asks",
+        actual=f"{UNVERIFIED}: some were copied under another policy",
+        remedy="use another cache_dir, or empty this one",
+    )
+
+
+def _holds(path: Path, expected: Digest) -> bool:
+    with os_errors_are_unusable("file", path), contextlib.suppress(FileNotFoundError):
+        return path.lstat().st_size == expected.size_bytes and digest_private(path) == expected
+    return False
+
+
+def _touch(path: Path) -> None:
+    # The access time only, and by hand, because many file systems are mounted without it.
+    with contextlib.suppress(OSError):
+        os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
 
 
 def _write_verified(path: Path, stream: Readable, *, expected: Digest | None, source: str) -> Digest:
@@ -181,8 +252,11 @@ def _link_next(function_dir: Path, staged: Path, digest: Digest) -> Path:
 
 def _trim(function_dir: Path) -> None:
     for path in variants(function_dir)[:-MAX_VARIANTS]:
-        path.unlink(missing_ok=True)
-        logger.info("Removed %s: a function keeps its newest %d variants", path, MAX_VARIANTS)
+        with contextlib.suppress(FileNotFoundError):
+            status = path.lstat()
+            if time.time() - max(status.st_atime, status.st_mtime) > FRESH_S:
+                path.unlink()
+                logger.info("Removed %s: a function keeps its newest %d variants", path, MAX_VARIANTS)
 
 
 def _variant_name(number: int) -> str:

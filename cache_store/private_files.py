@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
+import re
+import shutil
 import stat
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +21,11 @@ from pathlib import Path
 from cache_store.digests import Digest, digest_stream
 from cache_store.errors import UnusableCache
 
+logger = logging.getLogger(__name__)
+
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
+DEBRIS_AGE_S = 24 * 3600.0
 
 
 def check_private(path: Path) -> None:
@@ -51,6 +58,16 @@ def open_private(path: Path) -> io.BufferedReader:
     return file
 
 
+def read_private(path: Path) -> bytes:
+    """All bytes of a file that `open_private` lets through.
+
+    Raises:
+        UnusableCache: as `open_private`, or it is not there, or cannot be read.
+    """
+    with os_errors_are_unusable("file", path), open_private(path) as file:
+        return file.read()
+
+
 def digest_private(path: Path) -> Digest:
     """Digest of a file that `open_private` lets through; raises as that does."""
     with open_private(path) as file:
@@ -76,7 +93,7 @@ def ensure_cache_dir(path: Path) -> None:
     """Make sure that ``path`` is a directory this user owns and can write; create it with mode 0700.
 
     Raises:
-        UnusableCache: it cannot be created or written, belongs to another user, or all users can write it.
+        UnusableCache: it cannot be created or written, belongs to another user, or others can write it.
     """
     with os_errors_are_unusable("directory", path):
         make_private_directories(path)
@@ -87,8 +104,9 @@ def ensure_cache_dir(path: Path) -> None:
     elif status.st_uid != os.geteuid():
         expected, actual = f"owner uid {os.geteuid()}", f"uid {status.st_uid}"
         remedy = "name a cache_dir of your own"
-    elif status.st_mode & stat.S_IWOTH:
-        expected, actual, remedy = "not writable by all users", mode, f"chmod o-w {path}, or name another"
+    elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        expected, actual = "not writable by group or others", mode
+        remedy = f"chmod 700 {path}, or name another cache_dir"
     elif not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         expected, actual = "writable", f"{mode}, or a read-only file system"
         remedy = f"chmod u+rwx {path}, or name another cache_dir"
@@ -100,6 +118,21 @@ def ensure_cache_dir(path: Path) -> None:
 def temporary_name() -> str:
     """A name no other process has: host, pid, and a random part for file systems that hosts share."""
     return f"{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex}"
+
+
+def sweep_debris(directory: Path, prefix: str = "") -> None:
+    """Remove what ended processes of this host left in ``directory`` as ``prefix + temporary_name()``.
+
+    Only what is `DEBRIS_AGE_S` old: containers share a host's name but not its process ids. What cannot be
+    removed stays, because debris costs space only.
+    """
+    name = re.compile(rf"{re.escape(prefix + os.uname().nodename)}-([0-9]+)-[0-9a-f]{{32}}", re.ASCII)
+    with contextlib.suppress(OSError):
+        for path in sorted(directory.iterdir()):
+            match = name.fullmatch(path.name)
+            if match and not _is_running(int(match[1])) and _is_older(path, DEBRIS_AGE_S):
+                shutil.rmtree(path)
+                logger.info("Removed %s, left by a process that ended", path)
 
 
 def sync_directory(path: Path) -> None:
@@ -128,6 +161,20 @@ def os_errors_are_unusable(what: str, path: Path) -> Iterator[None]:
             actual=error.strerror or str(error),
             remedy="check its owner, mode and free space, or name another cache_dir",
         ) from error
+
+
+def _is_older(path: Path, age_s: float) -> bool:
+    return time.time() - path.lstat().st_mtime > age_s
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _check_status(path: Path, status: os.stat_result) -> None:

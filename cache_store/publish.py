@@ -1,8 +1,9 @@
 """Publishing a partition: blobs first, its manifest last.
 
 Invariants: a manifest is in the store only if all its blobs were durable before; it is created, never
-overwritten, so the first publisher's stays; every local file is checked against the manifest that will
-vouch for it.
+overwritten, so the first publisher's stays, unless this process must not believe it: then it goes into
+quarantine, because whoever can write to the store could stop every publish otherwise; every local file is
+checked against the manifest that will vouch for it.
 """
 
 from __future__ import annotations
@@ -62,17 +63,19 @@ def publish_partition(
 
     Raises:
         Corrupt: a file is not what the manifest says; nothing was published.
-        Untrusted: there is no key to sign with, or somebody not trusted here published under this key.
+        Untrusted: there is no key to sign with, or somebody not trusted here was faster.
         UnusableCache: a file is not there, or not private.
         StoreUnavailable: the store cannot be written; to try again is safe.
     """
     key = partition_key(launch_key, manifest)
-    standing = _standing(documents, key)
+    standing, refusal = _standing(documents, key)
     # Sealed before the first write: without a signing key nothing is published at all.
     sealed = None if standing else documents.trust.seal("manifest", key, manifest.to_bytes())
     conflicts = _conflicts(standing, manifest)
     agreed = [entry for entry in manifest.artifacts if entry.function not in conflicts]
     new = put_blobs(documents.backend, {root / entry.path: entry.digest for entry in agreed})
+    if refusal:
+        documents.backend.quarantine(manifest_name(key), str(refusal))
     created = sealed is not None and documents.write(manifest_name(key), sealed)
     if not standing:
         standing = documents.take_manifest(key)  # this one, or that of a publisher who was faster
@@ -89,18 +92,18 @@ def publish_partition(
     return report
 
 
-def _standing(documents: Documents, key: str) -> StandingManifest | None:
+def _standing(documents: Documents, key: str) -> tuple[StandingManifest | None, Untrusted | None]:
+    """The manifest that stands, or why the one that stands is not believed here."""
     try:
-        return documents.take_manifest(key)
+        return documents.take_manifest(key), None
     except NotInStore:
-        return None
+        return None, None
+    except Untrusted as error:
+        # What is damaged (a bad signature too) is in quarantine by now.
+        return None, None if is_damage(error) else error
     except StoreError as error:
         if is_damage(error):
-            return None
-        # An unsigned manifest has no owner who could object, and would stand in the way for ever.
-        if isinstance(error, Untrusted) and error.reason == "unsigned":
-            documents.backend.quarantine(manifest_name(key), str(error))
-            return None
+            return None, None
         raise
 
 

@@ -4,13 +4,15 @@ Layout: the private key as unencrypted PKCS#8 PEM in a private file (0600, own u
 SubjectPublicKeyInfo PEM beside it; what ``openssl genpkey -algorithm ed25519`` and ``openssl pkey -pubout``
 write.
 
-Invariants: a key file is created, never overwritten; a private key that others could read is refused.
+Invariants: a key file is created, never overwritten; a private key that others could read is refused,
+and a public key that others could write, because it decides whose code runs.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from cache_store.errors import Conflict, Corrupt
+from cache_store.errors import Conflict, Corrupt, UnusableCache
 from cache_store.paths import part_fault
 from cache_store.private_files import (
     create_private,
@@ -114,9 +116,10 @@ def load_public_key(path: Path) -> Ed25519PublicKey:
 
     Raises:
         Corrupt: no Ed25519 public key in PEM.
-        UnusableCache: it cannot be read.
+        UnusableCache: it cannot be read, or somebody but this user and root could have written it.
     """
     with os_errors_are_unusable("file", path), path.open("rb") as file:
+        _check_owned(path, os.fstat(file.fileno()))
         data = file.read(_MAX_PEM_BYTES)
     try:
         key = serialization.load_pem_public_key(data)
@@ -132,6 +135,18 @@ def _write_new(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _check_owned(path: Path, status: os.stat_result) -> None:
+    if status.st_uid not in (os.geteuid(), 0):
+        expected, actual = f"owner uid {os.geteuid()} or root", f"uid {status.st_uid}"
+        remedy = "copy it to a file of your own once you know whose key it is"
+    elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        expected, actual = "not writable by group or others", f"mode {stat.S_IMODE(status.st_mode):04o}"
+        remedy = f"check whose key it is, then chmod 644 {path}"
+    else:
+        return
+    raise UnusableCache(what="file", where=str(path), expected=expected, actual=actual, remedy=remedy)
 
 
 def _no_key(what: str, path: Path, actual: str) -> Corrupt:

@@ -19,7 +19,7 @@ from cache_store.documents import Documents
 from cache_store.errors import Conflict, StoreUnavailable
 from cache_store.manifest import LaunchRecord, PartitionManifest
 from cache_store.reports import FetchReport, PublishReport, VerifyReport
-from cache_store.trust import Trust
+from cache_store.trust import Trust, TrustPolicy
 
 
 class Store:
@@ -35,6 +35,11 @@ class Store:
         self._documents = Documents(backend=backend, trust=trust)
         self.location = location
         self.problems: list[str] = []
+
+    @property
+    def policy(self) -> TrustPolicy:
+        """The trust policy under which this process uses the store."""
+        return self._documents.trust.policy
 
     @classmethod
     def open(cls, location: Path | str, *, trust: Trust, create: bool = True) -> Store:
@@ -116,7 +121,14 @@ class Store:
     ) -> FetchReport:
         """Lay out a partition below ``cache_root``; raises as `manifest` and `fetch.fetch_partition`."""
         manifest = self.manifest(key, expected_sha256=expected_sha256)
-        return fetch.fetch_partition(self._backend, key, manifest, cache_root, lock_timeout_s=lock_timeout_s)
+        return fetch.fetch_partition(
+            self._backend,
+            key,
+            manifest,
+            cache_root,
+            verified=self.policy == "require",
+            lock_timeout_s=lock_timeout_s,
+        )
 
     def verify(self) -> VerifyReport:
         """Read everything again and say what is wrong; see `audit.verify_store`."""

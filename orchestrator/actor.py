@@ -16,6 +16,9 @@ from orchestrator.launcher import Process
 from orchestrator.ports import free_port
 from orchestrator.rank_host import MakeWorker, RankHost, answer
 
+# Appending: a launch of the same name beside this one does not write over its lines.
+_LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW
+
 
 class RankActor:
     """One process of the gang; becomes a rank when the driver has seen where all processes are.
@@ -49,7 +52,7 @@ class RankActor:
         try:
             ensure_cache_dir(cache_dir)
             make_private_directories(log.parent)
-            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            descriptor = os.open(log, _LOG_FLAGS, 0o600)
         except (StoreError, OSError):
             return  # stage start meets the same fault, and reports it
         for stream in (sys.stdout, sys.stderr):

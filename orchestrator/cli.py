@@ -15,6 +15,7 @@ import typer
 from orchestrator import cli_look
 from orchestrator.cli_options import AsJson, ConfigFile, Debug, Overrides, load_config
 from orchestrator.console import ExitCode, output, print_json, session
+from worker.settings import settings
 
 app = typer.Typer(
     name="warmrank",
@@ -23,7 +24,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit status: 0 every rank is warm; 1 the launch failed; 2 bad input or config; "
-    "3 something missed that must not be compiled; 4 a fault in store or cache; 130 stopped.",
+    "3 something missed that must not be compiled; 4 a fault in store or cache; 130 stopped (Ctrl-C); "
+    "143 stopped (SIGTERM).",
 )
 
 
@@ -70,15 +72,13 @@ def launch(
     with session(debug=debug):
         from orchestrator.launch import launch as run
         from orchestrator.progress import progress
-        from orchestrator.report import to_json, write_report
+        from orchestrator.report import prepare_report, to_json, write_report
         from orchestrator.report_table import render
 
         loaded = load_config(config, overrides)
         to_stdout = json_file == Path("-")
         if json_file and not to_stdout:
-            json_file.unlink(
-                missing_ok=True
-            )  # should this launch fail, an older report must not stand for it
+            prepare_report(json_file)
         console = output(stderr=to_stdout)
         with progress(console, loaded.ranks) as listener:
             report = run(loaded, no_compile=no_compile, listener=listener)
@@ -121,13 +121,14 @@ def submit(
         from orchestrator import upload
 
         loaded = load_config(config, overrides)
+        no_compile = no_compile or settings().no_compile  # the job has an environment of its own
         here = Path.cwd()
         entrypoint = jobs.job_entrypoint(config, overrides or (), directory=here, no_compile=no_compile)
         notes = output(stderr=True)
-        for line in (*upload.upload_notes(here), *upload.place_notes(loaded, here)):
+        for line in (*upload.upload_notes(here, loaded), *upload.place_notes(loaded, here)):
             notes.print(f"note: {line}", soft_wrap=True, markup=False)
         client = jobs.connect(address, environ=os.environ)
-        env = upload.runtime_env(here, upload.package_root())
+        env = upload.runtime_env(here, upload.package_root(), loaded)
         outcome = jobs.run_job(client, entrypoint=entrypoint, env=env, write=_write)
         notes.print(f"job {outcome.job} {outcome.status}: {outcome.message}", soft_wrap=True, markup=False)
     raise typer.Exit(outcome.exit_code)
@@ -137,7 +138,7 @@ def submit(
 def preseed(
     config: ConfigFile,
     here: Annotated[
-        bool, typer.Option("--here", help="This node only; needs neither torch nor Ray.")
+        bool, typer.Option("--here", help="This node only; imports neither torch nor Ray.")
     ] = False,
     nodes: Annotated[
         list[str] | None,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from cache_store.errors import StoreUnavailable
+from pathlib import Path
+
+from cache_store.errors import StoreError, UnusableCache
 from cache_store.manifest import LaunchRecord, PartitionRef, utc_now
 from cache_store.store import Store
+from orchestrator.bounded import within
 from orchestrator.errors import ranks_text
 from orchestrator.identity import identity, launch_key
 from orchestrator.stages import Stages
@@ -28,7 +31,10 @@ def commit(stages: Stages, store: Store, first: RankPlace, *, is_new: bool) -> s
     key = launch_key(config)
     if config.store is not None and not may_publish(config.store.trust):
         if is_new:
-            stages.problem("not committed: trust.policy is require, and store.trust.signing_key is not set")
+            stages.problem(
+                "not committed: trust.policy is require, and store.trust.signing_key is not set. Make a key "
+                '(docs/store.md) and name it there, or for a store of your own set store.trust.policy: "off"'
+            )
         return ""
     with stages.stage("commit"):
         everyone = dict.fromkeys(range(config.ranks), (key,))
@@ -46,7 +52,14 @@ def commit(stages: Stages, store: Store, first: RankPlace, *, is_new: bool) -> s
             created=utc_now(),
         )
         try:
-            return store.commit_launch(record)
-        except StoreUnavailable as error:
+            return within(
+                lambda: store.commit_launch(record),
+                timeout_s=config.timeouts.commit_s,
+                setting="timeouts.commit_s",
+                where=Path(store.location),
+            )
+        except UnusableCache:
+            raise
+        except StoreError as error:
             stages.problem(f"not committed: {error}")
             return ""

@@ -25,8 +25,15 @@ from rich.table import Table
 from rich.text import Text
 
 from cache_store.errors import StoreError
+from orchestrator import signals
 from orchestrator.demo import DemoFailed, NotOurs
-from orchestrator.errors import CompileForbidden, ConfigError, ConfigProblem, OrchestratorError
+from orchestrator.errors import (
+    CompileForbidden,
+    ConfigError,
+    ConfigProblem,
+    LaunchFailed,
+    OrchestratorError,
+)
 from orchestrator.look import NothingThere
 from orchestrator.preseed import NoStore, UnknownNode
 from orchestrator.submit import OutsideDirectory
@@ -44,7 +51,8 @@ class ExitCode(IntEnum):
     BAD_INPUT = 2
     MISSED = 3
     FAULT = 4
-    INTERRUPTED = 130
+    INTERRUPTED = signals.EXIT_INTERRUPTED
+    TERMINATED = signals.EXIT_TERMINATED
 
 
 _CODES: tuple[tuple[type[Exception], ExitCode], ...] = (
@@ -58,6 +66,9 @@ _CODES: tuple[tuple[type[Exception], ExitCode], ...] = (
     (CompileForbidden, ExitCode.MISSED),
     (StoreError, ExitCode.FAULT),
 )
+_FAILURE_CODES = {"WorkloadError": ExitCode.BAD_INPUT, "UnusableCache": ExitCode.FAULT}
+"""For a launch of which every failure is of one kind."""
+
 _EXPECTED = (OrchestratorError, StoreError, WorkerError, OSError)
 
 
@@ -96,10 +107,11 @@ def session(*, debug: bool = False) -> Iterator[None]:
         level=logging.DEBUG if debug else logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
     )
     try:
-        yield
-    except KeyboardInterrupt:
+        with signals.sigterm_raises():
+            yield
+    except KeyboardInterrupt as stop:
         output(stderr=True).print("stopped")
-        raise typer.Exit(ExitCode.INTERRUPTED) from None
+        raise typer.Exit(signals.exit_code_of(stop)) from None
     except _EXPECTED as error:
         if debug:
             traceback.print_exc()
@@ -111,6 +123,9 @@ def exit_code_of(error: Exception) -> int:
     """The exit code that stands for an error."""
     if isinstance(error, DemoFailed):
         return error.exit_code
+    if isinstance(error, LaunchFailed):
+        kinds = {failure.kind for failure in error.failures}
+        return _FAILURE_CODES.get(kinds.pop(), ExitCode.FAILED) if len(kinds) == 1 else ExitCode.FAILED
     return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.FAILED)
 
 

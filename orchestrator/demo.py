@@ -23,6 +23,7 @@ from rich.text import Text
 from orchestrator.errors import OrchestratorError
 from orchestrator.report import RankReport, Report, from_json, sum_seconds
 from orchestrator.report_table import seconds_text
+from orchestrator.signals import Terminated, undisturbed
 
 MARKER = ".made-by-warmrank-demo"
 _STATE = ("cache", "store", "cold.json", "warm.json")
@@ -121,12 +122,15 @@ def launch_command(config: Path, out: Path, report: Path) -> tuple[str, ...]:
 
 
 def run_process(command: Sequence[str]) -> int:
-    """Run a command to its end. Ctrl-C reaches it too; it gets the time to take its ranks down."""
+    """Run a command to its end. Ctrl-C reaches it too, SIGTERM is passed on; it gets the time to clean up."""
     with subprocess.Popen(command) as process:  # noqa: S603 - our own interpreter and module
         try:
             return process.wait()
-        except KeyboardInterrupt:
-            process.wait()
+        except KeyboardInterrupt as stop:
+            if isinstance(stop, Terminated):
+                process.terminate()
+            with undisturbed():
+                process.wait()
             raise
 
 

@@ -68,7 +68,7 @@ class WorkerFailure:
         kind: name of the exception's type, or ``died``, ``timeout``.
         message: the error's text.
         function: cached function that it concerns; empty when it concerns the rank.
-        store_fault: the store raised it, so a launch may go on without the store.
+        store_fault: the store is at fault, not the rank, so a launch may go on without the store.
         traceback: where it was raised, for the log; empty when it was not raised on the rank.
         remedy: what to do, where the launcher knows more than the message says.
     """

@@ -22,6 +22,7 @@ from cache_store.seed import pick_launch
 from cache_store.store import Store
 from orchestrator.config import Config
 from orchestrator.identity import identity, launch_key
+from orchestrator.look import time_text
 from orchestrator.verify import cached_files
 from worker.environment import environment
 
@@ -111,7 +112,7 @@ class Explanation:
         store: the store's location; empty when the config names none.
         cache_dir: the cache directory.
         outlook: what the ranks would do, as far as can be said without building the model.
-        verdict: the same in one line.
+        verdict: the same in one line, and why.
         records: records under the launch key, newest first.
         functions: of the record that would be taken, else of the one that comes nearest.
         cached: what lies in this node's cache directory, of any launch.
@@ -192,24 +193,34 @@ def judge(
     *,
     has_store: bool,
 ) -> tuple[Outlook, str]:
-    """What the ranks would do, and why, in one line."""
-    if not has_store:
+    """What the ranks would do, and why, in one line that begins with it."""
+    if config.store is None:
         return (
             "compile",
-            "no store is configured: ranks load what their own cache directory holds, or compile",
+            "compile: no store is configured: ranks load what their own cache directory holds, or compile",
         )
     if chosen and chosen.world_size == config.ranks:
-        return "load", f"a launch here loads what {chosen.world_size} ranks stored at {chosen.created}"
+        return "load", (
+            "load, if the model's code is unchanged: a launch here loads what "
+            f"{chosen.world_size} ranks stored at {time_text(chosen.created)}"
+        )
     if chosen:
         return "adopt", (
-            f"stored by {chosen.world_size} ranks, launched with {config.ranks}: "
+            f"adopt: stored by {chosen.world_size} ranks, launched with {config.ranks}: "
             "ranks adopt what their guards allow, and compile the rest"
         )
+    if not has_store:
+        return "compile", (
+            f"compile: there is no store at {config.store.path} yet (no FORMAT file); the first launch makes "
+            "it. A launch here compiles, unless its cache holds it"
+        )
     if not records:
-        return "compile", "this launch is not in the store: a launch here compiles, unless its cache holds it"
+        return "compile", (
+            "compile: this launch is not in the store: a launch here compiles, unless its cache holds it"
+        )
     near = _nearest_record(records, here)
     changes = _changes(near.environment, here) if near else ()
-    return "compile", f"stored for another environment only: {'; '.join(changes)}"
+    return "compile", f"compile: stored for another environment only: {'; '.join(changes)}"
 
 
 def _nearest_record(records: Sequence[LaunchRecord], here: Mapping[str, str]) -> LaunchRecord | None:

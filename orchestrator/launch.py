@@ -15,7 +15,9 @@ from orchestrator.launcher import Launcher
 from orchestrator.listener import Listener, Silence
 from orchestrator.report import Report
 from orchestrator.rounds import settle_all
+from orchestrator.signals import undisturbed
 from orchestrator.stages import Stages
+from worker.settings import settings
 
 
 def launch(
@@ -29,7 +31,7 @@ def launch(
 
     Args:
         config: what to launch, where.
-        no_compile: whether a miss is an error; also an error when the config says so.
+        no_compile: whether a miss is an error; config and `WARMRANK_NO_COMPILE` may say so as well.
         listener: is told what happens; None for nobody.
         launcher: runs the ranks; None for Ray.
 
@@ -41,7 +43,7 @@ def launch(
         worker.errors.NotYet: the device kind is not supported yet.
     """
     steps.refuse_unbuilt(config)
-    no_compile = no_compile or config.no_compile
+    no_compile = no_compile or config.no_compile or settings().no_compile
     launcher = launcher or ray_launcher(config)
     started = utc_now()
     stages = Stages(config, launcher, listener or Silence())
@@ -54,7 +56,8 @@ def launch(
         report = assemble(stages, places=places, warm=warm, fetches=fetches, record=record, started=started)
         stages.close()
     finally:
-        launcher.stop()
+        with undisturbed():
+            launcher.stop()
     return report
 
 

@@ -6,11 +6,13 @@ then not looked at.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cache_store.errors import StoreError
+from cache_store.errors import StoreError, os_errors_are_unavailable
 from cache_store.keys import changed_components
+from cache_store.layout import FORMAT_FILE, TOP_LEVEL
 from cache_store.manifest import (
     ArtifactEntry,
     CaptureEntry,
@@ -139,11 +141,19 @@ def open_if_there(config: Config) -> Store | None:
     """The config's store; none where the config names none, or the first launch has yet to make it.
 
     Raises:
-        StoreError: there is a store, and it cannot be used.
+        StoreError: there is a store, or something else, and it cannot be used.
     """
-    if config.store is None or not config.store.path.exists():
+    if config.store is None or _is_yet_to_be_made(config.store.path):
         return None
     return open_store(config.store, create=False)
+
+
+def _is_yet_to_be_made(path: Path) -> bool:
+    """Whether a launch would make a store there: nothing is there, or nothing but what belongs to one."""
+    with os_errors_are_unavailable("store", path):
+        if not path.exists():
+            return True
+        return path.is_dir() and {entry.name for entry in path.iterdir()} <= TOP_LEVEL - {FORMAT_FILE}
 
 
 def list_store(store: Store, config: Config | None = None) -> Listing:
@@ -190,6 +200,11 @@ def _launch_line(store: Store, record: LaunchRecord, wanted: str, problems: list
     )
 
 
+def time_text(created: str) -> str:
+    """An ISO 8601 time in UTC, down to the minute."""
+    return f"{created[:16].replace('T', ' ')} UTC"
+
+
 def what_is_launched(identity: dict[str, str]) -> str:
     """The entrypoint or script of a launch."""
     return identity.get("entrypoint") or identity.get("script") or "(unnamed)"
@@ -212,6 +227,7 @@ def show_partition(store: Store, wanted: str, config: Config | None = None) -> P
     if not matches and len(wanted) >= MIN_KEY_CHARS:
         matches = [(record, ref) for record, ref in pairs if ref.manifest_key.startswith(wanted)]
     if not matches:
+        _refuse_launch(records, wanted)
         raise NothingThere(_absent(store, wanted, sorted({ref.partition for _, ref in pairs})))
     record, ref = matches[0]
     manifest = store.manifest(ref.manifest_key, expected_sha256=ref.manifest_sha256)
@@ -231,9 +247,25 @@ def show_partition(store: Store, wanted: str, config: Config | None = None) -> P
     )
 
 
+def _refuse_launch(records: Sequence[LaunchRecord], wanted: str) -> None:
+    """Raise where the key is a launch's, naming its partitions.
+
+    Raises:
+        NothingThere: it is.
+    """
+    found = [record for record in records if record.launch_key.startswith(wanted)]
+    if len(wanted) >= MIN_KEY_CHARS and found:
+        names = dict.fromkeys(ref.partition for record in found for ref in record.partitions)
+        msg = f"{wanted!r}: that is a launch; its partitions: {_shown(list(names))}"
+        raise NothingThere(msg)
+
+
 def _absent(store: Store, wanted: str, names: list[str]) -> str:
-    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     return (
         f"no partition {wanted!r} in {store.location}; expected a name, or at least {MIN_KEY_CHARS} "
-        f"characters of a manifest's key. There are: {shown or 'none, the store holds no launch'}"
+        f"characters of a manifest's key. There are: {_shown(names) or 'none, the store holds no launch'}"
     )
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from orchestrator.errors import ranks_text
 from orchestrator.explain import CachedView, Explanation, FunctionView
-from orchestrator.look import LaunchLine, Listing, PartitionView
+from orchestrator.look import LaunchLine, Listing, PartitionView, time_text
 from orchestrator.preseed import NodeSeed
 from orchestrator.report_table import seconds_text, size_text
 from orchestrator.verify import Verified
@@ -29,7 +29,7 @@ def render_listing(listing: Listing, *, long: bool = False) -> RenderableType:
     head = Text(f"store {listing.store}: {count} launch{'' if count == 1 else 'es'}", style="bold")
     parts: list[RenderableType] = [head]
     if listing.launches:
-        table = _table("", "launch", "made (UTC)", "what", "ranks", "artifacts", "size", "environment")
+        table = _table("", "launch", "made", "what", "ranks", "files", "size", "environment")
         for line in listing.launches:
             table.add_row(*_launch_cells(line))
         parts.append(table)
@@ -48,7 +48,7 @@ def render_partition(view: PartitionView) -> RenderableType:
         [
             ("manifest", view.key),
             ("launch", view.launch_key),
-            ("made", f"{time_text(view.created)} UTC"),
+            ("made", time_text(view.created)),
             *([("others", ", ".join(key[:KEY_CHARS] for key in view.others))] if view.others else []),
         ]
     )
@@ -68,10 +68,11 @@ def render_partition(view: PartitionView) -> RenderableType:
 
 def render_explanation(found: Explanation) -> RenderableType:
     """What a launch would find, the verdict first."""
-    verdict = Text.assemble((f"{found.outlook}: ", _OUTLOOK_STYLES[found.outlook]), found.verdict)
+    verdict = Text(found.verdict)
+    verdict.stylize(_OUTLOOK_STYLES[found.outlook], 0, len(found.outlook))
     parts: list[RenderableType] = [verdict]
     if found.records:
-        table = _table("", "made (UTC)", "ranks", "environment")
+        table = _table("", "made", "ranks", "environment")
         for record in found.records:
             mark = "*" if record.chosen else ""
             differs = _environment(record.changes, shown=3)
@@ -135,11 +136,6 @@ def render_seeds(seeds: Sequence[NodeSeed]) -> RenderableType:
         for line in dict.fromkeys((item.reason, *item.faults)):
             reasons.setdefault(line, []).append(item.node.host)
     return Group(table, *(Text(f"{', '.join(hosts)}: {line}") for line, hosts in reasons.items()))
-
-
-def time_text(created: str) -> str:
-    """An ISO 8601 time down to the minute."""
-    return created[:16].replace("T", " ")
 
 
 def short_signature(signature: str) -> str:
@@ -239,11 +235,11 @@ def _heading(text: str) -> Text:
     return Text(f"\n{text}", style="bold")
 
 
-_WHOLE = frozenset({"launch", "made (UTC)", "what", "function", "sha256", "manifest"})
+_WHOLE = frozenset({"launch", "made", "function", "sha256", "manifest"})
 """Columns that are not folded."""
 
 _RIGHT = frozenset(
-    {"ranks", "functions", "artifacts", "size", "partitions", "there before", "copied", "seconds"}
+    {"ranks", "functions", "artifacts", "files", "size", "partitions", "there before", "copied", "seconds"}
 )
 
 
@@ -252,7 +248,11 @@ def _table(*names: str) -> Table:
     for name in names:
         right = name in _RIGHT
         table.add_column(
-            name, justify="right" if right else "left", no_wrap=right or name in _WHOLE, overflow="fold"
+            name,
+            justify="right" if right else "left",
+            no_wrap=right or name in _WHOLE,
+            min_width=len(name),
+            overflow="fold",
         )
     return table
 

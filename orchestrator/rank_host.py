@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from cache_store.errors import StoreUnavailable
+from cache_store.errors import StoreError, StoreUnavailable, UnusableCache
 from cache_store.local import ensure_cache_dir
 from orchestrator.config_models import Config, EntrypointWorkload, ScriptWorkload, groups
-from orchestrator.environ import inherited
 from orchestrator.errors import FunctionFailed, VerificationFailed, WorkerFailure
 from orchestrator.launcher import Gang
+from worker.errors import CompileForbidden
 from worker.results import FunctionResult, RankPlace
+from worker.settings import settings
 
 if TYPE_CHECKING:
     from cache_store.seed import SeedReport
@@ -80,8 +81,12 @@ class RankHost:
             cache_store.errors.StoreError: the cache directory or the store cannot be used.
             worker.errors.WorkerError: the rank cannot be brought up.
         """
+        from cache_store.local import refuse_unverified
+
         config = opening.config
         ensure_cache_dir(config.cache_dir)
+        if config.store is not None:
+            refuse_unverified(config.cache_dir, config.store.trust.policy)
         self._opening = opening
         self._store, problem = _open_store(opening)
         self._worker = self._make_worker(rank_spec(opening), self._store)
@@ -129,31 +134,40 @@ class RankHost:
         """Run the script to its end.
 
         Raises:
+            worker.errors.CompileForbidden: something missed, and compiling is forbidden.
             worker.errors.ScriptFailed: it ended with an error.
         """
         from worker.script import run_script
 
         workload = cast("ScriptWorkload", self._opening.config.workload)
-        with inherited("WARMRANK_NO_COMPILE", "1" if self._opening.no_compile else "0"):
-            return run_script(rank_spec(self._opening), workload.script, workload.arguments)
+        return run_script(rank_spec(self._opening), workload.script, workload.arguments)
 
     def close(self) -> None:
         """Take the rank down."""
+        from worker.script import journal_of
+
         if self._worker is not None:
             self._worker.stop()
             self._worker = None
+            if isinstance(self._opening.config.workload, ScriptWorkload):
+                journal_of(rank_spec(self._opening)).unlink(missing_ok=True)
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
         """Call a method of this object, or of the worker where this object has none of that name.
 
         Raises:
             FunctionFailed: a function failed where every rank must succeed.
+            worker.errors.CompileForbidden: it failed because it would have had to be compiled.
         """
         target = self if hasattr(type(self), method) else self._worker
         result = getattr(target, method)(*arguments)
         if method in _ALL_MUST_SUCCEED:
             for function in result:
                 if not function.ok:
+                    # The worker makes a refused function's reason of the name and text of what was raised.
+                    kind, _, reason = function.reason.partition(": ")
+                    if kind == CompileForbidden.__name__:
+                        raise CompileForbidden(reason, function=function.function)
                     raise FunctionFailed(function.function, function.reason)
         return result
 
@@ -181,7 +195,7 @@ def failure_of(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
         kind=type(error).__qualname__,
         message=message,
         function=str(getattr(error, "function", "")),
-        store_fault=isinstance(error, StoreUnavailable),
+        store_fault=isinstance(error, StoreError) and not isinstance(error, UnusableCache),
         traceback="".join(traceback.format_exception(error)),
     )
 
@@ -208,6 +222,7 @@ def rank_spec(opening: Opening) -> RankSpec:
         cache_dir=str(config.cache_dir),
         guards=config.guards,
         timeout_s=config.timeouts.collective_s,
+        no_compile=opening.no_compile or settings().no_compile,
     )
 
 

@@ -82,13 +82,13 @@ class RayLauncher:
 
     def stop(self) -> None:
         """Kill every actor, free the resources, and end an own Ray."""
-        import ray
-
         actors, self._actors = self._actors, []
         group, self._group = self._group, None
         session, self._session = self._session, None
         if session is None:
             return
+        import ray
+
         try:
             for actor in actors:
                 ray.kill(actor, no_restart=True)

@@ -12,10 +12,12 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import socket
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +25,7 @@ from typing import Any, Literal
 from orchestrator.config_models import RayConfig
 from orchestrator.environ import inherited
 from orchestrator.errors import CannotStart
+from orchestrator.signals import kept, undisturbed
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +44,7 @@ class Session:
 
     Attributes:
         way_in: which of the four ways.
-        temp_dir: directory of an own Ray; empty otherwise.
+        temp_dir: private directory that an own Ray gets a directory in; empty otherwise.
     """
 
     way_in: WayIn
@@ -71,7 +74,9 @@ def enter(config: RayConfig) -> Session:
 
     session = Session(way_in=way, temp_dir=_short_temp_dir() if way == "local" else "")
     try:
-        _init(way, config, session)
+        # Ray puts a handler of its own there: better than none, and worse than the command line's.
+        with kept(signal.SIGTERM) if callable(signal.getsignal(signal.SIGTERM)) else nullcontext():
+            _init(way, config, session)
     except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
         leave(session)
         raise CannotStart(_refusal(way, config, error)) from error
@@ -84,18 +89,19 @@ def enter(config: RayConfig) -> Session:
 
 def leave(session: Session) -> None:
     """Get off Ray; an own Ray ends, with all its processes and files."""
-    import ray
-
     if session.way_in == "initialized":
         return
-    ray.shutdown()
-    if session.temp_dir:
-        shutil.rmtree(session.temp_dir, ignore_errors=True)
+    import ray
+
+    with undisturbed():
+        ray.shutdown()
+        if session.temp_dir:
+            shutil.rmtree(session.temp_dir, ignore_errors=True)
 
 
 def rank_environ(config: RayConfig, device: str, way: WayIn) -> dict[str, str]:
     """Environment variables of every rank's process; in time if set before torch is imported there."""
-    # Ray would derive OMP_NUM_THREADS from an actor's CPUs; it is part of the fingerprint, so it is set here.
+    # Ray would derive OMP_NUM_THREADS from an actor's CPUs. It is in no key, but speeds depend on it.
     environ = {"OMP_NUM_THREADS": str(config.omp_num_threads)}
     if device != "npu":
         # Where torch_npu is installed without CANN, loading it makes `import torch` fail.
@@ -148,7 +154,8 @@ def _init(way: WayIn, config: RayConfig, session: Session) -> None:
                 num_cpus=config.num_cpus,
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
-                _temp_dir=session.temp_dir,
+                # Ray makes its directory open to all; the one around it stays private.
+                _temp_dir=f"{session.temp_dir}/r",
                 **quiet,
             )
 

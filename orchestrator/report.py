@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from orchestrator.errors import ConfigError, ConfigProblem
 from worker.results import Outcome, StageSeconds, Verification
 
 SCHEMA_VERSION = 1
@@ -193,10 +194,32 @@ def from_json(text: str) -> Report:
     return _adapter().validate_json(text)
 
 
+def prepare_report(path: Path) -> None:
+    """Make way for a report: should its launch fail, an older one must not stand for it.
+
+    Raises:
+        ConfigError: no report can be written there.
+    """
+    draft = _draft_of(path)
+    try:
+        path.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.touch()
+        draft.unlink()
+    except OSError as error:
+        expected = "a file that can be written, or - for stdout"
+        found = f"{path} ({error.strerror or error})"
+        raise ConfigError([ConfigProblem(place="--json", key="", found=found, expected=expected)]) from error
+
+
+def _draft_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
+
+
 def write_report(report: Report, path: Path) -> None:
     """Write the report as JSON; a reader sees the old file or the new one, never half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.tmp")
+    draft = _draft_of(path)
     draft.write_text(to_json(report), encoding="utf-8")
     draft.replace(path)
 

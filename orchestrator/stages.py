@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from orchestrator.config_models import Config, ScriptWorkload
-from orchestrator.errors import LaunchFailed, WorkerFailure
+from orchestrator.errors import CompileForbidden, ForbiddenCompile, LaunchFailed, WorkerFailure
 from orchestrator.launcher import Gang, Launcher
 from orchestrator.listener import Listener
 from orchestrator.report import StageReport
@@ -75,6 +75,7 @@ class Stages:
             The answer of each rank, in order of ranks.
 
         Raises:
+            CompileForbidden: a rank would have had to compile, which is forbidden.
             LaunchFailed: at least one rank failed or did not answer in time.
         """
         answers = self.try_ask(stage, method, arguments)
@@ -88,7 +89,7 @@ class Stages:
         return self.ask(stage, method, dict.fromkeys(range(self.config.ranks), arguments))
 
     def ask_store(self, stage: str, method: str, arguments: Arguments) -> dict[int, Any]:
-        """As `ask`, but a rank that finds the store away is a problem, and left out of the answers."""
+        """As `ask`, but a rank that the store fails is a problem, and left out of the answers."""
         answers = self.try_ask(stage, method, arguments)
         failures = [answer for answer in answers.values() if isinstance(answer, WorkerFailure)]
         if not all(failure.store_fault for failure in failures):
@@ -114,9 +115,14 @@ class Stages:
         """End the launch.
 
         Raises:
-            LaunchFailed: always.
+            CompileForbidden: a rank would have had to compile, which is forbidden.
+            LaunchFailed: otherwise.
         """
-        raise LaunchFailed(stage, failures, num_ranks=self.config.ranks, silent=silent, logs=self.gang.logs)
+        error = LaunchFailed(stage, failures, num_ranks=self.config.ranks, silent=silent, logs=self.gang.logs)
+        misses = _forbidden(error.failures)
+        if misses:
+            raise CompileForbidden(misses) from error
+        raise error
 
     def tell(self, stage: str, results: Mapping[int, tuple[FunctionResult, ...]]) -> None:
         """Tell the listener what became of functions."""
@@ -160,4 +166,17 @@ class Stages:
             kind="timeout",
             message=f"no answer within {self._timeout_s(stage):g} s",
             remedy=f"raise timeouts.{stage}_s, or look into the rank's log for what it waits on",
+            store_fault=stage == "commit",  # the rank is warm by then: what hangs is the store
         )
+
+
+def _forbidden(failures: Iterable[WorkerFailure]) -> list[ForbiddenCompile]:
+    """What ranks would have had to compile, equal causes grouped."""
+    ranks: dict[tuple[str, str], list[int]] = {}
+    for failure in failures:
+        if failure.kind == "CompileForbidden":
+            ranks.setdefault((failure.function, failure.message), []).append(failure.rank)
+    return [
+        ForbiddenCompile(function=function, reason=reason, ranks=tuple(found))
+        for (function, reason), found in ranks.items()
+    ]

@@ -7,14 +7,9 @@ from typing import TYPE_CHECKING
 
 from cache_store.errors import StoreUnavailable
 from cache_store.keys import changed_components
+from orchestrator.bounded import within
 from orchestrator.config_models import Config
-from orchestrator.errors import (
-    CompileForbidden,
-    ForbiddenCompile,
-    LaunchFailed,
-    WorkerFailure,
-    ranks_text,
-)
+from orchestrator.errors import WorkerFailure, ranks_text
 from orchestrator.identity import launch_key
 from orchestrator.rank_host import Opened, Opening
 from orchestrator.report import NodeFetch
@@ -49,10 +44,16 @@ def open_store_if_there(stages: Stages) -> Store | None:
     """
     from orchestrator.stores import open_store
 
-    if stages.config.store is None:
+    config = stages.config.store
+    if config is None:
         return None
     try:
-        return open_store(stages.config.store)
+        return within(
+            lambda: open_store(config),
+            timeout_s=stages.config.timeouts.fetch_s,
+            setting="timeouts.fetch_s",
+            where=config.path,
+        )
     except StoreUnavailable as error:
         stages.problem(f"launched without the store: {error}")
         return None
@@ -154,27 +155,9 @@ def verify(stages: Stages) -> dict[int, Verification]:
 def run_script(stages: Stages) -> Results:
     """Run the script on every rank, from its beginning to its end."""
     with stages.stage("script"):
-        try:
-            results: Results = stages.ask_all("script", "run_script")
-        except LaunchFailed as error:
-            misses = _forbidden(error)
-            if misses:
-                raise CompileForbidden(misses) from error
-            raise
+        results: Results = stages.ask_all("script", "run_script")
         stages.tell("script", results)
     return results
-
-
-def _forbidden(error: LaunchFailed) -> list[ForbiddenCompile]:
-    """What scripts would have had to compile, equal causes grouped."""
-    ranks: dict[tuple[str, str], list[int]] = {}
-    for failure in error.failures:
-        if failure.kind == "CompileForbidden":
-            ranks.setdefault((failure.function, failure.message), []).append(failure.rank)
-    return [
-        ForbiddenCompile(function=function, reason=reason, ranks=tuple(found))
-        for (function, reason), found in ranks.items()
-    ]
 
 
 def _note(stages: Stages, ledger: Ledger, stage: str, answers: Results) -> None:

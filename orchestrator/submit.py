@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from orchestrator import signals
 from orchestrator.errors import OrchestratorError
 
 logger = logging.getLogger(__name__)
 
-EXIT_INTERRUPTED = 130
 # They log at INFO to stderr, whatever the process's logging is.
 _TALKATIVE = (
     "ray.dashboard.modules.dashboard_sdk",
@@ -157,11 +157,13 @@ def run_job(
     try:
         asyncio.run(_follow(client, job, write, pause))
         return _outcome(client, job, pause, timeout_s=None)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         write(f"\nstopping job {job} ...\n")
         client.stop_job(job)
         ended = _outcome(client, job, pause, timeout_s=_STOP_TIMEOUT_S)
-        return JobOutcome(job=job, status=ended.status, exit_code=EXIT_INTERRUPTED, message=ended.message)
+        return JobOutcome(
+            job=job, status=ended.status, exit_code=signals.exit_code_of(stop), message=ended.message
+        )
 
 
 async def _follow(
@@ -235,7 +237,7 @@ def exit_code_of(status: str, driver_exit_code: int | None) -> int:
     if status == "SUCCEEDED":
         return 0
     if status == "STOPPED":
-        return EXIT_INTERRUPTED
+        return signals.EXIT_INTERRUPTED
     if not driver_exit_code:
         return 1
     return driver_exit_code if driver_exit_code > 0 else 128 - driver_exit_code

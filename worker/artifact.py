@@ -72,6 +72,7 @@ class Artifact:
                 "input_classes": list(self.facts.input_classes),
                 "num_outputs": self.facts.num_outputs,
                 "aliased_outputs": list(self.facts.aliased_outputs),
+                "data_dependent": self.facts.data_dependent,
                 "roles": list(self.roles),
                 "sections": [[name, len(sections[name])] for name in sorted(sections)],
             }
@@ -124,7 +125,7 @@ def parse(data: bytes, where: str) -> Artifact:
 
 
 def _corrupt(where: str, why: str) -> ArtifactCorrupt:
-    msg = f"{where} is no usable artifact: {why}. Delete the file; it will be fetched or compiled again."
+    msg = f"{where} is no usable artifact: {why}. Delete it from the cache: it is fetched or compiled again."
     return ArtifactCorrupt(msg, where=where, why=why)
 
 
@@ -151,6 +152,7 @@ def _from_body(body: bytes) -> Artifact:
             input_classes=tuple(header["input_classes"]),
             num_outputs=header["num_outputs"],
             aliased_outputs=tuple(header["aliased_outputs"]),
+            data_dependent=header["data_dependent"],
         ),
         roles=tuple(header["roles"]),
         sections=sections,

@@ -36,7 +36,7 @@ def compile_graph(
     """
     compiler_config.check_supported()
     tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
-    if torch.is_grad_enabled() and any(value.requires_grad for value in tensors):
+    if _records_gradients(graph_module) and any(value.requires_grad for value in tensors):
         msg = "an input of the graph requires gradients; call the compiled model under torch.no_grad()"
         raise BackwardNotSupported(msg)
     lowered = lower(graph_module, custom_decompositions)
@@ -48,6 +48,18 @@ def compile_graph(
     options = CaptureOptions.of(compiler_config)
     kind = tensors[0].device.type if tensors else "cpu"
     return GraphRunner(graph, facts, backend_for(kind), options)
+
+
+def _records_gradients(graph_module: GraphModule) -> bool:
+    """Whether gradients are recorded: not where the graph itself begins by switching them off."""
+    for node in graph_module.graph.nodes:
+        if node.op in ("placeholder", "get_attr"):
+            continue
+        name = getattr(node.target, "__name__", "")
+        if name == "_enter_inference_mode" or (name == "_set_grad_enabled" and node.args == (False,)):
+            return False
+        break
+    return torch.is_grad_enabled()
 
 
 def _known_names() -> list[str]:

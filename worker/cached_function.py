@@ -122,12 +122,18 @@ class CachedFunction:
             WorkerError: the function cannot be cached; the message says why and what to do.
         """
         state = ambient.snapshot(self._kind)
-        for position, variant in enumerate(self._variants):
+        for position, variant in enumerate(tuple(self._variants)):
             if variant.accepts(state, args, kwargs):
                 if position:
-                    self._variants.insert(0, self._variants.pop(position))
+                    self._move_to_front(variant)
                 return variant(*args, **kwargs)
         return self.ensure(args, kwargs)(*args, **kwargs)
+
+    def _move_to_front(self, variant: Variant) -> None:
+        with self._lock:
+            if variant in self._variants:
+                self._variants.remove(variant)
+                self._variants.insert(0, variant)
 
     @property
     def device_kind(self) -> str:
@@ -210,6 +216,9 @@ class CachedFunction:
                 journal.append_forbidden(self.name, found.reason)
                 msg = f"{self.name} would have to be compiled, which is forbidden here: {found.reason}"
                 raise CompileForbidden(msg, function=self.name, reason=found.reason)
+            if self._variants:
+                number = len(self._variants) + 1
+                _log.warning("%s is traced again (variant %d): %s", self.name, number, found.reason)
             return self.compile(args, kwargs, reason=found.reason)
 
     def use(self, found: Found, *, started: float) -> Variant:
@@ -303,10 +312,8 @@ class CachedFunction:
 
     def _announce(self, what: str, stored: StoredArtifact) -> None:
         if _log.isEnabledFor(logging.INFO):
-            moment = datetime.fromtimestamp(stored.path.stat().st_mtime)  # noqa: DTZ006 - as TorchAir prints it
-            date = moment.strftime("%Y-%m-%d %H:%M:%S.%f")
             name = stored.artifact.name
-            meta = f"ModelCacheMeta(name={name!r}, date={date!r}, version={_META_VERSION!r}, fx=None)"
+            meta = f"ModelCacheMeta({name=}, date={_made(stored.path)!r}, version={_META_VERSION!r}, fx=None)"
             _log.info("Cache %s %s %s", meta, what, stored.path)
 
     def _record(self, outcome: Outcome, reason: str, stored: StoredArtifact, seconds: StageSeconds) -> None:
@@ -321,6 +328,15 @@ class CachedFunction:
             seconds=seconds,
         )
         journal.append(self.last_result, stored.artifact, self.root())
+
+
+def _made(path: Path) -> str:
+    """When a file was made, in local time, as TorchAir prints it; nothing for one that is gone by now."""
+    try:
+        moment = datetime.fromtimestamp(path.stat().st_mtime)  # noqa: DTZ006 - TorchAir's is local time
+    except FileNotFoundError:
+        return ""
+    return moment.strftime("%Y-%m-%d %H:%M:%S.%f")
 
 
 def _rank_and_world() -> tuple[int, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -93,6 +94,12 @@ class GraphRunner:
         self._backend = backend
         self._options = options
         self._aliased = frozenset(facts.aliased_outputs)
+        self._eager = options.eager or bool(facts.data_dependent)
+        if facts.data_dependent:
+            _log.info("not captured: the size of %s's result depends on data", facts.data_dependent)
+        # Buffers and outputs are shared by all calls: one at a time. Their outputs are still overwritten by
+        # the next call, of any thread, as on the device; enable_output_clone gives each call its own.
+        self._lock = threading.RLock()
         copied = USER if options.clone_input else None
         classes = facts.input_classes
         self._copied = tuple(index for index, kind in enumerate(classes) if kind == copied)
@@ -106,8 +113,8 @@ class GraphRunner:
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Outputs of the graph for ``inputs``; captures first where no captured graph fits."""
-        with _inference():
-            if self._options.eager:
+        with self._lock, _inference():
+            if self._eager:
                 self.statistics.eager_calls += 1
                 return self._graph(*inputs)
             entry = self._entry(inputs)
@@ -122,8 +129,8 @@ class GraphRunner:
 
     def prepare(self, *inputs: Any) -> tuple[Any, ...]:
         """Capture for ``inputs`` without lasting effect on mutated inputs; returns the graph's outputs."""
-        with _inference():
-            entry = None if self._options.eager else self._entry(inputs)
+        with self._lock, _inference():
+            entry = None if self._eager else self._entry(inputs)
             if entry is not None:
                 return entry.captured.outputs
             with self._restored(inputs):
@@ -139,21 +146,29 @@ class GraphRunner:
         )
         addresses = tuple(inputs[index].data_ptr() for index in self._fixed)
         entry = self._entries.get(key)
-        if (
-            entry is not None
-            and entry.addresses == addresses
-            and entry.shared == self._shared(inputs, entry.mutated)
-        ):
+        if entry is not None and entry.addresses == addresses and self._same_tensors(entry, inputs):
             return entry
         if entry is not None:
             self.statistics.recaptures += 1
-            _log.info("recapture: a parameter, buffer or mutated input lies at another address")
+            _log.info("recapture: a parameter, buffer or mutated input is another than the one captured")
         elif len(self._entries) >= self._options.limit:
             self._warn_limit()
             return None
         entry = self._capture(inputs, addresses)
         self._entries[key] = entry
         return entry
+
+    def _same_tensors(self, entry: _Entry, inputs: Sequence[Any]) -> bool:
+        """Whether inputs that lie where they lay also look as they did, and share what they shared."""
+        for index in self._fixed:
+            now, then = inputs[index], entry.buffers[index]
+            if now is not then and (now.shape, now.stride(), now.dtype) != (
+                then.shape,
+                then.stride(),
+                then.dtype,
+            ):
+                return False
+        return entry.shared == self._shared(inputs, entry.mutated)
 
     def _shared(self, inputs: Sequence[Any], mutated: frozenset[int]) -> tuple[int, ...]:
         """Addresses of the user inputs that lie in a mutated input's memory; 0 for the others."""

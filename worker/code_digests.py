@@ -256,5 +256,10 @@ def type_name(cls: type) -> str:
 
 
 def forget_types() -> None:
-    """Compute the names of types anew: somebody may have put another method into a class since."""
-    _type_names.clear()
+    """Compute the names of layers anew: somebody may have put another method into a class since."""
+    for cls in [cls for cls in _type_names if _is_layer_or_users(cls)]:
+        del _type_names[cls]
+
+
+def _is_layer_or_users(cls: type) -> bool:
+    return cls.__module__.startswith("torch.nn.modules") or not is_pinned_module(cls.__module__)

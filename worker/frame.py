@@ -132,7 +132,7 @@ def bind(frame: Frame, function: FunctionType, graph: Callable[..., Any]) -> Fun
         scope[name] = constants.decode(encoded)
     for name in frame.names["builtins"]:
         scope[name] = vars(builtins)
-    # The artifact's bytes were checked against the digest that its manifest signs.
+    # The file is private to this user, or was fetched under a signature that the store's policy checked.
     code = _restore(marshal.loads(frame.code))  # noqa: S302
     bound = FunctionType(code, scope, function.__name__, function.__defaults__, function.__closure__)
     bound.__kwdefaults__ = function.__kwdefaults__

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from worker.errors import RandomOp
-from worker.torch_private import aliased_arguments, memory_of, mutated_arguments
+from worker.torch_private import (
+    aliased_arguments,
+    memory_of,
+    mutated_arguments,
+    size_depends_on_data,
+)
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -28,11 +33,14 @@ class GraphFacts:
         input_classes: one of ``state``, ``mutated``, ``user``, ``number`` per input.
         num_outputs: number of outputs.
         aliased_outputs: positions of outputs that share memory with an input.
+        data_dependent: the first operator whose result's size depends on values (``aten.nonzero``): such a
+            graph cannot be captured. Empty if there is none.
     """
 
     input_classes: tuple[str, ...]
     num_outputs: int
     aliased_outputs: tuple[int, ...]
+    data_dependent: str = ""
 
 
 def analyse(lowered: LoweredGraph, self_name: str) -> GraphFacts:
@@ -48,6 +56,7 @@ def analyse(lowered: LoweredGraph, self_name: str) -> GraphFacts:
     owners: dict[int, set[int]] = {}
     mutated: set[int] = set()
     returned: list[Any] = []
+    data_dependent = ""
     position = 0
     for node in lowered.graph.graph.nodes:
         if node.op == "placeholder":
@@ -60,6 +69,8 @@ def analyse(lowered: LoweredGraph, self_name: str) -> GraphFacts:
             shared = (owners.get(memory, ()) for memory in memory_of(node.meta.get("val")))
             aliases[node] = _aliases(node, aliases).union(*shared)
             mutated |= _mutated(node, aliases)
+            if not data_dependent and size_depends_on_data(node):
+                data_dependent = str(node.target)
         elif node.op == "output":
             returned = list(node.args[0])
     returned_inputs = [
@@ -79,6 +90,7 @@ def analyse(lowered: LoweredGraph, self_name: str) -> GraphFacts:
             for index, sources in enumerate(returned_inputs)
             if any(classes[source] != NUMBER for source in sources)
         ),
+        data_dependent=data_dependent,
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cache_store.errors import StoreError
 from cache_store.keys import changed_components
-from cache_store.local import check_private, variants
+from cache_store.local import variants
 from worker.errors import ArtifactCorrupt
 from worker.partition_paths import sibling_variants
 from worker.request import Request
@@ -88,12 +88,11 @@ def by_digest(place: Place, sha256: str) -> StoredArtifact | None:
 def read_stored(path: Path, reasons: list[str]) -> StoredArtifact | None:
     """Read one file; a fault goes into ``reasons``, and a corrupt file out of the way."""
     try:
-        check_private(path)
         return StoredArtifact.read(path)
     except ArtifactCorrupt as error:
         _set_aside(path)
         reasons.append(f"corrupt: {error.why}")
-    except (StoreError, OSError) as error:
+    except StoreError as error:
         reasons.append(str(error))
     _log.warning("%s is not used: %s", path, reasons[-1])
     return None

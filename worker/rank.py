@@ -55,6 +55,7 @@ class RankSpec:
         cache_dir: the rank's cache directory.
         guards: ``once``, ``always`` or ``skip``.
         timeout_s: time-out of collectives, in seconds.
+        no_compile: a miss is an error, wherever on this rank it comes up.
     """
 
     rank: int
@@ -71,6 +72,7 @@ class RankSpec:
     cache_dir: str
     guards: str
     timeout_s: float
+    no_compile: bool = False
 
 
 @dataclass(slots=True)
@@ -134,7 +136,12 @@ class RankWorker:
 
         spec = self._spec
         place = None if spec.master_port else (spec.rank, spec.world_size)
-        defaults = LaunchDefaults(cache_dir=spec.cache_dir, guards=spec.guards, place=place)  # type: ignore[arg-type]
+        defaults = LaunchDefaults(
+            cache_dir=spec.cache_dir,
+            guards=spec.guards,  # type: ignore[arg-type]
+            no_compile=spec.no_compile,
+            place=place,
+        )
         token = launch_defaults.set(defaults)
         try:
             self._workload = build_workload(spec.entrypoint, self._context(), spec.arguments)
@@ -179,7 +186,12 @@ class RankWorker:
 
     def _probe(self, unit: _Unit) -> FunctionProbe:
         started = perf_counter()
-        unit.found = unit.function.find(unit.call.args, unit.call.kwargs)
+        try:
+            unit.found = unit.function.find(unit.call.args, unit.call.kwargs)
+        except TypeError as error:
+            where = f"{self._spec.entrypoint}: the call of {unit.name}"
+            msg = f"{where} has other arguments than the function takes: {error}"
+            raise WorkloadError(msg, function=unit.name) from error
         unit.seconds = replace(unit.seconds, load_s=perf_counter() - started)
         found = unit.found
         asked = unit.function.request()
@@ -239,12 +251,14 @@ class RankWorker:
 
     def _adopt(self, unit: _Unit, digest: str) -> FunctionResult:
         from worker.cached_function import OFFERED
+        from worker.lookup import other_request
 
         started = perf_counter()
         offered = unit.function.offered(digest, self._store)
         if offered is None:
             return self._refused(unit, f"artifact {digest[:12]} is neither in the cache nor in the store")
-        wrong = unit.function.mismatches(offered, unit.call.args, unit.call.kwargs)
+        wrong = other_request(offered, unit.function.request())
+        wrong = wrong or unit.function.mismatches(offered, unit.call.args, unit.call.kwargs)
         if wrong:
             return self._refused(unit, "; ".join(wrong), guard_failed=True)
         own = offered.path.parent == unit.function.place().function_dir
@@ -315,7 +329,26 @@ class RankWorker:
         workload = self._require_workload()
         if workload.check is None:
             return Verification(ok=True, max_error=0.0, tolerance=0.0, compared="")
-        return workload.check()
+        before = self._num_variants()
+        found = workload.check()
+        if not isinstance(found, Verification):
+            kind = type(found).__qualname__
+            msg = (
+                f"the check of {self._spec.entrypoint} returned {kind}; expected a worker.Verification "
+                "(ok, max_error, tolerance, compared)"
+            )
+            raise WorkloadError(msg, entrypoint=self._spec.entrypoint)
+        after = self._num_variants()
+        extra = [name for name in after if after[name] != before[name]]
+        if extra:
+            # Not among the launch's functions, so neither planned nor published: somebody should know.
+            note = f"the check needed more artifacts of {', '.join(extra)}: warm them up with a worker.Call"
+            return replace(found, compared=f"{found.compared}; {note}")
+        return found
+
+    def _num_variants(self) -> dict[str, int]:
+        """Loaded artifacts of each cached function that the workload calls."""
+        return {unit.function.name: len(unit.function.variants) for unit in self._units.values()}
 
     def _require_workload(self) -> Workload:
         if self._workload is None:

@@ -475,6 +475,17 @@ def memory_of(value: Any) -> Iterator[int]:
             yield item.untyped_storage()._cdata
 
 
+def size_depends_on_data(node: Any) -> bool:
+    """Whether a node's result has a size that only the values of its inputs say.
+
+    Relies on ``node.meta["val"]``, whose sizes are then unbacked symbols.
+    """
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    value = node.meta.get("val")
+    return value is not None and bool(free_unbacked_symbols(value))
+
+
 def operator_path(target: Any) -> str:
     """``torch.ops`` path of an operator overload, for generated source.
 

@@ -10,7 +10,9 @@ from time import perf_counter
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Literal
 
-from worker.artifact import Artifact, read
+from cache_store.digests import digest_bytes
+from cache_store.local import read_private
+from worker.artifact import Artifact, parse
 from worker.capture import CaptureOptions, GraphRunner
 from worker.code_digests import function_digest
 from worker.engines import engine_for
@@ -44,14 +46,16 @@ class StoredArtifact:
 
     @classmethod
     def read(cls, path: Path) -> StoredArtifact:
-        """Read and verify a file.
+        """Read and verify a file of this user's own.
 
         Raises:
             ArtifactCorrupt: the file is no artifact, or its bytes do not match its digest.
-            OSError: it cannot be read.
+            UnusableCache: it is not private, or cannot be read.
         """
-        artifact, sha256, size_bytes = read(path)
-        return cls(artifact=artifact, path=path, sha256=sha256, size_bytes=size_bytes)
+        data = read_private(path)
+        digest = digest_bytes(data)
+        artifact = parse(data, str(path))
+        return cls(artifact=artifact, path=path, sha256=digest.sha256, size_bytes=digest.size_bytes)
 
     def mismatches(
         self, method: MethodType, args: tuple[Any, ...], kwargs: Mapping[str, Any], device_kind: str

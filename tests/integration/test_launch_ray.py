@@ -266,16 +266,18 @@ def test_cluster_is_joined_by_address_with_a_copy_of_the_directory(
     assert counts(from_json(output)) == (2, 0, 2), errors
 
 
-def test_interrupted_launch_ends_its_local_ray_and_leaves_no_process(
-    start_driver: StartDriver, short_tmp: Path
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_launch_ends_its_local_ray_and_leaves_no_process(
+    start_driver: StartDriver, short_tmp: Path, number: signal.Signals, status: int
 ) -> None:
     mark = uuid.uuid4().hex
     driver = start_driver(mark, **alone("hang"))
     assert driver.stderr is not None
     assert any(line.startswith("build: on") for line in driver.stderr)
-    assert list(short_tmp.glob("warmrank-*"))
-    driver.send_signal(signal.SIGINT)
+    (own,) = short_tmp.glob("warmrank-*")
+    assert own.stat().st_mode & 0o777 == 0o700
+    driver.send_signal(number)
     driver.communicate(timeout=60)
-    assert driver.returncode != 0
+    assert driver.returncode == status
     assert still_there(marked(mark)) == []
     assert list(short_tmp.glob("warmrank-*")) == []

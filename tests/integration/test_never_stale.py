@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import pytest
 
 from tests.support.stale import Change, Launches
-from tests.support.stale_changes import DOES_NOT_MATTER, MATTERS
+from tests.support.stale_changes import DOES_NOT_MATTER, MATTERS, REFUSED
 from tests.support.stale_child import Result
 
 
@@ -26,14 +26,17 @@ def selected(request: pytest.FixtureRequest, name: str, cases: Mapping[str, Chan
 @pytest.fixture(scope="module")
 def launches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launches:
     made = Launches(tmp_path_factory.mktemp("launches"))
-    chosen = {**selected(request, "change", MATTERS), **selected(request, "other", DOES_NOT_MATTER)}
+    chosen = {
+        **selected(request, "change", MATTERS | REFUSED),
+        **selected(request, "other", DOES_NOT_MATTER),
+    }
     made.first(change.base for change in chosen.values())
     return made
 
 
 @pytest.fixture(scope="module")
 def after_what_matters(request: pytest.FixtureRequest, launches: Launches) -> dict[str, Result]:
-    return launches.second(selected(request, "change", MATTERS), tracer=True)
+    return launches.second(selected(request, "change", MATTERS | REFUSED), tracer=True)
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +50,15 @@ def test_change_that_matters_is_compiled_anew(change: str, after_what_matters: d
     assert (result.outcome, result.wrong) == ("compiled", ""), result
     assert re.search(MATTERS[change].reason, result.reason), result.reason
     assert result.again == "loaded"
+
+
+@pytest.mark.parametrize("change", REFUSED)
+def test_change_that_no_artifact_can_hold_is_refused(
+    change: str, after_what_matters: dict[str, Result]
+) -> None:
+    result = after_what_matters[change]
+    assert result.outcome == "NotPortable", result
+    assert re.search(REFUSED[change].reason, result.reason), result.reason
 
 
 @pytest.mark.parametrize("other", DOES_NOT_MATTER)

@@ -11,13 +11,16 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.launch import launch
 from orchestrator.progress import progress
 from orchestrator.report import to_json
+from orchestrator.signals import exit_code_of, sigterm_raises
 
 
 def main() -> int:
     config = load(sys.argv[1], tuple(sys.argv[2:]))
     try:
-        with progress(Console(file=sys.stderr), config.ranks) as listener:
+        with sigterm_raises(), progress(Console(file=sys.stderr), config.ranks) as listener:
             report = launch(config, listener=listener)
+    except KeyboardInterrupt as stop:
+        return exit_code_of(stop)
     except OrchestratorError as error:
         sys.stderr.write(f"{error}\n")
         return 1

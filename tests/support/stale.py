@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.support.stale_child import Job, Result
 
@@ -32,6 +33,8 @@ class Change:
         environment: environment variables of the second process.
         elsewhere: the second process works in a directory of its own.
         reason: pattern that the second launch's reason has to match.
+        together: the second launch may share a process with others: it changes no source, and nothing but
+            its own objects.
     """
 
     edits: tuple[tuple[str, str, str], ...] = ()
@@ -46,6 +49,7 @@ class Change:
     environment: Mapping[str, str] = field(default_factory=dict)
     elsewhere: bool = False
     reason: str = ""
+    together: bool = False
 
 
 class Launches:
@@ -102,6 +106,7 @@ class Launches:
             config=f"{change.base}\n{change.config}",
             call=change.call,
             context=change.context,
+            alone=not change.together,
         )
 
 
@@ -134,7 +139,7 @@ def _run(children: Sequence[Child]) -> dict[str, Result]:
         return {result.name: result for results in pool.map(Child.run, children) for result in results}
 
 
-def _job(name: str, directory: Path, **texts: str) -> Job:
+def _job(name: str, directory: Path, **texts: Any) -> Job:
     return Job(name=name, package=str(directory / "package"), cache=str(directory / "cache"), **texts)
 
 

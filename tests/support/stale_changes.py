@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tests.support.stale import Change
@@ -150,11 +151,23 @@ MODEL = {
     "forward replaced on the instance": Change(
         build="model.norm.forward = torch.tanh", reason=r"norm.*forward"
     ),
+}
+PATCH = {
     "method replaced on the class": Change(
         build=f"{PATCHES}; definition.Block.halved = staticmethod(patches.quarter)", reason=r"Block"
     ),
     "method of a layer of torch replaced": Change(
         build=f"{PATCHES}; torch.nn.Linear.forward = patches.without_bias", reason=r"Linear"
+    ),
+    "method of a layer of torch put back": Change(
+        base=f"{PATCHES}\noriginal = torch.nn.Linear.forward\ntorch.nn.Linear.forward = patches.without_bias",
+        config="torch.nn.Linear.forward = original",
+        reason=r"Linear",
+    ),
+    "method of the class put back": Change(
+        base=f"{PATCHES}\noriginal = definition.Norm.spread\ndefinition.Norm.spread = patches.largest_spread",
+        config="definition.Norm.spread = original",
+        reason=r"Norm",
     ),
     "function of torch replaced": Change(build="torch.tanh = torch.sin", reason=r"tanh|decorated"),
 }
@@ -287,17 +300,30 @@ CONFIG = {
         base=DECOMPOSED,
     ),
 }
+# Those that patch a class or a module, or a setting of the process, may not share a process.
+SHARED = {"call", "config", "model"}
 MATTERS = {
-    f"{group}: {name}": change
+    f"{group}: {name}": replace(change, together=group in SHARED and not change.edits)
     for group, changes in (
         ("source", SOURCE),
         ("model", MODEL),
+        ("patch", PATCH),
         ("call", CALL),
         ("process", PROCESS),
         ("environment", ENVIRONMENT),
         ("config", CONFIG),
     )
     for name, change in changes.items()
+}
+REFUSED = {
+    "global hook": Change(
+        before="torch.nn.modules.module.register_module_forward_hook(lambda module, given, out: out * 2)",
+        reason=r"1 global module hooks are active",
+    ),
+    "torch function mode": Change(
+        context="both(torch.no_grad(), torch.overrides.BaseTorchFunctionMode())",
+        reason=r"1 torch function modes are active",
+    ),
 }
 DOES_NOT_MATTER = {
     "nothing": Change(),
@@ -340,6 +366,7 @@ DOES_NOT_MATTER = {
     ),
     "content of a buffer": Change(build="model.blocks[0].attention.cache.fill_(1.5)"),
     "attribute that is not read": Change(build="model.unread = 5; model.blocks[0].note = 'x'"),
+    "default device that is the same": Change(before="torch.set_default_device('cpu')"),
     "seed": Change(build="torch.manual_seed(12345)"),
     "more rows": Change(call="args[0] = definition.batch(rows=7)"),
     "integer": Change(call="kwargs['offset'] = 6"),

@@ -1,8 +1,8 @@
 """One launch of `tiny_model`, or many: reads jobs from standard input, writes one result per line.
 
 With ``--fork`` every job runs in a process forked from this one, which has imported torch but no line of the
-model; with ``--fork-with-tracer``, one that has traced something else before; else in this very process,
-which then may run one job only.
+model, and those that leave nothing behind share one; with ``--fork-with-tracer`` it has also traced something
+else before. Without, jobs run in this very process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -39,6 +39,7 @@ class Job:
         config: may change ``config`` and ``options``, the parameters of `cache_compile`.
         call: may change ``batch``, ``args`` and ``kwargs``.
         context: expression of a context manager for the call.
+        alone: needs a process of its own, because it leaves something behind there.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Job:
     config: str = ""
     call: str = ""
     context: str = "torch.no_grad()"
+    alone: bool = True
 
 
 @dataclass(slots=True)
@@ -145,19 +147,21 @@ def attempt(job: Job) -> str:
     return json.dumps(asdict(result)) + "\n"
 
 
-def forked(job: Job) -> str:
-    """`attempt` in a process of its own."""
+def forked(jobs: Sequence[Job]) -> str:
+    """`attempt` of each, in a process of their own."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException), os.fdopen(writer, "w") as stream:
-            stream.write(attempt(job))
+            for job in jobs:
+                stream.write(attempt(job))
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as stream:
-        line = stream.read()
+        lines = stream.readlines()
     os.waitpid(child, 0)
-    return line or json.dumps(asdict(Result(name=job.name, outcome="died"))) + "\n"
+    died = (json.dumps(asdict(Result(name=job.name, outcome="died"))) + "\n" for job in jobs[len(lines) :])
+    return "".join([*lines, *died])
 
 
 class Unrelated(torch.nn.Module):
@@ -191,13 +195,16 @@ def trace_something() -> None:
 
 def main() -> None:
     jobs = [Job(**item) for item in json.load(sys.stdin)]
-    run = forked if len(sys.argv) > 1 else attempt
+    if len(sys.argv) == 1:
+        sys.stdout.write("".join(map(attempt, jobs)))
+        return
     importlib.import_module("worker.cached_function")
     if "--fork-with-tracer" in sys.argv:
         trace_something()
     gc.freeze()  # else each fork's collector goes through all of torch
-    for job in jobs:
-        sys.stdout.write(run(job))
+    together = [job for job in jobs if not job.alone]
+    for share in (together, *([job] for job in jobs if job.alone)):
+        sys.stdout.write(forked(share))
         sys.stdout.flush()
 
 

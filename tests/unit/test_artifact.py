@@ -102,7 +102,7 @@ def test_artifact_of_a_newer_format_says_both_formats_and_the_place() -> None:
 
 
 def test_artifact_that_is_refused_says_what_to_do() -> None:
-    with pytest.raises(ArtifactCorrupt, match="Delete the file; it will be fetched or compiled again"):
+    with pytest.raises(ArtifactCorrupt, match="Delete it from the cache: it is fetched or compiled again"):
         parse(b"", "here")
 
 

@@ -110,6 +110,17 @@ def test_launch_with_json_dash_leaves_stdout_to_json(tmp_path: Path, monkeypatch
     assert "Tiny.double" in result.stderr
 
 
+def test_report_that_cannot_be_written_is_bad_input_before_the_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    fake = launching(monkeypatch, make_report())
+    (tmp_path / "file").touch()
+    result = run("launch", write_config(tmp_path), "--json", tmp_path / "file" / "report.json")
+    assert result.exit_code == 2
+    assert "--json" in result.stderr
+    assert fake.config is None
+
+
 def test_failed_launch_leaves_no_older_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     launching(monkeypatch, failed())
     report = tmp_path / "report.json"

@@ -2,20 +2,54 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import typer
 
 from cache_store.errors import Corrupt
-from orchestrator.console import describe, exit_code_of, plain
+from orchestrator.console import describe, exit_code_of, plain, session
 from orchestrator.demo import DemoFailed
-from orchestrator.errors import CannotStart, ConfigError, ConfigProblem
+from orchestrator.errors import CannotStart, ConfigError, ConfigProblem, LaunchFailed, WorkerFailure
+from orchestrator.signals import undisturbed
 from worker.errors import NotYet
 
 
 def problem(key: str) -> ConfigProblem:
     return ConfigProblem(place="a.yaml", key=key, found="'x' (str)", expected="an int", nearest="")
+
+
+def launch_failed(*kinds: str) -> LaunchFailed:
+    failures = [
+        WorkerFailure(rank=rank, stage="build", kind=kind, message="") for rank, kind in enumerate(kinds)
+    ]
+    return LaunchFailed("build", failures, num_ranks=2)
+
+
+def receive(number: signal.Signals) -> None:
+    """Get a signal, and give its handler the time to run."""
+    os.kill(os.getpid(), number)
+    time.sleep(0.1)
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(typer.Exit) as caught, session():
+        receive(signal.SIGTERM)
+    assert caught.value.exit_code == 143
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_teardown_is_not_cut_short():
+    with undisturbed():
+        receive(signal.SIGINT)
+        receive(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        receive(signal.SIGINT)
 
 
 def test_config_error_has_a_block_for_each_problem():
@@ -53,6 +87,9 @@ def test_other_error_keeps_its_lines():
         (CannotStart("no CPUs"), 1),
         (DemoFailed("cold failed", exit_code=3), 3),
         (PermissionError("denied"), 1),
+        (launch_failed("WorkloadError"), 2),
+        (launch_failed("UnusableCache", "UnusableCache"), 4),
+        (launch_failed("WorkloadError", "died"), 1),
     ],
 )
 def test_exit_code_of_error(error: Exception, code: int):

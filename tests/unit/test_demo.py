@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from orchestrator.demo import MARKER, DemoFailed, NotOurs, demo, launch_command, prepare, run_process
 from orchestrator.report import Report, write_report
+from orchestrator.signals import Terminated
 from tests.support.launched import make_report
 
 
@@ -116,6 +118,32 @@ def test_launch_command_is_a_fresh_python():
 
 def test_run_process_returns_the_exit_status():
     assert run_process([sys.executable, "-c", "raise SystemExit(3)"]) == 3
+
+
+def test_terminated_demo_ends_its_launch_and_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    out = tmp_path / "out"
+    code = f"""
+import signal, sys, time
+def end(*_):
+    open({str(out)!r}, 'w').write('cleaned up')
+    sys.exit(143)
+signal.signal(signal.SIGTERM, end)
+time.sleep(60)
+"""
+    original = subprocess.Popen.wait
+    waits: list[str] = []
+
+    def wait(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        waits.append("wait")
+        if len(waits) == 1:
+            time.sleep(1)  # until the child has its handler
+            raise Terminated
+        return original(process, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait)
+    with pytest.raises(Terminated):
+        run_process([sys.executable, "-c", code])
+    assert out.read_text() == "cleaned up"
 
 
 def test_interrupted_process_is_waited_for(monkeypatch: pytest.MonkeyPatch):

@@ -57,7 +57,7 @@ def test_newer_store_is_refused_by_name(backend, root):
 def test_damaged_format_is_corrupt(backend, root):
     (root / "FORMAT").chmod(0o600)
     (root / "FORMAT").write_text('{"format":1')
-    with pytest.raises(Corrupt, match="FORMAT"):
+    with pytest.raises(Corrupt, match=r'FORMAT: .*restore its one line, {"format":1,"digest":"sha256"}'):
         DirectoryBackend(root)
 
 

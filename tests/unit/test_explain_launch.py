@@ -33,16 +33,24 @@ def explained(config: Config) -> Explanation:
 def test_without_a_store_ranks_may_compile(tmp_path: Path):
     found = explained(loaded_config(tmp_path, store=None))
     assert (found.outlook, found.store) == ("compile", "")
+    assert "no store is configured" in found.verdict
 
 
-def test_before_the_first_launch_all_compiles(config: Config):
-    assert explained(config).outlook == "compile"
+@pytest.mark.parametrize("is_made", [False, True])
+def test_before_the_first_launch_there_is_no_store_yet(config: Config, tmp_path: Path, is_made: bool):
+    if is_made:
+        (tmp_path / "store").mkdir()
+    found = explained(config)
+    assert found.outlook == "compile"
+    assert f"no store at {tmp_path / 'store'} yet (no FORMAT file)" in found.verdict
 
 
 def test_same_world_and_environment_loads(config: Config, tmp_path: Path):
     store_launch(config, tmp_path / "work")
     found = explained(config)
     assert found.outlook == "load"
+    assert found.verdict.startswith("load, if the model's code is unchanged: a launch here loads")
+    assert found.verdict.endswith("2026-01-31 12:00 UTC")
     assert [record.chosen for record in found.records] == [True]
 
 
@@ -107,8 +115,8 @@ def test_record_that_cannot_be_read_is_a_problem(config: Config, tmp_path: Path)
     assert len(explained(config).problems) == 1
 
 
-def test_place_without_a_store_is_an_error(config: Config, tmp_path: Path):
-    (tmp_path / "store").mkdir()
+def test_place_with_anything_but_a_store_is_an_error(config: Config, tmp_path: Path):
+    (tmp_path / "store" / "of somebody else").mkdir(parents=True)
     with pytest.raises(StoreUnavailable):
         explained(config)
 

@@ -15,7 +15,7 @@ from filelock import FileLock
 
 from cache_store.digests import digest_bytes
 from cache_store.errors import Corrupt, NotInStore, StoreUnavailable, UnusableCache
-from cache_store.local import variants
+from cache_store.local import UNVERIFIED, variants
 from cache_store.store import Store
 from tests.support.stored import (
     FUNCTIONS,
@@ -26,8 +26,8 @@ from tests.support.stored import (
     open_store,
     overwrite,
     stored,
-    tree,
 )
+from tests.support.stored import tree as all_files
 
 DECODE = FUNCTIONS["Llama.decode"]
 DAMAGE = {
@@ -63,6 +63,10 @@ def store(root: Path) -> Store:
 @pytest.fixture
 def key(store: Store, source: Path) -> str:
     return store.publish_partition(LAUNCH_KEY, make_partition(source), source).key
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {name: data for name, data in all_files(root).items() if name != UNVERIFIED}
 
 
 def test_fetch_lays_out_what_was_published(store, key, source, cache):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cache_store.errors import Conflict, NewerFormat
 from orchestrator.config import Config, parse
 from orchestrator.errors import CompileForbidden, LaunchFailed, WorkerFailure
 from orchestrator.in_process import InProcessLauncher
@@ -17,6 +19,7 @@ from orchestrator.launcher import Gang
 from orchestrator.report import Report
 from tests.support.fake_rank import FUNCTIONS, FakeWorld, digest_of
 from tests.support.recorder import Recorder
+from worker.errors import CompileForbidden as ForbiddenOnRank
 from worker.errors import NotYet
 
 
@@ -126,6 +129,52 @@ def test_no_compile_compiles_nothing_after_a_refusal_either(launches: Launches) 
     with pytest.raises(CompileForbidden, match="refused: another kind"):
         launches(no_compile=True)
     assert launches.world.called("compile") == []
+
+
+def test_no_compile_in_the_environment_counts_too(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WARMRANK_NO_COMPILE", "1")
+    with pytest.raises(CompileForbidden):
+        launches()
+
+
+@pytest.mark.parametrize("method", ["build", "first_call", "verify"])
+def test_rank_that_would_have_to_compile_in_any_stage_is_a_miss(launches: Launches, method: str) -> None:
+    error = ForbiddenOnRank("Model.f misses", function="Model.f")
+    launches.world.raises = {(method, rank): error for rank in (0, 1)}
+    with pytest.raises(CompileForbidden) as caught:
+        launches()
+    assert [(miss.function, miss.reason, miss.ranks) for miss in caught.value.misses] == [
+        ("Model.f", "Model.f misses", (0, 1))
+    ]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NewerFormat(what="record", where="/s", found=2, supported=1),
+        Conflict(what="manifest", where="/s", expected="a", actual="b", remedy="look"),
+    ],
+)
+def test_store_that_refuses_the_commit_does_not_end_a_warm_launch(
+    launches: Launches, error: Exception
+) -> None:
+    launches.world.raises = {("publish", 1): error}
+    report = launches(store={"path": str(launches.tmp_path / "store"), "trust": {"policy": "off"}})
+    assert report.record == ""
+    assert f"stage commit: {error}" in report.problems
+    assert any(problem.startswith("not committed: ") for problem in report.problems)
+
+
+def test_store_that_hangs_in_the_driver_is_away(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.stores.open_store", lambda _: time.sleep(5))
+    store = {"path": str(launches.tmp_path / "store"), "trust": {"policy": "off"}}
+    report = launches(store=store, timeouts={"fetch_s": 0.1})
+    (problem,) = report.problems
+    assert "launched without the store" in problem
+    assert "no answer within 0.1 s" in problem
+    assert "timeouts.fetch_s" in problem
 
 
 def test_all_ranks_take_each_capture_step_before_the_next(launches: Launches) -> None:

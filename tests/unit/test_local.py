@@ -4,6 +4,7 @@ import io
 import os
 import stat
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,13 +13,17 @@ import pytest
 from cache_store.digests import digest_bytes
 from cache_store.errors import Corrupt, UnusableCache
 from cache_store.local import (
+    FRESH_S,
     MAX_VARIANTS,
+    UNVERIFIED,
     add_variant,
     add_variant_from,
     add_variant_stream,
     find_variant,
     is_variant_name,
+    mark_unverified,
     place,
+    refuse_unverified,
     stage,
     variants,
 )
@@ -83,11 +88,32 @@ def test_variants_are_in_the_order_in_which_they_came(function_dir):
     assert [path.read_bytes() for path in variants(function_dir)] == [f"{n}".encode() for n in range(12)]
 
 
+def make_stale(path: Path) -> None:
+    moment = time.time() - 2 * FRESH_S
+    os.utime(path, (moment, moment))
+
+
 def test_oldest_variant_goes_beyond_the_limit(function_dir):
+    # Of different sizes, because a comparison of bytes would read the others.
+    for number in range(MAX_VARIANTS + 2):
+        make_stale(add_variant(function_dir, bytes(number)))
+    kept = [path.stat().st_size for path in variants(function_dir)]
+    assert kept == list(range(2, MAX_VARIANTS + 2))
+
+
+def test_fresh_variants_stay_beyond_the_limit(function_dir):
     for number in range(MAX_VARIANTS + 2):
         add_variant(function_dir, f"{number}".encode())
-    kept = [path.read_bytes() for path in variants(function_dir)]
-    assert kept == [f"{number}".encode() for number in range(2, MAX_VARIANTS + 2)]
+    assert len(names(function_dir)) == MAX_VARIANTS + 2
+
+
+def test_variant_that_was_just_found_stays_beyond_the_limit(function_dir):
+    for number in range(MAX_VARIANTS):
+        make_stale(add_variant(function_dir, bytes(number)))
+    modified = (function_dir / "compiled_module").stat().st_mtime_ns
+    assert find_variant(function_dir, digest_bytes(b""))
+    add_variant(function_dir, bytes(MAX_VARIANTS))
+    assert (function_dir / "compiled_module").stat().st_mtime_ns == modified
 
 
 def test_variants_of_no_directory_are_none(function_dir):
@@ -113,10 +139,17 @@ def test_find_variant_compares_bytes_not_sizes(function_dir):
     assert find_variant(function_dir, digest_bytes(b"b")) is None
 
 
-def test_existing_variant_that_is_not_private_is_refused(function_dir):
+def test_existing_variant_that_is_not_private_is_passed_over(function_dir, caplog):
     add_variant(function_dir, b"data").chmod(0o644)
-    with pytest.raises(UnusableCache, match="mode 0644"):
-        add_variant(function_dir, b"data")
+    assert add_variant(function_dir, b"data").name == "compiled_module.1"
+    assert add_variant(function_dir, b"data").name == "compiled_module.1"
+    assert "mode 0644" in caplog.text
+
+
+def test_existing_symlink_is_passed_over(function_dir, source):
+    function_dir.mkdir(parents=True)
+    (function_dir / "compiled_module").symlink_to("a" * 4)
+    assert add_variant(function_dir, b"data").name == "compiled_module.1"
 
 
 def test_truncated_variant_is_not_taken_for_the_whole(function_dir):
@@ -205,3 +238,29 @@ def test_processes_that_add_at_once_get_a_variant_for_each_text(function_dir):
     results = race(*[("add_variant", str(function_dir), text) for text in texts])
     assert [Path(result["path"]).read_text() for result in results] == texts
     assert len(names(function_dir)) == 2
+
+
+def test_unverified_directory_is_refused_under_require(tmp_path):
+    mark_unverified(tmp_path)
+    with pytest.raises(UnusableCache, match="use another cache_dir, or empty this one"):
+        refuse_unverified(tmp_path, "require")
+
+
+@pytest.mark.parametrize("policy", ["warn", "off"])
+def test_unverified_directory_is_taken_under_other_policies(tmp_path, policy):
+    mark_unverified(tmp_path)
+    refuse_unverified(tmp_path, policy)
+    assert (tmp_path / UNVERIFIED).exists()
+
+
+@pytest.mark.parametrize("name", ["", "gone"])
+def test_directory_without_the_mark_is_taken_under_require(tmp_path, name):
+    refuse_unverified(tmp_path / name, "require")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mark_is_private_and_says_why(tmp_path):
+    mark_unverified(tmp_path)
+    mark_unverified(tmp_path)
+    assert stat.S_IMODE((tmp_path / UNVERIFIED).stat().st_mode) == 0o600
+    assert "'require'" in (tmp_path / UNVERIFIED).read_text()

@@ -99,6 +99,15 @@ def test_config_narrows_partitions_to_its_own_launch(config: Config, tmp_path: P
     assert show_partition(open_to_look(older, None), "world2global_rank0", older).created == OLDER
 
 
+def test_key_of_a_launch_names_its_partitions(config: Config):
+    store = open_to_look(config, None)
+    key = list_store(store).launches[0].launch_key
+    with pytest.raises(
+        NothingThere, match="is a launch; its partitions: world2global_rank0, world2global_rank1"
+    ):
+        show_partition(store, key[:12])
+
+
 def test_unknown_partition_names_those_that_are_there(config: Config):
     with pytest.raises(NothingThere, match="world2global_rank0, world2global_rank1"):
         show_partition(open_to_look(config, None), "world3global_rank0")

@@ -23,6 +23,7 @@ from orchestrator.look_tables import (
 from orchestrator.preseed import Node, NodeSeed
 from orchestrator.verify import Verified
 from tests.support.launched import loaded_config, store_launch
+from worker.environment import environment
 
 
 def text_of(renderable: RenderableType, width: int = 100) -> str:
@@ -50,6 +51,16 @@ def test_listing_names_launch_ranks_and_environment(config: Config):
     assert "as here" in text
 
 
+@pytest.mark.parametrize("entrypoint", ["models.tiny:workload", f"models.{'a_long_name.' * 8}m:workload"])
+def test_heading_of_a_listing_fits_in_100_columns(tmp_path: Path, entrypoint: str):
+    config = loaded_config(tmp_path, workload={"entrypoint": entrypoint})
+    store_launch(config, tmp_path / "work", here={**environment(), "torch": "2.12.0", "cann": "8.3"})
+    lines = text_of(render_listing(list_store(open_to_look(config, None), config))).splitlines()
+    headings = [line.split() for line in lines if "launch  " in line]
+    assert headings == [["launch", "made", "what", "ranks", "files", "size", "environment"]]
+    assert any("2026-01-31 12:00 UTC" in line for line in lines)
+
+
 def test_long_listing_adds_arguments_and_partitions(config: Config):
     text = text_of(render_listing(list_store(open_to_look(config, None)), long=True))
     assert "argument layers  8" in text
@@ -65,7 +76,7 @@ def test_partition_lists_artifacts_requests_and_captures(config: Config):
 
 def test_explanation_begins_with_the_verdict(config: Config):
     text = text_of(render_explanation(explain(config, open_to_look(config, None))))
-    assert text.startswith("load: a launch here loads what 2 ranks stored")
+    assert text.startswith("load, if the model's code is unchanged: a launch here loads what 2 ranks")
     assert "guards on the model's source" in text
 
 

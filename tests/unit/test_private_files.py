@@ -2,18 +2,24 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from cache_store.errors import UnusableCache
 from cache_store.private_files import (
+    DEBRIS_AGE_S,
     check_private,
     create_private,
     digest_private,
     ensure_cache_dir,
     make_private_directories,
     open_private,
+    read_private,
+    sweep_debris,
     temporary_name,
 )
 
@@ -128,10 +134,11 @@ def test_ensure_cache_dir_refuses_another_owner(tmp_path, monkeypatch):
         ensure_cache_dir(tmp_path)
 
 
-def test_ensure_cache_dir_refuses_one_that_all_users_can_write(tmp_path):
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o702])
+def test_ensure_cache_dir_refuses_one_that_others_can_write(tmp_path, mode):
     (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o777)
-    with pytest.raises(UnusableCache, match="chmod o-w"):
+    (tmp_path / "open").chmod(mode)
+    with pytest.raises(UnusableCache, match="chmod 700"):
         ensure_cache_dir(tmp_path / "open")
 
 
@@ -146,3 +153,63 @@ def test_temporary_names_carry_host_and_pid_and_differ():
     one, other = temporary_name(), temporary_name()
     assert one.startswith(f"{os.uname().nodename}-{os.getpid()}-")
     assert one != other
+
+
+def test_read_private_gives_all_bytes(file):
+    assert read_private(file) == file.read_bytes()
+
+
+def test_read_private_refuses_a_file_that_others_can_read(file):
+    file.chmod(0o644)
+    with pytest.raises(UnusableCache, match="mode 0644"):
+        read_private(file)
+
+
+def test_read_private_follows_no_link(file):
+    link = file.with_name("link")
+    link.symlink_to(file)
+    with pytest.raises(UnusableCache, match="symbolic links"):
+        read_private(link)
+
+
+def test_read_private_says_that_there_is_no_file(tmp_path):
+    with pytest.raises(UnusableCache, match="No such file"):
+        read_private(tmp_path / "gone")
+
+
+def make_debris(directory: Path, *, host: str, pid: int, age_s: float) -> Path:
+    path = directory / f".tmp-{host}-{pid}-{'0' * 32}"
+    path.mkdir()
+    (path / "blob").touch()
+    moment = time.time() - age_s
+    os.utime(path, (moment, moment))
+    return path
+
+
+@pytest.fixture
+def ended_pid() -> int:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    return process.pid
+
+
+def test_sweep_debris_removes_what_an_ended_process_left(tmp_path, ended_pid):
+    debris = make_debris(tmp_path, host=os.uname().nodename, pid=ended_pid, age_s=2 * DEBRIS_AGE_S)
+    sweep_debris(tmp_path, ".tmp-")
+    assert not debris.exists()
+
+
+def test_sweep_debris_leaves_what_may_be_in_use(tmp_path, ended_pid):
+    host = os.uname().nodename
+    kept = [
+        make_debris(tmp_path, host=host, pid=os.getpid(), age_s=2 * DEBRIS_AGE_S),
+        make_debris(tmp_path, host=host, pid=ended_pid, age_s=60.0),
+        make_debris(tmp_path, host=f"not-{host}", pid=ended_pid, age_s=2 * DEBRIS_AGE_S),
+    ]
+    sweep_debris(tmp_path, ".tmp-")
+    assert [path.exists() for path in kept] == [True, True, True]
+
+
+def test_sweep_debris_of_no_directory_is_no_error(tmp_path):
+    sweep_debris(tmp_path / "gone")
+    assert list(tmp_path.iterdir()) == []

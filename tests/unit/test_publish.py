@@ -161,11 +161,29 @@ def test_unsigned_manifest_gives_way_to_a_signed_one(store, root, cache):
     assert signing.manifest(report.key) == make_partition(cache)
 
 
-def test_manifest_of_an_unknown_signer_stays(root, cache):
+def test_manifest_of_an_unknown_signer_gives_way(root, cache):
     publish(open_store(root, Trust(policy="require", signer=generate_key_pair("theirs"))), cache)
-    with pytest.raises(Untrusted, match="unknown_signer"):
-        publish(open_store(root, Trust(policy="require", signer=generate_key_pair("ours"))), cache)
-    assert stored(root, "quarantine") == []
+    ours = open_store(root, Trust(policy="require", signer=generate_key_pair("ours")))
+    report = publish(ours, cache)
+    assert report.created
+    assert ours.manifest(report.key) == make_partition(cache)
+    _, reason = stored(root, "quarantine")
+    assert "unknown_signer" in reason.read_text()
+
+
+def test_manifest_with_a_bad_signature_gives_way(root, cache):
+    ours = open_store(root, Trust(policy="require", signer=generate_key_pair("ours")))
+    publish(ours, cache)
+    (manifest,) = stored(root, "ac")
+    overwrite(manifest, manifest.read_bytes().replace(b"prefill", b"PREFILL"))
+    assert publish(ours, cache).created
+
+
+def test_manifest_of_an_unknown_signer_stays_when_nothing_could_replace_it(root, cache):
+    publish(open_store(root, Trust(policy="require", signer=generate_key_pair("theirs"))), cache)
+    with pytest.raises(Untrusted, match="no_signing_key"):
+        publish(open_store(root, Trust(policy="require")), cache)
+    assert (len(stored(root, "ac")), stored(root, "quarantine")) == (1, [])
 
 
 def test_put_blob_stores_a_private_file_once(store, root, cache):

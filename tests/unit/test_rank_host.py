@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cache_store.errors import StoreUnavailable
+from cache_store.errors import NewerFormat, StoreUnavailable, UnusableCache
+from cache_store.local import mark_unverified
 from orchestrator.config import parse
 from orchestrator.launcher import Gang, Process, seat_ranks
 from orchestrator.rank_host import Opening, RankHost, answer, failure_of, rank_spec
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
 from worker.errors import GraphBreak
+from worker.results import FunctionResult
+from worker.script import journal_of
 
 
 def opening(tmp_path: Path, rank: int = 1, **changes: Any) -> Opening:
@@ -68,6 +70,14 @@ def test_settle_loads_and_adopts_in_one_call(tmp_path: Path) -> None:
     ]
 
 
+def test_unverified_cache_is_refused_where_trust_is_required(tmp_path: Path) -> None:
+    given = opening(tmp_path, store={"path": str(tmp_path / "store")})
+    RankHost(FakeWorld().make_worker).open(given)
+    mark_unverified(given.config.cache_dir)
+    with pytest.raises(UnusableCache):
+        RankHost(FakeWorld().make_worker).open(given)
+
+
 def test_store_that_is_away_is_a_problem_of_the_rank(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     store = {"path": str(tmp_path / "file" / "store"), "trust": {"policy": "off"}}
@@ -82,17 +92,40 @@ def test_store_is_not_opened_when_the_driver_found_it_away(tmp_path: Path) -> No
     assert not (tmp_path / "store").exists()
 
 
-@pytest.mark.parametrize(("no_compile", "expected"), [(True, "1"), (False, "0")])
-def test_script_is_told_whether_it_may_compile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: str, *, no_compile: bool
+@pytest.mark.parametrize(
+    ("asked", "variable", "expected"), [(True, "0", True), (False, "1", True), (False, "0", False)]
+)
+def test_rank_is_told_whether_it_may_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, *, asked: bool, expected: bool
 ) -> None:
-    told = []
-    monkeypatch.setattr("worker.script.run_script", lambda *_: told.append(os.environ["WARMRANK_NO_COMPILE"]))
+    monkeypatch.setenv("WARMRANK_NO_COMPILE", variable)
+    assert rank_spec(replace(opening(tmp_path), no_compile=asked)).no_compile is expected
+
+
+def test_closed_rank_of_a_script_leaves_no_journal(tmp_path: Path) -> None:
     given = opening(tmp_path, workload={"script": "job.py"})
     host = RankHost(FakeWorld().make_worker)
-    host.open(replace(given, no_compile=no_compile))
-    host.run_script()
-    assert told == [expected]
+    host.open(given)
+    journal = journal_of(rank_spec(given))
+    journal.parent.mkdir()
+    journal.touch()
+    host.close()
+    assert not journal.exists()
+
+
+def test_refused_function_that_would_compile_is_told_apart(tmp_path: Path) -> None:
+    host = RankHost(FakeWorld().make_worker)
+    host.open(opening(tmp_path))
+    refused = FunctionResult(
+        function="Model.f", ok=False, outcome="adopted", reason="CompileForbidden: Model.f would have to be"
+    )
+    host._worker.first_call = lambda: (refused,)
+    failure = answer(host, 1, "first_call", "first_call", ())
+    assert (failure.kind, failure.function, failure.message) == (
+        "CompileForbidden",
+        "Model.f",
+        "Model.f would have to be",
+    )
 
 
 def test_rank_is_closed_once(tmp_path: Path) -> None:
@@ -130,7 +163,12 @@ def test_rank_in_a_message_does_not_keep_equal_causes_apart() -> None:
 
 @pytest.mark.parametrize(
     ("error", "expected"),
-    [(StoreUnavailable(what="store", where="/s", reason="away"), True), (OSError("away"), False)],
+    [
+        (StoreUnavailable(what="store", where="/s", reason="away"), True),
+        (NewerFormat(what="record", where="/s", found=2, supported=1), True),
+        (UnusableCache(what="file", where="/c", expected="0600", actual="0666", remedy="chmod"), False),
+        (OSError("away"), False),
+    ],
 )
-def test_only_an_unavailable_store_is_a_store_fault(error: Exception, *, expected: bool) -> None:
+def test_only_the_stores_own_errors_are_store_faults(error: Exception, *, expected: bool) -> None:
     assert failure_of(error, rank=0, stage="commit").store_fault is expected

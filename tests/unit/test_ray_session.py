@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,16 @@ def test_torch_npu_is_loaded_on_npu_ranks_only(device: str, expected: str | None
     assert rank_environ(HERE, device, "local").get("TORCH_DEVICE_BACKEND_AUTOLOAD") == expected
 
 
+def test_launcher_without_a_session_stops_without_importing_ray() -> None:
+    code = (
+        "import sys; from orchestrator.config import parse;"
+        "from orchestrator.ray_launcher import RayLauncher;"
+        "RayLauncher(parse({'workload': {'script': 'a.py'}, 'ranks': 1})).stop();"
+        "sys.exit('ray' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_a_job_keeps_its_own_working_directory() -> None:
     assert runtime_env("job") == {}
 
@@ -60,7 +72,8 @@ def test_import_paths_are_directories_outside_the_interpreter(tmp_path: Path) ->
     assert found[3:] == (str(Path(ray_session.__file__).parent.parent),)
 
 
-def test_address_where_nothing_listens_is_refused_at_once() -> None:
+def test_address_where_nothing_listens_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_session, "_is_initialized", lambda: False)  # another test's Ray may be up
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"

@@ -31,10 +31,17 @@ def script(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
-def looked_up(function: str, outcome: str) -> str:
+def looked_up(function: str, outcome: str, digest: str = "") -> str:
     """Source that leaves an entry in the journal, as a look-up does."""
     entry = {
-        "result": {"function": function, "ok": True, "outcome": outcome, "reason": "", "seconds": {}},
+        "result": {
+            "function": function,
+            "ok": True,
+            "outcome": outcome,
+            "reason": "",
+            "digest": digest,
+            "seconds": {},
+        },
         "components": {},
         "provenance": "",
         "root": "",
@@ -98,9 +105,37 @@ def test_results_of_an_earlier_run_are_forgotten(spec: RankSpec, tmp_path: Path)
     assert run_script(spec, script(tmp_path, ""), ()) == ()
 
 
-def test_journals_of_ranks_are_apart(tmp_path: Path) -> None:
+def test_each_artifact_of_a_function_is_a_result(spec: RankSpec, tmp_path: Path) -> None:
+    entries = [
+        ("M.a", "compiled", "1"),
+        ("M.a", "loaded", "1"),
+        ("M.b", "loaded", "2"),
+        ("M.a", "adopted", "3"),
+    ]
+    text = "import os\n" + "".join(looked_up(*entry) for entry in entries)
+    results = run_script(spec, script(tmp_path, text), ())
+    assert [(result.function, result.outcome) for result in results] == [
+        ("M.a", "compiled"),
+        ("M.b", "loaded"),
+        ("M.a[1]", "adopted"),
+    ]
+
+
+@pytest.mark.parametrize(("no_compile", "expected"), [(True, "1"), (False, "0")])
+def test_script_is_told_that_it_must_not_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: str, *, no_compile: bool
+) -> None:
+    monkeypatch.setenv("WARMRANK_NO_COMPILE", "0")
+    spec = rank_spec(tmp_path / "cache", entrypoint="", no_compile=no_compile)
+    text = f"import os\nassert os.environ['WARMRANK_NO_COMPILE'] == {expected!r}"
+    assert run_script(spec, script(tmp_path, text), ()) == ()
+
+
+def test_journals_of_ranks_and_of_launches_are_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = [rank_spec(tmp_path, rank=rank, world_size=2) for rank in (0, 1)]
-    assert journal_of(ranks[0]) != journal_of(ranks[1])
+    here = {journal_of(rank) for rank in ranks}
+    monkeypatch.setattr("os.getpid", lambda: 1)
+    assert len(here | {journal_of(rank) for rank in ranks}) == 4
 
 
 def test_journal_directory_is_private(spec: RankSpec, tmp_path: Path) -> None:
@@ -115,6 +150,23 @@ def test_output_is_logged_line_by_line(
     with caplog.at_level(logging.INFO, logger="worker.script"):
         run_script(spec, script(tmp_path, text), ())
     assert sorted(record.getMessage() for record in caplog.records) == ["one", "two"]
+
+
+def test_output_is_logged_while_the_script_runs(
+    spec: RankSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = tmp_path / "seen"
+    monkeypatch.setattr("worker.script._log.info", lambda *_: mark.touch())
+    text = f"""
+    import pathlib, time
+    print("one")
+    for _ in range(200):
+        if pathlib.Path({str(mark)!r}).exists():
+            raise SystemExit(0)
+        time.sleep(0.05)
+    raise SystemExit(1)
+    """
+    run_script(spec, script(tmp_path, text), ())
 
 
 def test_output_that_is_no_text_is_no_error(spec: RankSpec, tmp_path: Path) -> None:

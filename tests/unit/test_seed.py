@@ -7,9 +7,10 @@ import pytest
 
 from cache_store.errors import StoreUnavailable, UnusableCache
 from cache_store.keys import key_of
-from cache_store.seed import SeedReport, pick_launch, seed
+from cache_store.local import UNVERIFIED
+from cache_store.seed import MAX_LAUNCHES, SeedReport, pick_launch, seed
 from cache_store.store import Store
-from cache_store.trust import Trust
+from cache_store.trust import Trust, generate_key_pair
 from tests.support.stored import (
     ENVIRONMENT,
     FUNCTIONS,
@@ -20,8 +21,8 @@ from tests.support.stored import (
     overwrite,
     publish_launch,
     stored,
-    tree,
 )
+from tests.support.stored import tree as all_files
 
 EARLY, LATE = "2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"
 OTHER_ENVIRONMENT = ENVIRONMENT | {"torch": "2.13.1"}
@@ -55,6 +56,10 @@ def run(store: Store, cache: Path, **changes: Any) -> SeedReport:
         "ranks": None,
     }
     return seed(store, cache_root=cache, **(arguments | changes))
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {name: data for name, data in all_files(root).items() if name != UNVERIFIED}
 
 
 def partitions(report: SeedReport) -> list[str]:
@@ -95,12 +100,59 @@ def test_seed_prefers_the_same_world_to_a_newer_launch(store, source, cache):
     assert run(store, cache, world_size=2).world_size == 2
 
 
-def test_seed_prefers_the_newest_of_several(store, source, cache, tmp_path):
-    publish_launch(store, source, created=EARLY)
-    changed = {0: {"Llama.decode": b"newer source"}}
-    publish_launch(store, tmp_path / "newer", functions=changed, created=LATE)
+def publish_texts(store: Store, directory: Path, *texts: bytes) -> None:
+    for number, text in enumerate(texts):
+        # Every launch has a provenance of its own, as other sources do.
+        functions = {0: {f"L{number}.decode": text}}
+        created = f"2026-01-{number + 1:02}T00:00:00+00:00"
+        publish_launch(store, directory / f"{number}", functions=functions, created=created)
+
+
+def test_seed_puts_the_newest_first_and_earlier_ones_beside_it(store, cache, tmp_path):
+    publish_texts(store, tmp_path, b"old", b"newer", b"newest")
+    report = run(store, cache, world_size=1)
+    assert list(tree(cache).values()) == [b"newest", b"newer", b"old"]
+    assert report.reason.endswith("made 2026-01-03T00:00:00+00:00, and 2 earlier")
+
+
+def test_seed_counts_earlier_variants_with_their_partition(store, cache, tmp_path):
+    publish_texts(store, tmp_path, b"old", b"newest")
+    (first,) = run(store, cache, world_size=1).partitions
+    (again,) = run(store, cache, world_size=1).partitions
+    assert (first.num_files, first.bytes_copied, first.num_already_there) == (2, len(b"oldnewest"), 0)
+    assert (again.num_files, again.bytes_copied, again.num_already_there) == (1, 0, 1)
+
+
+def test_seed_lays_out_a_bounded_number_of_launches(store, cache, tmp_path):
+    publish_texts(store, tmp_path, *(f"{number}".encode() for number in range(MAX_LAUNCHES + 2)))
     run(store, cache, world_size=1)
-    assert list(tree(cache).values()) == [b"newer source"]
+    assert sorted(tree(cache).values()) == [f"{number}".encode() for number in range(2, MAX_LAUNCHES + 2)]
+
+
+def test_seed_from_a_store_without_required_signatures_marks_the_directory(store, source, cache):
+    publish_launch(store, source)
+    run(store, cache, world_size=1)
+    assert (cache / UNVERIFIED).exists()
+
+
+def test_seed_that_copies_nothing_marks_nothing(store, source):
+    publish_launch(store, source)
+    run(store, source, world_size=1)
+    assert not (source / UNVERIFIED).exists()
+
+
+def test_seed_under_require_marks_nothing(root, source, cache):
+    store = open_store(root, Trust(policy="require", signer=generate_key_pair("ci")))
+    publish_launch(store, source)
+    assert run(store, cache, world_size=1).found
+    assert not (cache / UNVERIFIED).exists()
+
+
+def test_seed_under_require_refuses_an_unverified_directory(store, root, source, cache):
+    publish_launch(store, source)
+    run(store, cache, world_size=1)
+    with pytest.raises(UnusableCache, match="empty this one"):
+        run(open_store(root, Trust(policy="require")), cache, world_size=1)
 
 
 def test_seed_takes_no_launch_of_another_environment(store, source, cache):
@@ -181,12 +233,14 @@ def test_seed_into_an_unusable_directory_is_an_error(store, source, tmp_path):
         run(store, tmp_path / "file")
 
 
-def test_seed_goes_on_past_a_file_that_is_not_private(store, source, cache):
+def test_seed_puts_a_private_copy_beside_a_file_that_is_not_private(store, source, cache):
     publish_launch(store, source, world_size=1)
     run(store, cache, world_size=1)
-    next(cache.rglob("compiled_module")).chmod(0o644)
+    path = next(cache.rglob("compiled_module"))
+    path.chmod(0o644)
     report = run(store, cache, world_size=1)
-    assert ["mode 0644" in fault for fault in report.faults] == [True]
+    assert (report.faults, [item.num_already_there for item in report.partitions]) == ((), [1])
+    assert path.with_name("compiled_module.1").read_bytes() == path.read_bytes()
 
 
 def test_pick_launch_of_nothing_is_nothing():

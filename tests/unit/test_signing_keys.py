@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import stat
 
 import pytest
@@ -88,3 +89,28 @@ def test_load_public_key_refuses_a_private_key(signer, tmp_path):
     private_path, _ = save_key_pair(signer, tmp_path)
     with pytest.raises(Corrupt, match="Ed25519 public key in PEM"):
         load_public_key(private_path)
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646])
+def test_public_key_that_others_can_write_is_refused(signer, tmp_path, mode):
+    _, public_path = save_key_pair(signer, tmp_path)
+    public_path.chmod(mode)
+    with pytest.raises(UnusableCache, match="chmod 644"):
+        load_public_key(public_path)
+
+
+def test_public_key_of_another_user_is_refused(signer, tmp_path, monkeypatch):
+    _, public_path = save_key_pair(signer, tmp_path)
+    status = list(public_path.stat())
+    status[stat.ST_UID] = os.geteuid() + 1
+    monkeypatch.setattr(os, "fstat", lambda _: os.stat_result(status))
+    with pytest.raises(UnusableCache, match="or root, found uid"):
+        load_public_key(public_path)
+
+
+def test_public_key_of_root_is_taken(signer, tmp_path, monkeypatch):
+    _, public_path = save_key_pair(signer, tmp_path)
+    status = list(public_path.stat())
+    status[stat.ST_UID] = 0
+    monkeypatch.setattr(os, "fstat", lambda _: os.stat_result(status))
+    assert key_id(load_public_key(public_path)) == key_id(signer.public_key)

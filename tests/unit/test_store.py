@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from cache_store.errors import Conflict, Corrupt, NewerFormat, StoreUnavailable
+from cache_store.local import UNVERIFIED
 from cache_store.manifest import parse_manifest
 from cache_store.store import Store
 from tests.support.stored import (
@@ -102,5 +103,6 @@ def test_launch_goes_from_one_cache_to_another(store, root, tmp_path):
     record = publish_launch(store, tmp_path / "source", world_size=3)
     for ref in record.partitions:
         store.fetch_partition(ref.manifest_key, tmp_path / "cache", expected_sha256=ref.manifest_sha256)
+    (tmp_path / "cache" / UNVERIFIED).unlink()
     assert tree(tmp_path / "cache") == tree(tmp_path / "source")
     assert len(stored(root, "cas")) == 2

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.signals import Terminated
 from orchestrator.submit import (
     JobLost,
     JobOutcome,
@@ -123,11 +124,12 @@ def test_job_that_ends_after_its_log_is_awaited():
     assert outcome.status == "SUCCEEDED"
 
 
-def test_interrupt_stops_the_job():
-    client = FakeClient([["one\n", KeyboardInterrupt()]], ["RUNNING", "STOPPED"])
+@pytest.mark.parametrize(("stop", "status"), [(KeyboardInterrupt(), 130), (Terminated(), 143)])
+def test_interrupt_stops_the_job(stop: KeyboardInterrupt, status: int):
+    client = FakeClient([["one\n", stop]], ["RUNNING", "STOPPED"])
     outcome, written = ran(client)
     assert client.stopped == ["raysubmit_1"]
-    assert (outcome.exit_code, outcome.status) == (130, "STOPPED")
+    assert (outcome.exit_code, outcome.status) == (status, "STOPPED")
     assert "stopping job" in written.text
 
 

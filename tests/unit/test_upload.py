@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from ray._private.thirdparty.pathspec.pathspec import PathSpec
 
 from orchestrator import upload
-from orchestrator.upload import measure_upload, package_root, place_notes, runtime_env, upload_notes
+from orchestrator.upload import (
+    measure_upload,
+    package_root,
+    place_notes,
+    private_keys,
+    runtime_env,
+    upload_notes,
+)
 from tests.support.launched import loaded_config
 
 
@@ -58,9 +67,60 @@ def test_packages_of_the_directory_win():
     assert "py_modules" not in runtime_env(package_root(), package_root())
 
 
-def test_places_in_the_current_directory_are_warned_of(tmp_path: Path):
+PEM = "-----BEGIN PRIVATE KEY-----\nMC4=\n-----END PRIVATE KEY-----\n"
+
+
+def uploaded(env: dict[str, Any]) -> set[str]:
+    """The files that Ray takes with this runtime environment."""
+    root = Path(env["working_dir"])
+    excludes = PathSpec.from_lines("gitwildmatch", env["excludes"])
+    paths = (path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    return {path for path in paths if not excludes.match_file(path)}
+
+
+@pytest.mark.parametrize("name", ["publisher.pem", "sub/my [1] #key.key", "id_rsa"])
+def test_private_key_is_not_uploaded(tmp_path: Path, name: str):
+    fill(tmp_path, a=3)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(PEM)
+    assert uploaded(runtime_env(tmp_path, package_root())) == {"a"}
+    (note,) = upload_notes(tmp_path)
+    assert f"not uploaded: {name}" in note
+
+
+def test_public_key_is_uploaded(tmp_path: Path):
+    (tmp_path / "publisher.pub.pem").write_text(PEM.replace("PRIVATE", "PUBLIC"))
+    assert uploaded(runtime_env(tmp_path, package_root())) == {"publisher.pub.pem"}
+    assert upload_notes(tmp_path) == ()
+
+
+def test_private_key_behind_a_linked_directory_is_found(tmp_path: Path):
+    project, keys = tmp_path / "project", tmp_path / "keys"
+    fill(project, a=3)
+    fill(keys, b=3)
+    (keys / "k.key").write_text(PEM)
+    (project / "linked").symlink_to(keys)
+    (project / "loop").symlink_to(project)
+    assert private_keys(project) == ("linked/k.key",)
+
+
+def test_signing_key_cache_and_store_of_the_config_are_not_uploaded(tmp_path: Path):
+    fill(tmp_path, a=3, cache__x=4, store__FORMAT=5, signer=6)
+    trust = {"signing_key": str(tmp_path / "signer")}
+    config = loaded_config(tmp_path, store={"path": str(tmp_path / "store"), "trust": trust})
+    assert uploaded(runtime_env(tmp_path, package_root(), config)) == {"a", "tiny.yaml"}
+
+
+def test_large_cache_in_the_directory_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(upload, "LARGE_UPLOAD_BYTES", 1000)
+    fill(tmp_path, cache__weights=2048)
+    assert upload_notes(tmp_path, loaded_config(tmp_path)) == ()
+
+
+def test_places_in_the_current_directory_are_told_of(tmp_path: Path):
     notes = place_notes(loaded_config(tmp_path), tmp_path)
     assert [note.split()[0] for note in notes] == ["cache_dir", "store.path"]
+    assert all("is not uploaded; on the cluster it starts empty" in note for note in notes)
 
 
 def test_places_elsewhere_need_no_note(tmp_path: Path):

@@ -42,6 +42,10 @@ class CpuGraph:
         """See `worker.devices.CapturedGraph.replay`."""
         produced = self._graph(*self._inputs)
         for index in self._copied:
+            if produced[index].shape != self._outputs[index].shape:
+                shapes = f"{tuple(self._outputs[index].shape)} -> {tuple(produced[index].shape)}"
+                msg = f"output {index} of a captured graph changed its shape: {shapes}"
+                raise RuntimeError(msg)  # copy_ would broadcast, and the result be wrong
             self._outputs[index].copy_(produced[index])
 
 

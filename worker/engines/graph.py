@@ -53,7 +53,7 @@ class GraphEngine:
     def load(self, sections: Mapping[str, bytes], groups: Mapping[str, str]) -> Graph:
         """See `worker.engines.Engine.load`."""
         scope: dict[str, Any] = {"torch": torch, "operator": operator, "math": math}
-        # The artifact's bytes were checked against the digest that its manifest signs.
+        # The file is private to this user, or was fetched under a signature that the store's policy checked.
         exec(marshal.loads(sections["graph.code"]), scope)  # noqa: S102, S302
         graph: Graph = scope["bind"](groups, _unpack_constants(sections["constants"]))
         return graph

@@ -155,7 +155,7 @@ def _shape(table: PathTable, condition: str) -> tuple[str, tuple[int, ...]]:
     tree = Replace().visit(ast.parse(condition, mode="eval"))
     unknown = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - _SHAPE_NAMES
     if any(not name.startswith("p") or not name[1:].isdigit() for name in unknown):
-        msg = f"the condition {condition} on sizes uses {', '.join(sorted(unknown))}, which only the tracer knows"
+        msg = f"{condition}, a condition on sizes, uses names that only the tracer knows: {sorted(unknown)}"
         raise NotPortable(msg, what=condition)
     return ast.unparse(ast.fix_missing_locations(tree)), tuple(dict.fromkeys(used))
 

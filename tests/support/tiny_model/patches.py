@@ -19,6 +19,10 @@ def absolute_spread(x: torch.Tensor) -> torch.Tensor:
     return x.abs().mean(-1, keepdim=True)
 
 
+def largest_spread(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x.abs().amax(-1, keepdim=True)
+
+
 def without_bias(self: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
     return x @ self.weight.t()
 

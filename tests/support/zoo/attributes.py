@@ -205,6 +205,41 @@ class Overriding(Base):
 
 
 @case(one, "compiled")
+class OverridingTheMethodItself(Base):
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x) * 5
+
+
+def class_with_closure(factor: float) -> type[nn.Module]:
+    class ClosedOver(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * factor
+
+    return ClosedOver
+
+
+case(one, "compiled")(class_with_closure(2.5))
+
+
+@case(lambda: [call(numbers(3, 4)) for _ in range(3)], "compiled compiled ran")
+class MadeAtFirstUse(nn.Module):
+    held: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        try:
+            held = self.held
+        except AttributeError:
+            held = self.held = torch.ones(4)
+        return x * held
+
+
+@case(two_sizes, "compiled ran", context="torch.no_grad(), torch.device('cpu')")
+class UnderDefaultDevice(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.full((4,), 2.0)
+
+
+@case(one, "compiled")
 class StaticAndClassMethods(nn.Module):
     @staticmethod
     def doubled(x: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,63 @@
+"""Signals that end a launch: SIGTERM goes the way of Ctrl-C, and neither cuts a teardown short.
+
+Python handles signals in the main thread only; elsewhere these contexts change nothing.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM arrived; what cleans up after Ctrl-C cleans up after this too."""
+
+
+def exit_code_of(stop: KeyboardInterrupt) -> int:
+    """The exit code of a command that was stopped."""
+    return EXIT_TERMINATED if isinstance(stop, Terminated) else EXIT_INTERRUPTED
+
+
+@contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """Raise `Terminated` in the main thread when SIGTERM arrives."""
+    with kept(signal.SIGTERM):
+        if _in_main_thread():
+            signal.signal(signal.SIGTERM, _raise)
+        yield
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ignore Ctrl-C and SIGTERM, so that a teardown reaches its end."""
+    with kept(signal.SIGINT), kept(signal.SIGTERM):
+        if _in_main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        yield
+
+
+@contextmanager
+def kept(number: signal.Signals) -> Iterator[None]:
+    """Put a signal's handler back at the end, whoever replaces it inside."""
+    before = signal.getsignal(number)
+    try:
+        yield
+    finally:
+        if _in_main_thread() and before is not None:
+            signal.signal(number, before)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _raise(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise Terminated

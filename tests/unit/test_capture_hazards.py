@@ -1,0 +1,74 @@
+"""Hazards of captured graphs: sizes that depend on data, views at one address, several threads."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from worker.configs.compiler_config import CompilerConfig
+from worker.devices.cpu import CpuGraph
+from worker.inference import cache_compile
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(4))
+        self.kept = torch.ones(4)
+
+    def positive(self, x: torch.Tensor) -> torch.Tensor:
+        return x[x > 0] * 2
+
+    def with_kept(self, x: torch.Tensor) -> torch.Tensor:
+        return self.kept.sum() + x
+
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale + x.sum()
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_size_that_depends_on_data_is_never_captured(tmp_path: Path) -> None:
+    model = Model()
+    cached = cache_compile(model.positive, cache_dir=tmp_path)
+    for x in (
+        torch.tensor([1.0, 2.0, -1.0]),
+        torch.tensor([1.0, -2.0, -1.0]),
+        torch.tensor([-1.0, -2.0, -1.0]),
+    ):
+        assert torch.equal(cached(x), model.positive(x))
+    assert cached.variants[0].runner.statistics.captures == 0
+
+
+def test_replay_refuses_an_output_of_another_shape() -> None:
+    shapes = iter([(2,), (1,)])
+    graph = CpuGraph(lambda: (torch.ones(next(shapes)),), (), frozenset())
+    with pytest.raises(RuntimeError, match=r"changed its shape: \(2,\) -> \(1,\)"):
+        graph.replay()
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_state_that_became_a_view_at_the_same_address_is_seen(tmp_path: Path) -> None:
+    model = Model()
+    cached = cache_compile(model.with_kept, cache_dir=tmp_path)
+    assert torch.equal(cached(torch.ones(2)), torch.full((2,), 5.0))
+    model.kept = model.kept[:2]
+    assert torch.equal(cached(torch.ones(2)), torch.full((2,), 3.0))
+
+
+def test_calls_of_several_threads_do_not_mix(tmp_path: Path) -> None:
+    model = Model()
+    config = CompilerConfig()
+    config.debug.aclgraph.enable_output_clone = True
+    cached = cache_compile(model.scaled, config=config, cache_dir=tmp_path)
+
+    def call(value: int) -> bool:
+        with torch.no_grad():
+            x = torch.full((4,), float(value))
+            return torch.equal(cached(x), model.scaled(x))
+
+    assert call(0)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(call, range(400)))
