@@ -37,7 +37,7 @@ def child(cache_dir: str, what: str) -> dict[str, Any]:
     from examples.llama import positions, prompts
     from examples.llama_model import build_model
     from examples.llama_weights import LlamaSizes, full_weights
-    from worker.cached_function import LaunchDefaults, launch_defaults
+    from worker.cache_options import LaunchDefaults, launch_defaults
 
     launch_defaults.set(LaunchDefaults(cache_dir=cache_dir))
     sizes = LlamaSizes(**SIZES)

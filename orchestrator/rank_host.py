@@ -25,7 +25,7 @@ from worker.settings import settings
 if TYPE_CHECKING:
     from cache_store.seed import SeedReport
     from cache_store.store import Store
-    from worker.rank import RankSpec
+    from worker.rank_spec import RankSpec
 
 logger = logging.getLogger(__name__)
 
@@ -202,7 +202,7 @@ def failure_of(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
 
 def rank_spec(opening: Opening) -> RankSpec:
     """The worker's view of the config and of this rank's seat."""
-    from worker.rank import RankSpec
+    from worker.rank_spec import RankSpec
 
     config, gang = opening.config, opening.gang
     seat = gang.seats[opening.rank]

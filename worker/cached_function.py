@@ -11,19 +11,18 @@ import copy
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from time import perf_counter
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from cache_store.local import add_variant, add_variant_from, ensure_cache_dir, variants
 from worker import journal
+from worker.cache_options import CacheOptions, GuardMode, launch_defaults
 from worker.capture import CaptureOptions
-from worker.configs.compiler_config import CompilerConfig
 from worker.devices import backend_for
 from worker.engines import engine_for
 from worker.errors import CompileForbidden, NotPortable
@@ -33,7 +32,7 @@ from worker.partition_paths import model_directory, partition_name
 from worker.request import Request, request
 from worker.results import FunctionResult, Outcome, StageSeconds
 from worker.settings import settings
-from worker.variant import GuardMode, StoredArtifact, Variant
+from worker.variant import StoredArtifact, Variant
 
 if TYPE_CHECKING:
     import torch
@@ -43,43 +42,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("torchair")
 _META_VERSION = "1.0.0"
 OFFERED = "offered"
-
-OnRecompile = Literal["add", "abandon"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheOptions:
-    """The parameters of `cache_compile`, in one value; ``guards`` is None where the function does not say."""
-
-    config: CompilerConfig
-    dynamic: bool = True
-    cache_dir: str | None = None
-    global_rank: int | None = None
-    tp_rank: int | None = None
-    pp_rank: int | None = None
-    custom_decompositions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
-    guards: GuardMode | None = None
-    on_recompile: OnRecompile = "add"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchDefaults:
-    """What a launch lays down for cached functions that do not say otherwise.
-
-    Attributes:
-        cache_dir: the rank's cache directory.
-        guards: when guards are checked.
-        no_compile: a miss is an error.
-        place: rank and world size where they do not come from ``torch.distributed``.
-    """
-
-    cache_dir: str | None = None
-    guards: GuardMode | None = None
-    no_compile: bool = False
-    place: tuple[int, int] | None = None
-
-
-launch_defaults: ContextVar[LaunchDefaults] = ContextVar("launch_defaults", default=LaunchDefaults())  # noqa: B039 - frozen
 
 
 class CachedFunction:

@@ -23,7 +23,7 @@ from worker.torch_private import Trace, trace
 from worker.variant import function_of
 
 if TYPE_CHECKING:
-    from worker.cached_function import CacheOptions
+    from worker.cache_options import CacheOptions
     from worker.request import Request
 
 

@@ -22,7 +22,7 @@ from worker.script import journal_of
 if TYPE_CHECKING:
     from cache_store.store import Store
     from worker.cached_function import CachedFunction
-    from worker.rank import RankSpec
+    from worker.rank_spec import RankSpec
     from worker.variant import StoredArtifact
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from worker.rank import RankSpec
+    from worker.rank_spec import RankSpec
 
 
 def start(spec: RankSpec, backend: str) -> dict[str, ProcessGroup]:

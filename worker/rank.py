@@ -30,49 +30,11 @@ if TYPE_CHECKING:
     from cache_store.store import Store
     from worker.cached_function import CachedFunction
     from worker.lookup import Found
+    from worker.rank_spec import RankSpec
     from worker.variant import Variant
     from worker.workload import Call, RankContext, Workload
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSpec:
-    """What the driver tells one rank.
-
-    Attributes:
-        rank: global rank, from 0.
-        world_size: number of ranks.
-        local_rank: rank within its node.
-        local_world_size: ranks on its node.
-        node_rank: number of its node.
-        master_addr: address of rank 0's node.
-        master_port: free port there; 0 where no process groups are wanted.
-        device_kind: ``cpu``, ``cuda`` or ``npu``.
-        groups: role -> the ranks of every group of that role.
-        entrypoint: ``module:function``; empty for a script.
-        arguments: keyword arguments of the entrypoint.
-        cache_dir: the rank's cache directory.
-        guards: ``once``, ``always`` or ``skip``.
-        timeout_s: time-out of collectives, in seconds.
-        no_compile: a miss is an error, wherever on this rank it comes up.
-    """
-
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    node_rank: int
-    master_addr: str
-    master_port: int
-    device_kind: str
-    groups: Mapping[str, tuple[tuple[int, ...], ...]]
-    entrypoint: str
-    arguments: Mapping[str, Any]
-    cache_dir: str
-    guards: str
-    timeout_s: float
-    no_compile: bool = False
 
 
 @dataclass(slots=True)
@@ -131,7 +93,7 @@ class RankWorker:
         Raises:
             WorkloadError: the entrypoint does not import, or returns something else than a workload.
         """
-        from worker.cached_function import LaunchDefaults, launch_defaults
+        from worker.cache_options import LaunchDefaults, launch_defaults
         from worker.workload import build_workload
 
         spec = self._spec

@@ -18,7 +18,7 @@ from worker.results import FunctionResult
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from worker.rank import RankSpec
+    from worker.rank_spec import RankSpec
 
 _log = logging.getLogger(__name__)
 _TAIL_LINES = 20

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from cache_store.digests import digest_bytes
 from cache_store.local import read_private
@@ -23,9 +23,8 @@ from worker.guards.check import mismatches
 from worker.guards.inputs import compile_input_check
 
 if TYPE_CHECKING:
+    from worker.cache_options import GuardMode
     from worker.devices import DeviceBackend
-
-GuardMode = Literal["once", "always", "skip"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from worker.cached_function import CachedFunction, LaunchDefaults, launch_defaults
+from worker.cache_options import LaunchDefaults, launch_defaults
+from worker.cached_function import CachedFunction
 from worker.inference import cache_compile
 
 ROWS = torch.arange(8.0).reshape(2, 4).clone()  # no view: Dynamo tells the two apart

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from worker.artifact import Artifact
-from worker.cached_function import CacheOptions
+from worker.cache_options import CacheOptions
 from worker.compiler import compile_call
 from worker.configs.compiler_config import CompilerConfig
 from worker.request import Request

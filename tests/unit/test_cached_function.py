@@ -16,7 +16,7 @@ from tests.support.cached import ROWS, cached, cached_in_launch, files, model_of
 from tests.support.fake_group import fake_world
 from tests.support.small_models import Cached, Plain, Unfit
 from worker import compiler, journal
-from worker.cached_function import LaunchDefaults, launch_defaults
+from worker.cache_options import LaunchDefaults, launch_defaults
 from worker.errors import BackwardNotSupported, CompileForbidden, GraphBreak, NotYet, RandomOp
 from worker.inference import cache_compile
 from worker.log import logger

@@ -18,7 +18,8 @@ from tests.support.cached import ROWS, cached, cached_in_launch, files, model_of
 from tests.support.fake_group import fake_world
 from tests.support.small_models import Derived, Plain
 from worker import compiler
-from worker.cached_function import CachedFunction, LaunchDefaults
+from worker.cache_options import LaunchDefaults
+from worker.cached_function import CachedFunction
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 

@@ -17,7 +17,8 @@ from tests.support.artifacts import make_artifact
 from tests.support.rank_spec import rank_spec
 from worker import journal, manifests
 from worker.environment import environment
-from worker.rank import RankSpec, RankWorker
+from worker.rank import RankWorker
+from worker.rank_spec import RankSpec
 from worker.results import FunctionResult
 from worker.script import journal_of
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.rank_spec import rank_spec
 from worker.errors import CompileForbidden, ScriptFailed
-from worker.rank import RankSpec
+from worker.rank_spec import RankSpec
 from worker.script import journal_of, run_script
 
 

@@ -63,7 +63,8 @@ def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
         BadConfig: an unknown parameter, or a value that is not allowed.
         NotYet: the configuration asks for what is not built yet.
     """
-    from worker.cached_function import CachedFunction, CacheOptions
+    from worker.cache_options import CacheOptions
+    from worker.cached_function import CachedFunction
 
     chosen = _config(config, backend)
     chosen.check_supported()

@@ -1,0 +1,49 @@
+"""The parameters of `cache_compile`, and what a launch lays down where they say nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from worker.configs.compiler_config import CompilerConfig
+
+GuardMode = Literal["once", "always", "skip"]
+OnRecompile = Literal["add", "abandon"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheOptions:
+    """The parameters of `cache_compile`, in one value; ``guards`` is None where the function does not say."""
+
+    config: CompilerConfig
+    dynamic: bool = True
+    cache_dir: str | None = None
+    global_rank: int | None = None
+    tp_rank: int | None = None
+    pp_rank: int | None = None
+    custom_decompositions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
+    guards: GuardMode | None = None
+    on_recompile: OnRecompile = "add"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchDefaults:
+    """What a launch lays down for cached functions that do not say otherwise.
+
+    Attributes:
+        cache_dir: the rank's cache directory.
+        guards: when guards are checked.
+        no_compile: a miss is an error.
+        place: rank and world size where they do not come from ``torch.distributed``.
+    """
+
+    cache_dir: str | None = None
+    guards: GuardMode | None = None
+    no_compile: bool = False
+    place: tuple[int, int] | None = None
+
+
+launch_defaults: ContextVar[LaunchDefaults] = ContextVar("launch_defaults", default=LaunchDefaults())  # noqa: B039 - frozen
