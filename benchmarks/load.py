@@ -34,6 +34,12 @@ def child(cache_dir: str, what: str) -> dict[str, Any]:
     import torch
 
     import_torch_s = perf_counter() - started
+    started = perf_counter()
+    import worker.cached_function
+    import worker.engines.graph
+    import worker.inference  # noqa: F401 - what a script imports before its model stands
+
+    import_worker_s = perf_counter() - started
     from examples.llama import positions, prompts
     from examples.llama_model import build_model
     from examples.llama_weights import LlamaSizes, full_weights
@@ -45,7 +51,7 @@ def child(cache_dir: str, what: str) -> dict[str, Any]:
         model = build_model(sizes, full_weights(sizes), group=None, device=torch.device("cpu"))
         token = prompts(sizes.batch, 1)
         arguments = (token, positions(8, token))
-        figures: dict[str, Any] = {"import_torch_s": import_torch_s}
+        figures: dict[str, Any] = {"import_torch_s": import_torch_s, "import_worker_s": import_worker_s}
         if what == "torch.compile":
             function = torch.compile(model.decode, backend="aot_eager", fullgraph=True, dynamic=True)
             figures["ready_s"] = timed(lambda: function(*arguments))
@@ -126,6 +132,8 @@ def report(
     """Print the table; write it as JSON where wanted."""
     rows = [
         ("cold: trace, compile, load (s)", cold["load_s"]),
+        ("import torch (ms)", warm["import_torch_s"] * 1e3),
+        ("import of warmrank's modules on top (ms)", warm["import_worker_s"] * 1e3),
         ("warm: load after import torch (ms)", warm["load_s"] * 1e3),
         ("warm: of which binding (ms)", warm["bind_s"] * 1e3),
         ("warm: first call, with capture (ms)", warm["first_call_s"] * 1e3),

@@ -56,6 +56,7 @@ class CachedFunction:
             cache_dir=options.cache_dir or defaults.cache_dir,
         )
         self._guards: GuardMode = options.guards or defaults.guards or "once"
+        self._engine = engine_for(self._options.config.mode)
         self._no_compile = defaults.no_compile
         self._rank = defaults.place
         self._variants: list[Variant] = []
@@ -109,7 +110,7 @@ class CachedFunction:
         return request(
             self.module,
             config=options.config,
-            engine=engine_for(options.config.mode),
+            engine=self._engine,
             dynamic=options.dynamic,
             decompositions=options.custom_decompositions,
         )

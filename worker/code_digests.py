@@ -229,13 +229,23 @@ def _foreign_members(cls: type) -> list[str]:
     """Functions that somebody else put into a class of torch or Python, with their digests."""
     if cls.__flags__ & _IMMUTABLE_TYPE:
         return []
-    return [
+    return sorted(
         f"{name}={function.__module__}.{function.__qualname__}#{function_digest(function)}"
-        for name, value in sorted(vars(cls).items())
-        if value.__class__ not in _NEVER_FOREIGN
+        for name, value in vars(cls).items()
+        if not _plainly_own(value)
         for function in layers(value)
         if isinstance(function, types.FunctionType) and not is_pinned_module(globals_module(function))
-    ]
+    )
+
+
+def _plainly_own(value: Any) -> bool:
+    """Whether one look shows that a class's member is torch's own, as nearly all are."""
+    kind = value.__class__
+    if kind in _NEVER_FOREIGN:
+        return True
+    if kind is not types.FunctionType or value.__dict__:
+        return False
+    return (globals_module(value) or "").partition(".")[0] in _DISTRIBUTIONS
 
 
 def globals_module(function: types.FunctionType) -> str | None:
