@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cache_store.local import VARIANT_NAME, variants
+from cache_store.local import variants
 
 
 def model_directory(class_name: str, *, dynamic: bool, mode: str, key: str) -> str:
@@ -39,6 +39,3 @@ def sibling_variants(function_dir: Path, model_dir: Path) -> tuple[Path, ...]:
 
 def _is_partition(path: Path) -> bool:
     return path.is_dir() and not path.name.startswith(".")
-
-
-__all__ = ["VARIANT_NAME", "model_directory", "partition_name", "sibling_variants"]

@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 
 from worker.artifact import Artifact, read
-from worker.guards.check import readable_shape
 from worker.guards.constants import decode
 from worker.guards.paths import text
+from worker.guards.words import readable_shape
 
 _WIDTH = 100
 

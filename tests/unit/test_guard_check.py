@@ -13,10 +13,11 @@ from torch import nn
 from tests.support.fake_group import fake_world
 from tests.support.made_guards import like, made_guards
 from worker import groups
-from worker.guards.check import MAX_REASONS, free_variables, mismatches, tensor_differences
+from worker.guards.check import MAX_REASONS, free_variables, mismatches
 from worker.guards.constants import encode
 from worker.guards.identity import describe
 from worker.guards.model import PortableGuards
+from worker.guards.words import tensor_differences
 from worker.sources import TracedSource, type_name
 
 LIMIT = 5

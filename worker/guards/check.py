@@ -19,17 +19,6 @@ from worker.guards.model import Check, PortableGuards
 from worker.guards.paths import MISSING, resolve
 from worker.guards.words import describe_failure, readable_shape, tensor_differences
 
-__all__ = [
-    "MAX_REASONS",
-    "free_variables",
-    "holds",
-    "mismatches",
-    "readable_shape",
-    "shape_holds",
-    "tensor_differences",
-    "tensor_holds",
-]
-
 MAX_REASONS = 8
 
 
