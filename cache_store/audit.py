@@ -33,7 +33,7 @@ def verify_store(documents: Documents) -> VerifyReport:
 def _hash_blobs(backend: BlobBackend, faults: list[str]) -> dict[str, int]:
     """Sizes of all blobs by sha256, the damaged ones included."""
     sizes: dict[str, int] = {}
-    for name in backend.list(BLOBS):
+    for name in (info.name for info in backend.list(BLOBS)):
         sha256 = split_fanned_name(BLOBS, name)
         if sha256 is None:
             faults.append(f"{name}: no name of a blob")
@@ -53,7 +53,7 @@ def _hash_blobs(backend: BlobBackend, faults: list[str]) -> dict[str, int]:
 def _check_manifests(documents: Documents, sizes: dict[str, int], faults: list[str]) -> dict[str, str]:
     """Sha256 of the stored form of all manifests by key; empty for those that cannot be used."""
     manifests: dict[str, str] = {}
-    for name in documents.backend.list(MANIFESTS):
+    for name in (info.name for info in documents.backend.list(MANIFESTS)):
         key = split_fanned_name(MANIFESTS, name)
         if key is None:
             faults.append(f"{name}: no name of a manifest")
@@ -76,7 +76,7 @@ def _check_manifests(documents: Documents, sizes: dict[str, int], faults: list[s
 
 def _check_launches(documents: Documents, manifests: dict[str, str], faults: list[str]) -> int:
     num_launches = 0
-    for name in documents.backend.list(LAUNCHES):
+    for name in (info.name for info in documents.backend.list(LAUNCHES)):
         num_launches += 1
         try:
             record = read_launch(documents, name)

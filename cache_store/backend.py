@@ -4,12 +4,12 @@ A name is a posix path relative to the store's root (`cache_store.layout` makes 
 
 Invariants every implementation keeps (``tests/contract/test_backend.py``): a name appears with all its
 bytes or not at all, is never overwritten, and survives a power cut once `put_new` returned; correctness
-rests on no lock.
+rests on no lock. Any number of threads may call one backend at once; a forked child opens its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -30,6 +30,24 @@ class NewFile:
     name: str
     source: Path | bytes
     expected: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileInfo:
+    """What can be said of a file without reading it.
+
+    Attributes:
+        name: its name.
+        stored_bytes: the room that it takes.
+        content_bytes: the number of bytes that `BlobBackend.open` gives; None where only reading tells,
+            because the place keeps it compressed.
+        modified_s: when it was created or moved here, in seconds since the epoch by the *place's* clock.
+    """
+
+    name: str
+    stored_bytes: int
+    content_bytes: int | None
+    modified_s: float
 
 
 class BlobBackend(Protocol):
@@ -59,24 +77,27 @@ class BlobBackend(Protocol):
             StoreUnavailable: it cannot be read.
         """
 
-    def size(self, name: str) -> int | None:
-        """Size in bytes; None when there is no such file.
+    def stat(self, names: Iterable[str]) -> dict[str, FileInfo]:
+        """Look at files without reading them; absent ones are left out of the answer.
 
         Raises:
-            StoreUnavailable: it cannot be looked at.
+            StoreUnavailable: one of them cannot be looked at.
         """
 
-    def list(self, prefix: str) -> Iterator[str]:
-        """All names that start with ``prefix``, in any order; temporary and quarantined files are none.
+    def list(self, prefix: str) -> Iterator[FileInfo]:
+        """All files whose names start with ``prefix``, in any order; what is on its way in is none.
 
         Raises:
             StoreUnavailable: the listing is not complete.
         """
 
-    def quarantine(self, name: str, reason: str) -> None:
-        """Move a file out of the way, with the reason beside it, so that it can be put again.
+    def move(self, name: str, target: str | None) -> bool:
+        """Give a file another name, or remove it for good where ``target`` is None; durable on return.
 
-        A name that is gone already is no error: another process was faster.
+        A target that exists is not replaced: then nothing happens.
+
+        Returns:
+            Whether it was moved; False also where it is gone, because another process was faster.
 
         Raises:
             StoreUnavailable: it cannot be moved.

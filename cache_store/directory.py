@@ -20,12 +20,12 @@ from typing import BinaryIO, Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from cache_store.backend import NewFile
+from cache_store.backend import FileInfo, NewFile
 from cache_store.canonical import canonical_json
 from cache_store.digests import TooLong, copy_and_digest, digest_bytes
 from cache_store.durability import Flush, choose_flush, flush_all
 from cache_store.errors import Corrupt, NotInStore, StoreUnavailable, os_errors_are_unavailable
-from cache_store.layout import FORMAT_FILE, QUARANTINE, TMP, TOP_LEVEL
+from cache_store.layout import FORMAT_FILE, TMP, TOP_LEVEL
 from cache_store.parsing import parse_document
 from cache_store.paths import path_fault
 from cache_store.private_files import open_private, os_errors_are_unusable, sweep_debris, temporary_name
@@ -36,7 +36,6 @@ STORE_FORMAT: Final = 1
 _MAX_FORMAT_BYTES = 4096
 _FORMAT_REMEDY = 'restore its one line, {"format":1,"digest":"sha256"}, or use another store'
 _NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
-_HIDDEN = frozenset({TMP, QUARANTINE})
 
 
 class _Format(BaseModel):
@@ -87,36 +86,34 @@ class DirectoryBackend:
             except FileNotFoundError:
                 raise NotInStore(what=name, where=str(self.root)) from None
 
-    def size(self, name: str) -> int | None:
-        """See `BlobBackend.size`."""
-        path = self._path(name)
-        with os_errors_are_unavailable("file", path):
-            try:
-                return path.stat().st_size
-            except FileNotFoundError:
-                return None
+    def stat(self, names: Iterable[str]) -> dict[str, FileInfo]:
+        """See `BlobBackend.stat`."""
+        found: dict[str, FileInfo] = {}
+        for name in names:
+            path = self._path(name)
+            with os_errors_are_unavailable("file", path), contextlib.suppress(FileNotFoundError):
+                found[name] = _info(name, path.stat())
+        return found
 
-    def list(self, prefix: str) -> Iterator[str]:
+    def list(self, prefix: str) -> Iterator[FileInfo]:
         """See `BlobBackend.list`."""
         directory = prefix.rpartition("/")[0]
         start = self._path(directory) if directory else self.root
         with os_errors_are_unavailable("listing", start):
-            yield from (name for name in self._walk(start) if name.startswith(prefix))
+            yield from (info for info in self._walk(start) if info.name.startswith(prefix))
 
-    def quarantine(self, name: str, reason: str) -> None:
-        """See `BlobBackend.quarantine`."""
+    def move(self, name: str, target: str | None) -> bool:
+        """See `BlobBackend.move`."""
         path = self._path(name)
-        target = self.root / QUARANTINE / f"{name.replace('/', '__')}.{temporary_name()}"
-        note = target.with_name(f"{target.name}.reason")
         with os_errors_are_unavailable("file", path):
-            target.parent.mkdir(exist_ok=True)
-            note.write_text(f"{reason}\n", encoding="utf-8")
             try:
-                path.rename(target)
+                if target is not None and not self._link(path, target):
+                    return False
+                path.unlink()
             except FileNotFoundError:
-                note.unlink()
-                return
-        logger.warning("Quarantined %s as %s: %s", name, target, reason)
+                return False
+            self._flush_names([name] if target is None else [name, target])
+        return True
 
     def _check_format(self, *, create: bool) -> None:
         path = self.root / FORMAT_FILE
@@ -204,22 +201,30 @@ class DirectoryBackend:
         inside = (path for path in directories if path.is_relative_to(self.root))
         flush_all(inside, root=self.root, flush=self.flush)
 
-    def _walk(self, directory: Path) -> Iterator[str]:
+    def _walk(self, directory: Path) -> Iterator[FileInfo]:
         try:
             entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
         except (FileNotFoundError, NotADirectoryError):
             return
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                if directory != self.root or entry.name not in _HIDDEN:
+                if directory != self.root or entry.name != TMP.rstrip("/"):
                     yield from self._walk(directory / entry.name)
-            else:
-                yield (directory / entry.name).relative_to(self.root).as_posix()
+                continue
+            with contextlib.suppress(FileNotFoundError):  # another process moved it since
+                status = entry.stat(follow_symlinks=False)
+                yield _info((directory / entry.name).relative_to(self.root).as_posix(), status)
 
     def _path(self, name: str) -> Path:
         if fault := path_fault(name):
             raise ValueError(f"name {name!r} {fault}")
         return self.root / name
+
+
+def _info(name: str, status: os.stat_result) -> FileInfo:
+    # A link changes the inode's time of change, so that is when the file got its present name.
+    size_bytes = status.st_size
+    return FileInfo(name=name, stored_bytes=size_bytes, content_bytes=size_bytes, modified_s=status.st_ctime)
 
 
 def _opened(source: Path | bytes) -> BinaryIO:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from cache_store.backend import BlobBackend, NewFile
 from cache_store.digests import digest_bytes
 from cache_store.errors import Corrupt, StoreError, StoreUnavailable, is_damage, os_errors_are_unavailable
-from cache_store.layout import manifest_name
+from cache_store.layout import manifest_name, quarantine_name
 from cache_store.manifest import MAX_DOCUMENT_BYTES, PartitionManifest, parse_manifest
+from cache_store.private_files import temporary_name
 from cache_store.trust import DocumentKind, Trust
 
 logger = logging.getLogger(__name__)
@@ -91,6 +92,22 @@ def quarantine_if_damaged(backend: BlobBackend, name: str, error: StoreError) ->
     if not is_damage(error):
         return
     try:
-        backend.quarantine(name, str(error))
+        quarantine(backend, name, str(error))
     except StoreUnavailable as failure:
         logger.warning("%s stays where it is: %s", name, failure)
+
+
+def quarantine(backend: BlobBackend, name: str, reason: str) -> None:
+    """Move a file out of the way, with the reason beside it, so that it can be put again.
+
+    A name that is gone already is no error: another process was faster.
+
+    Raises:
+        StoreUnavailable: it cannot be moved.
+    """
+    target = quarantine_name(name, temporary_name())
+    if not backend.move(name, target):
+        return
+    logger.warning("Quarantined %s as %s: %s", name, target, reason)
+    note = f"{reason}\n".encode("utf-8", "replace")
+    backend.put_new([NewFile(name=f"{target}.reason", source=note, expected=digest_bytes(note))])

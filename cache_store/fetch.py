@@ -56,10 +56,10 @@ def fetch_blob(backend: BlobBackend, sha256: str, function_dir: Path) -> Path:
         UnusableCache: the function's directory cannot be written.
     """
     name = blob_name(sha256)
-    size_bytes = backend.size(name)
-    if size_bytes is None:
+    info = backend.stat([name]).get(name)
+    if info is None:
         raise NotInStore(what=f"blob {sha256[:12]}", where=name)
-    expected = Digest(sha256=sha256, size_bytes=size_bytes)
+    expected = Digest(sha256=sha256, size_bytes=info.content_bytes or 0)
     with _verified(backend, name) as stream:
         return add_variant_stream(function_dir, stream, expected=expected, source=name)
 
@@ -123,11 +123,11 @@ def _check_complete(backend: BlobBackend, partition: str, entries: Sequence[Arti
     damaged: list[Corrupt] = []
     for sha256, entry in {entry.sha256: entry for entry in entries}.items():
         name = blob_name(sha256)
-        size_bytes = backend.size(name)
-        if size_bytes is None:
+        info = backend.stat([name]).get(name)
+        if info is None:
             missing.append(f"{sha256[:12]} of {entry.function}")
-        elif size_bytes != entry.size_bytes:
-            expected, actual = f"{entry.size_bytes} bytes", f"{size_bytes} bytes"
+        elif info.content_bytes not in (None, entry.size_bytes):
+            expected, actual = f"{entry.size_bytes} bytes", f"{info.content_bytes} bytes"
             damaged.append(
                 Corrupt(what=f"blob of {entry.function}", where=name, expected=expected, actual=actual)
             )

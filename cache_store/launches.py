@@ -84,7 +84,7 @@ def read_launches(
 
 def launch_keys(documents: Documents) -> tuple[str, ...]:
     """All keys under which records stand, sorted."""
-    names = (split_launch_name(name) for name in documents.backend.list(LAUNCHES))
+    names = (split_launch_name(info.name) for info in documents.backend.list(LAUNCHES))
     return tuple(sorted({parts[0] for parts in names if parts}))
 
 
@@ -92,7 +92,7 @@ def _take_launches(
     documents: Documents, launch_key: str | None, problems: list[str]
 ) -> Iterator[tuple[str, LaunchRecord]]:
     prefix = LAUNCHES if launch_key is None else launch_prefix(launch_key)
-    for name in list(documents.backend.list(prefix)):
+    for name in [info.name for info in documents.backend.list(prefix)]:
         try:
             yield name, read_launch(documents, name)
         except NotInStore:

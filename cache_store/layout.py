@@ -6,13 +6,23 @@ Layout of format 1::
     cas/sha256/ab/<sha256>                          a blob; immutable
     ac/ab/<partition key>                           a sealed partition manifest; create-only, after its blobs
     launch/ab/<launch key>/<sha256 of the record>   a sealed launch record; create-only, after its manifests
+    dir/ab/<key>/<sha256 of the document>           a sealed listing of another tool's directory; create-only,
+                                                    after its blobs
+    used/<YYYY-MM-DD>/<name of a record, / as __>   empty: the record was used on that day
+    pins/<name of a record, / as __>                why the record must not be evicted
     tmp/<host>-<pid>-<random>/                      files on their way in
+    trash/<YYYYMMDDTHHMMSSZ>/<name>                 what an evict of that time took away, for a while
     quarantine/<name, / as __>.<random>             files found bad, each with a .reason beside it
 
-Here ``ab`` stands for the first two characters of what follows, so that no directory grows without bound.
+A *record* is a root of the store: what it names, directly or not, stays. Launch records and listings are
+records. Here ``ab`` stands for the first two characters of what follows, so that no directory grows without
+bound.
 """
 
 from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
 
 from cache_store.digests import is_sha256
 
@@ -20,9 +30,17 @@ FORMAT_FILE = "FORMAT"
 BLOBS = "cas/sha256/"
 MANIFESTS = "ac/"
 LAUNCHES = "launch/"
-TMP = "tmp"
-QUARANTINE = "quarantine"
-TOP_LEVEL = frozenset({FORMAT_FILE, "cas", "ac", "launch", TMP, QUARANTINE})
+DIRECTORIES = "dir/"
+USED = "used/"
+PINS = "pins/"
+TRASH = "trash/"
+QUARANTINE = "quarantine/"
+TMP = "tmp/"
+_PREFIXES = (BLOBS, MANIFESTS, LAUNCHES, DIRECTORIES, USED, PINS, TRASH, QUARANTINE, TMP)
+TOP_LEVEL = frozenset({FORMAT_FILE, *(prefix.partition("/")[0] for prefix in _PREFIXES)})
+_TRASHED = re.compile(r"trash/([0-9]{8}T[0-9]{6}Z)/(.+)", re.ASCII)
+_DAY = re.compile(r"used/([0-9]{4}-[0-9]{2}-[0-9]{2})/([^/]+)", re.ASCII)
+_STAMP = "%Y%m%dT%H%M%SZ"
 
 
 def blob_name(sha256: str) -> str:
@@ -47,10 +65,76 @@ def launch_name(launch_key: str, record_sha256: str) -> str:
 
 def split_launch_name(name: str) -> tuple[str, str] | None:
     """Launch key and record sha256 in a launch record's name; None for any other name."""
+    return _split_record_name(LAUNCHES, name)
+
+
+def directory_prefix(key: str) -> str:
+    """Prefix of the listings of one directory key; raises ``ValueError`` for what is no key."""
+    return f"{DIRECTORIES}{_fanned(key)}/"
+
+
+def directory_name(key: str, sha256: str) -> str:
+    """Name of a listing; raises ``ValueError`` for what is no key or no sha256."""
+    return f"{directory_prefix(key)}{_checked(sha256)}"
+
+
+def split_directory_name(name: str) -> tuple[str, str] | None:
+    """Key and document sha256 in a listing's name; None for any other name."""
+    return _split_record_name(DIRECTORIES, name)
+
+
+def used_name(record: str, day: str) -> str:
+    """Name of the mark that the record of that name was used on ``day``, such as 2026-01-31."""
+    return f"{USED}{day}/{_flat(record)}"
+
+
+def split_used_name(name: str) -> tuple[str, str] | None:
+    """Record's name and day in the name of a mark of use; None for any other name."""
+    match = _DAY.fullmatch(name)
+    return (match[2].replace("__", "/"), match[1]) if match else None
+
+
+def pin_name(record: str) -> str:
+    """Name of the pin of the record of that name."""
+    return f"{PINS}{_flat(record)}"
+
+
+def split_pin_name(name: str) -> str | None:
+    """Name of the record in the name of a pin; None for any other name."""
+    last = name.removeprefix(PINS)
+    return last.replace("__", "/") if last != name and "/" not in last else None
+
+
+def trash_name(name: str, at: datetime) -> str:
+    """Where an evict of that time moves a file."""
+    return f"{TRASH}{at.astimezone(UTC).strftime(_STAMP)}/{name}"
+
+
+def split_trash_name(name: str) -> tuple[str, datetime] | None:
+    """Former name and time in the name of a file in the trash; None for any other name."""
+    match = _TRASHED.fullmatch(name)
+    if match is None:
+        return None
+    try:
+        return match[2], datetime.strptime(match[1], _STAMP).replace(tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+def quarantine_name(name: str, unique: str) -> str:
+    """Where a bad file goes; ``unique`` keeps several of one name apart."""
+    return f"{QUARANTINE}{_flat(name)}.{unique}"
+
+
+def _split_record_name(prefix: str, name: str) -> tuple[str, str] | None:
     parts = name.split("/")
     if len(parts) != 4 or not (is_sha256(parts[2]) and is_sha256(parts[3])):
         return None
-    return (parts[2], parts[3]) if launch_name(parts[2], parts[3]) == name else None
+    return (parts[2], parts[3]) if f"{prefix}{_fanned(parts[2])}/{parts[3]}" == name else None
+
+
+def _flat(name: str) -> str:
+    return name.replace("/", "__")
 
 
 def split_fanned_name(prefix: str, name: str) -> str | None:

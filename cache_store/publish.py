@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cache_store.backend import BlobBackend, NewFile
 from cache_store.digests import Digest
-from cache_store.documents import Documents, StandingManifest, quarantine_if_damaged
+from cache_store.documents import Documents, StandingManifest, quarantine, quarantine_if_damaged
 from cache_store.errors import Corrupt, NotInStore, StoreError, Untrusted, is_damage
 from cache_store.layout import blob_name, manifest_name
 from cache_store.manifest import PartitionManifest, PartitionRef, partition_key
@@ -75,7 +75,7 @@ def publish_partition(
     agreed = [entry for entry in manifest.artifacts if entry.function not in conflicts]
     new = put_blobs(documents.backend, {root / entry.path: entry.digest for entry in agreed})
     if refusal:
-        documents.backend.quarantine(manifest_name(key), str(refusal))
+        quarantine(documents.backend, manifest_name(key), str(refusal))
     created = sealed is not None and documents.write(manifest_name(key), sealed)
     if not standing:
         standing = documents.take_manifest(key)  # this one, or that of a publisher who was faster
@@ -120,10 +120,10 @@ def _conflicts(standing: StandingManifest | None, manifest: PartitionManifest) -
 
 
 def _holds(backend: BlobBackend, name: str, digest: Digest) -> bool:
-    size_bytes = backend.size(name)
-    if size_bytes is None or size_bytes == digest.size_bytes:
-        return size_bytes is not None
-    expected, actual = f"{digest.size_bytes} bytes", f"{size_bytes} bytes"
+    info = backend.stat([name]).get(name)
+    if info is None or info.content_bytes in (None, digest.size_bytes):
+        return info is not None
+    expected, actual = f"{digest.size_bytes} bytes", f"{info.content_bytes} bytes"
     quarantine_if_damaged(backend, name, Corrupt(what="blob", where=name, expected=expected, actual=actual))
     return False
 

@@ -15,6 +15,7 @@ from cache_store.backend import BlobBackend, NewFile
 from cache_store.digests import Digest, digest_bytes
 from cache_store.directory import DirectoryBackend
 from cache_store.errors import Corrupt, NotInStore, UnusableCache
+from cache_store.layout import FORMAT_FILE
 from tests.support.memory_backend import MemoryBackend
 
 NAME = "ac/ab/one"
@@ -39,6 +40,16 @@ def read(backend: BlobBackend, name: str) -> bytes:
         return file.read()
 
 
+def names(backend: BlobBackend, prefix: str) -> list[str]:
+    return sorted(info.name for info in backend.list(prefix) if info.name != FORMAT_FILE)
+
+
+def content_bytes(backend: BlobBackend, name: str) -> int:
+    """Number of bytes, where the backend knows it without reading."""
+    known = backend.stat([name])[name].content_bytes
+    return len(read(backend, name)) if known is None else known
+
+
 def private_file(path: Path, data: bytes) -> Path:
     path.write_bytes(data)
     path.chmod(0o600)
@@ -58,7 +69,7 @@ def test_put_new_stores_a_file(backend, tmp_path):
 
 def test_put_new_stores_an_empty_file(backend):
     backend.put_new([new_file(NAME, b"")])
-    assert (backend.size(NAME), read(backend, NAME)) == (0, b"")
+    assert (content_bytes(backend, NAME), read(backend, NAME)) == (0, b"")
 
 
 def test_put_new_of_nothing_creates_nothing(backend):
@@ -86,7 +97,7 @@ def test_put_new_refuses_a_wrong_digest(backend):
     wrong = NewFile(name=NAME, source=b"data", expected=digest_bytes(b"dbta"))
     with pytest.raises(Corrupt, match=r"expected sha256 .* \(4 bytes\), found sha256"):
         backend.put_new([wrong])
-    assert backend.size(NAME) is None
+    assert not backend.stat([NAME])
 
 
 @pytest.mark.parametrize("size_bytes", [3, 5])
@@ -100,7 +111,7 @@ def test_put_new_creates_no_name_of_a_batch_with_a_fault(backend):
     wrong = NewFile(name="ac/ab/two", source=b"data", expected=digest_bytes(b"other"))
     with pytest.raises(Corrupt):
         backend.put_new([new_file(NAME, b"first"), wrong])
-    assert list(backend.list("ac/")) == []
+    assert names(backend, "ac/") == []
 
 
 def test_put_new_refuses_a_source_that_others_could_have_written(backend, tmp_path):
@@ -136,47 +147,59 @@ def test_open_misses_what_is_not_there(backend):
         backend.open(NAME)
 
 
-def test_size_of_what_is_not_there_is_none(backend):
-    assert backend.size(NAME) is None
+def test_stat_leaves_out_what_is_not_there(backend):
+    backend.put_new([new_file(NAME, b"data")])
+    assert list(backend.stat([NAME, "ac/ab/two"])) == [NAME]
+
+
+def test_stat_and_list_say_the_same(backend):
+    backend.put_new([new_file(NAME, b"data")])
+    assert list(backend.list("ac/")) == [backend.stat([NAME])[NAME]]
 
 
 def test_list_gives_names_by_prefix(backend):
     backend.put_new([new_file(name, b"x") for name in ("ac/ab/one", "ac/cd/two", "launch/ab/one")])
-    assert sorted(backend.list("ac/")) == ["ac/ab/one", "ac/cd/two"]
+    assert names(backend, "ac/") == ["ac/ab/one", "ac/cd/two"]
 
 
 def test_list_takes_a_prefix_that_ends_within_a_part(backend):
     backend.put_new([new_file(name, b"x") for name in ("ac/ab/one", "ac/ab/on2", "ac/ab/two")])
-    assert sorted(backend.list("ac/ab/on")) == ["ac/ab/on2", "ac/ab/one"]
+    assert names(backend, "ac/ab/on") == ["ac/ab/on2", "ac/ab/one"]
 
 
 def test_list_of_nothing_is_empty(backend):
-    assert list(backend.list("launch/")) == []
+    assert names(backend, "launch/") == []
 
 
-def test_quarantine_takes_the_name_away(backend):
+def test_move_gives_another_name(backend):
+    backend.put_new([new_file(NAME, b"data")])
+    assert backend.move(NAME, "trash/one")
+    assert (names(backend, ""), read(backend, "trash/one")) == (["trash/one"], b"data")
+
+
+def test_moved_name_can_be_put_again(backend):
     backend.put_new([new_file(NAME, b"bad")])
-    backend.quarantine(NAME, "flipped bit")
-    assert (backend.size(NAME), list(backend.list("ac/"))) == (None, [])
-
-
-def test_quarantined_name_can_be_put_again(backend):
-    backend.put_new([new_file(NAME, b"bad")])
-    backend.quarantine(NAME, "flipped bit")
+    backend.move(NAME, "quarantine/one")
     assert backend.put_new([new_file(NAME, b"good")]) == (NAME,)
     assert read(backend, NAME) == b"good"
 
 
-def test_quarantine_takes_the_same_name_twice(backend):
-    for data in (b"bad", b"worse"):
-        backend.put_new([new_file(NAME, data)])
-        backend.quarantine(NAME, "flipped bit")
-    assert backend.size(NAME) is None
+def test_move_does_not_replace(backend):
+    backend.put_new([new_file(NAME, b"one"), new_file("ac/ab/two", b"two")])
+    assert not backend.move(NAME, "ac/ab/two")
+    assert (read(backend, NAME), read(backend, "ac/ab/two")) == (b"one", b"two")
 
 
-def test_quarantine_of_what_is_gone_is_no_error(backend):
-    backend.quarantine(NAME, "another process was faster")
-    assert backend.size(NAME) is None
+def test_move_to_nowhere_removes(backend):
+    backend.put_new([new_file(NAME, b"data")])
+    assert backend.move(NAME, None)
+    assert names(backend, "") == []
+
+
+@pytest.mark.parametrize("target", ["trash/one", None])
+def test_move_of_what_is_gone_is_no_error(backend, target):
+    assert not backend.move(NAME, target)
+    assert names(backend, "") == []
 
 
 @pytest.fixture(scope="module", params=IMPLEMENTATIONS)
@@ -189,4 +212,4 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_put_new_round_trips_any_bytes(shared, data):
     name = f"cas/{digest_bytes(data).sha256}"
     shared.put_new([new_file(name, data)])
-    assert (read(shared, name), shared.size(name)) == (data, len(data))
+    assert (read(shared, name), content_bytes(shared, name)) == (data, len(data))

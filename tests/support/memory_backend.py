@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from cache_store.backend import NewFile
+from cache_store.backend import FileInfo, NewFile
 from cache_store.digests import digest_bytes
 from cache_store.errors import Corrupt, NotInStore
 from cache_store.private_files import open_private, os_errors_are_unusable
@@ -18,11 +18,14 @@ class MemoryBackend:
 
     def __init__(self) -> None:
         self._files: dict[str, bytes] = {}
-        self.quarantined: dict[str, tuple[bytes, str]] = {}
+        self._times: dict[str, float] = {}
+        self.now_s = 1_000_000.0
 
     def put_new(self, files: Sequence[NewFile]) -> tuple[str, ...]:
         data = {file.name: _bytes(file) for file in files if file.name not in self._files}
         # setdefault is atomic under the GIL, and says who won.
+        for name in data:
+            self._times.setdefault(name, self.now_s)
         return tuple(name for name in data if self._files.setdefault(name, data[name]) is data[name])
 
     def open(self, name: str) -> BinaryIO:
@@ -30,15 +33,24 @@ class MemoryBackend:
             raise NotInStore(what=name, where="memory")
         return io.BytesIO(self._files[name])
 
-    def size(self, name: str) -> int | None:
-        return len(self._files[name]) if name in self._files else None
+    def stat(self, names: Iterable[str]) -> dict[str, FileInfo]:
+        return {name: self._info(name) for name in names if name in self._files}
 
-    def list(self, prefix: str) -> Iterator[str]:
-        return iter([name for name in self._files if name.startswith(prefix)])
+    def list(self, prefix: str) -> Iterator[FileInfo]:
+        return iter([self._info(name) for name in list(self._files) if name.startswith(prefix)])
 
-    def quarantine(self, name: str, reason: str) -> None:
-        if name in self._files:
-            self.quarantined[name] = (self._files.pop(name), reason)
+    def move(self, name: str, target: str | None) -> bool:
+        if name not in self._files or target in self._files:
+            return False
+        data = self._files.pop(name)
+        if target is not None:
+            self._files[target] = data
+            self._times[target] = self.now_s
+        return True
+
+    def _info(self, name: str) -> FileInfo:
+        size = len(self._files[name])
+        return FileInfo(name=name, stored_bytes=size, content_bytes=size, modified_s=self._times[name])
 
 
 def _bytes(file: NewFile) -> bytes:

@@ -150,10 +150,10 @@ def test_damaged_blob_of_a_store_that_cannot_be_written_is_still_corrupt(
 ):
     overwrite(blob_path(root, DECODE), b"x" * len(DECODE))
 
-    def refuse(name: str, reason: str) -> None:
+    def refuse(name: str, target: str | None) -> bool:
         raise StoreUnavailable(what=name, where=str(root), reason="Read-only file system")
 
-    monkeypatch.setattr(store._backend, "quarantine", refuse)
+    monkeypatch.setattr(store._backend, "move", refuse)
     with pytest.raises(Corrupt):
         store.fetch_partition(key, cache)
 
