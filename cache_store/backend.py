@@ -9,12 +9,14 @@ rests on no lock. Any number of threads may call one backend at once; a forked c
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from cache_store.digests import Digest
+from cache_store.private_files import open_owned, open_private, os_errors_are_unusable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +27,26 @@ class NewFile:
         name: where.
         source: its bytes, or the local file that holds them.
         expected: what the bytes must be.
+        is_private: a local file must be private to this user (0600); otherwise it is enough that nobody else
+            could have written it, as with what other tools make.
     """
 
     name: str
     source: Path | bytes
     expected: Digest
+    is_private: bool = True
+
+    def open(self) -> BinaryIO:
+        """Open the source for reading.
+
+        Raises:
+            UnusableCache: it is not there, or others could have written it: what another user wrote must not
+                be published under this user's signature.
+        """
+        if isinstance(self.source, bytes):
+            return io.BytesIO(self.source)
+        with os_errors_are_unusable("file", self.source):
+            return open_private(self.source) if self.is_private else open_owned(self.source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

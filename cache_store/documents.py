@@ -61,13 +61,8 @@ class Documents:
         return self.trust.open_envelope(kind, key, sealed, where=name), digest_bytes(sealed).sha256
 
     def read_sealed(self, name: str) -> bytes:
-        """Read a stored form, whatever it says; raises `NotInStore`, or `Corrupt` when it is too large."""
-        with self.backend.open(name) as file, os_errors_are_unavailable("file", name):
-            sealed = file.read(_MAX_ENVELOPE_BYTES + 1)
-        if len(sealed) > _MAX_ENVELOPE_BYTES:
-            expected = f"at most {_MAX_ENVELOPE_BYTES} bytes"
-            raise Corrupt(what="document", where=name, expected=expected, actual="more")
-        return sealed
+        """Read a stored form, whatever it says; raises as `read_stored_form`."""
+        return read_stored_form(self.backend, name)
 
     def read_manifest(self, key: str) -> StandingManifest:
         """Read the manifest of a partition key without touching it; raises as `read` does."""
@@ -82,6 +77,21 @@ class Documents:
         except StoreError as error:
             quarantine_if_damaged(self.backend, manifest_name(key), error)
             raise
+
+
+def read_stored_form(backend: BlobBackend, name: str) -> bytes:
+    """Read a document as it is stored, whatever it says.
+
+    Raises:
+        NotInStore: there is none.
+        Corrupt: it is too large.
+    """
+    with backend.open(name) as file, os_errors_are_unavailable("file", name):
+        sealed = file.read(_MAX_ENVELOPE_BYTES + 1)
+    if len(sealed) > _MAX_ENVELOPE_BYTES:
+        expected = f"at most {_MAX_ENVELOPE_BYTES} bytes"
+        raise Corrupt(what="document", where=name, expected=expected, actual="more")
+    return sealed
 
 
 def quarantine_if_damaged(backend: BlobBackend, name: str, error: StoreError) -> None:

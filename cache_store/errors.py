@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-UntrustedReason = Literal["unsigned", "unknown_signer", "bad_signature", "replayed", "no_signing_key"]
+UntrustedReason = Literal[
+    "unsigned", "unknown_signer", "bad_signature", "replayed", "revoked", "no_signing_key"
+]
 
 
 def _rebuild(kind: type[StoreError], values: dict[str, Any]) -> StoreError:
@@ -40,10 +42,17 @@ class StoreError(Exception):
 
 @dataclass(eq=False, kw_only=True)
 class StoreUnavailable(StoreError):
-    """The store cannot be read or written at all; the launch may go on without it."""
+    """The store cannot be read or written at all; the launch may go on without it.
+
+    Attributes:
+        required: it was configured as ``required``, so the launch must not go on.
+        transport: nothing answered, after all retries, so that asking again would only cost time.
+    """
 
     reason: str
     remedy: str = "check that the store's directory is mounted, writable and not full"
+    required: bool = False
+    transport: bool = False
 
     def __str__(self) -> str:
         return f"store unavailable: {self.what} at {self.where}: {self.reason}; {self.remedy}"
@@ -110,6 +119,17 @@ class Conflict(StoreError):
 
 
 @dataclass(eq=False, kw_only=True)
+class EvictRefused(StoreError):
+    """An evict took nothing away, because it could take what is needed."""
+
+    reason: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"nothing was evicted: {self.what} at {self.where}: {self.reason}; {self.remedy}"
+
+
+@dataclass(eq=False, kw_only=True)
 class UnusableCache(StoreError):
     """A local file or directory that is not private to this user, or cannot be read or written."""
 
@@ -131,6 +151,11 @@ def is_damage(error: StoreError) -> bool:
     if isinstance(error, Untrusted):
         return error.reason in ("bad_signature", "replayed")
     return isinstance(error, Corrupt)
+
+
+def is_final(error: StoreError) -> bool:
+    """Whether nothing may go on after this error: a place of the store is away that was made required."""
+    return isinstance(error, StoreUnavailable) and error.required
 
 
 @contextlib.contextmanager

@@ -1,215 +1,213 @@
 """Fetching: bytes out of the store into a node's cache directory.
 
-Invariants: every byte is hashed while it is copied, and nothing gets its name before all of a partition is
-verified; what is in the cache directory already is verified, and not copied; a blob that is not what its
-name says goes into quarantine. A file lock keeps the ranks of a node from copying the same partition at
-once, which saves work only: without it the result is the same.
+Invariants: every blob is read once, whatever the number of partitions that want it, and hashed while it is
+copied; nothing of a partition gets its name before all of it is verified; what is in the cache directory
+already is verified, and not copied; a blob that is not what its name says goes into quarantine. One
+partition's fault is its own: the others are laid out. Memory does not grow with the sizes.
 """
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import logging
-import shutil
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
-from filelock import FileLock, Timeout
-
-from cache_store.backend import BlobBackend
+from cache_store.backend import BlobBackend, NewFile
+from cache_store.completeness import blob_faults, bring_back
+from cache_store.copying import BlobSource, copy_blob
+from cache_store.digest_index import DigestIndex
 from cache_store.digests import Digest
-from cache_store.documents import quarantine_if_damaged
-from cache_store.errors import Corrupt, NotInStore, os_errors_are_unavailable
+from cache_store.documents import Documents
+from cache_store.errors import NotInStore, StoreError, UnusableCache
+from cache_store.fetch_plan import Partition, Target, partition_of
+from cache_store.laying_out import NUM_THREADS, staging, sweep_staging
 from cache_store.layout import blob_name
-from cache_store.local import (
-    add_variant_stream,
-    ensure_cache_dir,
-    find_variant,
-    mark_unverified,
-    place,
-    stage,
-)
-from cache_store.manifest import ArtifactEntry, PartitionManifest
-from cache_store.private_files import (
-    make_private_directories,
-    os_errors_are_unusable,
-    sweep_debris,
-    temporary_name,
-)
-from cache_store.reports import FetchReport
+from cache_store.local import find_variant, place, temporary_file
+from cache_store.manifest import PartitionRef
+from cache_store.parallel import each
+from cache_store.pinned import take_pinned
+from cache_store.private_files import make_private_directories, os_errors_are_unusable
+from cache_store.progress import Meter, OnProgress
+from cache_store.reports import FetchFault, FetchOutcome, FetchReport
+from cache_store.steps import Step, reached
+from cache_store.unverified import admit, mark_unverified
 
 logger = logging.getLogger(__name__)
 
-LOCK_TIMEOUT_S = 60.0
-_STAGING = ".tmp-"
+INDEX_NAME = "artifacts"
+_NUM_SHARES = 64  # to look for one file takes less time than to hand it to a thread
 
 
-def fetch_blob(backend: BlobBackend, sha256: str, function_dir: Path) -> Path:
-    """Add one blob to a function's variants.
+def fetch_blob(
+    backend: BlobBackend, sha256: str, function_dir: Path, *, cache_root: Path, policy: str
+) -> Path:
+    """Add one blob to the variants of a function below ``cache_root``.
 
     Raises:
         NotInStore: there is no such blob.
         Corrupt: its bytes are not what its name says; it is in quarantine.
-        UnusableCache: the function's directory cannot be written.
+        StoreUnavailable: it cannot be read.
+        UnusableCache: the function's directory cannot be written, or not used under this trust policy.
     """
     name = blob_name(sha256)
+    admit(cache_root, policy)
     info = backend.stat([name]).get(name)
-    if info is None:
+    if info is None and name not in bring_back(backend, [name]):
         raise NotInStore(what=f"blob {sha256[:12]}", where=name)
-    expected = Digest(sha256=sha256, size_bytes=info.content_bytes or 0)
-    with _verified(backend, name) as stream:
-        return add_variant_stream(function_dir, stream, expected=expected, source=name)
+    size_bytes = info.content_bytes if info else None
+    if size_bytes is not None:
+        known = find_variant(function_dir, Digest(sha256=sha256, size_bytes=size_bytes))
+        if known is not None:
+            return known
+    mark_unverified(cache_root, policy)
+    with os_errors_are_unusable("directory", function_dir):
+        make_private_directories(function_dir)
+    staged = temporary_file(function_dir)
+    source = BlobSource(backend=backend, sha256=sha256, size_bytes=size_bytes)
+    return place(function_dir, staged, copy_blob(source, staged, _count_nothing))
 
 
-def fetch_partition(
-    backend: BlobBackend,
-    key: str,
-    manifest: PartitionManifest,
+def fetch_partitions(
+    documents: Documents,
+    refs: Sequence[PartitionRef],
     cache_root: Path,
     *,
-    verified: bool,
-    lock_timeout_s: float,
-) -> FetchReport:
-    """Lay out all artifacts of ``manifest``, stored under ``key``, below ``cache_root``.
+    on_progress: OnProgress | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> FetchOutcome:
+    """Lay out all artifacts of the partitions that ``refs`` name below ``cache_root``.
+
+    Where the trust policy does not ask for signatures, the directory is marked so before the first copy.
 
     Args:
-        backend: the store.
-        key: the partition's key.
-        manifest: the partition.
+        documents: the store.
+        refs: the partitions; of one function, an earlier one's artifacts are tried first.
         cache_root: the cache directory.
-        verified: the policy asked for a signature of ``manifest``; otherwise the directory is marked so
-            before the first copy.
-        lock_timeout_s: how long to wait for another fetch of it.
+        on_progress: told now and then how far it is.
+        clock: seconds, never going back.
 
     Raises:
-        NotInStore: blobs are missing (all are named); nothing was laid out.
-        Corrupt: a blob is damaged, and now in quarantine; nothing was laid out.
-        UnusableCache: ``cache_root`` cannot be used.
+        UnusableCache: ``cache_root`` cannot be used at all, or not under this trust policy.
+        StoreUnavailable: of a place of the store that is required.
     """
-    started = time.perf_counter()
-    ensure_cache_dir(cache_root)
-    with _single_flight(cache_root, key, lock_timeout_s):
-        absent = [entry for entry in manifest.artifacts if not _is_there(entry, cache_root)]
-        _check_complete(backend, manifest.partition, absent)
-        if absent and not verified:
-            mark_unverified(cache_root)
-        _lay_out(backend, absent, cache_root)
-    report = FetchReport(
-        partition=manifest.partition,
-        num_files=len(manifest.artifacts),
-        bytes_copied=sum(entry.size_bytes for entry in absent),
-        num_already_there=len(manifest.artifacts) - len(absent),
-        seconds=time.perf_counter() - started,
+    started_s = clock()
+    policy = documents.trust.policy
+    admit(cache_root, policy)
+    sweep_staging(cache_root)
+    known: dict[Target, Target] = {}
+    pinned = take_pinned(documents, refs, lambda ref, manifest: partition_of(ref, manifest, known))
+    partitions = tuple(pinned.kept.values())
+    index = DigestIndex.open(cache_root, INDEX_NAME)
+    absent, faults = _look(partitions, cache_root, index)
+    missing = blob_faults(documents.backend, (target.digest for target in absent))
+    faults |= {target: missing[target.digest] for target in absent if target.digest in missing}
+    reached(Step.FETCH_CHECKED)
+    copied: dict[Target, Path] = {}
+    if wanted := _wanted(partitions, absent, faults):
+        mark_unverified(cache_root, policy)
+        meter = _meter(cache_root, wanted, on_progress, clock)
+        with staging(cache_root, wanted) as staged:
+            faults |= staged.fill(documents.backend, meter)
+            reached(Step.FETCH_STAGED)
+            copied, failed = staged.place(cache_root, _wanted(partitions, absent, faults), index)
+            faults |= failed
+        meter.finish()
+    index.save()
+    reached(Step.FETCH_DONE)
+    outcome = _outcome(partitions, copied, faults, pinned.errors, seconds=clock() - started_s)
+    _log(outcome, cache_root)
+    return outcome
+
+
+def _look(
+    partitions: Sequence[Partition], cache_root: Path, index: DigestIndex
+) -> tuple[list[Target], dict[Target, StoreError]]:
+    """The targets that the cache directory lacks, in their order, and those that cannot be looked for."""
+    targets = list(dict.fromkeys(target for partition in partitions for target in partition.functions))
+
+    def look(some: Sequence[Target]) -> list[tuple[Target, Path | UnusableCache | None]]:
+        return [(target, _look_for(target, cache_root, index)) for target in some]
+
+    shares = [targets[number::_NUM_SHARES] for number in range(_NUM_SHARES)]
+    found = dict(itertools.chain.from_iterable(each(look, shares, num_threads=NUM_THREADS)))
+    absent = [target for target in targets if found[target] is None]
+    return absent, {target: answer for target, answer in found.items() if isinstance(answer, UnusableCache)}
+
+
+def _look_for(target: Target, cache_root: Path, index: DigestIndex) -> Path | UnusableCache | None:
+    try:
+        return find_variant(cache_root / target.function_dir, target.digest, digest_of=index.digest)
+    except UnusableCache as error:
+        return error
+
+
+def _wanted(
+    partitions: Sequence[Partition], absent: Sequence[Target], faults: Mapping[Target, StoreError]
+) -> list[Target]:
+    """The absent targets of the partitions that have no fault, in their order."""
+    whole = {
+        target for partition in partitions if not partition.fault(faults) for target in partition.functions
+    }
+    return [target for target in absent if target in whole]
+
+
+def _meter(
+    cache_root: Path, wanted: Sequence[Target], on_progress: OnProgress | None, clock: Callable[[], float]
+) -> Meter:
+    return Meter(
+        f"Fetching into {cache_root}",
+        total_bytes=sum(target.digest.size_bytes for target in wanted),
+        total_files=len(wanted),
+        on_progress=on_progress,
+        clock=clock,
     )
+
+
+def _outcome(
+    partitions: Sequence[Partition],
+    copied: Mapping[Target, Path],
+    faults: Mapping[Target, StoreError],
+    refused: Mapping[PartitionRef, StoreError],
+    *,
+    seconds: float,
+) -> FetchOutcome:
+    reports: list[FetchReport] = []
+    failed = [FetchFault(ref=ref, error=error) for ref, error in refused.items()]
+    left = set(copied)
+    for partition in partitions:
+        if error := partition.fault(faults):
+            failed.append(FetchFault(ref=partition.ref, error=error))
+            continue
+        reports.append(partition.report(left))
+        left -= partition.functions.keys()  # what two partitions share came with the first
+    blobs = {target.digest: path for target, path in copied.items()}
+    return FetchOutcome(
+        partitions=tuple(reports),
+        faults=tuple(failed),
+        bytes_read=sum(digest.size_bytes for digest in blobs),
+        copies=tuple(
+            NewFile(name=blob_name(digest.sha256), source=path, expected=digest)
+            for digest, path in blobs.items()
+        ),
+        seconds=seconds,
+    )
+
+
+def _log(outcome: FetchOutcome, cache_root: Path) -> None:
     logger.info(
-        "Fetched %s: %d files, %d bytes copied, %.3f s",
-        report.partition,
-        report.num_files,
-        report.bytes_copied,
-        report.seconds,
+        "Fetched %d partitions into %s: %d files, %d bytes copied, %d bytes read, %.3f s",
+        len(outcome.partitions),
+        cache_root,
+        sum(report.num_files for report in outcome.partitions),
+        sum(report.bytes_copied for report in outcome.partitions),
+        outcome.bytes_read,
+        outcome.seconds,
     )
-    return report
+    for fault in outcome.faults:
+        logger.warning("Partition %s is not laid out: %s", fault.ref.partition, fault.error)
 
 
-def _is_there(entry: ArtifactEntry, cache_root: Path) -> bool:
-    return find_variant(_function_dir(entry, cache_root), entry.digest) is not None
-
-
-def _check_complete(backend: BlobBackend, partition: str, entries: Sequence[ArtifactEntry]) -> None:
-    missing: list[str] = []
-    damaged: list[Corrupt] = []
-    for sha256, entry in {entry.sha256: entry for entry in entries}.items():
-        name = blob_name(sha256)
-        info = backend.stat([name]).get(name)
-        if info is None:
-            missing.append(f"{sha256[:12]} of {entry.function}")
-        elif info.content_bytes not in (None, entry.size_bytes):
-            expected, actual = f"{entry.size_bytes} bytes", f"{info.content_bytes} bytes"
-            damaged.append(
-                Corrupt(what=f"blob of {entry.function}", where=name, expected=expected, actual=actual)
-            )
-            quarantine_if_damaged(backend, name, damaged[-1])
-    if damaged:
-        raise damaged[0]
-    if missing:
-        raise NotInStore(what=f"blobs {', '.join(missing)}", where=partition)
-
-
-def _lay_out(backend: BlobBackend, entries: Sequence[ArtifactEntry], cache_root: Path) -> None:
-    with _staging(cache_root) as staging:
-        staged = [_stage(backend, entry, staging) for entry in entries]
-        for item in staged:
-            place(_function_dir(item.entry, cache_root), item.path, item.entry.digest)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Staged:
-    entry: ArtifactEntry
-    path: Path
-
-
-def _stage(backend: BlobBackend, entry: ArtifactEntry, staging: Path) -> _Staged:
-    name = blob_name(entry.sha256)
-    with _verified(backend, name) as stream:
-        path, _ = stage(staging, stream, expected=entry.digest, source=name)
-    return _Staged(entry=entry, path=path)
-
-
-@contextlib.contextmanager
-def _staging(cache_root: Path) -> Iterator[Path]:
-    sweep_debris(cache_root, _STAGING)
-    path = cache_root / f"{_STAGING}{temporary_name()}"
-    with os_errors_are_unusable("directory", path):
-        make_private_directories(path)
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _single_flight(cache_root: Path, key: str, timeout_s: float) -> Iterator[None]:
-    locks = cache_root / ".locks"
-    with os_errors_are_unusable("directory", locks):
-        make_private_directories(locks)
-    # A soft lock would outlive its holder.
-    lock = FileLock(locks / f"{key}.lock", timeout=timeout_s, mode=0o600, fallback_to_soft=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        logger.warning("%s was held for %.0f s; fetching beside its holder", lock.lock_file, timeout_s)
-    except (OSError, NotImplementedError) as error:
-        logger.warning("Fetching without a lock, which may copy twice: %s", error)
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-@contextlib.contextmanager
-def _verified(backend: BlobBackend, name: str) -> Iterator[_StoreReader]:
-    with backend.open(name) as file:
-        try:
-            yield _StoreReader(file=file, name=name)
-        except Corrupt as error:
-            quarantine_if_damaged(backend, name, error)
-            raise
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _StoreReader:
-    """Keeps a fault of the store apart from one of the local disk, which the same copy can meet."""
-
-    file: BinaryIO
-    name: str
-
-    def read(self, size: int, /) -> bytes:
-        with os_errors_are_unavailable("blob", self.name):
-            return self.file.read(size)
-
-
-def _function_dir(entry: ArtifactEntry, cache_root: Path) -> Path:
-    return (cache_root / entry.path).parent
+def _count_nothing(num_bytes: int) -> None:
+    """For a copy that nobody waits to see."""

@@ -2,13 +2,13 @@
 
 Layout: ``<cache root>/<Class>_..._<key>/[<partition>/]<function>/compiled_module[.N]``. A function has up
 to `MAX_VARIANTS` variants (more while they are fresh); a higher N was added later, and ``compiled_module``
-itself is the first. ``<cache root>/.unverified`` says that artifacts came from a store without being required
-to carry a signature.
+itself is the first.
 
-Invariants: files are created whole (private temporary file, fsync, link without replacing), with mode 0600,
-owned by the running user, and never share an inode with any other file, because TorchAir truncates its
-cache in place. No lock is needed: of processes that add at once, each gets a name of its own or, for equal
-bytes, the one that came first.
+Invariants: files are created whole (private temporary file, link without replacing, or a new directory that
+is renamed), with mode 0600, owned by the running user, and never share an inode with any other file, because
+TorchAir truncates its cache in place. No lock is needed: of processes that add at once, each gets a name of
+its own or, for equal bytes, the one that came first. What a power cut tore is no variant: a load verifies
+every byte, and sets it aside.
 
 A rank's warm load imports this module, so it needs the standard library only.
 """
@@ -16,11 +16,13 @@ A rank's warm load imports this module, so it needs the standard library only.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import logging
 import os
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from cache_store.digests import Digest, Readable, TooLong, copy_and_digest, digest_bytes
@@ -34,6 +36,7 @@ from cache_store.private_files import (
     open_private,
     os_errors_are_unusable,
     read_private,
+    sweep_debris,
     sync_directory,
     temporary_name,
 )
@@ -41,7 +44,7 @@ from cache_store.private_files import (
 __all__ = [
     "FRESH_S",
     "MAX_VARIANTS",
-    "UNVERIFIED",
+    "TEMPORARY_SUFFIX",
     "VARIANT_NAME",
     "add_variant",
     "add_variant_from",
@@ -50,25 +53,22 @@ __all__ = [
     "ensure_cache_dir",
     "find_variant",
     "is_variant_name",
-    "mark_unverified",
     "place",
+    "place_directory",
     "read_private",
-    "refuse_unverified",
     "stage",
+    "temporary_file",
+    "variant_name",
     "variants",
 ]
 
 logger = logging.getLogger(__name__)
 
 VARIANT_NAME = "compiled_module"
+TEMPORARY_SUFFIX = ".tmp"
 MAX_VARIANTS = 64
 FRESH_S = 3600.0
-UNVERIFIED = ".unverified"
-_UNVERIFIED_TEXT = """\
-Artifacts were copied into this directory from a store whose trust policy was not 'require', so nobody may
-have signed them. warmrank with policy 'require' refuses this directory; empty it, this file included, or use
-another cache_dir.
-"""
+_CROWDED = MAX_VARIANTS // 2  # a touch changes what an index of digests goes by, so only where a trim is near
 _VARIANT = re.compile(rf"{VARIANT_NAME}(?:\.([1-9][0-9]{{0,8}}))?", re.ASCII)
 
 
@@ -79,21 +79,30 @@ def is_variant_name(name: str) -> bool:
 
 def variants(function_dir: Path) -> tuple[Path, ...]:
     """Variants of one function, in the order in which they were added; none where there is no directory."""
-    return tuple(function_dir / _variant_name(number) for number in _variant_numbers(function_dir))
+    return tuple(function_dir / variant_name(number) for number in _variant_numbers(function_dir))
 
 
-def find_variant(function_dir: Path, expected: Digest) -> Path | None:
-    """The variant with exactly these bytes, if there is one; it counts as fresh from now on.
+def find_variant(
+    function_dir: Path, expected: Digest, *, digest_of: Callable[[Path], Digest] = digest_private
+) -> Path | None:
+    """The variant with exactly these bytes, if there is one; it is kept for `FRESH_S` from now on.
 
     A file that is not private, such as ``cp -r`` makes, is passed over: nobody would load it.
+
+    Args:
+        function_dir: where to look.
+        expected: the bytes.
+        digest_of: as `digest_private`; an index spares the reading.
 
     Raises:
         UnusableCache: the directory cannot be read.
     """
-    for path in variants(function_dir):
+    known = variants(function_dir)
+    for path in known:
         try:
-            if _holds(path, expected):
-                _touch(path)
+            if _holds(path, expected, digest_of):
+                if len(known) > _CROWDED:
+                    _touch(path)
                 return path
         except UnusableCache as error:
             logger.warning("Passed over: %s", error)
@@ -131,7 +140,10 @@ def add_variant_stream(function_dir: Path, stream: Readable, *, expected: Digest
     if expected is not None and (existing := find_variant(function_dir, expected)):
         return existing
     staged, digest = stage(function_dir, stream, expected=expected, source=source)
-    return place(function_dir, staged, digest)
+    placed = place(function_dir, staged, digest)
+    with os_errors_are_unusable("directory", function_dir):
+        sync_directory(function_dir)
+    return placed
 
 
 def stage(directory: Path, stream: Readable, *, expected: Digest | None, source: str) -> tuple[Path, Digest]:
@@ -144,7 +156,7 @@ def stage(directory: Path, stream: Readable, *, expected: Digest | None, source:
         Corrupt: it does not hold the expected bytes; no file is left.
         UnusableCache: the directory cannot be written; no file is left.
     """
-    path = directory / f".{temporary_name()}.tmp"
+    path = temporary_file(directory)
     try:
         with os_errors_are_unusable("file", path):
             make_private_directories(directory)
@@ -155,7 +167,9 @@ def stage(directory: Path, stream: Readable, *, expected: Digest | None, source:
     return path, digest
 
 
-def place(function_dir: Path, staged: Path, digest: Digest) -> Path:
+def place(
+    function_dir: Path, staged: Path, digest: Digest, *, digest_of: Callable[[Path], Digest] = digest_private
+) -> Path:
     """Give a staged file of the same file system its name; ``staged`` is gone afterwards.
 
     Returns:
@@ -167,54 +181,47 @@ def place(function_dir: Path, staged: Path, digest: Digest) -> Path:
     try:
         with os_errors_are_unusable("directory", function_dir):
             make_private_directories(function_dir)
-            placed = _link_next(function_dir, staged, digest)
-            sync_directory(function_dir)
+            placed = _link_next(function_dir, staged, digest, digest_of)
             _trim(function_dir)
+            sweep_debris(function_dir, ".", TEMPORARY_SUFFIX)
     finally:
         staged.unlink(missing_ok=True)
     return placed
 
 
-def mark_unverified(cache_root: Path) -> None:
-    """Leave word in a cache directory that what comes next need not be signed; once is enough.
+def place_directory(function_dir: Path, staged_dir: Path) -> bool:
+    """Give a staged directory of variants the name of a function that has none yet, in one rename.
+
+    Returns:
+        False where there are variants; then nothing was done.
 
     Raises:
         UnusableCache: the directory cannot be written.
     """
-    path = cache_root / UNVERIFIED
-    with os_errors_are_unusable("file", path), contextlib.suppress(FileExistsError):
-        with create_private(path) as file:
-            file.write(_UNVERIFIED_TEXT.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        sync_directory(cache_root)
-
-
-def refuse_unverified(cache_root: Path, policy: str) -> None:
-    """Refuse, under trust policy ``require``, a directory into which unverified artifacts were copied.
-
-    Raises:
-        UnusableCache: it bears the mark of `mark_unverified`, or cannot be looked at.
-    """
-    if policy != "require":
-        return
-    with os_errors_are_unusable("file", cache_root / UNVERIFIED):
+    with os_errors_are_unusable("directory", function_dir):
+        make_private_directories(function_dir.parent)
         try:
-            (cache_root / UNVERIFIED).lstat()
-        except FileNotFoundError:
-            return
-    raise UnusableCache(
-        what="directory",
-        where=str(cache_root),
-        expected="only artifacts that a trusted key signed, as trust policy 'require' asks",
-        actual=f"{UNVERIFIED}: some were copied under another policy",
-        remedy="use another cache_dir, or empty this one",
-    )
+            staged_dir.rename(function_dir)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                return False
+            raise
+    return True
 
 
-def _holds(path: Path, expected: Digest) -> bool:
+def variant_name(number: int) -> str:
+    """Name of the variant that is added after ``number`` others."""
+    return f"{VARIANT_NAME}.{number}" if number else VARIANT_NAME
+
+
+def temporary_file(function_dir: Path) -> Path:
+    """A name for a file on its way in; what a process that was killed leaves under it is swept."""
+    return function_dir / f".{temporary_name()}{TEMPORARY_SUFFIX}"
+
+
+def _holds(path: Path, expected: Digest, digest_of: Callable[[Path], Digest]) -> bool:
     with os_errors_are_unusable("file", path), contextlib.suppress(FileNotFoundError):
-        return path.lstat().st_size == expected.size_bytes and digest_private(path) == expected
+        return path.lstat().st_size == expected.size_bytes and digest_of(path) == expected
     return False
 
 
@@ -237,13 +244,13 @@ def _write_verified(path: Path, stream: Readable, *, expected: Digest | None, so
     return digest
 
 
-def _link_next(function_dir: Path, staged: Path, digest: Digest) -> Path:
+def _link_next(function_dir: Path, staged: Path, digest: Digest, digest_of: Callable[[Path], Digest]) -> Path:
     while True:
         # Listed before looking: whoever adds the same bytes after the look takes this very name.
         numbers = _variant_numbers(function_dir)
-        if existing := find_variant(function_dir, digest):
+        if existing := find_variant(function_dir, digest, digest_of=digest_of):
             return existing
-        target = function_dir / _variant_name(numbers[-1] + 1 if numbers else 0)
+        target = function_dir / variant_name(numbers[-1] + 1 if numbers else 0)
         with contextlib.suppress(FileExistsError):
             # The temporary name goes right after, so the file has one link, its own.
             os.link(staged, target)
@@ -257,10 +264,6 @@ def _trim(function_dir: Path) -> None:
             if time.time() - max(status.st_atime, status.st_mtime) > FRESH_S:
                 path.unlink()
                 logger.info("Removed %s: a function keeps its newest %d variants", path, MAX_VARIANTS)
-
-
-def _variant_name(number: int) -> str:
-    return f"{VARIANT_NAME}.{number}" if number else VARIANT_NAME
 
 
 def _variant_numbers(function_dir: Path) -> list[int]:

@@ -7,8 +7,10 @@ Layout: canonical JSON of the models below (field by field as declared), sealed 
     LaunchRecord        {"format":1,"launch_key":"...","identity":{...},"world_size":2,
                          "environment":{...},"partitions":[...],"created":"..."}
 
-Invariants: every path in a manifest may be joined to a cache directory (`cache_store.paths`) and names a
-variant of ``compiled_module``; a launch record names each rank of its world exactly once.
+Invariants: every number, size and length has a limit, so that no document, not even a signed one, fills a
+node's disk or memory; a document gives no modes, owners or links, so what a fetch writes is private whatever
+it says; every path in a manifest may be joined to a cache directory (`cache_store.paths`) and names a variant
+of ``compiled_module``; a launch record names each rank of its world exactly once.
 """
 
 from __future__ import annotations
@@ -30,38 +32,49 @@ from cache_store.paths import collision, part_fault, path_fault
 
 FORMAT: Final = 1
 MAX_DOCUMENT_BYTES = 16 << 20  # a manifest has about 200 KB, a launch record 0.3 KB a rank
+MAX_ENTRIES = 10_000  # artifacts, requests and captures of one rank, each; a large model has some hundreds
+MAX_RANKS = 1 << 16
+MAX_FILE_BYTES = 16 << 30  # kernels that come with an artifact have at most some GiB
+MAX_PARTITION_BYTES = 64 << 30
+MAX_COMPONENTS = 10_000
+MAX_NAME_CHARS = 4096  # of a function, or of a component, which may hold the path of a source file
+MAX_TEXT_CHARS = 1 << 20  # the value of a component, or the signature of a capture
 _KEY = re.compile(r"[0-9a-f]{32,128}", re.ASCII)
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 100 else f"{text[:97]}...")
 
 
 def _artifact_path(path: str) -> str:
     if fault := path_fault(path):
-        raise ValueError(f"path {path!r} {fault}")
+        raise ValueError(f"path {_shown(path)} {fault}")
     if not is_variant_name(path.rpartition("/")[2]) or "/" not in path:
-        raise ValueError(f"path {path!r} is no {VARIANT_NAME} in a function's directory")
+        raise ValueError(f"path {_shown(path)} is no {VARIANT_NAME} in a function's directory")
     return path
 
 
 def _partition_name(name: str) -> str:
     if fault := part_fault(name):
-        raise ValueError(f"partition {name!r} {fault}")
+        raise ValueError(f"partition {_shown(name)} {fault}")
     return name
 
 
 def _hex_key(text: str) -> str:
     if _KEY.fullmatch(text) is None:
-        raise ValueError(f"{text!r} is no lowercase hex key")
+        raise ValueError(f"{_shown(text)} is no lowercase hex key")
     return text
 
 
 def _sha256(text: str) -> str:
     if not is_sha256(text):
-        raise ValueError(f"{text!r} is no lowercase hex sha256")
+        raise ValueError(f"{_shown(text)} is no lowercase hex sha256")
     return text
 
 
 def _utc(text: str) -> str:
-    if datetime.fromisoformat(text).utcoffset() != timedelta(0):
-        raise ValueError(f"{text!r} is no time in UTC")
+    if len(text) > 40 or datetime.fromisoformat(text).utcoffset() != timedelta(0):
+        raise ValueError(f"{_shown(text)} is no time in UTC")
     return text
 
 
@@ -70,10 +83,16 @@ Sha256 = Annotated[str, AfterValidator(_sha256)]
 Utc = Annotated[str, AfterValidator(_utc)]
 PartitionName = Annotated[str, AfterValidator(_partition_name)]
 Count = Annotated[int, Field(ge=0)]
-WorldSize = Annotated[int, Field(ge=1)]
+FileSize = Annotated[int, Field(ge=0, le=MAX_FILE_BYTES)]
+WorldSize = Annotated[int, Field(ge=1, le=MAX_RANKS)]
+Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
+Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
+Components = Annotated[dict[Name, Text], Field(max_length=MAX_COMPONENTS)]
 
 
-class _Document(BaseModel):
+class Document(BaseModel):
+    """Base of every document in the store: frozen, and an unknown field is an error."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def to_bytes(self) -> bytes:
@@ -81,7 +100,7 @@ class _Document(BaseModel):
         return canonical_json(self.model_dump(mode="json"))
 
 
-class ArtifactEntry(_Document):
+class ArtifactEntry(Document):
     """One artifact of one cached function.
 
     Attributes:
@@ -93,12 +112,12 @@ class ArtifactEntry(_Document):
         size_bytes: their number.
     """
 
-    function: str
+    function: Name
     path: Annotated[str, AfterValidator(_artifact_path)]
     request_key: HexKey
     provenance: HexKey
     sha256: Sha256
-    size_bytes: Count
+    size_bytes: FileSize
 
     @property
     def digest(self) -> Digest:
@@ -106,32 +125,32 @@ class ArtifactEntry(_Document):
         return Digest(sha256=self.sha256, size_bytes=self.size_bytes)
 
 
-class RequestEntry(_Document):
+class RequestEntry(Document):
     """The named components behind a request key, kept so that a miss can be explained."""
 
-    function: str
+    function: Name
     key: HexKey
-    components: dict[str, str]
+    components: Components
 
 
-class CaptureEntry(_Document):
+class CaptureEntry(Document):
     """One step of the capture plan; the order in the manifest is the order of capture."""
 
-    function: str
-    signature: str
+    function: Name
+    signature: Text
 
 
-class PartitionManifest(_Document):
+class PartitionManifest(Document):
     """All artifacts of one rank."""
 
     format: Literal[1] = FORMAT
     partition: PartitionName
     rank: Count
     world_size: WorldSize
-    environment: dict[str, str]
-    requests: tuple[RequestEntry, ...]
-    artifacts: tuple[ArtifactEntry, ...]
-    captures: tuple[CaptureEntry, ...]
+    environment: Components
+    requests: Annotated[tuple[RequestEntry, ...], Field(max_length=MAX_ENTRIES)]
+    artifacts: Annotated[tuple[ArtifactEntry, ...], Field(max_length=MAX_ENTRIES)]
+    captures: Annotated[tuple[CaptureEntry, ...], Field(max_length=MAX_ENTRIES)]
     created: Utc
 
     @model_validator(mode="after")
@@ -140,10 +159,13 @@ class PartitionManifest(_Document):
             raise ValueError(f"rank {self.rank} is not below world size {self.world_size}")
         if fault := collision(entry.path for entry in self.artifacts):
             raise ValueError(fault)
+        total = sum(entry.size_bytes for entry in self.artifacts)
+        if total > MAX_PARTITION_BYTES:
+            raise ValueError(f"artifacts of {total} bytes together, at most {MAX_PARTITION_BYTES}")
         return self
 
 
-class PartitionRef(_Document):
+class PartitionRef(Document):
     """Where a launch record finds one rank's manifest, and exactly which bytes it must have."""
 
     partition: PartitionName
@@ -152,15 +174,15 @@ class PartitionRef(_Document):
     manifest_sha256: Sha256
 
 
-class LaunchRecord(_Document):
+class LaunchRecord(Document):
     """All partitions of one launch; committed last, so a launch is whole in the store or absent."""
 
     format: Literal[1] = FORMAT
     launch_key: Sha256
-    identity: dict[str, str]
+    identity: Components
     world_size: WorldSize
-    environment: dict[str, str]
-    partitions: tuple[PartitionRef, ...]
+    environment: Components
+    partitions: Annotated[tuple[PartitionRef, ...], Field(max_length=MAX_RANKS)]
     created: Utc
 
     @model_validator(mode="after")

@@ -22,12 +22,16 @@ def parse_document(model: type[_M], data: bytes, *, supported_format: int, what:
     """Read one JSON document that declares its ``format``.
 
     Raises:
-        Corrupt: no JSON object, no format, or fields that break the model.
+        Corrupt: no JSON object, no format, one of an earlier release, or fields that break the model.
         NewerFormat: a later release wrote it.
     """
     found = _declared_format(data, what=what, where=where)
     if found > supported_format:
         raise NewerFormat(what=what, where=where, found=found, supported=supported_format)
+    if found < supported_format:
+        expected, actual = f"format {supported_format}", f"format {found}, of an earlier release"
+        remedy = "the next publish replaces it"
+        raise Corrupt(what=what, where=where, expected=expected, actual=actual, remedy=remedy)
     try:
         return model.model_validate_json(data, strict=True)
     except ValidationError as error:

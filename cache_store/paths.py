@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 MAX_PATH_BYTES = 1024
 MAX_PART_BYTES = 255  # NAME_MAX of every file system in use
+MAX_PARTS = 32
 
 
 def path_fault(path: str) -> str | None:
@@ -22,7 +23,10 @@ def path_fault(path: str) -> str | None:
         return "is absolute"
     if _size_bytes(path) > MAX_PATH_BYTES:
         return f"is longer than {MAX_PATH_BYTES} bytes"
-    for part in path.split("/"):
+    parts = path.split("/")
+    if len(parts) > MAX_PARTS:
+        return f"has more than {MAX_PARTS} parts"
+    for part in parts:
         if part in ("", ".", ".."):
             return f"has the part {part!r}"
         if _size_bytes(part) > MAX_PART_BYTES:
@@ -61,6 +65,8 @@ def collision(paths: Iterable[str]) -> str | None:
 
 
 def _folded(text: str) -> str:
+    if text.isascii():  # most are, and normal forms leave ASCII alone
+        return text.lower()
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold())
 
 

@@ -15,7 +15,7 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from cache_store.digests import Digest, digest_stream
@@ -47,15 +47,17 @@ def open_private(path: Path) -> io.BufferedReader:
         UnusableCache: as `check_private`.
         OSError: it is not there, or cannot be opened.
     """
-    # Without O_NONBLOCK the open itself would wait at a named pipe.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    file = os.fdopen(descriptor, "rb")
-    try:
-        _check_status(path, os.fstat(descriptor))
-    except BaseException:
-        file.close()
-        raise
-    return file
+    return _open_checked(path, _check_status)
+
+
+def open_owned(path: Path) -> io.BufferedReader:
+    """Open a file of another tool for reading: this user's, and not writable by anybody else.
+
+    Raises:
+        UnusableCache: it is no regular file, belongs to another user, or others can write it.
+        OSError: it is not there, or cannot be opened.
+    """
+    return _open_checked(path, _check_owned)
 
 
 def read_private(path: Path) -> bytes:
@@ -82,6 +84,10 @@ def create_private(path: Path) -> io.BufferedWriter:
 
 def make_private_directories(path: Path) -> None:
     """Create ``path`` and its missing parents, each with mode 0700; raises ``OSError``."""
+    # Mostly there is the parent, and often the directory.
+    with contextlib.suppress(FileNotFoundError, FileExistsError):
+        path.mkdir(mode=DIRECTORY_MODE)
+        return
     # Path.mkdir(parents=True) gives its mode to the last directory only.
     for directory in (*reversed(path.parents), path):
         if not directory.is_dir():
@@ -120,19 +126,24 @@ def temporary_name() -> str:
     return f"{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex}"
 
 
-def sweep_debris(directory: Path, prefix: str = "") -> None:
-    """Remove what ended processes of this host left in ``directory`` as ``prefix + temporary_name()``.
+def sweep_debris(directory: Path, prefix: str = "", suffix: str = "") -> None:
+    """Remove what ended processes of this host left in ``directory``, named with `temporary_name`.
 
     Only what is `DEBRIS_AGE_S` old: containers share a host's name but not its process ids. What cannot be
     removed stays, because debris costs space only.
+
+    Args:
+        directory: where to look; nothing is done where there is none.
+        prefix: what stands before that name.
+        suffix: what stands after it.
     """
-    name = re.compile(rf"{re.escape(prefix + os.uname().nodename)}-([0-9]+)-[0-9a-f]{{32}}", re.ASCII)
+    middle = rf"{re.escape(prefix + os.uname().nodename)}-([0-9]+)-[0-9a-f]{{32}}"
+    name = re.compile(rf"{middle}{re.escape(suffix)}", re.ASCII)
     with contextlib.suppress(OSError):
         for path in sorted(directory.iterdir()):
             match = name.fullmatch(path.name)
-            if match and not _is_running(int(match[1])) and _is_older(path, DEBRIS_AGE_S):
-                shutil.rmtree(path)
-                logger.info("Removed %s, left by a process that ended", path)
+            if match and not _is_running(int(match[1])):
+                _remove_if_old(path)
 
 
 def sync_directory(path: Path) -> None:
@@ -163,8 +174,16 @@ def os_errors_are_unusable(what: str, path: Path) -> Iterator[None]:
         ) from error
 
 
-def _is_older(path: Path, age_s: float) -> bool:
-    return time.time() - path.lstat().st_mtime > age_s
+def _remove_if_old(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        status = path.lstat()
+        if time.time() - status.st_mtime <= DEBRIS_AGE_S:
+            return
+        if stat.S_ISDIR(status.st_mode):
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+        logger.info("Removed %s, left by a process that ended", path)
 
 
 def _is_running(pid: int) -> bool:
@@ -175,6 +194,31 @@ def _is_running(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def _open_checked(path: Path, check: Callable[[Path, os.stat_result], None]) -> io.BufferedReader:
+    # Without O_NONBLOCK the open itself would wait at a named pipe.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    file = os.fdopen(descriptor, "rb")
+    try:
+        check(path, os.fstat(descriptor))
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _check_owned(path: Path, status: os.stat_result) -> None:
+    remedy = "publish only what you alone could have written: leave it out, or chmod go-w it"
+    if not stat.S_ISREG(status.st_mode):
+        expected, actual = "a regular file", stat.filemode(status.st_mode)
+    elif status.st_uid != os.geteuid():
+        expected, actual = f"owner uid {os.geteuid()}", f"uid {status.st_uid}"
+    elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        expected, actual = "not writable by group or others", f"mode {stat.S_IMODE(status.st_mode):04o}"
+    else:
+        return
+    raise UnusableCache(what="file", where=str(path), expected=expected, actual=actual, remedy=remedy)
 
 
 def _check_status(path: Path, status: os.stat_result) -> None:

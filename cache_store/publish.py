@@ -3,22 +3,27 @@
 Invariants: a manifest is in the store only if all its blobs were durable before; it is created, never
 overwritten, so the first publisher's stays, unless this process must not believe it: then it goes into
 quarantine, because whoever can write to the store could stop every publish otherwise; every local file is
-checked against the manifest that will vouch for it.
+checked against the manifest that will vouch for it. An evict may take blobs until it can see the manifest, so
+they are looked at again after it, and brought back.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from pathlib import Path
 
 from cache_store.backend import BlobBackend, NewFile
+from cache_store.digest_index import DigestIndex
 from cache_store.digests import Digest
-from cache_store.documents import Documents, StandingManifest, quarantine, quarantine_if_damaged
-from cache_store.errors import Corrupt, NotInStore, StoreError, Untrusted, is_damage
+from cache_store.documents import Documents, StandingManifest, quarantine
+from cache_store.errors import NotInStore, StoreError, Untrusted, is_damage
 from cache_store.layout import blob_name, manifest_name
+from cache_store.local_blobs import LocalBlobs, absent_blobs
 from cache_store.manifest import PartitionManifest, PartitionRef, partition_key
 from cache_store.private_files import digest_private, os_errors_are_unusable
 from cache_store.reports import PublishReport
+from cache_store.steps import Step, reached
 
 logger = logging.getLogger(__name__)
 
@@ -31,29 +36,12 @@ def put_blob(backend: BlobBackend, path: Path) -> Digest:
         UnusableCache: it is not there, or not private.
         StoreUnavailable: it could not be stored.
     """
-    digest = _local_digest(path)
-    put_blobs(backend, {path: digest})
+    with os_errors_are_unusable("file", path):
+        digest = digest_private(path)
+    name = blob_name(digest.sha256)
+    absent_blobs(backend, {name: digest})  # a blob of the wrong size goes out of the way
+    backend.put_new([NewFile(name=name, source=path, expected=digest)])
     return digest
-
-
-def put_blobs(backend: BlobBackend, digests: dict[Path, Digest]) -> tuple[Digest, ...]:
-    """Add private local files, each once, and check all of them; raises as `put_blob`.
-
-    A blob of the wrong size is moved into quarantine and put again, so a publish repairs it.
-
-    Returns:
-        The digests of those that were new.
-    """
-    new: dict[str, NewFile] = {}
-    for path, digest in digests.items():
-        name = blob_name(digest.sha256)
-        if name not in new and not _holds(backend, name, digest):
-            new[name] = NewFile(name=name, source=path, expected=digest)
-        elif (actual := _local_digest(path)) != digest:
-            raise _changed(path, expected=digest, actual=actual)
-    if not new:
-        return ()
-    return tuple(new[name].expected for name in backend.put_new(list(new.values())))
 
 
 def publish_partition(
@@ -67,19 +55,27 @@ def publish_partition(
         UnusableCache: a file is not there, or not private.
         StoreUnavailable: the store cannot be written; to try again is safe.
     """
+    reached(Step.PUBLISH_STARTED)
     key = partition_key(launch_key, manifest)
-    standing, refusal = _standing(documents, key)
+    stood, refusal = _standing(documents, key)
     # Sealed before the first write: without a signing key nothing is published at all.
-    sealed = None if standing else documents.trust.seal("manifest", key, manifest.to_bytes())
-    conflicts = _conflicts(standing, manifest)
-    agreed = [entry for entry in manifest.artifacts if entry.function not in conflicts]
-    new = put_blobs(documents.backend, {root / entry.path: entry.digest for entry in agreed})
+    sealed = None if stood else documents.trust.seal("manifest", key, manifest.to_bytes())
+    conflicts = _conflicts(stood, manifest)
+    blobs = _local_blobs(manifest, root, without=conflicts)
+    new = blobs.put(documents.backend, make_durable=stood is None)
+    blobs.index.save()
+    reached(Step.PUBLISH_BLOBS)
     if refusal:
         quarantine(documents.backend, manifest_name(key), str(refusal))
     created = sealed is not None and documents.write(manifest_name(key), sealed)
-    if not standing:
+    reached(Step.PUBLISH_MANIFEST)
+    standing = stood
+    if standing is None:
         standing = documents.take_manifest(key)  # this one, or that of a publisher who was faster
         conflicts = _conflicts(standing, manifest)
+    # Blobs that were put after their manifest stood need no second look.
+    _look_again(documents, blobs, standing, of=conflicts if stood else None)
+    reached(Step.PUBLISH_DONE)
     report = PublishReport(
         key=key,
         ref=_ref(key, standing),
@@ -119,31 +115,36 @@ def _conflicts(standing: StandingManifest | None, manifest: PartitionManifest) -
     return tuple(sorted(differing))
 
 
-def _holds(backend: BlobBackend, name: str, digest: Digest) -> bool:
-    info = backend.stat([name]).get(name)
-    if info is None or info.content_bytes in (None, digest.size_bytes):
-        return info is not None
-    expected, actual = f"{digest.size_bytes} bytes", f"{info.content_bytes} bytes"
-    quarantine_if_damaged(backend, name, Corrupt(what="blob", where=name, expected=expected, actual=actual))
-    return False
+def _local_blobs(manifest: PartitionManifest, root: Path, *, without: Collection[str]) -> LocalBlobs:
+    entries = [entry for entry in manifest.artifacts if entry.function not in without]
+    return LocalBlobs(
+        digests={f"{root}/{entry.path}": entry.digest for entry in entries},
+        index=DigestIndex.open(root, manifest.partition),
+    )
 
 
-def _local_digest(path: Path) -> Digest:
-    with os_errors_are_unusable("file", path):
-        return digest_private(path)
+def _look_again(
+    documents: Documents, blobs: LocalBlobs, standing: StandingManifest, *, of: Collection[str] | None
+) -> None:
+    """Bring back what an evict took before it could see the manifest that needs it.
+
+    Args:
+        documents: the store.
+        blobs: those of this publisher.
+        standing: the manifest.
+        of: only the blobs of these functions; None is all.
+    """
+    needed = [entry.digest for entry in standing.manifest.artifacts if of is None or entry.function in of]
+    if not needed:
+        return
+    for name in sorted(blobs.put_again(documents.backend, needed)):
+        logger.warning("%s, which another publisher put, is gone; who has it must publish again", name)
 
 
 def _ref(key: str, standing: StandingManifest) -> PartitionRef:
     manifest = standing.manifest
     return PartitionRef(
         partition=manifest.partition, rank=manifest.rank, manifest_key=key, manifest_sha256=standing.sha256
-    )
-
-
-def _changed(path: Path, *, expected: Digest, actual: Digest) -> Corrupt:
-    remedy = "it changed after it was made; compile again"
-    return Corrupt(
-        what="artifact", where=str(path), expected=str(expected), actual=str(actual), remedy=remedy
     )
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cache_store.backend import NewFile
+from cache_store.errors import StoreError
+from cache_store.evict_plan import Choice
 from cache_store.manifest import PartitionRef
 
 
@@ -31,20 +34,45 @@ class PublishReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchReport:
-    """Outcome of fetching one partition.
+    """What became of one partition that was laid out.
 
     Attributes:
         partition: name of the partition.
         num_files: artifacts in its manifest, all of which now lie in the cache directory.
-        bytes_copied: bytes that came out of the store.
+        bytes_copied: size of those that were not there before.
         num_already_there: artifacts that the cache directory held, verified.
-        seconds: wall time, the wait for another fetcher included.
     """
 
     partition: str
     num_files: int
     bytes_copied: int
     num_already_there: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchFault:
+    """A partition of which nothing was laid out, and why."""
+
+    ref: PartitionRef
+    error: StoreError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchOutcome:
+    """Outcome of fetching several partitions; in the order in which they were asked for.
+
+    Attributes:
+        partitions: those laid out.
+        faults: the others.
+        bytes_read: bytes that came out of the store: of each blob once, whatever the number of its copies.
+        copies: one verified private copy of each of these blobs.
+        seconds: wall time.
+    """
+
+    partitions: tuple[FetchReport, ...]
+    faults: tuple[FetchFault, ...]
+    bytes_read: int
+    copies: tuple[NewFile, ...]
     seconds: float
 
 
@@ -56,12 +84,45 @@ class VerifyReport:
         num_blobs: blobs read and hashed.
         num_manifests: manifests looked at.
         num_launches: launch records looked at.
+        num_listings: listings of other tools' directories looked at.
         bytes_hashed: size of all blobs read.
         faults: one line each; empty for a whole store.
+        repairs: what was done about them, one line each.
     """
 
     num_blobs: int
     num_manifests: int
     num_launches: int
+    num_listings: int
     bytes_hashed: int
     faults: tuple[str, ...]
+    repairs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictReport:
+    """Outcome of evicting from one place of a store, or, of a dry run, what it would be.
+
+    Attributes:
+        location: the place.
+        taken: what went into the trash, and why; records, then manifests, then blobs.
+        kept: the records that stay, and why.
+        restored: names that came back from the trash, because something needs them.
+        bytes_taken: size of what went into the trash.
+        num_deleted: files removed for good: of the trash, the quarantine and the marks of use.
+        bytes_deleted: their size.
+        remaining_bytes: size of what stands; the trash is not counted.
+        over_bytes: how much that is above the limit, because the rest must stay.
+        problems: what is needed and was found nowhere, one line each.
+    """
+
+    location: str
+    taken: tuple[Choice, ...]
+    kept: tuple[Choice, ...]
+    restored: tuple[str, ...]
+    bytes_taken: int
+    num_deleted: int
+    bytes_deleted: int
+    remaining_bytes: int
+    over_bytes: int
+    problems: tuple[str, ...]

@@ -7,22 +7,26 @@ adopted. Knows neither torch nor ray, so that it fits a node's boot script.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cache_store.errors import StoreError
+from cache_store.errors import StoreError, is_final
 from cache_store.explain import explain_miss
-from cache_store.local import ensure_cache_dir, refuse_unverified
+from cache_store.launches import StoredLaunch
 from cache_store.manifest import LaunchRecord, PartitionRef
+from cache_store.progress import OnProgress
 from cache_store.reports import FetchReport
 from cache_store.store import Store
+from cache_store.unverified import admit
 
 logger = logging.getLogger(__name__)
 
 MAX_LAUNCHES = 8
+MAX_OTHER_RANKS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,37 +51,51 @@ class SeedReport:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a node is about to run.
+
+    Attributes:
+        launch_key: what is launched.
+        environment: this node's.
+        world_size: number of ranks.
+        ranks: this node's; None stands for all.
+    """
+
+    launch_key: str
+    environment: Mapping[str, str]
+    world_size: int
+    ranks: tuple[int, ...] | None = None
+
+
 def seed(
-    store: Store,
-    *,
-    launch_key: str,
-    cache_root: Path,
-    environment: Mapping[str, str],
-    world_size: int,
-    ranks: tuple[int, ...] | None = None,
+    store: Store, wanted: Wanted, cache_root: Path, *, on_progress: OnProgress | None = None
 ) -> SeedReport:
     """Lay out what the newest fitting launches stored.
 
     A launch fits when its environment is equal. Those of the same world size are preferred, and then the
-    partitions of ``ranks`` are laid out (None: of all ranks): of the newest first, and as further variants
-    those of up to `MAX_LAUNCHES` - 1 earlier ones, so that a rollback of the sources finds its artifacts. Of
-    a launch of another world, one partition for each distinct set of artifacts is laid out, whatever the
-    ranks.
+    partitions of the node's ranks are laid out: of the newest first, and as further variants those of up to
+    `MAX_LAUNCHES` - 1 earlier ones, so that a rollback of the sources finds its artifacts. Of launches of
+    other worlds, one partition for each distinct set of artifacts is laid out, whatever the ranks. The newest
+    launch counts as used today.
 
     Raises:
         UnusableCache: ``cache_root`` cannot be used; that is the configuration's fault, and no miss.
+        StoreUnavailable: of a place of the store that is required.
     """
     started = time.perf_counter()
-    ensure_cache_dir(cache_root)
-    refuse_unverified(cache_root, store.policy)
+    admit(cache_root, store.policy)
     faults: list[str] = []
-    chosen, reason = _find(store, launch_key, environment, world_size, faults)
-    refs = [ref for record in chosen for ref in _choose(store, record, world_size, ranks, faults)]
-    fetched = _merge(_fetch(store, dict.fromkeys(refs), cache_root, faults))
+    chosen, reason = _find(store, wanted, faults)
+    records = [stored.record for stored in chosen]
+    refs = _choose(store, records, wanted, faults)
+    fetched = _merge(_fetch(store, refs, cache_root, on_progress, faults))
+    if fetched:
+        _mark_used(store, chosen[0].name)
     report = SeedReport(
         found=bool(chosen),
         reason=reason,
-        world_size=chosen[0].world_size if chosen else 0,
+        world_size=records[0].world_size if records else 0,
         partitions=fetched,
         faults=tuple(faults),
         seconds=time.perf_counter() - started,
@@ -97,73 +115,94 @@ def pick_launch(
     records: Iterable[LaunchRecord], *, environment: Mapping[str, str], world_size: int
 ) -> LaunchRecord | None:
     """Of records, newest first, the newest with this environment; one of this world size before any other."""
-    return next(iter(pick_launches(records, environment=environment, world_size=world_size)), None)
+    fitting = [record for record in records if record.environment == environment]
+    return next((record for record in fitting if record.world_size == world_size), next(iter(fitting), None))
 
 
 def pick_launches(
-    records: Iterable[LaunchRecord], *, environment: Mapping[str, str], world_size: int
-) -> tuple[LaunchRecord, ...]:
-    """`pick_launch`'s first, then earlier ones with this environment if that is of this world size."""
-    fitting = [record for record in records if record.environment == environment]
-    same_world = [record for record in fitting if record.world_size == world_size]
-    return tuple(same_world[:MAX_LAUNCHES] or fitting[:1])
+    launches: Iterable[StoredLaunch], *, environment: Mapping[str, str], world_size: int
+) -> tuple[StoredLaunch, ...]:
+    """Up to `MAX_LAUNCHES` with this environment, newest first: of this world size, or else of others.
+
+    All manifests of other worlds have to be read, so there the number of their ranks is bounded too.
+    """
+    fitting = [stored for stored in launches if stored.record.environment == environment]
+    same_world = [stored for stored in fitting if stored.record.world_size == world_size]
+    if same_world:
+        return tuple(same_world[:MAX_LAUNCHES])
+    num_ranks = itertools.accumulate(stored.record.world_size for stored in fitting)
+    bounded = [stored for stored, total in zip(fitting, num_ranks, strict=True) if total <= MAX_OTHER_RANKS]
+    return tuple((bounded or fitting[:1])[:MAX_LAUNCHES])
 
 
-def _find(
-    store: Store, launch_key: str, environment: Mapping[str, str], world_size: int, faults: list[str]
-) -> tuple[tuple[LaunchRecord, ...], str]:
+def _find(store: Store, wanted: Wanted, faults: list[str]) -> tuple[tuple[StoredLaunch, ...], str]:
+    launch_key, environment = wanted.launch_key, wanted.environment
     num_known = len(store.problems)
     try:
-        records = store.launches(launch_key)
+        launches = store.stored_launches(launch_key)
     except StoreError as error:
+        if is_final(error):
+            raise
         faults.append(str(error))
         return (), f"the store could not be read: {error}"
     faults.extend(store.problems[num_known:])
-    chosen = pick_launches(records, environment=environment, world_size=world_size)
+    chosen = pick_launches(launches, environment=environment, world_size=wanted.world_size)
     if chosen:
+        newest = chosen[0].record
         earlier = f", and {len(chosen) - 1} earlier" if len(chosen) > 1 else ""
-        ranks = f"{chosen[0].world_size} ranks"
-        return chosen, f"launch {launch_key[:12]} of {ranks}, made {chosen[0].created}{earlier}"
-    if not records:
+        ranks = f"{newest.world_size} ranks"
+        return chosen, f"launch {launch_key[:12]} of {ranks}, made {newest.created}{earlier}"
+    if not launches:
         skipped = f"; {len(faults)} records could not be used, the first: {faults[0]}" if faults else ""
         return (), f"no launch {launch_key[:12]} is in the store{skipped}"
+    records = (stored.record for stored in launches)
     candidates = [(f"the launch made {item.created}", item.environment) for item in records]
     return (), f"no launch {launch_key[:12]} has this environment; {explain_miss(environment, candidates)}"
 
 
 def _choose(
-    store: Store, record: LaunchRecord, world_size: int, ranks: tuple[int, ...] | None, faults: list[str]
-) -> list[PartitionRef]:
-    refs = sorted(record.partitions, key=lambda ref: ref.rank)
-    if record.world_size == world_size:
-        return [ref for ref in refs if ranks is None or ref.rank in ranks]
-    distinct: dict[frozenset[tuple[str, str]], PartitionRef] = {}
-    for ref in refs:
-        try:
-            manifest = store.manifest(ref.manifest_key, expected_sha256=ref.manifest_sha256)
-        except StoreError as error:
-            faults.append(str(error))
-            continue
-        artifacts = frozenset((entry.function, entry.sha256) for entry in manifest.artifacts)
-        distinct.setdefault(artifacts, ref)
-    return list(distinct.values())
+    store: Store, records: Sequence[LaunchRecord], wanted: Wanted, faults: list[str]
+) -> tuple[PartitionRef, ...]:
+    """What to fetch: of the own world the partitions of its ranks, of another one each distinct set."""
+    refs = [ref for record in records for ref in sorted(record.partitions, key=lambda ref: ref.rank)]
+    if not records or records[0].world_size == wanted.world_size:
+        return tuple(dict.fromkeys(ref for ref in refs if wanted.ranks is None or ref.rank in wanted.ranks))
+    try:
+        distinct = store.distinct_partitions(refs)
+    except StoreError as error:
+        if is_final(error):
+            raise
+        faults.append(str(error))
+        return ()
+    faults.extend(str(error) for error in distinct.errors.values())
+    return tuple(distinct.kept)
 
 
 def _fetch(
-    store: Store, refs: Iterable[PartitionRef], cache_root: Path, faults: list[str]
-) -> Iterable[FetchReport]:
-    done: set[str] = set()
-    for ref in refs:
-        if ref.manifest_key in done:
-            continue  # an earlier launch pins what was published again since
-        try:
-            report = store.fetch_partition(ref.manifest_key, cache_root, expected_sha256=ref.manifest_sha256)
-        except StoreError as error:
-            logger.warning("Partition %s is not laid out: %s", ref.partition, error)
-            faults.append(str(error))
-            continue
-        done.add(ref.manifest_key)
-        yield report
+    store: Store,
+    refs: Sequence[PartitionRef],
+    cache_root: Path,
+    on_progress: OnProgress | None,
+    faults: list[str],
+) -> tuple[FetchReport, ...]:
+    if not refs:
+        return ()
+    try:
+        outcome = store.fetch_partitions(refs, cache_root, on_progress=on_progress)
+    except StoreError as error:
+        if is_final(error):
+            raise
+        faults.append(str(error))
+        return ()
+    faults.extend(str(fault.error) for fault in outcome.faults)
+    return outcome.partitions
+
+
+def _mark_used(store: Store, record_name: str) -> None:
+    try:
+        store.mark_used(record_name)
+    except StoreError as error:
+        logger.debug("The use of %s was not noted: %s", record_name, error)
 
 
 def _merge(reports: Iterable[FetchReport]) -> tuple[FetchReport, ...]:
@@ -180,5 +219,4 @@ def _with_variants(first: FetchReport, later: FetchReport) -> FetchReport:
         first,
         num_files=first.num_files + later.num_files - later.num_already_there,
         bytes_copied=first.bytes_copied + later.bytes_copied,
-        seconds=first.seconds + later.seconds,
     )

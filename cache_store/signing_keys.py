@@ -23,10 +23,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cache_store.errors import Conflict, Corrupt, UnusableCache
 from cache_store.paths import part_fault
 from cache_store.private_files import (
+    FILE_MODE,
     create_private,
     make_private_directories,
     open_private,
     os_errors_are_unusable,
+    sync_directory,
+    temporary_name,
 )
 
 _MAX_PEM_BYTES = 16 << 10
@@ -70,12 +73,6 @@ def save_key_pair(signer: Signer, directory: Path) -> tuple[Path, Path]:
         UnusableCache: they cannot be written.
     """
     private_path, public_path = directory / f"{signer.name}.pem", directory / f"{signer.name}.pub.pem"
-    private_pem = signer.private_key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    public_pem = signer.public_key.public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
     for path in (private_path, public_path):
         if path.exists():
             raise Conflict(
@@ -85,12 +82,23 @@ def save_key_pair(signer: Signer, directory: Path) -> tuple[Path, Path]:
                 actual="a file",
                 remedy="choose another name; a key is never overwritten",
             )
-    with os_errors_are_unusable("directory", directory):
-        make_private_directories(directory)
-        _write_new(private_path, private_pem)
-        _write_new(public_path, public_pem)
-        public_path.chmod(0o644)
+    save_private_key(signer, private_path)
+    save_public_key(signer.public_key, public_path)
     return private_path, public_path
+
+
+def save_private_key(signer: Signer, path: Path) -> None:
+    """Write a private key (0600); raises `UnusableCache`, also when the file exists."""
+    pem = signer.private_key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    _write_new(path, pem)
+
+
+def save_public_key(public_key: Ed25519PublicKey, path: Path) -> None:
+    """Write a public key (0644); raises `UnusableCache`, also when the file exists."""
+    pem = public_key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    _write_new(path, pem, mode=0o644)
 
 
 def load_signer(path: Path, *, name: str = "") -> Signer:
@@ -100,15 +108,14 @@ def load_signer(path: Path, *, name: str = "") -> Signer:
         Corrupt: no unencrypted Ed25519 private key in PEM.
         UnusableCache: it is not there, or others could have read or changed it.
     """
-    with os_errors_are_unusable("file", path), open_private(path) as file:
-        data = file.read(_MAX_PEM_BYTES)
-    try:
-        key = serialization.load_pem_private_key(data, password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise _no_key("private key", path, str(error)) from error
-    if not isinstance(key, Ed25519PrivateKey):
-        raise _no_key("private key", path, type(key).__name__)
-    return Signer(name=name or path.stem, private_key=key)
+    with os_errors_are_unusable("file", path):
+        try:
+            file = open_private(path)
+        except FileNotFoundError as error:
+            raise _not_there(path) from error
+        with file:
+            data = file.read(_MAX_PEM_BYTES)
+    return Signer(name=name or path.stem, private_key=_private_key(path, data))
 
 
 def load_public_key(path: Path) -> Ed25519PublicKey:
@@ -118,9 +125,57 @@ def load_public_key(path: Path) -> Ed25519PublicKey:
         Corrupt: no Ed25519 public key in PEM.
         UnusableCache: it cannot be read, or somebody but this user and root could have written it.
     """
+    data = read_vouched(path, limit_bytes=_MAX_PEM_BYTES)
+    if data is None:
+        raise _not_there(path)
+    return _public_key(path, data)
+
+
+def read_any_key(path: Path) -> Ed25519PublicKey:
+    """Read the public half of a public or private key, whoever wrote the file: enough to revoke it.
+
+    Raises:
+        Corrupt: no Ed25519 key in PEM.
+        UnusableCache: it cannot be read.
+    """
     with os_errors_are_unusable("file", path), path.open("rb") as file:
-        _check_owned(path, os.fstat(file.fileno()))
         data = file.read(_MAX_PEM_BYTES)
+    return _private_key(path, data).public_key() if b"PRIVATE KEY" in data else _public_key(path, data)
+
+
+def read_vouched(path: Path, *, limit_bytes: int) -> bytes | None:
+    """Read a file that decides whose code runs; None when it is not there.
+
+    Raises:
+        Corrupt: it is larger than ``limit_bytes``.
+        UnusableCache: it cannot be read, or somebody but this user and root could have written it.
+    """
+    with os_errors_are_unusable("file", path):
+        try:
+            # Without O_NONBLOCK the open itself would wait at a named pipe.
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return None
+        with os.fdopen(descriptor, "rb") as file:
+            _check_owned(path, os.fstat(file.fileno()))
+            data = file.read(limit_bytes + 1)
+    if len(data) > limit_bytes:
+        expected, remedy = f"at most {limit_bytes} bytes", "name another file"
+        raise Corrupt(what="file", where=str(path), expected=expected, actual="more", remedy=remedy)
+    return data
+
+
+def _private_key(path: Path, data: bytes) -> Ed25519PrivateKey:
+    try:
+        key = serialization.load_pem_private_key(data, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise _no_key("private key", path, str(error)) from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise _no_key("private key", path, type(key).__name__)
+    return key
+
+
+def _public_key(path: Path, data: bytes) -> Ed25519PublicKey:
     try:
         key = serialization.load_pem_public_key(data)
     except (ValueError, UnsupportedAlgorithm) as error:
@@ -130,15 +185,27 @@ def load_public_key(path: Path) -> Ed25519PublicKey:
     return key
 
 
-def _write_new(path: Path, data: bytes) -> None:
-    with create_private(path) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+def _write_new(path: Path, data: bytes, *, mode: int = FILE_MODE) -> None:
+    """Create a file whole: a launch may read the directory at any moment."""
+    temporary = path.parent / f".{temporary_name()}.tmp"
+    with os_errors_are_unusable("file", path):
+        make_private_directories(path.parent)
+        try:
+            with create_private(temporary) as file:
+                file.write(data)
+                os.fchmod(file.fileno(), mode)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_directory(path.parent)
 
 
 def _check_owned(path: Path, status: os.stat_result) -> None:
-    if status.st_uid not in (os.geteuid(), 0):
+    if not stat.S_ISREG(status.st_mode):
+        expected, actual, remedy = "a regular file", stat.filemode(status.st_mode), f"remove {path}"
+    elif status.st_uid not in (os.geteuid(), 0):
         expected, actual = f"owner uid {os.geteuid()} or root", f"uid {status.st_uid}"
         remedy = "copy it to a file of your own once you know whose key it is"
     elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -155,5 +222,15 @@ def _no_key(what: str, path: Path, actual: str) -> Corrupt:
         where=str(path),
         expected=f"an unencrypted Ed25519 {what} in PEM",
         actual=actual,
-        remedy="write one with cache_store.save_key_pair or 'openssl genpkey -algorithm ed25519'",
+        remedy="make one with warmrank keys generate or 'openssl genpkey -algorithm ed25519'",
+    )
+
+
+def _not_there(path: Path) -> UnusableCache:
+    return UnusableCache(
+        what="key file",
+        where=str(path),
+        expected="a key in PEM",
+        actual="No such file or directory",
+        remedy="correct the path, or make a key with warmrank keys generate",
     )

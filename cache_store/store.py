@@ -2,24 +2,42 @@
 
 Layout: see `cache_store.layout`. Invariants: blobs before the manifest, manifests before the launch record;
 whatever is read is verified, and whatever is damaged goes into quarantine and is an error here, a miss one
-level up. Process safety: any number of processes on any number of nodes may use one store at once; a
-`Store` itself is used by one thread at a time. It holds a private key when it signs, so open it where it is
-used, and send its location elsewhere.
+level up. Every verb runs under `cache_store.supervisor`, so a place that falls silent costs seconds, and the
+verb goes on with the others. Process safety: any number of processes on any number of nodes may use one
+store at once; a `Store` itself is used by one thread at a time. It holds a private key when it signs, so open
+it where it is used (`cache_store.connect.open_store`), and send its location elsewhere.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from cache_store import audit, fetch, launches, publish
+from cache_store import audit, fetch, last_use, launches, pinned, pins, spreading
 from cache_store.backend import BlobBackend
 from cache_store.digests import Digest
-from cache_store.directory import DirectoryBackend
 from cache_store.documents import Documents
-from cache_store.errors import Conflict, StoreUnavailable
-from cache_store.manifest import LaunchRecord, PartitionManifest
-from cache_store.reports import FetchReport, PublishReport, VerifyReport
+from cache_store.errors import NotInStore, StoreUnavailable
+from cache_store.evict import evict_places
+from cache_store.evict_plan import EvictPolicy
+from cache_store.launches import StoredLaunch
+from cache_store.layout import manifest_name
+from cache_store.manifest import LaunchRecord, PartitionManifest, PartitionRef
+from cache_store.pinned import Pinned
+from cache_store.pins import Pin
+from cache_store.progress import OnProgress
+from cache_store.reports import EvictReport, FetchOutcome, PublishReport, VerifyReport
+from cache_store.single_flight import LOCK_TIMEOUT_S, single_flight
+from cache_store.supervisor import Supervisor
+from cache_store.sync.pull import PullReport, pull
+from cache_store.sync.push import PushReport, push
+from cache_store.tier import Tier, TierState
+from cache_store.tiers import TieredBackend
 from cache_store.trust import Trust, TrustPolicy
+
+T = TypeVar("T")
 
 
 class Store:
@@ -27,65 +45,85 @@ class Store:
 
     Attributes:
         location: where it is, as it was named.
-        problems: what `launches` skipped since this object was made, one line each.
+        problems: what was skipped, or failed although a verb went on, since this object was made; one line
+            each.
     """
 
-    def __init__(self, backend: BlobBackend, *, trust: Trust, location: str) -> None:
-        self._backend = backend
-        self._documents = Documents(backend=backend, trust=trust)
+    def __init__(
+        self, backend: BlobBackend, *, trust: Trust, location: str, left_out: Sequence[TierState] = ()
+    ) -> None:
+        tiers = (
+            backend.tiers if isinstance(backend, TieredBackend) else (Tier(name=location, backend=backend),)
+        )
+        self._supervisor = Supervisor(tiers)
+        self._trust = trust
+        self._left_out = tuple(left_out)
+        self._record_names: dict[PartitionRef, str] = {}
         self.location = location
-        self.problems: list[str] = []
+        self.problems = self._supervisor.problems
+        self.problems.extend(tier.reason for tier in left_out if tier.state == "away")
 
     @property
     def policy(self) -> TrustPolicy:
         """The trust policy under which this process uses the store."""
-        return self._documents.trust.policy
+        return self._trust.policy
 
-    @classmethod
-    def open(cls, location: Path | str, *, trust: Trust, create: bool = True) -> Store:
-        """Open the store in a directory.
+    @property
+    def tiers(self) -> tuple[TierState, ...]:
+        """Its places and what became of each, those in use first, nearest first."""
+        return (*(tier.state for tier in self._supervisor.tiers), *self._left_out)
 
-        Args:
-            location: the directory.
-            trust: whom to believe, and what to sign with.
-            create: make an absent or empty directory into a store.
-
-        Raises:
-            StoreUnavailable: there is no store, or it cannot be used.
-            NewerFormat: a later release made it.
-        """
-        if "://" in str(location):
-            raise StoreUnavailable(
-                what="store",
-                where=str(location),
-                reason="this release stores in directories only",
-                remedy="name a directory, which may lie on a shared file system",
-            )
-        return cls(DirectoryBackend(Path(location), create=create), trust=trust, location=str(location))
+    @property
+    def is_behind(self) -> bool:
+        """Whether a writable place is away, so that what is published now must be published to it later."""
+        return any(tier.state == "away" and tier.mode != "ro" for tier in self.tiers)
 
     def put_blob(self, path: Path) -> Digest:
         """Add a private local file; see `publish.put_blob`."""
-        return publish.put_blob(self._backend, path)
+        trust = self._trust
+        return self._supervisor.run(lambda view: spreading.put_blob(view, trust, path))
 
-    def fetch_blob(self, digest: str, function_dir: Path) -> Path:
-        """Add the blob with that sha256 to a function's variants; see `fetch.fetch_blob`."""
-        return fetch.fetch_blob(self._backend, digest, function_dir)
+    def fetch_blob(self, digest: str, function_dir: Path, *, cache_root: Path) -> Path:
+        """Add the blob with that sha256 to a function below ``cache_root``; see `fetch.fetch_blob`."""
+        policy = self.policy
+        return self._run(
+            lambda documents: fetch.fetch_blob(
+                documents.backend, digest, function_dir, cache_root=cache_root, policy=policy
+            )
+        )
 
     def publish_partition(self, launch_key: str, manifest: PartitionManifest, root: Path) -> PublishReport:
         """Publish the artifacts below the cache directory ``root``; see `publish.publish_partition`."""
-        return publish.publish_partition(self._documents, launch_key, manifest, root)
+        trust = self._trust
+        return self._supervisor.run(
+            lambda view: spreading.publish_partition(view, trust, launch_key, manifest, root)
+        )
 
     def commit_launch(self, record: LaunchRecord) -> str:
         """Put a launch record into the store, last of all; see `launches.commit_launch`."""
-        return launches.commit_launch(self._documents, record)
+        trust = self._trust
+        return self._supervisor.run(lambda view: spreading.commit_launch(view, trust, record))
 
     def launches(self, launch_key: str | None = None) -> tuple[LaunchRecord, ...]:
         """All launch records, or those of one key, newest first; see `launches.read_launches`."""
-        return launches.read_launches(self._documents, launch_key, self.problems)
+        return tuple(stored.record for stored in self.stored_launches(launch_key))
+
+    def stored_launches(self, launch_key: str | None = None) -> tuple[StoredLaunch, ...]:
+        """As `launches`, with the name that each record has in the store."""
+        records, problems = self._run(lambda documents: _read_launches(documents, launch_key))
+        self.problems.extend(problems)
+        if launch_key is not None:
+            names = {ref: stored.name for stored in records for ref in stored.record.partitions}
+            self._record_names.update(names)
+        return records
+
+    def mark_used(self, record_name: str) -> None:
+        """Note that the record of that name was used; see `last_use.mark_used`."""
+        self._run(lambda documents: last_use.mark_used(documents.backend, record_name))
 
     def launch_keys(self) -> tuple[str, ...]:
         """All launch keys, sorted."""
-        return launches.launch_keys(self._documents)
+        return self._run(launches.launch_keys)
 
     def manifest(self, key: str, *, expected_sha256: str | None = None) -> PartitionManifest:
         """The manifest of a partition.
@@ -100,36 +138,131 @@ class Store:
             Corrupt: it is damaged, and now in quarantine.
             Untrusted: refused by the trust policy.
         """
-        standing = self._documents.take_manifest(key)
-        if expected_sha256 is not None and standing.sha256 != expected_sha256:
-            raise Conflict(
-                what=f"manifest {key[:12]}",
-                where=self.location,
-                expected=f"the stored form {expected_sha256[:12]}",
-                actual=standing.sha256[:12],
-                remedy="it was published again since; the next launch commits a record that fits",
-            )
-        return standing.manifest
-
-    def fetch_partition(
-        self,
-        key: str,
-        cache_root: Path,
-        *,
-        expected_sha256: str | None = None,
-        lock_timeout_s: float = fetch.LOCK_TIMEOUT_S,
-    ) -> FetchReport:
-        """Lay out a partition below ``cache_root``; raises as `manifest` and `fetch.fetch_partition`."""
-        manifest = self.manifest(key, expected_sha256=expected_sha256)
-        return fetch.fetch_partition(
-            self._backend,
-            key,
-            manifest,
-            cache_root,
-            verified=self.policy == "require",
-            lock_timeout_s=lock_timeout_s,
+        return self._run(
+            lambda documents: pinned.take_manifest(documents, key, expected_sha256=expected_sha256)
         )
 
-    def verify(self) -> VerifyReport:
+    def standing(self, keys: Sequence[str]) -> dict[str, PartitionRef]:
+        """What a launch record says about the manifests under ``keys``; absent ones are left out.
+
+        Raises:
+            Corrupt, Untrusted: as `manifest`.
+        """
+        return self._run(lambda documents: _standing(documents, keys))
+
+    def distinct_partitions(self, refs: Sequence[PartitionRef]) -> Pinned[str]:
+        """One reference for each distinct set of artifacts; see `pinned.distinct_partitions`."""
+        return self._run(lambda documents: pinned.distinct_partitions(documents, refs))
+
+    def fetch_partitions(
+        self,
+        refs: Sequence[PartitionRef],
+        cache_root: Path,
+        *,
+        on_progress: OnProgress | None = None,
+        lock_timeout_s: float = LOCK_TIMEOUT_S,
+    ) -> FetchOutcome:
+        """Lay out partitions below ``cache_root``, one process of this node at a time.
+
+        Args:
+            refs: the partitions, as a launch record names them.
+            cache_root: the cache directory.
+            on_progress: told now and then how far it is.
+            lock_timeout_s: how long to wait for another process before going on beside it.
+
+        Raises:
+            UnusableCache, StoreUnavailable: as `fetch.fetch_partitions`.
+        """
+        with single_flight(cache_root, timeout_s=lock_timeout_s):
+            outcome = self._run(
+                lambda documents: fetch.fetch_partitions(documents, refs, cache_root, on_progress=on_progress)
+            )
+        self._fill(outcome, refs)
+        return outcome
+
+    def push_directory(self, tool: str, root: Path, components: Mapping[str, str]) -> PushReport:
+        """Store a directory of another tool; see `cache_store.sync.push.push`."""
+        return self._write(lambda documents: push(documents, tool, root, components))
+
+    def pull_directory(self, tool: str, root: Path, components: Mapping[str, str]) -> PullReport:
+        """Restore a directory of another tool; see `cache_store.sync.pull.pull`."""
+        return self._run(lambda documents: pull(documents, tool, root, components))
+
+    def verify(self, *, repair: bool = False, on_progress: OnProgress | None = None) -> VerifyReport:
         """Read everything again and say what is wrong; see `audit.verify_store`."""
-        return audit.verify_store(self._documents)
+        return self._run(
+            lambda documents: audit.verify_store(documents, repair=repair, on_progress=on_progress)
+        )
+
+    def evict(
+        self, policy: EvictPolicy, *, place: str | None = None, dry_run: bool = False
+    ) -> tuple[EvictReport, ...]:
+        """Take away what ``policy`` does not keep, in ``place`` or in every writable place by itself.
+
+        Raises:
+            NotInStore: there is no such writable place.
+            EvictRefused, StoreUnavailable: as `evict.evict`.
+        """
+        return self._supervisor.run(lambda view: evict_places(view, policy, place=place, dry_run=dry_run))
+
+    def pin(self, prefix: str, *, reason: str = "") -> tuple[Pin, ...]:
+        """Keep records from being evicted; see `pins.pin`."""
+        return self._run(lambda documents: pins.pin(documents.backend, prefix, reason=reason))
+
+    def unpin(self, prefix: str) -> tuple[str, ...]:
+        """Remove pins; see `pins.unpin`."""
+        return self._run(lambda documents: pins.unpin(documents.backend, prefix))
+
+    def pins(self) -> tuple[Pin, ...]:
+        """All pins; see `pins.read_pins`."""
+        return self._run(lambda documents: pins.read_pins(documents.backend))
+
+    def _fill(self, outcome: FetchOutcome, refs: Sequence[PartitionRef]) -> None:
+        """Put what was fetched into the nearer places, with the manifests and the records that name it."""
+        if len(self._supervisor.tiers) == 1:
+            return
+        faulty = {fault.ref for fault in outcome.faults}
+        wanted = [ref for ref in refs if ref not in faulty]
+        records = {self._record_names[ref] for ref in wanted if ref in self._record_names}
+        names = [*(manifest_name(ref.manifest_key) for ref in wanted), *sorted(records)]
+        try:
+            self._supervisor.run(lambda view: spreading.fill(view, outcome.copies, names))
+        except StoreUnavailable as error:
+            if error.required:
+                raise
+            self.problems.append(str(error))
+
+    def _write(self, verb: Callable[[Documents], T]) -> T:
+        """Do ``verb`` in the farthest writable place that answers; see `_run`."""
+        trust = self._trust
+        return self._supervisor.run(lambda view: spreading.write(view, trust, verb))
+
+    def _run(self, verb: Callable[[Documents], T]) -> T:
+        """Do ``verb`` on the places that answer.
+
+        What it is handed is for it alone: it must not touch this object, because it may be left behind in
+        its thread.
+        """
+        trust = self._trust
+        return self._supervisor.run(lambda view: verb(Documents(backend=view, trust=trust)))
+
+
+def _read_launches(
+    documents: Documents, launch_key: str | None
+) -> tuple[tuple[StoredLaunch, ...], list[str]]:
+    problems: list[str] = []
+    return launches.read_launches(documents, launch_key, problems), problems
+
+
+def _standing(documents: Documents, keys: Sequence[str]) -> dict[str, PartitionRef]:
+    refs: dict[str, PartitionRef] = {}
+    for key in keys:
+        with contextlib.suppress(NotInStore):
+            standing = documents.take_manifest(key)
+            refs[key] = PartitionRef(
+                partition=standing.manifest.partition,
+                rank=standing.manifest.rank,
+                manifest_key=key,
+                manifest_sha256=standing.sha256,
+            )
+    return refs

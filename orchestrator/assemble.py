@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from cache_store.tier import TierState
 from orchestrator.identity import identity, launch_key
 from orchestrator.launcher import Seat
-from orchestrator.report import SCHEMA_VERSION, FunctionReport, NodeFetch, RankReport, Report, totals
+from orchestrator.report import SCHEMA_VERSION, FunctionReport, RankReport, Report, totals
 from orchestrator.stages import Stages
+from orchestrator.store_report import Committed, NodeFetch
 from worker.results import FunctionProbe, FunctionResult, RankPlace, Verification
 
 
@@ -26,13 +28,21 @@ class Warm:
         return any(result.outcome != "loaded" for results in self.results.values() for result in results)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """What the launch had to do with its store; nothing where it has none."""
+
+    tiers: tuple[TierState, ...] = ()
+    fetches: tuple[NodeFetch, ...] = ()
+    committed: Committed = field(default_factory=Committed)
+
+
 def assemble(
     stages: Stages,
     *,
     places: tuple[RankPlace, ...],
     warm: Warm,
-    fetches: tuple[NodeFetch, ...],
-    record: str,
+    moved: Moved,
     started: str,
 ) -> Report:
     """The report of a launch that has done its work."""
@@ -50,12 +60,16 @@ def assemble(
         parallel=config.parallel.model_dump(),
         started=started,
         cache_dir=str(config.cache_dir),
-        store=str(config.store.path) if config.store else "",
-        record=record,
+        store=config.store.location if config.store else "",
+        tiers=moved.tiers,
+        record=moved.committed.record,
         ranks=ranks,
-        fetches=fetches,
+        fetches=moved.fetches,
+        publishes=moved.committed.publishes,
+        nondeterministic=moved.committed.nondeterministic,
+        queued_on=moved.committed.queued_on,
         stages=stages.report(),
-        totals=totals(ranks, fetches, stages.wall_s()),
+        totals=totals(ranks, moved.fetches, moved.committed, stages.wall_s()),
         problems=tuple(stages.problems),
     )
 

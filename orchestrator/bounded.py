@@ -1,42 +1,39 @@
-"""Calls into a store that may hang, such as one on a network disk that went away."""
+"""Looks at places that may hang, such as a network disk that went away: side by side, and not for ever."""
 
 from __future__ import annotations
 
-import queue
 import threading
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from cache_store.errors import StoreUnavailable
+from cache_store.circuit import Ticks
 
 T = TypeVar("T")
 
 
-def within(call: Callable[[], T], *, timeout_s: float, setting: str, where: Path) -> T:
-    """What ``call`` returns or raises; past the time-out it is left behind in its daemon thread.
+def all_within(
+    calls: Sequence[Callable[[], T]], *, timeout_s: float, ticks: Ticks | None = None
+) -> tuple[T | None, ...]:
+    """What the calls return, none of which may raise; None for one that is silent, and left in its thread.
 
-    Raises:
-        StoreUnavailable: it did not end in time.
+    Only time in which this process ran counts, because an answer may wait unseen in any other.
     """
-    outcome: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+    ticks = ticks or Ticks()
+    found: list[list[T]] = [[] for _ in calls]
+    ended = [threading.Event() for _ in calls]
+    for call, values, event in zip(calls, found, ended, strict=True):
+        threading.Thread(target=_run, args=(call, values, event), name="store-look", daemon=True).start()
+    spent_s = 0.0
+    for event in ended:
+        for seconds in ticks.until(event) if spent_s < timeout_s else ():
+            spent_s += seconds
+            if spent_s >= timeout_s:
+                break
+    return tuple(values[0] if values else None for values in found)
 
-    def run() -> None:
-        try:
-            outcome.put((call(), None))
-        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
-            outcome.put((None, error))
 
-    threading.Thread(target=run, name="store", daemon=True).start()
+def _run(call: Callable[[], T], values: list[T], ended: threading.Event) -> None:
     try:
-        result, error = outcome.get(timeout=timeout_s)
-    except queue.Empty:
-        raise StoreUnavailable(
-            what="store",
-            where=str(where),
-            reason=f"no answer within {timeout_s:g} s",
-            remedy=f"check that its file system answers, or raise {setting}",
-        ) from None
-    if error is not None:
-        raise error
-    return result  # type: ignore[return-value]
+        values.append(call())
+    finally:
+        ended.set()

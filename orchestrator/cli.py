@@ -12,10 +12,13 @@ from typing import Annotated
 
 import typer
 
-from orchestrator import cli_look
+from orchestrator import cli_evict, cli_keys, cli_look, cli_publish, cli_sync
 from orchestrator.cli_options import AsJson, ConfigFile, Debug, Overrides, load_config
 from orchestrator.console import ExitCode, output, print_json, session
 from worker.settings import settings
+
+# The panels of --help; a command that belongs to none of them is hard to find.
+LAUNCH, LOOK, STORE, KEYS = "Launch", "Look", "Store", "Keys"
 
 app = typer.Typer(
     name="warmrank",
@@ -56,7 +59,7 @@ def root(
     """Every rank starts warm: compile a model once for a cluster, load it in milliseconds everywhere."""
 
 
-@app.command()
+@app.command(rich_help_panel=LAUNCH)
 def launch(
     config: ConfigFile,
     overrides: Overrides = None,
@@ -91,7 +94,7 @@ def launch(
             console.print(f"report: {json_file}", soft_wrap=True, markup=False)
 
 
-@app.command()
+@app.command(rich_help_panel=LAUNCH)
 def demo(
     out: Annotated[Path, typer.Option(help="Directory for cache, store and reports.")] = Path(
         "warmrank-out/demo"
@@ -105,7 +108,7 @@ def demo(
         run(out, output())
 
 
-@app.command()
+@app.command(rich_help_panel=LAUNCH)
 def submit(
     config: ConfigFile,
     address: Annotated[
@@ -134,7 +137,7 @@ def submit(
     raise typer.Exit(outcome.exit_code)
 
 
-@app.command()
+@app.command(rich_help_panel=LAUNCH)
 def preseed(
     config: ConfigFile,
     here: Annotated[
@@ -155,10 +158,15 @@ def preseed(
         raise typer.BadParameter("--here and --node exclude each other")
     with session(debug=debug):
         from orchestrator import preseed as seeding
+        from orchestrator.fetch_progress import fetch_progress
         from orchestrator.look_tables import render_seeds
 
         loaded = load_config(config, overrides)
-        seeds = (seeding.seed_here(loaded),) if here else seeding.preseed(loaded, nodes or ())
+        if here:
+            with fetch_progress(output(stderr=True)) as on_progress:
+                seeds: tuple[seeding.NodeSeed, ...] = (seeding.seed_here(loaded, on_progress=on_progress),)
+        else:
+            seeds = seeding.preseed(loaded, nodes or ())
         if as_json:
             print_json(seeds)
         else:
@@ -169,11 +177,16 @@ def preseed(
         raise typer.Exit(ExitCode.MISSED)
 
 
-app.command("ls")(cli_look.list_)
-app.command()(cli_look.show)
-app.command()(cli_look.explain)
-app.command()(cli_look.readable)
-app.command()(cli_look.verify)
+app.command("ls", rich_help_panel=LOOK)(cli_look.list_)
+app.command(rich_help_panel=LOOK)(cli_look.show)
+app.command(rich_help_panel=LOOK)(cli_look.explain)
+app.command(rich_help_panel=LOOK)(cli_look.readable)
+app.command(rich_help_panel=STORE)(cli_publish.publish)
+app.command(rich_help_panel=STORE)(cli_look.verify)
+app.command(rich_help_panel=STORE)(cli_evict.evict)
+app.command(rich_help_panel=STORE)(cli_evict.pin)
+app.add_typer(cli_sync.app, name="sync", rich_help_panel=STORE)
+app.add_typer(cli_keys.app, rich_help_panel=KEYS)
 
 
 def _write(text: str) -> None:

@@ -105,19 +105,26 @@ def readable(
             output().print(f"written to {out}", soft_wrap=True, markup=False)
 
 
-def verify(
+def verify(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     config: OptionalConfig = None,
     store: StorePath = None,
     cache: Annotated[
         Path | None, typer.Option("--cache", metavar="DIR", help="A cache directory; else the config's.")
     ] = None,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair", help="Move what is damaged in the store away; bring back what is in its trash."
+        ),
+    ] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Read store and cache again, byte for byte, and say what is wrong; changes nothing."""
+    """Read store and cache again, byte for byte, and say what is wrong."""
     with session(debug=debug):
         from orchestrator import look
+        from orchestrator.fetch_progress import fetch_progress
         from orchestrator.look_tables import render_verified
         from orchestrator.verify import verify as run
 
@@ -126,7 +133,14 @@ def verify(
         opened = None if only_cache else look.open_to_look(loaded, store)
         if cache is None and loaded is not None and loaded.cache_dir.is_dir():
             cache = loaded.cache_dir
-        found = run(opened, cache, signatures_checked=loaded is not None)
+        with fetch_progress(output(stderr=True), "verify") as on_progress:
+            found = run(
+                opened,
+                cache,
+                signatures_checked=loaded is not None,
+                repair=repair,
+                on_progress=on_progress,
+            )
         if as_json:
             print_json(found)
         else:

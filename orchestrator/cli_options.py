@@ -26,8 +26,8 @@ Overrides = Annotated[
     ),
 ]
 StorePath = Annotated[
-    Path | None,
-    typer.Option("--store", metavar="PATH", help="A store's directory; signatures are not checked."),
+    str | None,
+    typer.Option("--store", metavar="PATH", help="A store's directory or URL; signatures are not checked."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Log everything, and show the traceback of an error.")]

@@ -1,13 +1,13 @@
 """From a YAML file and ``--set`` overrides to a `Config`, or to one error that lists every problem.
 
-Relative paths (``cache_dir``, ``store.path``, keys) resolve against the directory the launch is started in,
-so that one config serves a checkout, an installed package and a Ray job, whose working directory is a copy.
+Relative paths (``cache_dir``, directories of the store, keys) resolve against the directory the launch is
+started in, so that one config serves a checkout, an installed package and a Ray job, whose working directory
+is a copy.
 An absolute path means the same path on every node.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections.abc import Hashable, Iterator, Mapping
@@ -15,26 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import ValidationError
 
-from orchestrator import config_models as models
-from orchestrator.config_models import Config, groups
+from orchestrator.config_models import Config, ScriptWorkload, groups
+from orchestrator.config_problems import is_short, shown, translate
 from orchestrator.errors import ConfigError, ConfigProblem
+from orchestrator.store_config import StoreConfig, is_url
+from orchestrator.trust import locate_trust, warn_of_off
 
 __all__ = ["Config", "groups", "load", "parse"]
-
-_MODELS: dict[tuple[str, ...], type[BaseModel]] = {
-    (): Config,
-    ("workload", "entrypoint"): models.EntrypointWorkload,
-    ("workload", "script"): models.ScriptWorkload,
-    ("parallel",): models.Parallel,
-    ("store",): models.StoreConfig,
-    ("store", "trust"): models.TrustConfig,
-    ("ray",): models.RayConfig,
-    ("timeouts",): models.Timeouts,
-}
-"""The model at each place of a config; a workload's place ends with the tag of its kind."""
 
 
 def load(path: Path | str, overrides: tuple[str, ...] = ()) -> Config:
@@ -55,17 +44,40 @@ def load(path: Path | str, overrides: tuple[str, ...] = ()) -> Config:
 def parse(data: Mapping[str, Any], *, place: str = "config", overrides: tuple[str, ...] = ()) -> Config:
     """Check plain data, such as a parsed file; paths stay as they are.
 
+    A store may be written in short, as one tier's keys with ``trust`` among them. A tier whose mode is off is
+    as if it were not there, and so is a store of such tiers only.
+
     Raises:
         ConfigError: anything in it is not as expected.
     """
     if odd := tuple(_not_plain(data, ())):
-        raise ConfigError([_problem(place, ".".join(key), _shown(value), _PLAIN) for key, value in odd])
+        raise ConfigError([_problem(place, ".".join(key), shown(value), _PLAIN) for key, value in odd])
     try:
         # JSON, because strict mode then knows lists and paths, but takes neither "2" for 2 nor 1 for true.
-        return Config.model_validate_json(json.dumps(data), strict=True)
+        return _in_use(Config.model_validate_json(json.dumps(_in_full(data)), strict=True))
     except ValidationError as error:
         details = error.errors(include_url=False)
-        raise ConfigError([_translate(detail, place, overrides) for detail in details]) from None
+        problems = [translate(detail, place, overrides, short=is_short(data)) for detail in details]
+        raise ConfigError(problems) from None
+
+
+def _in_full(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The data with a store of one tier written as a store of several."""
+    if not is_short(data):
+        return data
+    tier = {key: value for key, value in data["store"].items() if key != "trust"}
+    trust = {"trust": data["store"]["trust"]} if "trust" in data["store"] else {}
+    return {**data, "store": {"tiers": [tier], **trust}}
+
+
+def _in_use(config: Config) -> Config:
+    """The config without tiers that are off."""
+    if config.store is None:
+        return config
+    tiers = tuple(tier for tier in config.store.tiers if tier.mode != "off")
+    return config.model_copy(
+        update={"store": config.store.model_copy(update={"tiers": tiers}) if tiers else None}
+    )
 
 
 _PLAIN = "strings, finite numbers, true, false, null, lists, and mappings with string keys"
@@ -124,7 +136,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError([_problem(str(path), "", found, "a YAML file; see cluster_configs/")]) from error
     data = _yaml(text, str(path))
     if not isinstance(data, dict):
-        found = f"{_shown(data)} at the top level"
+        found = f"{shown(data)} at the top level"
         raise ConfigError([_problem(str(path), "", found, "a mapping of keys such as workload and ranks")])
     return data
 
@@ -148,89 +160,43 @@ def _apply(data: dict[str, Any], override: str) -> None:
     parts = key.split(".")
     if not equals or not all(parts):
         raise ConfigError([_problem(f"--set {override}", "", repr(override), "key=value, such as ranks=4")])
-    here = data
-    for depth, part in enumerate(parts[:-1]):
-        here = here.setdefault(part, {})
-        if not isinstance(here, dict):
-            at = ".".join(parts[: depth + 1])
-            raise ConfigError(
-                [_problem(f"--set {override}", at, _shown(here), f"a mapping, to set {key} in")]
-            )
-    here[parts[-1]] = _yaml(text, f"--set {override}")
+    here: Any = data
+    for depth, part in enumerate(parts):
+        if not _can_hold(here, part):
+            at = ".".join(parts[:depth])
+            raise ConfigError([_problem(f"--set {override}", at, shown(here), f"what {key} can be set in")])
+        if depth < len(parts) - 1:
+            here = here[int(part)] if isinstance(here, list) else here.setdefault(part, {})
+    here[int(parts[-1]) if isinstance(here, list) else parts[-1]] = _yaml(text, f"--set {override}")
 
 
-def _translate(detail: ErrorDetails, place: str, overrides: tuple[str, ...]) -> ConfigProblem:
-    where = tuple(str(part) for part in detail["loc"])
-    dotted = tuple(part for index, part in enumerate(where) if not (index == 1 and where[0] == "workload"))
-    key = ".".join(dotted) or "ranks, parallel"
-    nearest = ""
-    if detail["type"] == "extra_forbidden":
-        found = f"an unknown key with value {_shown(detail['input'])}"
-        known = tuple(_MODELS[where[:-1]].model_fields)
-        expected, nearest = f"only {', '.join(known)}", _nearest(where, dotted, known)
-    elif detail["type"] == "missing":
-        found, expected = "nothing", f"this key: {_description(where)}"
-    elif not where:
-        found, expected = str(detail["ctx"]["error"]), "the product of all axes to be the number of ranks"
-    else:
-        found, expected = _shown(detail["input"]), _expected(detail["msg"], where)
-    from_override = next((text for text in overrides if _covers(text.partition("=")[0], key)), None)
-    place = f"--set {from_override}" if from_override else place
-    return ConfigProblem(place=place, key=key, found=found, expected=expected, nearest=nearest)
-
-
-def _expected(message: str, where: tuple[str, ...]) -> str:
-    what = message.removeprefix("Input should be ")
-    description = _description(where)
-    return f"{what}: {description}" if description else what
-
-
-def _covers(override_key: str, key: str) -> bool:
-    return key == override_key or key.startswith(f"{override_key}.")
-
-
-def _nearest(where: tuple[str, ...], dotted: tuple[str, ...], known: tuple[str, ...]) -> str:
-    """Dotted path of the nearest key at the same level, else of the same key at another; empty for none."""
-    close = difflib.get_close_matches(where[-1], known, n=1)
-    if close:
-        return ".".join((*dotted[:-1], close[0]))
-    for place, model in _MODELS.items():
-        if where[-1] in model.model_fields:
-            level = place[:1] if place[:1] == ("workload",) else place
-            return ".".join((*level, where[-1]))
-    return ""
-
-
-def _description(where: tuple[str, ...]) -> str:
-    """What the schema says of a key, or of the nearest key above it that it describes."""
-    for depth in range(len(where), 0, -1):
-        model = _MODELS.get(where[: depth - 1])
-        if model is not None and where[depth - 1] in model.model_fields:
-            return model.model_fields[where[depth - 1]].description or ""
-    return ""
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return f"{text if len(text) <= 80 else text[:77] + '...'} ({type(value).__name__})"
+def _can_hold(here: object, part: str) -> bool:
+    """Whether something has room under that key, or an item of that index."""
+    if isinstance(here, list):
+        return part.isdecimal() and int(part) < len(here)
+    return isinstance(here, dict)
 
 
 def _resolved(config: Config, base: Path) -> Config:
     changes: dict[str, Any] = {"cache_dir": _absolute(config.cache_dir, base)}
     if config.store is not None:
-        trust, key = config.store.trust, config.store.trust.signing_key
-        trusted = {name: _absolute(path, base) for name, path in trust.trusted_keys.items()}
-        trust = trust.model_copy(
-            update={"signing_key": key and _absolute(key, base), "trusted_keys": trusted}
-        )
-        path = _absolute(config.store.path, base)
-        changes["store"] = config.store.model_copy(update={"path": path, "trust": trust})
-    if isinstance(config.workload, models.ScriptWorkload):
+        changes["store"] = _resolved_store(config.store, base)
+    if isinstance(config.workload, ScriptWorkload):
         script = Path(config.workload.script).expanduser()
         if script.is_relative_to(base):
             script = script.relative_to(base)  # ranks look for it in their copy of this directory
         changes["workload"] = config.workload.model_copy(update={"script": script.as_posix()})
     return config.model_copy(update=changes)
+
+
+def _resolved_store(store: StoreConfig, base: Path) -> StoreConfig:
+    tiers = tuple(
+        tier if is_url(tier.path) else tier.model_copy(update={"path": str(_absolute(Path(tier.path), base))})
+        for tier in store.tiers
+    )
+    trust = locate_trust(store.trust, base=base)
+    warn_of_off(trust, [tier.path for tier in tiers])
+    return store.model_copy(update={"tiers": tiers, "trust": trust})
 
 
 def _absolute(path: Path, base: Path) -> Path:

@@ -1,4 +1,7 @@
-"""The models of a config: strict, frozen, and described field by field for errors and editors."""
+"""The models of a config: strict, frozen, and described field by field for errors and editors.
+
+Those of the store stand in `orchestrator.store_config`.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +9,22 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Discriminator,
     Field,
     JsonValue,
     Tag,
-    field_validator,
     model_validator,
 )
+
+from orchestrator.store_config import StoreConfig
+from orchestrator.strict import Seconds, Strict
 
 DeviceKind = Literal["cpu", "cuda", "npu"]
 GuardMode = Literal["once", "always", "skip"]
 Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 ENTRYPOINT_PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-
-
-class Strict(BaseModel):
-    """Base of every model here: frozen, and an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
 class EntrypointWorkload(Strict):
@@ -53,31 +49,6 @@ class Parallel(Strict):
     tp: int = Field(default=1, ge=1, description="tensor-parallel size, a whole number from 1")
     pp: int = Field(default=1, ge=1, description="pipeline-parallel size, a whole number from 1")
     dp: int = Field(default=1, ge=1, description="data-parallel size, a whole number from 1")
-
-
-class TrustConfig(Strict):
-    """Whose artifacts may run. An artifact is code."""
-
-    policy: Literal["require", "warn", "off"] = Field(
-        default="require",
-        description="require, warn or off: what to do about a signature that is not trusted",
-    )
-    signing_key: Path | None = Field(default=None, description="PEM file of the private key that signs")
-    trusted_keys: dict[str, Path] = Field(
-        default={}, description="names of signers: PEM files of public keys"
-    )
-
-    @field_validator("policy", mode="before")
-    @classmethod
-    def _off_is_a_word(cls, value: object) -> object:
-        return "off" if value is False else value  # YAML 1.1 reads a bare `off` as false
-
-
-class StoreConfig(Strict):
-    """The shared store."""
-
-    path: Path = Field(description="directory of the store, the same on all nodes")
-    trust: TrustConfig = Field(default=TrustConfig(), description="policy, signing_key, trusted_keys")
 
 
 class RayConfig(Strict):
@@ -142,7 +113,9 @@ class Config(Strict):
     cache_dir: Path = Field(
         default=Path(".torchair_cache"), description="cache directory, on each node's disk"
     )
-    store: StoreConfig | None = Field(default=None, description="mapping with path and trust")
+    store: StoreConfig | None = Field(
+        default=None, description="mapping with path, mode and trust; or with tiers and trust"
+    )
     guards: GuardMode = Field(default="once", description="once, always or skip: when guards are checked")
     no_compile: bool = Field(default=False, description="true or false: whether a miss is an error")
     max_rounds: int = Field(default=4, ge=1, description="rounds before ranks compile alone")

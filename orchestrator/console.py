@@ -28,6 +28,7 @@ from cache_store.errors import StoreError
 from orchestrator import signals
 from orchestrator.demo import DemoFailed, NotOurs
 from orchestrator.errors import (
+    BadArgument,
     CompileForbidden,
     ConfigError,
     ConfigProblem,
@@ -57,6 +58,7 @@ class ExitCode(IntEnum):
 
 _CODES: tuple[tuple[type[Exception], ExitCode], ...] = (
     (ConfigError, ExitCode.BAD_INPUT),
+    (BadArgument, ExitCode.BAD_INPUT),
     (NothingThere, ExitCode.BAD_INPUT),
     (UnknownNode, ExitCode.BAD_INPUT),
     (NoStore, ExitCode.BAD_INPUT),
@@ -66,7 +68,11 @@ _CODES: tuple[tuple[type[Exception], ExitCode], ...] = (
     (CompileForbidden, ExitCode.MISSED),
     (StoreError, ExitCode.FAULT),
 )
-_FAILURE_CODES = {"WorkloadError": ExitCode.BAD_INPUT, "UnusableCache": ExitCode.FAULT}
+_FAILURE_CODES = {
+    "WorkloadError": ExitCode.BAD_INPUT,
+    "UnusableCache": ExitCode.FAULT,
+    "StoreUnavailable": ExitCode.FAULT,
+}
 """For a launch of which every failure is of one kind."""
 
 _EXPECTED = (OrchestratorError, StoreError, WorkerError, OSError)

@@ -58,6 +58,10 @@ class ConfigError(OrchestratorError):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
+class BadArgument(OrchestratorError):
+    """An argument of a command that cannot be used; says which, what was expected and what was found."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFailure:
     """What went wrong on one rank in one stage; plain data, so that it crosses Ray whatever was raised.

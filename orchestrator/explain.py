@@ -211,8 +211,8 @@ def judge(
         )
     if not has_store:
         return "compile", (
-            f"compile: there is no store at {config.store.path} yet (no FORMAT file); the first launch makes "
-            "it. A launch here compiles, unless its cache holds it"
+            f"compile: there is no store at {config.store.location} yet (no FORMAT file); the first launch "
+            "makes it. A launch here compiles, unless its cache holds it"
         )
     if not records:
         return "compile", (

@@ -1,14 +1,15 @@
 """The driver of a launch: the stages, one after the other, and the only place that commits.
 
-The store may be away: the launch then goes on without it and says so in the report's problems. A launch
-record is created last, when every rank's manifest is in the store: a launch is whole in the store or absent.
+The store may be away, or fall silent on the way: the launch then goes on without it, leaves on each node's
+disk what is to be published later, and says so in its report. A launch record is created last, when every
+rank's manifest is in the store: a launch is whole in the store or absent.
 """
 
 from __future__ import annotations
 
 from cache_store.manifest import utc_now
 from orchestrator import steps
-from orchestrator.assemble import Warm, assemble
+from orchestrator.assemble import Moved, Warm, assemble
 from orchestrator.commit import commit
 from orchestrator.config import Config
 from orchestrator.launcher import Launcher
@@ -48,12 +49,15 @@ def launch(
     started = utc_now()
     stages = Stages(config, launcher, listener or Silence())
     try:
-        store = steps.open_store_if_there(stages)
-        places = steps.start(stages, no_compile=no_compile, use_store=store is not None)
-        fetches = steps.fetch(stages) if store is not None else ()
+        access = steps.open_store(stages)
+        places = steps.start(stages, access, no_compile=no_compile)
+        fetches = steps.fetch(stages) if access is not None and access.store is not None else ()
         warm = run_scripts(stages) if stages.is_script else warm_up(stages, no_compile=no_compile)
-        record = commit(stages, store, places[0], is_new=warm.is_new) if store is not None else ""
-        report = assemble(stages, places=places, warm=warm, fetches=fetches, record=record, started=started)
+        moved = Moved()
+        if access is not None:
+            committed = commit(stages, access, places[0], is_new=warm.is_new)
+            moved = Moved(tiers=access.found(), fetches=fetches, committed=committed)
+        report = assemble(stages, places=places, warm=warm, moved=moved, started=started)
         stages.close()
     finally:
         with undisturbed():

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cache_store.errors import StoreError, os_errors_are_unavailable
+from cache_store.errors import StoreError, StoreUnavailable, os_errors_are_unavailable
 from cache_store.keys import changed_components
 from cache_store.layout import FORMAT_FILE, TOP_LEVEL
 from cache_store.manifest import (
@@ -22,11 +22,11 @@ from cache_store.manifest import (
     RequestEntry,
 )
 from cache_store.store import Store
-from cache_store.trust import Trust
 from orchestrator.config import Config
 from orchestrator.errors import OrchestratorError
 from orchestrator.identity import launch_key
-from orchestrator.stores import open_store
+from orchestrator.store_config import is_url
+from orchestrator.stores import open_store, open_unchecked, silent_places
 from worker.environment import environment
 
 MIN_KEY_CHARS = 6
@@ -119,16 +119,16 @@ class PartitionView:
     others: tuple[str, ...]
 
 
-def open_to_look(config: Config | None, path: Path | None) -> Store:
-    """Open the config's store, or the one at ``path`` without looking at signatures; never creates one.
+def open_to_look(config: Config | None, location: Path | str | None) -> Store:
+    """Open the config's store, or the one at ``location`` without looking at signatures; never creates one.
 
     Raises:
         NothingThere: the config names no store, or neither (or both) was given.
         StoreError: there is no store, or it cannot be used.
     """
-    if path is not None and config is None:
-        return Store.open(path, trust=Trust(policy="off"), create=False)
-    if config is None or path is not None:
+    if location is not None and config is None:
+        return open_unchecked(str(location))
+    if config is None or location is not None:
         msg = "expected either a CONFIG or --store PATH, to say which store"
         raise NothingThere(msg)
     if config.store is None:
@@ -143,13 +143,24 @@ def open_if_there(config: Config) -> Store | None:
     Raises:
         StoreError: there is a store, or something else, and it cannot be used.
     """
-    if config.store is None or _is_yet_to_be_made(config.store.path):
+    if config.store is None:
         return None
-    return open_store(config.store, create=False)
+    try:
+        return open_store(config.store, create=False)
+    except StoreUnavailable:
+        # To look at a silent place would hang.
+        if silent_places(config.store) or not all(
+            _is_yet_to_be_made(tier.path) for tier in config.store.tiers
+        ):
+            raise
+        return None
 
 
-def _is_yet_to_be_made(path: Path) -> bool:
+def _is_yet_to_be_made(location: str) -> bool:
     """Whether a launch would make a store there: nothing is there, or nothing but what belongs to one."""
+    if is_url(location):
+        return False  # only the place itself can tell
+    path = Path(location)
     with os_errors_are_unavailable("store", path):
         if not path.exists():
             return True

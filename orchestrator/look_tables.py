@@ -99,8 +99,8 @@ def render_verified(found: Verified) -> RenderableType:
     if found.store:
         lines.append(
             f"store {found.location}: {found.store.num_launches} launches, "
-            f"{found.store.num_manifests} manifests, {found.store.num_blobs} blobs, "
-            f"{size_text(found.store.bytes_hashed)} hashed"
+            f"{found.store.num_listings} directories, {found.store.num_manifests} manifests, "
+            f"{found.store.num_blobs} blobs, {size_text(found.store.bytes_hashed)} hashed"
         )
         if not found.signatures_checked:
             lines.append("signatures not checked: name a CONFIG, whose trust policy then applies")
@@ -110,8 +110,9 @@ def render_verified(found: Verified) -> RenderableType:
             f"{size_text(found.cache.size_bytes)} read"
         )
     faults = [Text(f"fault: {fault}", style="bold red") for fault in found.faults]
+    repairs = [Text(f"repair: {repair}") for repair in found.store.repairs] if found.store else []
     end = [] if faults else [Text("no faults", style="green")]
-    return Group(*(Text(line) for line in lines), *faults, *end)
+    return Group(*(Text(line) for line in lines), *faults, *repairs, *end)
 
 
 def render_seeds(seeds: Sequence[NodeSeed]) -> RenderableType:

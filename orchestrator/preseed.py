@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from cache_store.errors import StoreError
-from cache_store.seed import SeedReport, seed
+from cache_store.progress import OnProgress
+from cache_store.seed import SeedReport, Wanted, seed
 from orchestrator import ray_session
 from orchestrator.config import Config
-from orchestrator.config_models import StoreConfig
 from orchestrator.errors import OrchestratorError
 from orchestrator.identity import launch_key
-from orchestrator.stores import open_store
+from orchestrator.store_config import StoreConfig
+from orchestrator.stores import open_to_fetch
 from worker.environment import environment
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class NodeSeed:
         num_partitions: partitions that now lie in the cache directory, verified.
         num_files: artifacts in them.
         num_already_there: of these, artifacts that lay there before.
-        bytes_copied: bytes that came out of the store.
+        bytes_copied: bytes written to the node's cache directory.
         faults: what could not be used; empty when all is well.
         seconds: wall time on the node.
     """
@@ -101,22 +102,17 @@ def preseed(config: Config, wanted: Sequence[str] = ()) -> tuple[NodeSeed, ...]:
     return _seed_cluster(config, wanted)
 
 
-def seed_here(config: Config, node: Node | None = None) -> NodeSeed:
-    """Seed this node.
+def seed_here(config: Config, node: Node | None = None, *, on_progress: OnProgress | None = None) -> NodeSeed:
+    """Seed this node, telling ``on_progress`` now and then how far it is.
 
     Raises:
         NoStore: the config names no store.
         StoreUnavailable: there is no store, or it cannot be read.
         UnusableCache: the cache directory cannot be used.
     """
-    store = open_store(_check_store(config), create=False)
-    report = seed(
-        store,
-        launch_key=launch_key(config),
-        cache_root=config.cache_dir,
-        environment=environment(),
-        world_size=config.ranks,
-    )
+    store = open_to_fetch(_check_store(config))
+    wanted = Wanted(launch_key=launch_key(config), environment=environment(), world_size=config.ranks)
+    report = seed(store, wanted, config.cache_dir, on_progress=on_progress)
     return _summary(node or this_node(), report)
 
 
@@ -144,7 +140,7 @@ def choose(nodes: Sequence[Node], wanted: Iterable[str]) -> tuple[Node, ...]:
 
 def _check_store(config: Config) -> StoreConfig:
     if config.store is None:
-        msg = f"config {config.name} names no store to seed from; set store.path, a directory all nodes share"
+        msg = f"config {config.name} names no store to seed from; set store.path, which all nodes share"
         raise NoStore(msg)
     return config.store
 

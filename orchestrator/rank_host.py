@@ -9,18 +9,17 @@ import logging
 import os
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from cache_store.errors import StoreError, StoreUnavailable, UnusableCache
-from cache_store.local import ensure_cache_dir
-from orchestrator.config_models import Config, EntrypointWorkload, ScriptWorkload, groups
+from cache_store.private_files import ensure_cache_dir
+from orchestrator.config_models import ScriptWorkload
 from orchestrator.errors import FunctionFailed, VerificationFailed, WorkerFailure
-from orchestrator.launcher import Gang
+from orchestrator.opening import Opened, Opening, rank_spec
 from worker.errors import CompileForbidden
-from worker.results import FunctionResult, RankPlace
-from worker.settings import settings
+from worker.results import FunctionResult, Published, RankPlace
 
 if TYPE_CHECKING:
     from cache_store.seed import SeedReport
@@ -32,34 +31,8 @@ logger = logging.getLogger(__name__)
 MakeWorker = Callable[["RankSpec", "Store | None"], Any]
 """Makes what has the methods of `worker.rank.RankWorker`."""
 
+_BEHIND = "a place of the store is away, and has yet to take it"
 _ALL_MUST_SUCCEED = frozenset({"compile", "capture", "first_call"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
-    """Everything that a process needs to become a rank.
-
-    Attributes:
-        config: the launch.
-        gang: all ranks and where they meet.
-        rank: which of them this process is.
-        no_compile: compiling is forbidden.
-        use_store: false when the driver found the store unavailable.
-    """
-
-    config: Config
-    gang: Gang
-    rank: int
-    no_compile: bool
-    use_store: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """A rank that is up; ``problem`` is what did not stop it, empty for nothing."""
-
-    place: RankPlace
-    problem: str
 
 
 class RankHost:
@@ -71,8 +44,9 @@ class RankHost:
     def __init__(self, make_worker: MakeWorker | None = None) -> None:
         self._make_worker = make_worker or _rank_worker
         self._worker: Any = None
-        self._opening: Opening  # these two from `open` on
+        self._opening: Opening  # these three from `open` on
         self._store: Store | None
+        self._away: str
 
     def open(self, opening: Opening) -> Opened:
         """Check the cache directory, open the store, and bring the rank up with all others.
@@ -81,14 +55,15 @@ class RankHost:
             cache_store.errors.StoreError: the cache directory or the store cannot be used.
             worker.errors.WorkerError: the rank cannot be brought up.
         """
-        from cache_store.local import refuse_unverified
+        from cache_store.unverified import refuse_unverified
 
         config = opening.config
         ensure_cache_dir(config.cache_dir)
         if config.store is not None:
-            refuse_unverified(config.cache_dir, config.store.trust.policy)
+            refuse_unverified(config.cache_dir, config.store.trust.policy or "require")
         self._opening = opening
         self._store, problem = _open_store(opening)
+        self._away = problem or "the store was away when the launch began"
         self._worker = self._make_worker(rank_spec(opening), self._store)
         if isinstance(config.workload, ScriptWorkload):
             return Opened(place=_place_of_script(opening.rank), problem=problem)
@@ -96,20 +71,63 @@ class RankHost:
 
     def fetch(self, launch_key: str, ranks: tuple[int, ...]) -> SeedReport | None:
         """Bring the partitions of this node's ranks from the store to its disk; None without a store."""
-        from cache_store.seed import seed
+        from cache_store.seed import Wanted, seed
         from worker.environment import environment
 
         if self._store is None:
             return None
         config = self._opening.config
-        return seed(
-            self._store,
-            launch_key=launch_key,
-            cache_root=config.cache_dir,
-            environment=environment(),
-            world_size=config.ranks,
-            ranks=ranks,
+        wanted = Wanted(
+            launch_key=launch_key, environment=environment(), world_size=config.ranks, ranks=ranks
         )
+        return seed(self._store, wanted, config.cache_dir)
+
+    def silent_places(self) -> tuple[str, ...]:
+        """The places of the store that gave this rank no answer."""
+        from orchestrator.stores import silent_places
+
+        config = self._opening.config.store
+        return silent_places(config) if config is not None else ()
+
+    def leave_alone(self, places: tuple[str, ...]) -> None:
+        """Ask these places of the store no more: other ranks have waited for them already."""
+        from orchestrator.stores import leave_alone
+
+        if self._opening.config.store is not None:
+            leave_alone(self._opening.config.store, places)
+
+    def publish(self, launch_key: str, may_queue: bool, is_behind: bool) -> Published | None:
+        """Publish this rank's partition, or leave it on this node's disk for later; None without either.
+
+        Args:
+            launch_key: the launch's.
+            may_queue: what the store does not take may be left for later.
+            is_behind: the driver found a place of the store away that this rank does not ask at all.
+
+        Raises:
+            cache_store.errors.StoreError: the store refused it, or it is away and nothing may be queued.
+        """
+        from cache_store.publish_queue import discard_partition
+
+        if self._store is None:
+            return self._queue(launch_key, self._away) if may_queue else None
+        try:
+            found: Published = self._worker.publish(launch_key)
+        except StoreUnavailable as error:
+            if error.required or not may_queue:
+                raise
+            return self._queue(launch_key, str(error))
+        if not (is_behind or self._store.is_behind):
+            discard_partition(self._opening.config.cache_dir, found.key)  # of an earlier launch
+            return found
+        return replace(found, queued=self._queue(launch_key, _BEHIND).queued) if may_queue else found
+
+    def _queue(self, launch_key: str, reason: str) -> Published:
+        from cache_store.publish_queue import add_partition
+
+        manifest = self._worker.manifest()
+        key = add_partition(self._opening.config.cache_dir, launch_key, manifest)
+        return Published(ref=None, partition=manifest.partition, key=key, queued=reason)
 
     def settle(self, load: tuple[str, ...], offers: dict[str, str]) -> tuple[FunctionResult, ...]:
         """Load some functions and adopt others (function to digest); a refusal is a result that is not ok."""
@@ -195,35 +213,16 @@ def failure_of(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
         kind=type(error).__qualname__,
         message=message,
         function=str(getattr(error, "function", "")),
-        store_fault=isinstance(error, StoreError) and not isinstance(error, UnusableCache),
+        store_fault=_is_store_fault(error),
         traceback="".join(traceback.format_exception(error)),
     )
 
 
-def rank_spec(opening: Opening) -> RankSpec:
-    """The worker's view of the config and of this rank's seat."""
-    from worker.rank_spec import RankSpec
-
-    config, gang = opening.config, opening.gang
-    seat = gang.seats[opening.rank]
-    entry = config.workload if isinstance(config.workload, EntrypointWorkload) else None
-    return RankSpec(
-        rank=seat.rank,
-        world_size=len(gang.seats),
-        local_rank=seat.local_rank,
-        local_world_size=seat.local_world_size,
-        node_rank=seat.node_rank,
-        master_addr=gang.master_addr,
-        master_port=gang.master_port,
-        device_kind=config.device,
-        groups=groups(config),
-        entrypoint=entry.entrypoint if entry else "",
-        arguments=dict(entry.arguments) if entry else {},
-        cache_dir=str(config.cache_dir),
-        guards=config.guards,
-        timeout_s=config.timeouts.collective_s,
-        no_compile=opening.no_compile or settings().no_compile,
-    )
+def _is_store_fault(error: Exception) -> bool:
+    """Whether a launch may go on without the store for it."""
+    if isinstance(error, StoreUnavailable) and error.required:
+        return False
+    return isinstance(error, StoreError) and not isinstance(error, UnusableCache)
 
 
 def _open_store(opening: Opening) -> tuple[Store | None, str]:
@@ -234,6 +233,8 @@ def _open_store(opening: Opening) -> tuple[Store | None, str]:
     try:
         return open_store(opening.config.store), ""
     except StoreUnavailable as error:
+        if error.required:
+            raise
         return None, str(error)
 
 

@@ -13,10 +13,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from cache_store.tier import TierState
 from orchestrator.errors import ConfigError, ConfigProblem
+from orchestrator.store_report import Committed, NodeFetch, NodePublish, Nondeterministic
 from worker.results import Outcome, StageSeconds, Verification
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,29 +72,6 @@ class RankReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFetch:
-    """What one node fetched from the store before its ranks were built.
-
-    Attributes:
-        node_rank: index of the node.
-        host: its host name.
-        found: a launch that fits was in the store.
-        reason: why, in one line.
-        num_partitions: partitions laid out.
-        bytes_copied: bytes written to the node's cache directory.
-        seconds: wall seconds.
-    """
-
-    node_rank: int
-    host: str
-    found: bool
-    reason: str
-    num_partitions: int
-    bytes_copied: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StageReport:
     """Wall seconds of one stage, summed over its rounds or steps."""
 
@@ -110,7 +89,10 @@ class Totals:
         num_adopted: functions that use another rank's or another world's artifact.
         num_artifacts: distinct artifacts.
         artifact_bytes: bytes of the distinct artifacts.
+        num_nondeterministic: functions that compiled to other bytes than the store holds.
         fetched_bytes: bytes copied from the store, over all nodes.
+        published_bytes: bytes that were new to the store, over all nodes.
+        num_queued: partitions that wait on nodes' disks to be published.
         function_seconds: seconds in each stage, summed over ranks and functions.
         wall_s: wall seconds of the launch, from start to commit.
     """
@@ -120,7 +102,10 @@ class Totals:
     num_adopted: int
     num_artifacts: int
     artifact_bytes: int
+    num_nondeterministic: int
     fetched_bytes: int
+    published_bytes: int
+    num_queued: int
     function_seconds: StageSeconds
     wall_s: float
 
@@ -140,9 +125,13 @@ class Report:
         started: ISO 8601 in UTC.
         cache_dir: the cache directory on each node.
         store: the store's location; empty when there is none.
+        tiers: the store's places, nearest first.
         record: key of the launch record in the store; empty when nothing was committed.
         ranks: every rank, in order.
         fetches: every node, in order; empty without a store.
+        publishes: every node that published something or wanted to, in order.
+        nondeterministic: functions whose compile gave other bytes than the store holds.
+        queued_on: hosts on which `warmrank publish` has to be run when the store answers again, in order.
         stages: every stage, in order.
         totals: sums.
         problems: what did not stop the launch, but should be looked at.
@@ -158,9 +147,13 @@ class Report:
     started: str
     cache_dir: str
     store: str
+    tiers: tuple[TierState, ...]
     record: str
     ranks: tuple[RankReport, ...]
     fetches: tuple[NodeFetch, ...]
+    publishes: tuple[NodePublish, ...]
+    nondeterministic: tuple[Nondeterministic, ...]
+    queued_on: tuple[str, ...]
     stages: tuple[StageReport, ...]
     totals: Totals
     problems: tuple[str, ...]
@@ -233,7 +226,9 @@ def sum_seconds(parts: Iterable[StageSeconds]) -> StageSeconds:
     return StageSeconds(**sums)
 
 
-def totals(ranks: tuple[RankReport, ...], fetches: tuple[NodeFetch, ...], wall_s: float) -> Totals:
+def totals(
+    ranks: tuple[RankReport, ...], fetches: tuple[NodeFetch, ...], committed: Committed, wall_s: float
+) -> Totals:
     """Sum up what the ranks report."""
     functions = [function for rank in ranks for function in rank.functions]
     outcomes = [function.outcome for function in functions]
@@ -244,6 +239,9 @@ def totals(ranks: tuple[RankReport, ...], fetches: tuple[NodeFetch, ...], wall_s
         num_adopted=outcomes.count("adopted"),
         num_artifacts=len(sizes),
         artifact_bytes=sum(sizes.values()),
+        num_nondeterministic=len(committed.nondeterministic),
+        published_bytes=sum(node.bytes_new for node in committed.publishes),
+        num_queued=sum(node.num_queued for node in committed.publishes),
         fetched_bytes=sum(fetch.bytes_copied for fetch in fetches),
         function_seconds=sum_seconds(function.seconds for function in functions),
         wall_s=wall_s,

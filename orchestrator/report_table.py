@@ -17,12 +17,22 @@ from worker.results import StageSeconds
 MAX_RANKS_SHOWN = 16
 """A launch of more ranks shows one row for all ranks that did the same."""
 
+MAX_NAMES_SHOWN = 8
+
 _STYLES = {"compiled": "yellow", "loaded": "green", "adopted": "cyan"}
 
 
 def render(report: Report) -> RenderableType:
     """The report as a table with lines below; fits 80 columns for usual function names."""
-    lines = [_totals(report), *_reasons(report), *_verification(report), *_problems(report)]
+    lines = [
+        _totals(report),
+        *_reasons(report),
+        *_verification(report),
+        *_store(report),
+        *_nondeterministic(report),
+        *_problems(report),
+        *_queued(report),
+    ]
     return Group(_table(report), *lines)
 
 
@@ -88,7 +98,8 @@ def _totals(report: Report) -> Text:
     return Text(
         f"{totals.num_compiled} compiled, {totals.num_loaded} loaded, {totals.num_adopted} adopted; "
         f"{totals.num_artifacts} distinct artifacts of {size_text(totals.artifact_bytes)}; "
-        f"{size_text(totals.fetched_bytes)} fetched; {totals.wall_s:.1f} s in all"
+        f"{size_text(totals.fetched_bytes)} fetched, {size_text(totals.published_bytes)} published; "
+        f"{totals.wall_s:.1f} s in all"
     )
 
 
@@ -114,6 +125,63 @@ def _verification(report: Report) -> list[Text]:
         Text(
             f"verified on {len(checks)} ranks: {worst.compared}; largest difference {worst.max_error:.3g}, "
             f"allowed {worst.tolerance:.3g}"
+        )
+    ]
+
+
+def _store(report: Report) -> list[Text]:
+    """Places of the store and their state, where there are several; what each of several nodes moved."""
+    lines = []
+    if len(report.tiers) > 1:
+        tiers = (
+            f"{tier.location} ({tier.mode}{', away' if tier.state == 'away' else ''})"
+            for tier in report.tiers
+        )
+        lines.append(Text(f"store: {', '.join(tiers)}", style="dim"))
+    if len({rank.node_rank for rank in report.ranks}) > 1:
+        lines += [Text(line, style="dim") for line in _nodes(report)]
+    return lines
+
+
+def _nodes(report: Report) -> Iterable[str]:
+    fetched = {node.node_rank: node.bytes_copied for node in report.fetches}
+    published = {node.node_rank: node.bytes_new for node in report.publishes}
+    hosts = {rank.node_rank: rank.host for rank in report.ranks}
+    moved = [node for node in sorted(hosts) if fetched.get(node) or published.get(node)]
+    for node in moved[:MAX_RANKS_SHOWN]:
+        yield (
+            f"node {node} ({hosts[node]}): {size_text(fetched.get(node, 0))} fetched, "
+            f"{size_text(published.get(node, 0))} published"
+        )
+    if len(moved) > MAX_RANKS_SHOWN:
+        yield f"and {len(moved) - MAX_RANKS_SHOWN} nodes more, in the JSON report"
+
+
+def _nondeterministic(report: Report) -> list[Text]:
+    count = report.totals.num_nondeterministic
+    if not count:
+        return []
+    names = ", ".join(
+        f"{found.function} ({ranks_text(found.ranks)})" for found in report.nondeterministic[:MAX_NAMES_SHOWN]
+    )
+    more = f" and {count - MAX_NAMES_SHOWN} more" if count > MAX_NAMES_SHOWN else ""
+    return [Text(f"nondeterministic compiles: {count}: {names}{more}", style="bold yellow")]
+
+
+def _queued(report: Report) -> list[Text]:
+    """The last lines: what is to be done once the store answers again."""
+    if not report.queued_on:
+        return []
+    *others, last = report.queued_on
+    named = others[:MAX_NAMES_SHOWN] + (
+        [f"{len(others) - MAX_NAMES_SHOWN} more hosts"] if others[MAX_NAMES_SHOWN:] else []
+    )
+    where = f"on {', '.join(named)}, and then on {last}" if named else f"on {last}"
+    return [
+        Text(
+            f"queued: {report.totals.num_queued} partitions wait for the store. When it answers again, run "
+            f"{where}: warmrank publish CONFIG",
+            style="bold yellow",
         )
     ]
 

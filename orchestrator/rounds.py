@@ -69,6 +69,7 @@ def _compile(stages: Stages, actions: Mapping[Slot, Action]) -> Ledger:
     with stages.stage("compile", tuple(sorted(functions))):
         arguments = {rank: (names,) for rank, names in functions.items()}
         answers = stages.ask("compile", "compile", arguments)
+        stages.agree_on_silence("compile", functions)
         stages.tell("compile", answers)
     return _by_slot(answers)
 
@@ -89,6 +90,7 @@ def _load(stages: Stages, actions: Mapping[Slot, Action], made: Ledger) -> Ledge
     with stages.stage("load", ranks):
         arguments = {rank: (tuple(loads.get(rank, ())), offers.get(rank, {})) for rank in ranks}
         answers = stages.ask("load", "settle", arguments)
+        stages.agree_on_silence("load", offers)
         stages.tell("load", answers)
     return _by_slot(answers)
 

@@ -46,6 +46,7 @@ class Stages:
         self._seconds: dict[str, float] = {}
         self._began_s = clock()
         self.gang = Gang(seats=(), master_addr="", master_port=0)
+        self._silent: frozenset[str] = frozenset()
         self.problems: list[str] = []
 
     def start(self) -> Gang:
@@ -123,6 +124,26 @@ class Stages:
         if misses:
             raise CompileForbidden(misses) from error
         raise error
+
+    def agree_on_silence(self, stage: str, ranks: Iterable[int]) -> None:
+        """Spare everybody the wait for places of the store that gave none of ``ranks`` an answer.
+
+        A place that only some of them found silent is left to each: it may be their node that is cut off.
+
+        Raises:
+            LaunchFailed: as `ask`.
+        """
+        config, asked = self.config.store, dict.fromkeys(ranks, ())
+        if config is None or not asked:
+            return
+        answers = self.ask(stage, "silent_places", asked)
+        silent = frozenset.intersection(*(frozenset(places) for places in answers.values()))
+        if silent - self._silent:
+            from orchestrator.stores import leave_alone
+
+            self._silent |= silent
+            leave_alone(config, silent)
+            self.ask_all(stage, "leave_alone", tuple(sorted(silent)))
 
     def tell(self, stage: str, results: Mapping[int, tuple[FunctionResult, ...]]) -> None:
         """Tell the listener what became of functions."""

@@ -5,22 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cache_store.errors import StoreUnavailable
 from cache_store.keys import changed_components
-from orchestrator.bounded import within
 from orchestrator.config_models import Config
 from orchestrator.errors import WorkerFailure, ranks_text
 from orchestrator.identity import launch_key
-from orchestrator.rank_host import Opened, Opening
-from orchestrator.report import NodeFetch
+from orchestrator.opening import Opened, Opening
 from orchestrator.rounds import Ledger
 from orchestrator.stages import Stages
+from orchestrator.store_report import NodeFetch
 from worker.errors import NotYet
 from worker.results import FunctionProbe, FunctionResult, RankPlace, Verification
 
 if TYPE_CHECKING:
     from cache_store.seed import SeedReport
-    from cache_store.store import Store
+    from orchestrator.stores import Access
 
 Results = dict[int, tuple[FunctionResult, ...]]
 """What became of functions, by rank."""
@@ -36,37 +34,36 @@ def refuse_unbuilt(config: Config) -> None:
         raise NotYet(f"device: {config.device}", instead="use device: cpu")
 
 
-def open_store_if_there(stages: Stages) -> Store | None:
-    """Open the store in the driver; a store that is away is a problem, not an error.
+def open_store(stages: Stages) -> Access | None:
+    """Open the store in the driver; one that is away is a problem, not an error, unless it is required.
 
     Raises:
-        cache_store.errors.StoreError: what is there cannot be used.
+        cache_store.errors.StoreError: what is there cannot be used, or a required place is away.
     """
-    from orchestrator.stores import open_store
+    from orchestrator.stores import access
 
-    config = stages.config.store
-    if config is None:
+    if stages.config.store is None:
         return None
-    try:
-        return within(
-            lambda: open_store(config),
-            timeout_s=stages.config.timeouts.fetch_s,
-            setting="timeouts.fetch_s",
-            where=config.path,
-        )
-    except StoreUnavailable as error:
-        stages.problem(f"launched without the store: {error}")
-        return None
+    found = access(stages.config.store)
+    if found.store is None:
+        stages.problem(f"launched without the store: {found.tiers[-1].reason}")
+    else:
+        for problem in found.store.problems:
+            stages.problem(f"store: {problem}")
+    return found
 
 
-def start(stages: Stages, *, no_compile: bool, use_store: bool) -> tuple[RankPlace, ...]:
+def start(stages: Stages, access: Access | None, *, no_compile: bool) -> tuple[RankPlace, ...]:
     """Start all ranks and let them meet."""
+    config, use_store = stages.config, access is not None and access.for_ranks is not None
+    if access is not None:
+        config = config.model_copy(update={"store": access.for_ranks or access.config})
     with stages.stage("start"):
         gang = stages.start()
         openings = {
             seat.rank: (
                 Opening(
-                    config=stages.config,
+                    config=config,
                     gang=gang,
                     rank=seat.rank,
                     no_compile=no_compile,
@@ -93,6 +90,7 @@ def fetch(stages: Stages) -> tuple[NodeFetch, ...]:
         answers = stages.ask_store(
             "fetch", "fetch", {rank: (key, members) for rank, members in ranks.items()}
         )
+        stages.agree_on_silence("fetch", ranks)
     fetches = []
     for seat in seats:
         seeded: SeedReport | None = answers.get(seat.rank)

@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.bounded import all_within
 from orchestrator.config import Config
 from orchestrator.report_table import size_text
+from orchestrator.store_config import StoreConfig, is_url
+from orchestrator.trust import LOOK_S
 
 EXCLUDED_NAMES = (
     ".git",
@@ -119,18 +122,32 @@ def _begins_as_private_key(path: Path) -> bool:
 
 def own_places(config: Config, directory: Path) -> dict[str, str]:
     """Cache and store of a launch that lie under the directory: config key -> path relative to it."""
-    places = {"cache_dir": config.cache_dir}
-    if config.store is not None:
-        places["store.path"] = config.store.path
+    places = {"cache_dir": config.cache_dir, **_store_places(config.store)}
     found = {key: _inside(path, directory) for key, path in places.items()}
     return {key: path for key, path in found.items() if path}
+
+
+def _store_places(store: StoreConfig | None) -> dict[str, Path]:
+    tiers = store.tiers if store else ()
+    single = len(tiers) == 1
+    return {
+        "store.path" if single else f"store.tiers.{index}.path": Path(tier.path)
+        for index, tier in enumerate(tiers)
+        if not is_url(tier.path)
+    }
+
+
+def _resolved(path: Path) -> Path:
+    """The path without links; as it is where its disk gives no answer."""
+    (found,) = all_within([path.resolve], timeout_s=LOOK_S)
+    return found or path
 
 
 def _inside(path: Path, directory: Path) -> str:
     """The path relative to the directory; empty where it does not lie under it."""
     for place, root in (
         (Path(os.path.normpath(path)), directory),
-        (path.resolve(), directory.resolve()),
+        (_resolved(path), directory.resolve()),
     ):
         if place != root and place.is_relative_to(root):
             return place.relative_to(root).as_posix()

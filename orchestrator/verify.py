@@ -1,4 +1,7 @@
-"""Reading everything in a store and a cache directory again, and saying what is wrong; changes nothing."""
+"""Reading everything in a store and a cache directory again, and saying what is wrong.
+
+Nothing is changed, unless the store is to be repaired.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from pathlib import Path
 
 from cache_store.errors import StoreError
 from cache_store.local import check_private, is_variant_name
+from cache_store.progress import OnProgress
 from cache_store.reports import VerifyReport
 from cache_store.store import Store
 from orchestrator.look import NothingThere
@@ -48,14 +52,28 @@ class Verified:
     faults: tuple[str, ...]
 
 
-def verify(store: Store | None, cache_dir: Path | None, *, signatures_checked: bool) -> Verified:
+def verify(
+    store: Store | None,
+    cache_dir: Path | None,
+    *,
+    signatures_checked: bool,
+    repair: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Verified:
     """Hash and judge everything in a store and a cache directory, either of which may be absent.
+
+    Args:
+        store: the store.
+        cache_dir: the cache directory.
+        signatures_checked: the store was opened with the trust policy of a config.
+        repair: repair the store as far as that goes; see `cache_store.audit.verify_store`.
+        on_progress: told now and then how far the store is.
 
     Raises:
         StoreUnavailable: the store cannot be listed.
         NothingThere: there is no such cache directory.
     """
-    of_store = store.verify() if store else None
+    of_store = store.verify(repair=repair, on_progress=on_progress) if store else None
     of_cache = verify_cache(cache_dir) if cache_dir else None
     return Verified(
         location=store.location if store else "",

@@ -3,8 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.support.s3_server import S3Server
+
+FAULT_ROUNDS = 2
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--fault-rounds N`: how often each fault is tried; the full counts run with `make faults`."""
+    parser.addoption(
+        "--fault-rounds",
+        type=int,
+        default=FAULT_ROUNDS,
+        metavar="N",
+        help="rounds of each fault in tests/faults, which multiply them (default: %(default)s; in full: 200)",
+    )
+
+
+@pytest.fixture(scope="session")
+def fault_rounds(pytestconfig: pytest.Config) -> int:
+    """How many rounds of each fault this session runs."""
+    rounds = pytestconfig.getoption("--fault-rounds")
+    assert isinstance(rounds, int)
+    if rounds < 1:
+        raise pytest.UsageError(f"--fault-rounds is at least 1; got {rounds}")
+    return rounds
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +45,16 @@ def cluster() -> Iterator[str]:
 
     yield str(ray.get_runtime_context().gcs_address)
     ray_session.leave(session)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """A real S3 server, and the credentials for it in the environment."""
+    pytest.importorskip("obstore", reason="object stores are an extra: pip install 'warmrank[s3]'")
+    pytest.importorskip("moto", reason="the local S3 server comes with pip install 'warmrank[test]'")
+    from tests.support.s3_server import ENVIRONMENT, running_s3
+
+    with pytest.MonkeyPatch.context() as patch, running_s3() as server:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        yield server

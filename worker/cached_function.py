@@ -160,7 +160,8 @@ class CachedFunction:
         if stored is not None or store is None:
             return stored
         # Not into the own partition yet: its guards have not been asked.
-        path = store.fetch_blob(sha256, place.model_dir / OFFERED / place.function_dir.name)
+        offered_dir = place.model_dir / OFFERED / place.function_dir.name
+        path = store.fetch_blob(sha256, offered_dir, cache_root=self.root())
         return read_stored(path, [])
 
     def ensure(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Variant:

@@ -11,12 +11,12 @@ from cache_store.manifest import (
     ArtifactEntry,
     CaptureEntry,
     PartitionManifest,
-    PartitionRef,
     RequestEntry,
     utc_now,
 )
 from worker import journal
 from worker.environment import environment
+from worker.results import Published
 from worker.script import journal_of
 
 if TYPE_CHECKING:
@@ -113,12 +113,15 @@ def _listed(function: str, path: Path, root: Path) -> str | None:
     return found.relative_to(wanted).as_posix()
 
 
-def publish(store: Store, launch_key: str, manifest: PartitionManifest, root: Path) -> PartitionRef:
+def publish(store: Store, launch_key: str, manifest: PartitionManifest, root: Path) -> Published:
     """Publish a manifest with its artifacts, and say where it lies."""
     report = store.publish_partition(launch_key, manifest, root)
-    for function in report.conflicts:
-        _log.warning(
-            "%s compiled to other bytes than the artifact in the store: its compile is not deterministic",
-            function,
-        )
-    return report.ref
+    return Published(
+        ref=report.ref,
+        partition=manifest.partition,
+        key=report.key,
+        conflicts=report.conflicts,
+        num_blobs_new=report.num_blobs_new,
+        bytes_new=report.bytes_new,
+        problems=tuple(store.problems),
+    )

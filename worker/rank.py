@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 from cache_store.errors import StoreError
 from worker.environment import environment
 from worker.errors import WorkerError, WorkloadError
-from worker.results import FunctionProbe, FunctionResult, RankPlace, StageSeconds, Verification
+from worker.results import FunctionProbe, FunctionResult, Published, RankPlace, StageSeconds, Verification
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from cache_store.manifest import PartitionManifest, PartitionRef
+    from cache_store.manifest import PartitionManifest
     from cache_store.store import Store
     from worker.cached_function import CachedFunction
     from worker.lookup import Found
@@ -330,7 +330,7 @@ class RankWorker:
         ]
         return of_units(spec, units)
 
-    def publish(self, launch_key: str) -> PartitionRef | None:
+    def publish(self, launch_key: str) -> Published | None:
         """Put this rank's manifest and artifacts into the store; None without a store."""
         from worker.manifests import publish
 

@@ -6,7 +6,10 @@ Everything here crosses a process border, so it holds strings, numbers and tuple
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from cache_store.manifest import PartitionRef
 
 ProbeState = Literal["hit", "adoptable", "miss"]
 Outcome = Literal["compiled", "loaded", "adopted"]
@@ -103,3 +106,28 @@ class RankPlace:
     host: str
     pid: int
     environment: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What became of one rank's partition at the end of a launch.
+
+    Attributes:
+        ref: what a launch record says of it; None for one that is not in the store.
+        conflicts: functions that compiled to other bytes than the store holds.
+        num_blobs_new: blobs that the store did not have.
+        bytes_new: their size.
+        partition: its name.
+        key: its key.
+        queued: why it waits on this node's disk to be published; empty when it does not.
+        problems: places of the store that this rank went on without, one line each.
+    """
+
+    ref: PartitionRef | None
+    partition: str
+    key: str
+    conflicts: tuple[str, ...] = ()
+    num_blobs_new: int = 0
+    bytes_new: int = 0
+    queued: str = ""
+    problems: tuple[str, ...] = ()

@@ -17,11 +17,14 @@ class Settings:
         cache_home: ``TORCHAIR_CACHE_HOME``, or ``.torchair_cache`` in the working directory.
         no_compile: ``WARMRANK_NO_COMPILE`` is 1: a miss is an error.
         journal: ``WARMRANK_JOURNAL``: file to which each look-up's outcome is appended, or None.
+        keyring: ``warmrank/keys`` below ``XDG_CONFIG_HOME``, or below ``~/.config``; None for a user without
+            a home.
     """
 
     cache_home: Path
     no_compile: bool
     journal: Path | None
+    keyring: Path | None
 
 
 def settings() -> Settings:
@@ -31,4 +34,15 @@ def settings() -> Settings:
         cache_home=Path(os.environ.get("TORCHAIR_CACHE_HOME") or DEFAULT_CACHE_DIR),
         no_compile=os.environ.get("WARMRANK_NO_COMPILE") == "1",
         journal=Path(journal) if journal else None,
+        keyring=_keyring(),
     )
+
+
+def _keyring() -> Path | None:
+    config_home = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    if not config_home.is_absolute():  # not set, or to be ignored: XDG Base Directory Specification
+        try:
+            config_home = Path("~/.config").expanduser()
+        except RuntimeError:
+            return None
+    return config_home / "warmrank" / "keys"

@@ -15,20 +15,42 @@ from cache_store.backend import BlobBackend, NewFile
 from cache_store.digests import Digest, digest_bytes
 from cache_store.directory import DirectoryBackend
 from cache_store.errors import Corrupt, NotInStore, UnusableCache
-from cache_store.layout import FORMAT_FILE
+from cache_store.layout import FORMAT_FILE, blob_name
+from cache_store.object_store import ObjectBackend
+from cache_store.tier import Tier, TierMode
+from cache_store.tiers import TieredBackend
 from tests.support.memory_backend import MemoryBackend
+from tests.support.s3_server import S3Server, new_prefix
 
 NAME = "ac/ab/one"
-IMPLEMENTATIONS: dict[str, Callable[[Path], BlobBackend]] = {
-    "directory": DirectoryBackend,
-    "directory-fsync": lambda root: DirectoryBackend(root, flush="fsync"),
-    "memory": lambda root: MemoryBackend(),
+Request = pytest.FixtureRequest
+IMPLEMENTATIONS: dict[str, Callable[[Path, Request], BlobBackend]] = {
+    "directory": lambda root, _: DirectoryBackend(root),
+    "directory-fsync": lambda root, _: DirectoryBackend(root, flush="fsync"),
+    "memory": lambda _root, _: MemoryBackend(),
+    # What is special about several writable places stands in tests/unit/test_tiers.py.
+    "tiers, near read-only": lambda root, _: tiers(root, near="ro"),
+    "tiers, far read-only": lambda root, _: tiers(root, far="ro"),
+    "s3": lambda _root, request: object_backend(request.getfixturevalue("s3_server")),
 }
 
 
+def object_backend(server: S3Server) -> BlobBackend:
+    return ObjectBackend(new_prefix(), options=server.options)
+
+
+def tiers(root: Path, *, near: TierMode = "rw", far: TierMode = "rw") -> BlobBackend:
+    return TieredBackend(
+        [
+            Tier(name="near", backend=DirectoryBackend(root / "near"), mode=near),
+            Tier(name="far", backend=DirectoryBackend(root / "far"), mode=far),
+        ]
+    )
+
+
 @pytest.fixture(params=IMPLEMENTATIONS)
-def backend(request: pytest.FixtureRequest, tmp_path: Path) -> BlobBackend:
-    return IMPLEMENTATIONS[request.param](tmp_path / "store")
+def backend(request: Request, tmp_path: Path) -> BlobBackend:
+    return IMPLEMENTATIONS[request.param](tmp_path / "store", request)
 
 
 def new_file(name: str, data: bytes) -> NewFile:
@@ -196,6 +218,21 @@ def test_move_to_nowhere_removes(backend):
     assert names(backend, "") == []
 
 
+def test_moved_blob_reads_the_same(backend):
+    data = b"shrinks where blobs are compressed " * 1000
+    blob = new_file(blob_name(digest_bytes(data).sha256), data)
+    backend.put_new([blob])
+    assert backend.move(blob.name, "quarantine/one")
+    assert read(backend, "quarantine/one") == data
+
+
+def test_put_new_stores_a_large_blob(backend):
+    data = bytes(range(256)) * 40_000
+    blob = new_file(blob_name(digest_bytes(data).sha256), data)
+    assert backend.put_new([blob]) == (blob.name,)
+    assert read(backend, blob.name) == data
+
+
 @pytest.mark.parametrize("target", ["trash/one", None])
 def test_move_of_what_is_gone_is_no_error(backend, target):
     assert not backend.move(NAME, target)
@@ -203,8 +240,8 @@ def test_move_of_what_is_gone_is_no_error(backend, target):
 
 
 @pytest.fixture(scope="module", params=IMPLEMENTATIONS)
-def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> BlobBackend:
-    return IMPLEMENTATIONS[request.param](tmp_path_factory.mktemp("shared") / "store")
+def shared(request: Request, tmp_path_factory: pytest.TempPathFactory) -> BlobBackend:
+    return IMPLEMENTATIONS[request.param](tmp_path_factory.mktemp("shared") / "store", request)
 
 
 @settings(max_examples=25, deadline=None)  # each example waits for the disk

@@ -11,7 +11,7 @@ from orchestrator.config import Config, parse
 from orchestrator.errors import WorkerFailure
 from orchestrator.in_process import InProcessLauncher
 from orchestrator.launcher import Gang, Launcher
-from orchestrator.rank_host import Opening
+from orchestrator.opening import Opening
 from orchestrator.ray_launcher import RayLauncher
 from tests.support.fake_rank import FUNCTIONS, make_alone
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from orchestrator.config import Config, parse
 from orchestrator.errors import CompileForbidden, LaunchFailed
 from orchestrator.in_process import InProcessLauncher
+from orchestrator.late import publish_late
 from orchestrator.launch import launch
 from orchestrator.report import Report
 from orchestrator.stores import open_store
@@ -154,3 +157,52 @@ def test_entrypoint_that_does_not_import_fails_in_build(house: House) -> None:
     with pytest.raises(LaunchFailed, match="does not import") as caught:
         house.launch(workload={"entrypoint": "no_such_module:workload"})
     assert caught.value.stage == "build"
+
+
+@pytest.fixture
+def silent_server() -> Iterator[str]:
+    """Address of a server that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+        yield f"http://{host}:{port}"
+
+
+def test_silent_object_store_is_waited_for_once(
+    house: House, silent_server: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("obstore", reason="object stores need the extra [s3]")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "made up")
+    store = {
+        "path": "s3://bucket/prefix",
+        "answer_s": 0.3,
+        "options": {"endpoint": silent_server, "allow_http": "true", "region": "nowhere"},
+        "trust": {"policy": "off"},
+    }
+    report = house.launch(2, store=store)
+    silences = [record for record in caplog.records if record.name == "cache_store.circuit"]
+    assert len(silences) == 1
+    assert "no answer" in silences[0].getMessage()
+    assert counts(report) == (2, 0, 2)
+    assert (report.record, report.totals.num_queued, len(report.queued_on)) == ("", 2, 1)
+    assert [tier.state for tier in report.tiers] == ["away"]
+
+
+def test_store_that_comes_back_gets_what_was_compiled_without_it(house: House) -> None:
+    (house.root / "disk").write_text("not mounted")
+    store = {"path": str(house.root / "disk" / "store"), "trust": {"policy": "off"}}
+    house.launch(2, store=store)
+    (house.root / "disk").unlink()
+    published = publish_late(house.config(2, store=store))
+    assert (len(published.published), len(published.committed), published.kept) == (2, 1, {})
+    assert counts(house.launch(2, node="n2", store=store, no_compile=True)) == (0, 4, 0)
+
+
+def test_tiers_are_filled_and_one_is_enough(house: House) -> None:
+    near, far = house.root / "near", house.root / "far"
+    store = {"tiers": [{"path": str(near)}, {"path": str(far)}], "trust": {"policy": "off"}}
+    report = house.launch(2, store=store)
+    assert report.record != ""
+    for single in (near, far):
+        alone = {"path": str(single), "trust": {"policy": "off"}}
+        assert counts(house.launch(2, node=f"of-{single.name}", store=alone, no_compile=True)) == (0, 4, 0)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from worker.results import FunctionProbe, FunctionResult, RankPlace, StageSeconds, Verification
+from cache_store.manifest import PartitionManifest
+from worker.results import FunctionProbe, FunctionResult, Published, RankPlace, StageSeconds, Verification
 
 FUNCTIONS = ("Model.prefill", "Model.decode")
 
@@ -26,6 +28,7 @@ class FakeWorld:
         num_captures: captures of each rank.
         raises: what a method of a rank raises.
         max_error: what verification finds.
+        conflicts: functions of each rank whose compile is not deterministic.
         held: digests in partitions, by rank and function.
         calls: every call of a rank, in order.
     """
@@ -38,6 +41,7 @@ class FakeWorld:
     bad_results: set[tuple[str, int]] = field(default_factory=set)
     max_error: float = 0.0
     environments: Mapping[int, dict[str, str]] = field(default_factory=dict)
+    conflicts: dict[int, tuple[str, ...]] = field(default_factory=dict)
     held: dict[tuple[int, str], str] = field(default_factory=dict)
     known: dict[str, object] = field(default_factory=dict)
     calls: list[tuple[str, int, Any]] = field(default_factory=list)
@@ -148,8 +152,32 @@ class FakeRank:
         worst = self.world.max_error
         return Verification(ok=worst <= 0.1, max_error=worst, tolerance=0.1, compared="logits with eager")
 
-    def publish(self, launch_key: str) -> Any:
+    def manifest(self) -> PartitionManifest:
+        rank, world_size = self.spec.rank, self.spec.world_size
+        return PartitionManifest(
+            partition=f"world{world_size}global_rank{rank}",
+            rank=rank,
+            world_size=world_size,
+            environment={},
+            requests=(),
+            artifacts=(),
+            captures=(),
+            created="2026-01-31T12:00:00+00:00",
+        )
+
+    def publish(self, launch_key: str) -> Published:
         self._enter("publish", launch_key)
+        report = self.store.publish_partition(launch_key, self.manifest(), Path(self.spec.cache_dir))
+        conflicts = self.world.conflicts.get(self.spec.rank, ())
+        return Published(
+            ref=report.ref,
+            partition=report.ref.partition,
+            key=report.key,
+            conflicts=conflicts,
+            num_blobs_new=1,
+            bytes_new=100,
+            problems=tuple(self.store.problems),
+        )
 
     def stop(self) -> None:
         self.world.stopped.append(self.spec.rank)

@@ -11,6 +11,7 @@ from cache_store.manifest import LaunchRecord
 from orchestrator.config import Config, load
 from orchestrator.identity import identity, launch_key
 from orchestrator.report import SCHEMA_VERSION, FunctionReport, RankReport, Report, totals
+from orchestrator.store_report import Committed
 from tests.support.stored import FUNCTIONS, make_partition, make_record, open_store
 from worker.environment import environment
 from worker.results import Outcome, StageSeconds, Verification
@@ -42,7 +43,7 @@ def store_launch(
 ) -> LaunchRecord:
     """Publish a launch of ``config`` into its store; ``work`` is the cache directory that it comes from."""
     assert config.store is not None
-    store = open_store(config.store.path)
+    store = open_store(Path(config.store.tiers[0].path))
     here = environment() if here is None else here
     refs = []
     for rank in range(world_size):
@@ -100,9 +101,13 @@ def make_report(outcome: Outcome = "loaded", *, trace_s: float = 0.0, wall_s: fl
         cache_dir="cache",
         store="",
         record="",
+        tiers=(),
         ranks=ranks,
         fetches=(),
+        publishes=(),
+        nondeterministic=(),
+        queued_on=(),
         stages=(),
-        totals=totals(ranks, (), wall_s),
+        totals=totals(ranks, (), Committed(), wall_s),
         problems=(),
     )

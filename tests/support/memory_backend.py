@@ -43,9 +43,10 @@ class MemoryBackend:
         if name not in self._files or target in self._files:
             return False
         data = self._files.pop(name)
+        self._times.pop(name, None)
         if target is not None:
-            self._files[target] = data
             self._times[target] = self.now_s
+            self._files[target] = data
         return True
 
     def _info(self, name: str) -> FileInfo:

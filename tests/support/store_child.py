@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,42 +32,26 @@ def add_variant(function_dir: str, text: str) -> dict[str, Any]:
     return {"path": str(add_variant(Path(function_dir), text.encode()))}
 
 
-def publish_and_die(store_root: str, cache_root: str, step: str) -> dict[str, Any]:
-    """Publish and commit a launch, and end without any clean-up when ``step`` is reached."""
-    from cache_store.backend import NewFile
-    from cache_store.directory import DirectoryBackend
-    from cache_store.store import Store
-    from tests.support.stored import LAUNCH_KEY, OFF, make_partition, make_record
+def publish_and_die(store_root: str, cache_root: str, step: str, nth: str) -> dict[str, Any]:
+    """Publish and commit a launch, and end without any clean-up at the nth time that ``step`` is reached."""
+    from cache_store.steps import EVENT
+    from tests.support.stored import LAUNCH_KEY, make_partition, make_record, open_store
 
-    class Dying(DirectoryBackend):
-        def put_new(self, files: Sequence[NewFile]) -> tuple[str, ...]:
-            kind = files[0].name.partition("/")[0] if files else ""
-            _die_at(step, f"before {kind}")
-            created = super().put_new(files)
-            _die_at(step, f"after {kind}")
-            return created
+    times = 0
 
-        def _stage(self, file: NewFile, path: Path) -> Path:
-            staged = super()._stage(file, path)
-            _die_at(step, f"copied {file.name.partition('/')[0]}")
-            return staged
+    def die(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal times
+        if event == EVENT and arguments[0] == step:
+            times += 1
+            if times == int(nth):
+                os._exit(KILLED)
 
-        def _link(self, path: Path, name: str) -> bool:
-            linked = super()._link(path, name)
-            _die_at(step, f"linked {name.partition('/')[0]}")
-            return linked
-
-    backend = Dying(Path(store_root))
-    store = Store(backend, trust=OFF, location=store_root)
+    sys.addaudithook(die)
+    store = open_store(Path(store_root))
     manifest = make_partition(Path(cache_root))
     report = store.publish_partition(LAUNCH_KEY, manifest, Path(cache_root))
     store.commit_launch(make_record((report.ref,)))
     return {}
-
-
-def _die_at(step: str, here: str) -> None:
-    if step == here:
-        os._exit(KILLED)
 
 
 def _wait() -> None:

@@ -6,6 +6,9 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from cache_store.backend import BlobBackend
+from cache_store.connect import TierSpec
+from cache_store.connect import open_store as open_tiers
 from cache_store.digests import digest_bytes
 from cache_store.keys import key_of
 from cache_store.local import add_variant
@@ -29,7 +32,13 @@ OFF = Trust(policy="off")
 
 
 def open_store(root: Path, trust: Trust = OFF) -> Store:
-    return Store.open(root, trust=trust)
+    return open_tiers([TierSpec(location=str(root))], trust=trust)
+
+
+def backend_of(store: Store) -> BlobBackend:
+    """What keeps the files of a store with one tier, for tests that let it fail."""
+    (tier,) = store._supervisor.tiers
+    return tier.backend
 
 
 def partition_name(rank: int, world_size: int) -> str:
@@ -124,11 +133,11 @@ def publish_launch(
 
 
 def tree(root: Path) -> dict[str, bytes]:
-    """Every file below ``root``, the locks of a cache directory apart."""
+    """Every file below ``root``, the locks and indexes of a cache directory apart."""
     return {
         path.relative_to(root).as_posix(): path.read_bytes()
         for path in sorted(root.rglob("*"))
-        if path.is_file() and ".locks" not in path.parts
+        if path.is_file() and not {".locks", ".index"} & set(path.parts)
     }
 
 

@@ -69,7 +69,7 @@ def test_blob_that_cannot_be_read_is_found(store, root, monkeypatch):
     def fail(name: str) -> None:
         raise StoreUnavailable(what=name, where=str(root), reason="Input/output error")
 
-    monkeypatch.setattr(store._backend, "open", fail)
+    monkeypatch.setattr(store._supervisor.tiers[0].backend, "open", fail)
     assert all("Input/output error" in fault for fault in store.verify().faults)
     assert store.verify().num_blobs == 0
 
@@ -105,3 +105,22 @@ def test_stranger_is_found(store, root, place):
     (root / place).parent.mkdir(parents=True, exist_ok=True)
     (root / place).touch()
     assert [place in fault for fault in store.verify().faults] == [True]
+
+
+def test_repair_moves_what_is_damaged_away_so_that_a_publish_puts_it_again(store, root, tmp_path):
+    overwrite(blob_path(root, DECODE), bytes([DECODE[0] ^ 1]) + DECODE[1:])
+    report = store.verify(repair=True)
+    assert (len(report.faults), len(report.repairs)) == (1, 1)
+    publish_launch(store, tmp_path / "cache", world_size=2)
+    assert store.verify().faults == ()
+
+
+def test_repair_brings_back_what_lies_in_the_trash(store, root):
+    path = blob_path(root, DECODE)
+    target = root / "trash/20260101T000000Z" / path.relative_to(root)
+    target.parent.mkdir(parents=True)
+    path.rename(target)
+    assert store.verify(repair=True).repairs == (
+        f"{path.relative_to(root).as_posix()}: restored from the trash",
+    )
+    assert store.verify().faults == ()

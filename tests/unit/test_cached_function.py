@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -271,6 +272,28 @@ def test_corrupt_artifact_is_set_aside_and_compiled_again(cache: Path, affine_ar
     assert "do not match the digest" in reason(function)
     assert affine_artifact.read_bytes() == whole
     assert affine_artifact.with_name("compiled_module.corrupt").read_bytes() == whole[:-1]
+
+
+TORN = {
+    "empty": lambda whole: b"",
+    "half": lambda whole: whole[: len(whole) // 2],
+    "zeroed": lambda whole: bytes(len(whole)),
+}
+
+
+@pytest.mark.parametrize("tear", TORN.values(), ids=TORN)
+def test_artifact_that_a_power_cut_tore_is_compiled_once_more(
+    cache: Path, affine_artifact: Path, tear: Callable[[bytes], bytes]
+) -> None:
+    whole = affine_artifact.read_bytes()
+    affine_artifact.write_bytes(tear(whole))
+    outcomes = []
+    for _ in range(2):
+        function = cached(Plain().affine, cache)
+        assert torch.equal(function(ROWS), model_of(function).affine(ROWS))
+        outcomes.append(outcome(function))
+    assert outcomes == ["compiled", "loaded"]
+    assert affine_artifact.read_bytes() == whole
 
 
 def test_corrupt_artifact_is_warned_about_by_its_path(

@@ -12,14 +12,31 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cache_store.errors import StoreUnavailable
+from cache_store.publish_queue import add_partition
 from orchestrator.cli import app
 from orchestrator.config import Config
 from orchestrator.errors import CompileForbidden, ForbiddenCompile, LaunchFailed, WorkerFailure
+from orchestrator.identity import launch_key
 from orchestrator.report import Report, from_json
 from tests.support.launched import loaded_config, make_report, store_launch, write_config
-from tests.support.stored import blob_path, overwrite
+from tests.support.stored import blob_path, make_partition, overwrite
 
-COMMANDS = ("launch", "demo", "submit", "preseed", "ls", "show", "explain", "readable", "verify")
+COMMANDS = (
+    "launch",
+    "demo",
+    "submit",
+    "preseed",
+    "ls",
+    "show",
+    "explain",
+    "readable",
+    "publish",
+    "verify",
+    "evict",
+    "pin",
+    "sync",
+    "keys",
+)
 
 
 def run(*arguments: str | Path) -> Result:
@@ -56,7 +73,7 @@ def test_help_has_one_line_for_each_command(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "100")
     lines = [line.strip("\u2502 ") for line in run("--help").stdout.splitlines()]
     listed = [line.split()[0] for line in lines if line.split()[:1] and line.split()[0] in COMMANDS]
-    assert listed == list(COMMANDS)
+    assert sorted(listed) == sorted(COMMANDS)
 
 
 def test_help_names_the_exit_codes():
@@ -278,3 +295,50 @@ def test_readable_of_what_is_no_artifact_is_an_error(tmp_path: Path):
     result = run("readable", path)
     assert result.exit_code == 1
     assert "no usable artifact" in result.stderr
+
+
+def test_publish_with_nothing_waiting_says_so(tmp_path: Path):
+    result = run("publish", write_config(tmp_path))
+    assert (result.exit_code, result.stdout) == (0, "nothing waits on this node\n")
+
+
+def test_publish_brings_what_waits_to_the_store(tmp_path: Path):
+    config = loaded_config(tmp_path)
+    manifest = make_partition(config.cache_dir, rank=0, world_size=1)
+    add_partition(config.cache_dir, launch_key(config), manifest)
+    result = run("publish", tmp_path / "tiny.yaml", "--json")
+    assert result.exit_code == 0
+    assert [len(json.loads(result.stdout)[name]) for name in ("published", "committed", "kept")] == [1, 0, 0]
+
+
+def test_publish_ends_with_four_while_something_waits_still(tmp_path: Path):
+    config = loaded_config(tmp_path)
+    manifest = make_partition(config.cache_dir, rank=0, world_size=1)
+    add_partition(config.cache_dir, launch_key(config), manifest)
+    for artifact in manifest.artifacts:
+        (config.cache_dir / artifact.path).unlink()
+    result = run("publish", tmp_path / "tiny.yaml")
+    assert result.exit_code == 4
+    assert "waits: world1global_rank0" in result.stdout
+
+
+def test_publish_without_a_store_is_bad_input(tmp_path: Path):
+    assert run("publish", write_config(tmp_path, store=None)).exit_code == 2
+
+
+def test_publish_imports_neither_torch_nor_ray(tmp_path: Path):
+    code = (
+        "import sys, orchestrator.late, orchestrator.config;"
+        f"from pathlib import Path; c = orchestrator.config.load(Path({str(write_config(tmp_path))!r}));"
+        "orchestrator.late.publish_late(c);"
+        "print(sorted({'torch', 'ray'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_every_command_has_its_panel_in_the_help():
+    text = run("--help").stdout
+    positions = [text.index(f"\u2500 {panel} \u2500") for panel in ("Launch", "Look", "Store", "Keys")]
+    assert positions == sorted(positions)
+    assert "\u2500 Commands \u2500" not in text

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
-from orchestrator.config import load
+from orchestrator.config import load, parse
 from orchestrator.config_models import EntrypointWorkload, ScriptWorkload
 from orchestrator.demo import packaged_config
 
@@ -35,3 +36,25 @@ def test_what_a_config_launches_is_there(path: Path):
 def test_default_is_two_cpu_ranks():
     config = load(packaged_config())
     assert (config.ranks, config.device) == (2, "cpu")
+
+
+def commented_stores(path: Path) -> list[object]:
+    """The stores that a config shows in comments."""
+    blocks = "".join(
+        line.removeprefix("#").removeprefix(" ")
+        for line in path.read_text().splitlines(keepends=True)
+        if line[:1] == "#"
+    ).split("\n\n")
+    found = [block[block.index("store:\n") :] for block in blocks if "store:\n" in block]
+    return [yaml.safe_load(block)["store"] for block in found]
+
+
+def test_stores_in_comments_can_be_used():
+    stores = commented_stores(CONFIGS[0].parent / "atlas-npu.yaml")
+    configs = [
+        parse({"workload": {"entrypoint": "a:b"}, "ranks": 1, "store": store}).store for store in stores
+    ]
+    assert [[tier.path for tier in config.tiers] for config in configs if config] == [
+        ["s3://my-bucket/warmrank"],
+        ["/var/lib/warmrank", "s3://my-bucket/warmrank"],
+    ]

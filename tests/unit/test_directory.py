@@ -13,6 +13,8 @@ from cache_store.digests import digest_bytes
 from cache_store.directory import DirectoryBackend
 from cache_store.documents import quarantine
 from cache_store.errors import Corrupt, NewerFormat, StoreUnavailable
+from cache_store.parallel import each
+from cache_store.steps import Step
 from tests.support.stored import stored
 
 NAME = "ac/ab/one"
@@ -131,6 +133,47 @@ def test_put_new_flushes_bytes_before_names_and_names_last(root, monkeypatch):
     assert steps == ["bytes of 2", "link ac/ab/1", "link ac/ab/2", "names of 2"]
 
 
+def test_put_new_tells_its_steps_in_order(backend, monkeypatch):
+    steps: list[Step] = []
+    monkeypatch.setattr("cache_store.directory.reached", steps.append)
+    backend.put_new([new_file()])
+    backend.put_new([new_file()])
+    assert steps == [
+        Step.PUT_STAGED,
+        Step.PUT_FLUSHED,
+        Step.PUT_LINKED,
+        Step.PUT_DURABLE,
+        Step.PUT_DURABLE,
+    ]
+
+
+def test_put_new_copies_several_files_at_once_the_largest_first(backend, monkeypatch):
+    begun: list[int] = []
+
+    def in_threads(function, items, *, num_threads):
+        begun.extend(item[1].expected.size_bytes for item in items)
+        return each(function, items, num_threads=4)
+
+    monkeypatch.setattr("cache_store.directory.each", in_threads)
+    files = [new_file(f"cas/sha256/ab/{number}", bytes(number)) for number in range(20)]
+    assert backend.put_new(files) == tuple(file.name for file in files)
+    assert begun == list(reversed(range(20)))
+    assert [backend.stat([file.name])[file.name].content_bytes for file in files] == list(range(20))
+
+
+def test_put_new_with_a_fault_in_one_of_many_files_creates_none(backend, root):
+    files = [new_file(f"cas/sha256/ab/{number}") for number in range(20)]
+    files[10] = NewFile(name="cas/sha256/ab/10", source=b"other", expected=digest_bytes(b"data"))
+    with pytest.raises(Corrupt, match="source of cas/sha256/ab/10"):
+        backend.put_new(files)
+    assert (stored(root, "cas"), list((root / "tmp").iterdir())) == ([], [])
+
+
+def test_flush_may_be_chosen(root):
+    assert DirectoryBackend(root, flush="fsync").flush == "fsync"
+    assert DirectoryBackend(root, flush="syncfs").flush == "syncfs"
+
+
 def test_put_new_flushes_every_directory_up_to_the_root(backend, root, monkeypatch):
     flushed: list[str] = []
     monkeypatch.setattr(
@@ -139,6 +182,36 @@ def test_put_new_flushes_every_directory_up_to_the_root(backend, root, monkeypat
     )
     backend.put_new([new_file("cas/sha256/ab/1")])
     assert {"cas/sha256/ab", "cas/sha256", "cas", "."} <= set(flushed)
+
+
+def test_put_new_flushes_directories_above_only_until_their_names_are_durable(backend, root, monkeypatch):
+    flushed: list[list[str]] = []
+    monkeypatch.setattr(
+        "cache_store.directory.flush_all",
+        lambda paths, **_: flushed.append(sorted(path.relative_to(root).as_posix() for path in paths)),
+    )
+    for name in ("cas/sha256/ab/1", "cas/sha256/ab/2", "cas/sha256/cd/1"):
+        flushed.clear()
+        backend.put_new([new_file(name)])
+        directory = Path(name).parent
+        above = [] if name.endswith("2") else [".", "cas", "cas/sha256"]
+        assert flushed[-1] == sorted([*above, directory.as_posix()])
+
+
+def test_put_new_flushes_directories_above_again_after_a_flush_that_failed(backend, root, monkeypatch):
+    flushed: set[str] = set()
+
+    def fail(paths, **_: object) -> None:
+        flushed.update(path.relative_to(root).as_posix() for path in paths)
+        if "cas" in flushed:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("cache_store.directory.flush_all", fail)
+    for _ in range(2):
+        flushed.clear()
+        with pytest.raises(StoreUnavailable):
+            backend.put_new([new_file("cas/sha256/ab/1")])
+        assert {".", "cas", "cas/sha256", "cas/sha256/ab"} <= flushed
 
 
 def test_put_new_recognises_its_own_link_whose_answer_was_lost(backend, monkeypatch):

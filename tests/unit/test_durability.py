@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,11 @@ def test_choose_flush_without_a_mount_table_is_fsync(tmp_path, monkeypatch):
     assert choose_flush(tmp_path) == "fsync"
 
 
+@pytest.mark.parametrize("choice", ["syncfs", "fsync"])
+def test_choose_flush_obeys(tmp_path, choice):
+    assert choose_flush(tmp_path, choice) == choice
+
+
 class Calls:
     """Counts what is flushed, and how."""
 
@@ -94,6 +100,22 @@ def test_flush_all_calls_the_system_for_real(tmp_path):
         path.touch()
     flush_all(paths(tmp_path, 20), root=tmp_path, flush="syncfs")
     flush_all([tmp_path, *paths(tmp_path, 2)], root=tmp_path, flush="fsync")
+
+
+def test_flush_all_waits_for_several_files_at_once(tmp_path, monkeypatch):
+    barrier = threading.Barrier(4)
+    monkeypatch.setattr(durability, "_fsync", lambda path: barrier.wait(30))
+    flush_all(paths(tmp_path, 12), root=tmp_path, flush="fsync")
+    assert not barrier.broken
+
+
+@pytest.mark.parametrize("gone", [0, 11])
+def test_flush_all_of_many_reports_any_that_cannot_be_flushed(tmp_path, gone):
+    for path in paths(tmp_path, 12):
+        path.touch()
+    paths(tmp_path, 12)[gone].unlink()
+    with pytest.raises(FileNotFoundError):
+        flush_all(paths(tmp_path, 12), root=tmp_path, flush="fsync")
 
 
 def test_flush_all_reports_what_cannot_be_flushed(tmp_path):

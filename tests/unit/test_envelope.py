@@ -4,12 +4,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_store.envelope import Envelope, Signature, parse_envelope, signed_message
+from cache_store.envelope import (
+    MAX_HEADER_BYTES,
+    Envelope,
+    Producer,
+    Signature,
+    parse_envelope,
+    signed_message,
+)
 from cache_store.errors import Corrupt, NewerFormat, StoreError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+PRODUCER = Producer(name="ci", key_id="0" * 32)
 SIGNATURES = st.builds(
-    Signature, name=TEXT, key_id=TEXT, value=st.binary(min_size=64, max_size=64).map(bytes.hex)
+    Signature,
+    name=st.from_regex(r"[a-z \u00e9]{1,8}", fullmatch=True),
+    key_id=st.binary(min_size=16, max_size=16).map(bytes.hex),
+    value=st.binary(min_size=64, max_size=64).map(bytes.hex),
 )
 ENVELOPES = st.builds(
     Envelope, kind=TEXT, key=TEXT, payload=st.binary(max_size=64), signature=st.none() | SIGNATURES
@@ -52,19 +63,55 @@ def test_truncated_envelope_is_corrupt(size_bytes):
 
 def test_envelope_shows_its_layout():
     header, payload = UNSIGNED.to_bytes().split(b"\n")
-    assert header.startswith(b'{"format":1,"key":"k","kind":"manifest","payload":{"sha256":"')
+    assert header.startswith(b'{"format":2,"key":"k","kind":"manifest","payload":{"sha256":"')
     assert header.endswith(b'","size_bytes":7},"signature":"unsigned"}')
     assert payload == b'{"a":1}'
 
 
 def test_envelope_of_a_newer_format_is_named():
-    with pytest.raises(NewerFormat, match="format 2"):
-        parse(UNSIGNED.to_bytes().replace(b'"format":1', b'"format":2'))
+    with pytest.raises(NewerFormat, match="format 3"):
+        parse(UNSIGNED.to_bytes().replace(b'"format":2', b'"format":3'))
+
+
+def test_envelope_of_an_older_format_is_named():
+    with pytest.raises(
+        Corrupt, match=r"expected format 2, found format 1, of an earlier release.*replaces it"
+    ):
+        parse(UNSIGNED.to_bytes().replace(b'"format":2', b'"format":1'))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"key":"k"', b'"key": "k"'),
+        (b'"key":"k"', b'"key":"x","key":"k"'),
+        (b'"key":"k"', b'"key":"\\u006b"'),
+        (b'{"format":2,', b"{"),
+    ],
+    ids=["blank", "twice", "escape", "order"],
+)
+def test_envelope_has_one_spelling(old, new):
+    data = UNSIGNED.to_bytes().replace(old, new)
+    if b"format" not in data:
+        data = data.replace(b'"signature"', b'"format":2,"signature"')
+    with pytest.raises(Corrupt, match="canonical JSON"):
+        parse(data)
+
+
+def test_envelope_header_has_a_limit():
+    with pytest.raises(Corrupt, match=f"at most {MAX_HEADER_BYTES} bytes"):
+        parse(b" " * MAX_HEADER_BYTES + UNSIGNED.to_bytes())
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a\n", "n" * 256])
+def test_signature_by_what_is_no_name_is_refused(name):
+    with pytest.raises(ValueError, match="name"):
+        Signature(name=name, key_id="0" * 32, value="0" * 128)
 
 
 def test_envelope_with_an_unknown_scheme_is_refused():
     signed = Envelope(
-        kind="m", key="k", payload=b"", signature=Signature(name="", key_id="", value="0" * 128)
+        kind="m", key="k", payload=b"", signature=Signature(name="ci", key_id="0" * 32, value="0" * 128)
     )
     with pytest.raises(Corrupt, match="ed25519"):
         parse(signed.to_bytes().replace(b'"ed25519"', b'"ed25518"'))
@@ -72,8 +119,14 @@ def test_envelope_with_an_unknown_scheme_is_refused():
 
 @pytest.mark.parametrize(("kind", "key"), [("manifest", "kx"), ("launch", "k"), ("manifestk", "")])
 def test_signed_message_tells_kind_and_key_apart(kind, key):
-    assert signed_message(kind, key, b"payload") != signed_message("manifest", "k", b"payload")
+    assert signed_message(kind, key, b"p", PRODUCER) != signed_message("manifest", "k", b"p", PRODUCER)
 
 
 def test_signed_message_depends_on_the_payload():
-    assert signed_message("manifest", "k", b"payload") != signed_message("manifest", "k", b"Payload")
+    assert signed_message("m", "k", b"p", PRODUCER) != signed_message("m", "k", b"P", PRODUCER)
+
+
+@pytest.mark.parametrize("field", [{"name": "cj"}, {"key_id": "1" * 32}])
+def test_signed_message_depends_on_the_producer(field):
+    other = PRODUCER.model_copy(update=field)
+    assert signed_message("m", "k", b"p", PRODUCER) != signed_message("m", "k", b"p", other)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cache_store.errors import StoreUnavailable
-from cache_store.seed import seed
+from cache_store.seed import Wanted, seed
 from orchestrator.config import Config
 from orchestrator.explain import GUARDS_NOTE, Explanation, explain
 from orchestrator.identity import launch_key
@@ -95,8 +95,8 @@ def test_functions_count_what_lies_on_this_node(config: Config, tmp_path: Path):
     before = [item.num_on_this_node for item in explained(config).functions]
     store = open_if_there(config)
     assert store is not None
-    here = environment()
-    seed(store, launch_key=launch_key(config), cache_root=config.cache_dir, environment=here, world_size=2)
+    wanted = Wanted(launch_key=launch_key(config), environment=environment(), world_size=2)
+    seed(store, wanted, config.cache_dir)
     after = [item.num_on_this_node for item in explained(config).functions]
     assert (before, after) == ([0, 0], [1, 1])
 

@@ -6,30 +6,49 @@ import errno
 import io
 import os
 import stat
-import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
-from filelock import FileLock
 
 from cache_store.digests import digest_bytes
-from cache_store.errors import Corrupt, NotInStore, StoreUnavailable, UnusableCache
-from cache_store.local import UNVERIFIED, variants
+from cache_store.errors import (
+    Conflict,
+    Corrupt,
+    NotInStore,
+    StoreError,
+    StoreUnavailable,
+    UnusableCache,
+)
+from cache_store.layout import blob_name, manifest_name, trash_name
+from cache_store.local import add_variant, variants
+from cache_store.manifest import PartitionRef
+from cache_store.progress import Progress
+from cache_store.reports import FetchReport
 from cache_store.store import Store
+from cache_store.trust import Trust, generate_key_pair
+from cache_store.unverified import UNVERIFIED
 from tests.support.stored import (
     FUNCTIONS,
     LAUNCH_KEY,
+    backend_of,
     blob_path,
     function_dir,
     make_partition,
     open_store,
     overwrite,
+    partition_name,
     stored,
 )
 from tests.support.stored import tree as all_files
 
 DECODE = FUNCTIONS["Llama.decode"]
+PREFILL = FUNCTIONS["Llama.prefill"]
+ALL_BYTES = len(DECODE) + len(PREFILL)
 DAMAGE = {
     "truncated blob": DECODE[:-1],
     "flipped bit": bytes([DECODE[0] ^ 1]) + DECODE[1:],
@@ -60,75 +79,229 @@ def store(root: Path) -> Store:
     return open_store(root)
 
 
+def publish(store: Store, source: Path, **changes: Any) -> PartitionRef:
+    return store.publish_partition(LAUNCH_KEY, make_partition(source, **changes), source).ref
+
+
 @pytest.fixture
-def key(store: Store, source: Path) -> str:
-    return store.publish_partition(LAUNCH_KEY, make_partition(source), source).key
+def ref(store: Store, source: Path) -> PartitionRef:
+    return publish(store, source)
+
+
+def fetch(store: Store, refs: Sequence[PartitionRef], cache: Path, **options: Any) -> tuple[FetchReport, ...]:
+    """Reports of a fetch that must not have a fault."""
+    outcome = store.fetch_partitions(refs, cache, **options)
+    assert outcome.faults == ()
+    return outcome.partitions
+
+
+def fault(store: Store, ref: PartitionRef, cache: Path) -> StoreError:
+    """Why the only partition of a fetch is not laid out."""
+    outcome = store.fetch_partitions([ref], cache)
+    assert outcome.partitions == ()
+    (found,) = outcome.faults
+    assert found.ref == ref
+    return found.error
 
 
 def tree(root: Path) -> dict[str, bytes]:
     return {name: data for name, data in all_files(root).items() if name != UNVERIFIED}
 
 
-def test_fetch_lays_out_what_was_published(store, key, source, cache):
-    report = store.fetch_partition(key, cache)
+def count_opens(store: Store, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each name of the store is opened from now on."""
+    opened: Counter[str] = Counter()
+    real = backend_of(store).open
+
+    def count(name: str) -> BinaryIO:
+        opened[name] += 1
+        return real(name)
+
+    monkeypatch.setattr(backend_of(store), "open", count)
+    return opened
+
+
+def fail_at(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, name, fail)
+
+
+def test_fetch_lays_out_what_was_published(store, ref, source, cache):
+    (report,) = fetch(store, [ref], cache)
     assert tree(cache) == tree(source)
     assert (report.partition, report.num_files, report.num_already_there) == ("world1global_rank0", 2, 0)
-    assert report.bytes_copied == sum(len(data) for data in FUNCTIONS.values())
+    assert report.bytes_copied == ALL_BYTES
 
 
-def test_fetched_files_are_private_copies(store, root, key, cache):
-    store.fetch_partition(key, cache)
+def test_fetched_files_are_private_copies(store, root, ref, cache):
+    fetch(store, [ref], cache)
     path = function_dir(cache, "world1global_rank0", "decode") / "compiled_module"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.stat().st_nlink == 1
     assert not path.samefile(blob_path(root, DECODE))
 
 
-def test_second_fetch_copies_nothing(store, key, cache):
-    store.fetch_partition(key, cache)
-    report = store.fetch_partition(key, cache)
+def test_fetched_directories_are_private(store, ref, cache):
+    fetch(store, [ref], cache)
+    directories = [path for path in (cache, *cache.rglob("*")) if path.is_dir()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in directories} == {0o700}
+    assert len(directories) > 4
+
+
+def test_copies_of_one_blob_share_no_inode(store, source, cache):
+    refs = [publish(store, source, rank=rank, world_size=3) for rank in range(3)]
+    fetch(store, refs, cache)
+    inodes = {path.stat().st_ino for path in cache.rglob("compiled_module")}
+    assert len(inodes) == 6
+
+
+def test_many_partitions_read_each_blob_once(store, source, cache, monkeypatch):
+    refs = [publish(store, source, rank=rank, world_size=3) for rank in range(3)]
+    opened = count_opens(store, monkeypatch)
+    outcome = store.fetch_partitions(refs, cache)
+    assert {opened[blob_name(digest_bytes(data).sha256)] for data in FUNCTIONS.values()} == {1}
+    assert tree(cache) == tree(source)
+    assert (outcome.bytes_read, sum(report.bytes_copied for report in outcome.partitions)) == (
+        ALL_BYTES,
+        3 * ALL_BYTES,
+    )
+
+
+def test_outcome_names_a_verified_copy_of_each_blob(store, source, cache):
+    refs = [publish(store, source, rank=rank, world_size=3) for rank in range(3)]
+    copies = store.fetch_partitions(refs, cache).copies
+    assert {copy.name for copy in copies} == {
+        blob_name(digest_bytes(data).sha256) for data in FUNCTIONS.values()
+    }
+    assert all(digest_bytes(copy.source.read_bytes()) == copy.expected for copy in copies)
+
+
+def test_fetch_of_nothing_lays_out_nothing(store, cache):
+    outcome = store.fetch_partitions([], cache)
+    assert (outcome.partitions, outcome.faults, tree(cache)) == ((), (), {})
+
+
+def test_new_function_comes_by_one_rename_and_nothing_is_flushed(store, ref, cache, monkeypatch):
+    fail_at(monkeypatch, "link", errno.EPERM)  # variants are linked one by one only beside others
+    store.fetch_partitions([ref], cache / "first")  # makes the mark, which is flushed
+    (cache / "second").mkdir(mode=0o700)
+    (cache / "second" / UNVERIFIED).touch(0o600)
+    fail_at(monkeypatch, "fsync", errno.EIO)
+    fetch(store, [ref], cache / "second")
+    assert tree(cache / "second") == tree(cache / "first") != {}
+
+
+def test_second_fetch_copies_nothing(store, ref, cache):
+    fetch(store, [ref], cache)
+    (report,) = fetch(store, [ref], cache)
     assert (report.bytes_copied, report.num_already_there) == (0, 2)
 
 
-def test_fetch_adds_a_variant_beside_what_is_there(store, key, cache):
+def test_unchanged_cache_is_not_read_again(store, ref, cache, monkeypatch):
+    monkeypatch.setattr("cache_store.digest_index._TICK_NS", -(10**12))  # as if all were written long ago
+    fetch(store, [ref], cache)
+
+    def refuse(source: object, **options: Any) -> None:
+        raise AssertionError("read again")
+
+    monkeypatch.setattr("cache_store.digest_index.digest_stream", refuse)
+    assert fetch(store, [ref], cache)[0].num_already_there == 2
+
+
+def test_damaged_local_copy_is_replaced_beside_it(store, ref, cache):
+    fetch(store, [ref], cache)
+    path = function_dir(cache, "world1global_rank0", "decode") / "compiled_module"
+    path.write_bytes(b"")
+    assert fetch(store, [ref], cache)[0].num_already_there == 1
+    assert path.with_name("compiled_module.1").read_bytes() == DECODE
+
+
+def test_fetch_adds_a_variant_beside_what_is_there(store, ref, cache):
     make_partition(cache, functions={"Llama.decode": b"local variant"})
-    store.fetch_partition(key, cache)
+    fetch(store, [ref], cache)
     found = variants(function_dir(cache, "world1global_rank0", "decode"))
     assert [path.read_bytes() for path in found] == [b"local variant", DECODE]
 
 
-def test_fetch_brings_every_variant_of_a_function(store, source, cache, tmp_path):
+def test_fetch_brings_every_variant_of_a_function(store, source, cache):
     one = make_partition(source, functions={"Llama.decode": b"first"})
     two = make_partition(source, functions={"Llama.decode": b"second"})
     manifest = one.model_copy(update={"artifacts": one.artifacts + two.artifacts})
-    store.fetch_partition(store.publish_partition(LAUNCH_KEY, manifest, source).key, cache)
+    fetch(store, [store.publish_partition(LAUNCH_KEY, manifest, source).ref], cache)
     assert tree(cache) == tree(source)
 
 
-def test_fetch_of_an_unknown_key_is_a_miss(store, cache):
-    with pytest.raises(NotInStore, match="ac/00/"):
-        store.fetch_partition("0" * 64, cache)
-    assert not cache.exists()
+def test_what_two_partitions_share_is_counted_with_the_first(store, source, cache):
+    early = publish(store, source)
+    late = store.publish_partition("0" * 64, make_partition(source), source).ref
+    first, second = fetch(store, [early, late], cache)
+    assert (first.num_already_there, second.num_already_there, second.bytes_copied) == (0, 2, 0)
 
 
-def test_missing_blob_is_a_miss_and_nothing_is_laid_out(store, root, key, cache):
-    blob_path(root, DECODE).unlink()
-    with pytest.raises(NotInStore, match=r"of Llama\.decode"):
-        store.fetch_partition(key, cache)
+def test_fetch_of_an_unknown_key_is_a_miss(store, ref, cache):
+    unknown = ref.model_copy(update={"manifest_key": "0" * 64})
+    assert "ac/00/" in str(fault(store, unknown, cache))
     assert tree(cache) == {}
 
 
-def test_missing_blob_that_lies_in_the_cache_is_no_miss(store, root, key, cache):
-    store.fetch_partition(key, cache)
+def test_fetch_takes_no_manifest_but_the_pinned_one(store, ref, cache):
+    assert isinstance(fault(store, ref.model_copy(update={"manifest_sha256": "0" * 64}), cache), Conflict)
+    assert tree(cache) == {}
+
+
+def test_missing_blob_is_a_miss_and_nothing_is_laid_out(store, root, ref, cache):
     blob_path(root, DECODE).unlink()
-    assert store.fetch_partition(key, cache).num_already_there == 2
+    error = fault(store, ref, cache)
+    assert isinstance(error, NotInStore)
+    assert "of Llama.decode" in str(error)
+    assert tree(cache) == {}
+    assert not (cache / UNVERIFIED).exists()
+
+
+def test_fault_of_one_partition_is_its_own(store, root, source, cache):
+    functions = {"Llama.decode": b"rank one", "Llama.prefill": PREFILL}
+    refs = [publish(store, source, world_size=2)]
+    refs.append(publish(store, source, rank=1, world_size=2, functions=functions))
+    blob_path(root, b"rank one").unlink()
+    outcome = store.fetch_partitions(refs, cache)
+    assert [report.partition for report in outcome.partitions] == ["world2global_rank0"]
+    assert [found.ref for found in outcome.faults] == refs[1:]
+    assert not list(cache.rglob(partition_name(1, 2)))
+
+
+def test_missing_blob_that_lies_in_the_cache_is_no_miss(store, root, ref, cache):
+    fetch(store, [ref], cache)
+    blob_path(root, DECODE).unlink()
+    assert fetch(store, [ref], cache)[0].num_already_there == 2
+
+
+@pytest.mark.parametrize("what", ["blob", "manifest"])
+def test_what_an_evict_just_took_comes_back(store, ref, source, cache, what):
+    name = blob_name(digest_bytes(DECODE).sha256) if what == "blob" else manifest_name(ref.manifest_key)
+    assert backend_of(store).move(name, trash_name(name, datetime.now(UTC)))
+    fetch(store, [ref], cache)
+    assert tree(cache) == tree(source)
+    assert backend_of(store).stat([name])
+
+
+def test_missing_blob_of_a_store_that_cannot_be_listed_is_still_a_miss(store, root, ref, cache, monkeypatch):
+    blob_path(root, DECODE).unlink()
+
+    def refuse(prefix: str) -> None:
+        raise StoreUnavailable(what=prefix, where=str(root), reason="Permission denied")
+
+    monkeypatch.setattr(backend_of(store), "list", refuse)
+    assert isinstance(fault(store, ref, cache), NotInStore)
 
 
 @pytest.mark.parametrize("data", DAMAGE.values(), ids=DAMAGE)
-def test_damaged_blob_is_quarantined_and_nothing_is_laid_out(store, root, key, cache, data):
+def test_damaged_blob_is_quarantined_and_nothing_is_laid_out(store, root, ref, cache, data):
     overwrite(blob_path(root, DECODE), data)
-    with pytest.raises(Corrupt, match=digest_bytes(DECODE).sha256):
-        store.fetch_partition(key, cache)
+    error = fault(store, ref, cache)
+    assert isinstance(error, Corrupt)
+    assert digest_bytes(DECODE).sha256 in str(error)
     assert tree(cache) == {}
     bad, reason = stored(root, "quarantine")
     assert bad.read_bytes() == data
@@ -136,127 +309,233 @@ def test_damaged_blob_is_quarantined_and_nothing_is_laid_out(store, root, key, c
 
 
 @pytest.mark.parametrize("data", DAMAGE.values(), ids=DAMAGE)
-def test_damaged_blob_is_repaired_by_publishing_again(store, root, key, source, cache, data):
+def test_damaged_blob_is_repaired_by_publishing_again(store, root, ref, source, cache, data):
     overwrite(blob_path(root, DECODE), data)
-    with pytest.raises(Corrupt):
-        store.fetch_partition(key, cache)
-    store.publish_partition(LAUNCH_KEY, make_partition(source), source)
-    store.fetch_partition(key, cache)
+    assert isinstance(fault(store, ref, cache), Corrupt)
+    publish(store, source)
+    fetch(store, [ref], cache)
     assert tree(cache) == tree(source)
 
 
+@pytest.mark.parametrize("data", [DAMAGE["flipped bit"], DAMAGE["truncated blob"]])
+def test_damaged_blob_is_asked_for_once_more(store, root, ref, cache, monkeypatch, data):
+    overwrite(blob_path(root, DECODE), data)
+    backend = backend_of(store)
+    real = backend.move
+
+    def move_and_repair(name: str, target: str | None) -> bool:
+        moved = real(name, target)
+        blob_path(root, DECODE).write_bytes(DECODE)  # as another tier would answer now
+        return moved
+
+    monkeypatch.setattr(backend, "move", move_and_repair)
+    assert fetch(store, [ref], cache)[0].bytes_copied == ALL_BYTES
+    assert len(stored(root, "quarantine")) == 2
+
+
 def test_damaged_blob_of_a_store_that_cannot_be_written_is_still_corrupt(
-    store, root, key, cache, monkeypatch
+    store, root, ref, cache, monkeypatch
 ):
     overwrite(blob_path(root, DECODE), b"x" * len(DECODE))
 
     def refuse(name: str, target: str | None) -> bool:
         raise StoreUnavailable(what=name, where=str(root), reason="Read-only file system")
 
-    monkeypatch.setattr(store._backend, "move", refuse)
-    with pytest.raises(Corrupt):
-        store.fetch_partition(key, cache)
+    monkeypatch.setattr(backend_of(store), "move", refuse)
+    assert isinstance(fault(store, ref, cache), Corrupt)
 
 
-def test_swapped_blobs_are_corrupt(store, root, key, cache):
+def test_swapped_blobs_are_corrupt(store, root, ref, cache):
     for mine, other in (("Llama.decode", "Llama.prefill"), ("Llama.prefill", "Llama.decode")):
         overwrite(blob_path(root, FUNCTIONS[mine]), FUNCTIONS[other])
-    with pytest.raises(Corrupt):
-        store.fetch_partition(key, cache)
+    assert isinstance(fault(store, ref, cache), Corrupt)
     assert tree(cache) == {}
 
 
-def test_read_fault_of_the_store_is_unavailable_and_quarantines_nothing(store, root, key, cache, monkeypatch):
+def fail_reads(store: Store, monkeypatch: pytest.MonkeyPatch, error: Callable[[], Exception]) -> None:
     class Failing(io.BytesIO):
         def read(self, size: int | None = -1, /) -> bytes:
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            raise error()
 
-    real = store._backend.open
-    monkeypatch.setattr(store._backend, "open", lambda name: Failing() if "cas" in name else real(name))
-    with pytest.raises(StoreUnavailable, match=os.strerror(errno.ESTALE)):
-        store.fetch_partition(key, cache)
+    real = backend_of(store).open
+    monkeypatch.setattr(backend_of(store), "open", lambda name: Failing() if "cas" in name else real(name))
+
+
+def test_read_fault_of_the_store_is_unavailable_and_quarantines_nothing(store, root, ref, cache, monkeypatch):
+    fail_reads(store, monkeypatch, lambda: OSError(errno.ESTALE, os.strerror(errno.ESTALE)))
+    error = fault(store, ref, cache)
+    assert isinstance(error, StoreUnavailable)
+    assert os.strerror(errno.ESTALE) in str(error)
     assert (tree(cache), stored(root, "quarantine")) == ({}, [])
 
 
-def test_full_local_disk_is_no_fault_of_the_store(store, root, key, cache, monkeypatch):
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def test_place_of_the_store_that_is_required_must_not_be_away(store, ref, cache, monkeypatch):
+    away = StoreUnavailable(what="store", where="here", reason="silent", required=True)
+    fail_reads(store, monkeypatch, lambda: away)
+    with pytest.raises(StoreUnavailable, match="silent"):
+        store.fetch_partitions([ref], cache)
+    assert tree(cache) == {}
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UnusableCache, match="No space left on device"):
-        store.fetch_partition(key, cache)
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_full_local_disk_is_no_fault_of_the_store(store, root, ref, cache, monkeypatch, number):
+    class Full(io.BytesIO):
+        def write(self, data: Any, /) -> int:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("cache_store.copying.create_private", lambda path: Full())
+    error = fault(store, ref, cache)
+    assert isinstance(error, UnusableCache)
+    assert os.strerror(number) in str(error)
     assert (tree(cache), stored(root, "quarantine")) == ({}, [])
 
 
-def test_cache_directory_that_is_a_file_is_refused(store, key, tmp_path):
+def test_function_directory_that_is_a_file_is_a_fault_of_its_partition(store, source, cache):
+    refs = [publish(store, source, rank=rank, world_size=2) for rank in range(2)]
+    blocked = function_dir(cache, partition_name(1, 2), "decode")
+    blocked.parent.mkdir(parents=True)
+    blocked.touch()
+    cache.chmod(0o700)
+    outcome = store.fetch_partitions(refs, cache)
+    assert [report.partition for report in outcome.partitions] == ["world2global_rank0"]
+    assert isinstance(outcome.faults[0].error, UnusableCache)
+
+
+def test_cache_directory_that_is_a_file_is_refused(store, ref, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UnusableCache):
-        store.fetch_partition(key, tmp_path / "file")
+        store.fetch_partitions([ref], tmp_path / "file")
 
 
-def test_lock_that_is_held_is_not_waited_for_for_ever(store, key, source, cache, caplog):
-    (cache / ".locks").mkdir(parents=True)
-    with FileLock(cache / ".locks" / f"{key}.lock"):
-        store.fetch_partition(key, cache, lock_timeout_s=0.0)
+def test_fetch_leaves_nothing_on_its_way(store, root, ref, cache):
+    overwrite(blob_path(root, DECODE), b"")
+    fault(store, ref, cache)
+    assert not [path for path in cache.iterdir() if path.name.startswith(".tmp")]
+
+
+def test_progress_ends_with_everything(store, ref, cache):
+    seen: list[Progress] = []
+    fetch(store, [ref], cache, on_progress=seen.append)
+    assert seen[-1] == Progress(done_bytes=ALL_BYTES, total_bytes=ALL_BYTES, done_files=2, total_files=2)
+
+
+def test_progress_takes_back_what_was_bad(store, root, ref, cache):
+    overwrite(blob_path(root, DECODE), DAMAGE["flipped bit"])
+    seen: list[Progress] = []
+    store.fetch_partitions([ref], cache, on_progress=seen.append)
+    assert (seen[-1].done_bytes, seen[-1].done_files) == (len(PREFILL), 1)
+
+
+def test_staging_of_a_process_that_was_killed_is_swept(store, ref, cache):
+    left = cache / f".tmp-{os.uname().nodename}-{2**22 + 1}-{'0' * 32}" / "0"  # no pid is so high
+    left.mkdir(parents=True)
+    cache.chmod(0o700)
+    os.utime(left.parent, (0, 0))
+    fetch(store, [ref], cache)
+    assert not left.parent.exists()
+
+
+# Trust of the directory.
+
+
+def test_directory_is_marked_before_the_first_unsigned_copy(store, root, ref, cache):
+    overwrite(blob_path(root, DECODE), DAMAGE["flipped bit"])
+    fault(store, ref, cache)
+    assert (cache / UNVERIFIED).exists()
+
+
+def test_fetch_under_require_refuses_a_marked_directory(store, root, ref, cache):
+    fetch(store, [ref], cache)
+    strict = open_store(root, Trust(policy="require", signer=generate_key_pair("ci")))
+    with pytest.raises(UnusableCache, match="empty this one"):
+        strict.fetch_partitions([ref], cache)
+    with pytest.raises(UnusableCache, match="empty this one"):
+        strict.fetch_blob(digest_bytes(DECODE).sha256, cache / "decode", cache_root=cache)
+
+
+def test_signed_partitions_leave_no_mark(root, source, cache):
+    store = open_store(root, Trust(policy="require", signer=generate_key_pair("ci")))
+    fetch(store, [publish(store, source)], cache)
     assert tree(cache) == tree(source)
-    assert "fetching beside its holder" in caplog.text
+    assert not (cache / UNVERIFIED).exists()
 
 
-def test_file_system_without_locks_fetches_all_the_same(store, key, source, cache, monkeypatch, caplog):
-    def no_locks(self: FileLock) -> None:
-        raise NotImplementedError("FileSystem does not appear to support flock")
+def test_fetch_blob_marks_the_directory_under_another_policy(store, ref, cache):
+    store.fetch_blob(digest_bytes(DECODE).sha256, cache / "decode", cache_root=cache)
+    assert (cache / UNVERIFIED).exists()
 
-    monkeypatch.setattr(FileLock, "acquire", no_locks)
-    store.fetch_partition(key, cache)
+
+# One blob by its name alone.
+
+
+@pytest.fixture
+def fetch_decode(store: Store, cache: Path) -> Callable[[], Path]:
+    return lambda: store.fetch_blob(digest_bytes(DECODE).sha256, cache / "decode", cache_root=cache)
+
+
+def test_fetch_blob_adds_a_variant(ref, fetch_decode):
+    path = fetch_decode()
+    assert (path.name, path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (
+        "compiled_module",
+        DECODE,
+        0o600,
+    )
+
+
+def test_fetch_blob_that_is_there_is_not_copied(store, ref, cache, fetch_decode, monkeypatch):
+    there = add_variant(cache / "decode", DECODE)
+    opened = count_opens(store, monkeypatch)
+    assert fetch_decode() == there
+    assert not opened
+    assert not (cache / UNVERIFIED).exists()
+
+
+@pytest.fixture
+def unknown_sizes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store keeps blobs compressed, so only reading tells their sizes."""
+    backend = backend_of(store)
+    real = backend.stat
+
+    def compressed(names: Any) -> Any:
+        return {name: replace(info, content_bytes=None) for name, info in real(names).items()}
+
+    monkeypatch.setattr(backend, "stat", compressed)
+
+
+@pytest.mark.usefixtures("unknown_sizes")
+def test_fetch_blob_of_unknown_size_is_verified_by_its_name(ref, root, fetch_decode, cache):
+    assert fetch_decode() == fetch_decode()
+    assert [path.read_bytes() for path in variants(cache / "decode")] == [DECODE]
+
+
+@pytest.mark.usefixtures("unknown_sizes")
+def test_fetch_of_blobs_of_unknown_size(store, ref, source, cache):
+    fetch(store, [ref], cache)
     assert tree(cache) == tree(source)
-    assert "does not appear to support flock" in caplog.text
 
 
-def test_threads_that_fetch_at_once_copy_once(store, root, key, source, cache):
-    barrier = threading.Barrier(8)
-
-    def run(_: int) -> int:
-        barrier.wait()
-        return open_store(root).fetch_partition(key, cache).bytes_copied
-
-    with ThreadPoolExecutor(8) as pool:
-        copied = list(pool.map(run, range(8)))
-    assert sum(copied) == sum(len(data) for data in FUNCTIONS.values())
-    assert tree(cache) == tree(source)
-
-
-def test_threads_that_fetch_without_a_lock_agree(store, root, key, source, cache, monkeypatch):
-    monkeypatch.setattr(FileLock, "acquire", lambda self: None)
-    barrier = threading.Barrier(8)
-
-    def run(_: int) -> None:
-        barrier.wait()
-        open_store(root).fetch_partition(key, cache)
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(run, range(8)))
-    assert tree(cache) == tree(source)
-
-
-def test_fetch_blob_adds_a_variant(store, key, tmp_path):
-    path = store.fetch_blob(digest_bytes(DECODE).sha256, tmp_path / "decode")
-    assert (path.name, path.read_bytes()) == ("compiled_module", DECODE)
+@pytest.mark.usefixtures("unknown_sizes")
+def test_fetch_blob_does_not_fill_the_disk(ref, fetch_decode, cache, monkeypatch):
+    monkeypatch.setattr("cache_store.copying.MAX_BLOB_BYTES", 4)
+    with pytest.raises(Corrupt, match="at most 4 bytes"):
+        fetch_decode()
+    assert variants(cache / "decode") == ()
 
 
 def test_fetch_blob_of_an_unknown_digest_is_a_miss(store, tmp_path):
     with pytest.raises(NotInStore, match="0" * 64):
-        store.fetch_blob("0" * 64, tmp_path / "decode")
+        store.fetch_blob("0" * 64, tmp_path / "cache" / "decode", cache_root=tmp_path / "cache")
 
 
 def test_fetch_blob_refuses_what_is_no_digest(store, tmp_path):
     with pytest.raises(ValueError, match="64 lowercase hex"):
-        store.fetch_blob("../../etc/passwd", tmp_path / "decode")
+        store.fetch_blob("../../etc/passwd", tmp_path / "cache" / "decode", cache_root=tmp_path / "cache")
 
 
 @pytest.mark.parametrize("data", DAMAGE.values(), ids=DAMAGE)
-def test_fetch_blob_quarantines_a_damaged_blob(store, root, key, tmp_path, data):
+def test_fetch_blob_quarantines_a_damaged_blob(root, ref, fetch_decode, cache, data):
     overwrite(blob_path(root, DECODE), data)
     with pytest.raises(Corrupt):
-        store.fetch_blob(digest_bytes(DECODE).sha256, tmp_path / "decode")
-    assert variants(tmp_path / "decode") == ()
+        fetch_decode()
+    assert list((cache / "decode").iterdir()) == []
     assert len(stored(root, "quarantine")) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -165,16 +164,6 @@ def test_store_that_refuses_the_commit_does_not_end_a_warm_launch(
     assert report.record == ""
     assert f"stage commit: {error}" in report.problems
     assert any(problem.startswith("not committed: ") for problem in report.problems)
-
-
-def test_store_that_hangs_in_the_driver_is_away(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.stores.open_store", lambda _: time.sleep(5))
-    store = {"path": str(launches.tmp_path / "store"), "trust": {"policy": "off"}}
-    report = launches(store=store, timeouts={"fetch_s": 0.1})
-    (problem,) = report.problems
-    assert "launched without the store" in problem
-    assert "no answer within 0.1 s" in problem
-    assert "timeouts.fetch_s" in problem
 
 
 def test_all_ranks_take_each_capture_step_before_the_next(launches: Launches) -> None:

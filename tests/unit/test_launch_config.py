@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator import config as config_module
-from orchestrator import config_models
+from orchestrator import config_models, config_problems, store_config
 from orchestrator.config import groups, load, parse
-from orchestrator.config_models import Config, Parallel, Strict
+from orchestrator.config_models import Config, Parallel
 from orchestrator.errors import ConfigError
+from orchestrator.strict import Strict
 
 MINIMAL = """
 workload: {entrypoint: "models.tiny:workload", arguments: {layers: 4}}
@@ -55,7 +55,7 @@ def test_relative_paths_resolve_against_the_current_directory(file: Path, tmp_pa
     config = load(elsewhere)
     assert config.store is not None
     assert config.cache_dir == tmp_path / "cache"
-    assert config.store.path == tmp_path / "store"
+    assert config.store.tiers[0].path == str(tmp_path / "store")
     assert config.store.trust.signing_key == tmp_path / "key.pem"
 
 
@@ -170,13 +170,14 @@ def test_error_survives_pickling(file: Path) -> None:
 
 
 def test_every_model_has_its_place_in_error_messages() -> None:
-    values = [value for value in vars(config_models).values() if isinstance(value, type)]
+    found = {**vars(config_models), **vars(store_config)}
+    values = [value for value in found.values() if isinstance(value, type)]
     models = {value for value in values if issubclass(value, Strict) and value is not Strict}
-    assert set(config_module._MODELS.values()) == models
+    assert set(config_problems.MODELS.values()) == models
 
 
 def test_every_key_says_what_is_expected() -> None:
-    for model in config_module._MODELS.values():
+    for model in config_problems.MODELS.values():
         for name, field in model.model_fields.items():
             assert field.description, f"{model.__name__}.{name}"
 

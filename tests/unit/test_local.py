@@ -15,16 +15,15 @@ from cache_store.errors import Corrupt, UnusableCache
 from cache_store.local import (
     FRESH_S,
     MAX_VARIANTS,
-    UNVERIFIED,
     add_variant,
     add_variant_from,
     add_variant_stream,
     find_variant,
     is_variant_name,
-    mark_unverified,
     place,
-    refuse_unverified,
+    place_directory,
     stage,
+    temporary_file,
     variants,
 )
 from tests.support.store_processes import race
@@ -240,27 +239,56 @@ def test_processes_that_add_at_once_get_a_variant_for_each_text(function_dir):
     assert len(names(function_dir)) == 2
 
 
-def test_unverified_directory_is_refused_under_require(tmp_path):
-    mark_unverified(tmp_path)
-    with pytest.raises(UnusableCache, match="use another cache_dir, or empty this one"):
-        refuse_unverified(tmp_path, "require")
+def stage_directory(path: Path, *texts: bytes) -> Path:
+    path.mkdir(parents=True)
+    for number, text in enumerate(texts):
+        (path / (f"compiled_module.{number}" if number else "compiled_module")).write_bytes(text)
+    return path
 
 
-@pytest.mark.parametrize("policy", ["warn", "off"])
-def test_unverified_directory_is_taken_under_other_policies(tmp_path, policy):
-    mark_unverified(tmp_path)
-    refuse_unverified(tmp_path, policy)
-    assert (tmp_path / UNVERIFIED).exists()
+def test_new_function_gets_all_variants_at_once(function_dir, tmp_path):
+    staged = stage_directory(tmp_path / "staged", b"a", b"b")
+    assert place_directory(function_dir, staged)
+    assert [path.read_bytes() for path in variants(function_dir)] == [b"a", b"b"]
+    assert not staged.exists()
 
 
-@pytest.mark.parametrize("name", ["", "gone"])
-def test_directory_without_the_mark_is_taken_under_require(tmp_path, name):
-    refuse_unverified(tmp_path / name, "require")
-    assert list(tmp_path.iterdir()) == []
+def test_function_that_is_there_is_not_replaced(function_dir, tmp_path):
+    add_variant(function_dir, b"here")
+    staged = stage_directory(tmp_path / "staged", b"a")
+    assert not place_directory(function_dir, staged)
+    assert [path.read_bytes() for path in variants(function_dir)] == [b"here"]
+    assert staged.exists()
 
 
-def test_mark_is_private_and_says_why(tmp_path):
-    mark_unverified(tmp_path)
-    mark_unverified(tmp_path)
-    assert stat.S_IMODE((tmp_path / UNVERIFIED).stat().st_mode) == 0o600
-    assert "'require'" in (tmp_path / UNVERIFIED).read_text()
+def test_directory_is_not_placed_where_a_file_stands(function_dir, tmp_path):
+    function_dir.parent.mkdir()
+    function_dir.touch()
+    with pytest.raises(UnusableCache):
+        place_directory(function_dir, stage_directory(tmp_path / "staged", b"a"))
+
+
+def test_variant_that_is_found_keeps_its_times_where_there_are_few(function_dir):
+    path = add_variant(function_dir, b"data")
+    make_stale(path)
+    before = path.stat().st_ctime_ns
+    assert find_variant(function_dir, digest_bytes(b"data")) == path
+    assert path.stat().st_ctime_ns == before
+
+
+def test_find_variant_asks_an_index_for_digests(function_dir):
+    path = add_variant(function_dir, b"data")
+    assert (
+        find_variant(function_dir, digest_bytes(b"atad"), digest_of=lambda _: digest_bytes(b"atad")) == path
+    )
+
+
+def test_what_a_killed_process_left_is_swept_by_the_next_one(function_dir):
+    function_dir.mkdir(parents=True)
+    mine = temporary_file(function_dir)
+    killed = mine.with_name(mine.name.replace(f"-{os.getpid()}-", f"-{2**22 + 1}-"))  # no pid is so high
+    for path in (mine, killed):
+        path.touch()
+        os.utime(path, (0, 0))
+    add_variant(function_dir, b"data")
+    assert (mine.exists(), killed.exists()) == (True, False)

@@ -96,7 +96,7 @@ def test_cached_directories_are_summed_up(tmp_path: Path):
 
 def test_faults_stand_at_the_end():
     report = VerifyReport(
-        num_blobs=1, num_manifests=1, num_launches=1, bytes_hashed=1, faults=("bad [blob]",)
+        num_blobs=1, num_manifests=1, num_launches=1, num_listings=0, bytes_hashed=1, faults=("bad [blob]",)
     )
     found = Verified(
         location="/store", store=report, signatures_checked=True, cache=None, faults=report.faults

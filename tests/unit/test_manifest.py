@@ -10,7 +10,14 @@ from pydantic import ValidationError
 
 from cache_store.errors import Corrupt, NewerFormat, StoreError
 from cache_store.manifest import (
+    MAX_COMPONENTS,
     MAX_DOCUMENT_BYTES,
+    MAX_ENTRIES,
+    MAX_FILE_BYTES,
+    MAX_NAME_CHARS,
+    MAX_PARTITION_BYTES,
+    MAX_RANKS,
+    MAX_TEXT_CHARS,
     ArtifactEntry,
     CaptureEntry,
     LaunchRecord,
@@ -66,7 +73,10 @@ def manifests(draw: st.DrawFn) -> PartitionManifest:
     requests = [RequestEntry(function=name, key=draw(HEX), components=draw(COMPONENTS)) for name in functions]
     artifacts = [
         entry(
-            function=name, path=f"c/{name}/compiled_module", sha256=draw(HEX), size_bytes=draw(st.integers(0))
+            function=name,
+            path=f"c/{name}/compiled_module",
+            sha256=draw(HEX),
+            size_bytes=draw(st.integers(0, 1 << 32)),
         )
         for name in functions
     ]
@@ -160,6 +170,42 @@ def test_artifact_paths_that_differ_in_case_only_are_refused():
 def test_artifact_paths_that_are_equal_are_refused():
     with pytest.raises(ValidationError, match="twice"):
         manifest(artifacts=(entry(), entry(function="other")))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"environment": dict.fromkeys(map(str, range(MAX_COMPONENTS + 1)), "")},
+        {"environment": {"n" * (MAX_NAME_CHARS + 1): ""}},
+        {"environment": {"torch": "v" * (MAX_TEXT_CHARS + 1)}},
+        {"captures": (CaptureEntry(function="f", signature=""),) * (MAX_ENTRIES + 1)},
+        {"requests": (RequestEntry(function="f", key="1" * 64, components={}),) * (MAX_ENTRIES + 1)},
+        {"artifacts": (entry(),) * (MAX_ENTRIES + 1)},
+        {"world_size": MAX_RANKS + 1},
+    ],
+    ids=["components", "component name", "component value", "captures", "requests", "artifacts", "world"],
+)
+def test_manifest_beyond_a_limit_is_refused(changes):
+    with pytest.raises(ValidationError, match=r"at most|less than or equal"):
+        manifest(**changes)
+
+
+def test_artifact_beyond_the_size_limit_is_refused():
+    with pytest.raises(ValidationError, match=str(MAX_FILE_BYTES)):
+        entry(size_bytes=MAX_FILE_BYTES + 1)
+
+
+def test_artifacts_beyond_the_size_limit_together_are_refused():
+    count = MAX_PARTITION_BYTES // MAX_FILE_BYTES + 1
+    entries = [entry(path=f"c/f{index}/compiled_module", size_bytes=MAX_FILE_BYTES) for index in range(count)]
+    with pytest.raises(ValidationError, match=f"at most {MAX_PARTITION_BYTES}"):
+        manifest(artifacts=tuple(entries))
+
+
+@pytest.mark.parametrize("field", ["mode", "uid", "link", "target"])
+def test_artifact_gives_no_modes_owners_or_links(field):
+    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
+        entry(**{field: 0o4755})
 
 
 def test_manifest_rank_lies_in_its_world():

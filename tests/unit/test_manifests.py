@@ -12,9 +12,9 @@ from cache_store.digests import digest_file
 from cache_store.keys import key_of
 from cache_store.local import add_variant
 from cache_store.store import Store
-from cache_store.trust import Trust
 from tests.support.artifacts import make_artifact
 from tests.support.rank_spec import rank_spec
+from tests.support.stored import open_store
 from worker import journal, manifests
 from worker.environment import environment
 from worker.rank import RankWorker
@@ -33,7 +33,7 @@ def spec(tmp_path: Path) -> RankSpec:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    return Store.open(tmp_path / "store", trust=Trust(policy="off"))
+    return open_store(tmp_path / "store")
 
 
 def look_up(
@@ -119,7 +119,8 @@ def test_script_manifest_leaves_out_a_cache_elsewhere_and_says_so(
 def test_script_manifest_can_be_published(spec: RankSpec, store: Store) -> None:
     look_up(spec, "M.f")
     manifest = manifests.of_script(spec)
-    ref = manifests.publish(store, LAUNCH_KEY, manifest, Path(spec.cache_dir))
+    ref = manifests.publish(store, LAUNCH_KEY, manifest, Path(spec.cache_dir)).ref
+    assert ref is not None
     assert store.manifest(ref.manifest_key) == manifest
 
 
@@ -133,20 +134,19 @@ def test_rank_without_an_entrypoint_takes_the_scripts_manifest(spec: RankSpec) -
 
 def test_publish_says_where_the_manifest_lies(spec: RankSpec, store: Store) -> None:
     look_up(spec, "M.f")
-    ref = manifests.publish(store, LAUNCH_KEY, manifests.of_script(spec), Path(spec.cache_dir))
+    ref = manifests.publish(store, LAUNCH_KEY, manifests.of_script(spec), Path(spec.cache_dir)).ref
+    assert ref is not None
     assert (ref.partition, ref.rank) == ("world2global_rank1", 1)
 
 
-def test_publish_warns_of_a_compile_that_is_not_deterministic(
-    spec: RankSpec, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_publish_names_functions_whose_compile_is_not_deterministic(
+    spec: RankSpec, store: Store, tmp_path: Path
 ) -> None:
     other = rank_spec(tmp_path / "other", rank=1, world_size=2, entrypoint="")
     look_up(spec, "M.f", sections={"graph.py": b"1"})
     look_up(other, "M.f", sections={"graph.py": b"2"})
-    with caplog.at_level(logging.WARNING, logger="worker.manifests"):
-        for rank in (spec, other):
-            manifests.publish(store, LAUNCH_KEY, manifests.of_script(rank), Path(rank.cache_dir))
-    messages = [record.getMessage() for record in caplog.records if record.name == "worker.manifests"]
-    assert messages == [
-        "M.f compiled to other bytes than the artifact in the store: its compile is not deterministic"
+    found = [
+        manifests.publish(store, LAUNCH_KEY, manifests.of_script(rank), Path(rank.cache_dir)).conflicts
+        for rank in (spec, other)
     ]
+    assert found == [(), ("M.f",)]

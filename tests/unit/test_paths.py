@@ -32,7 +32,8 @@ def test_path_fault_takes_plain_relative_paths(path):
         ("a\nb", "control"),
         ("a\x7fb", "control"),
         ("a\ud800", "control"),
-        ("a/" * 512 + "ab", "longer than 1024"),
+        ("abc/" * 256 + "ab", "longer than 1024"),
+        ("a/" * 32 + "b", "more than 32 parts"),
         ("a" * 256, "part longer than 255"),
     ],
 )

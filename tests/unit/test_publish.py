@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from cache_store.backend import NewFile
+from cache_store.connect import TierSpec
+from cache_store.connect import open_store as open_tiers
+from cache_store.digest_index import DigestIndex
+from cache_store.digests import Digest, digest_stream
+from cache_store.directory import DirectoryBackend
 from cache_store.errors import Corrupt, NotInStore, StoreUnavailable, Untrusted, UnusableCache
+from cache_store.layout import trash_name
 from cache_store.manifest import partition_key
 from cache_store.reports import PublishReport
+from cache_store.steps import Step
 from cache_store.store import Store
 from cache_store.trust import Trust, generate_key_pair
 from tests.support.store_child import KILLED
@@ -223,37 +233,170 @@ def test_racing_processes_have_one_winner(root, tmp_path):
     assert open_store(root).verify().faults == ()
 
 
+class Interrupted(DirectoryBackend):
+    """Lets something happen before a manifest is put."""
+
+    def __init__(self, root: Path, happen: Callable[[Interrupted], object]) -> None:
+        super().__init__(root)
+        self.happen = happen
+
+    def put_new(self, files: Sequence[NewFile]) -> tuple[str, ...]:
+        if files[0].name.startswith("ac/"):
+            self.happen(self)
+        return super().put_new(files)
+
+
+def interrupted(root: Path, happen: Callable[[Interrupted], object]) -> Store:
+    return Store(Interrupted(root, happen), trust=OFF, location=str(root))
+
+
 def test_publisher_that_loses_the_race_with_other_bytes_names_the_function(root, cache, tmp_path):
     manifest = make_partition(tmp_path / "other", functions=FUNCTIONS | {"Llama.decode": b"different"})
-    slow = open_store(root)
-    write = slow._documents.backend.put_new
-
-    def overtaken(files):
-        if files[0].name.startswith("ac/"):
-            publish(open_store(root), cache)
-        return write(files)
-
-    slow._documents.backend.put_new = overtaken  # type: ignore[method-assign]
+    slow = interrupted(root, lambda _: publish(open_store(root), cache))
     report = slow.publish_partition(LAUNCH_KEY, manifest, tmp_path / "other")
     assert (report.created, report.conflicts) == (False, ("Llama.decode",))
 
 
+def evict_blobs(backend: Interrupted) -> None:
+    for info in list(backend.list("cas/")):
+        backend.move(info.name, trash_name(info.name, datetime(2026, 1, 31, tzinfo=UTC)))
+
+
+def test_blobs_that_an_evict_took_before_the_manifest_come_back_from_the_trash(root, cache):
+    report = publish(interrupted(root, evict_blobs), cache)
+    assert (report.created, len(stored(root, "cas")), stored(root, "trash")) == (True, 2, [])
+    assert open_store(root).verify().faults == ()
+
+
+def test_blobs_that_were_deleted_before_the_manifest_are_put_again(root, cache):
+    def delete_blobs(backend: Interrupted) -> None:
+        for info in list(backend.list("cas/")):
+            backend.move(info.name, None)
+
+    publish(interrupted(root, delete_blobs), cache)
+    assert open_store(root).verify().faults == ()
+
+
+def test_blobs_of_a_standing_manifest_come_back_though_this_compile_differs(store, root, cache, tmp_path):
+    publish(store, cache)
+    name = f"cas/sha256/{blob_path(root, DECODE).parent.name}/{blob_path(root, DECODE).name}"
+    DirectoryBackend(root).move(name, trash_name(name, datetime(2026, 1, 31, tzinfo=UTC)))
+    other = publish(store, tmp_path / "other", functions=FUNCTIONS | {"Llama.decode": b"different"})
+    assert other.conflicts == ("Llama.decode",)
+    assert store.verify().faults == ()
+
+
+def test_blob_that_nobody_has_any_more_is_named(store, root, cache, tmp_path, caplog):
+    publish(store, cache)
+    blob_path(root, DECODE).unlink()
+    publish(store, tmp_path / "other", functions=FUNCTIONS | {"Llama.decode": b"different"})
+    assert f"{blob_path(root, DECODE).name}, which another publisher put, is gone" in caplog.text
+
+
+def test_names_that_another_publisher_put_are_made_durable_before_the_manifest(root, cache, monkeypatch):
+    store = open_store(root)
+    manifest = make_partition(cache)
+    for entry in manifest.artifacts:
+        store.put_blob(cache / entry.path)
+    flushed: list[str] = []
+    flush_names = DirectoryBackend._flush_names
+
+    def recording(self, names):
+        flushed.extend(names)
+        flush_names(self, names)
+
+    monkeypatch.setattr(DirectoryBackend, "_flush_names", recording)
+    report = store.publish_partition(LAUNCH_KEY, manifest, cache)
+    assert report.num_blobs_new == 0
+    assert [name.partition("/")[0] for name in flushed] == ["cas", "cas", "ac"]
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the files that were hashed without being copied; all files count as old."""
+    sizes: list[int] = []
+
+    def recording(source):
+        digest = digest_stream(source)
+        sizes.append(digest.size_bytes)
+        return digest
+
+    clock_ns = DigestIndex._clock_ns
+    monkeypatch.setattr(DigestIndex, "_clock_ns", lambda self: clock_ns(self) + 3600 * 10**9)
+    monkeypatch.setattr("cache_store.digest_index.digest_stream", recording)
+    return sizes
+
+
+def test_unchanged_second_publish_reads_no_file(store, cache, hashed):
+    publish(store, cache, functions={"L.prefill": b"same", "L.decode": b"same", "L.encode": b"other"})
+    assert hashed == [4]  # of two equal files one is copied
+    manifest = make_partition(cache, functions={"L.prefill": b"same", "L.decode": b"same"})
+    store.publish_partition(LAUNCH_KEY, manifest, cache)
+    assert hashed == [4]
+
+
+def test_changed_file_is_found_by_the_second_publish(store, cache, hashed):
+    manifest = make_partition(cache)
+    store.publish_partition(LAUNCH_KEY, manifest, cache)
+    path = cache / manifest.artifacts[0].path
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(Corrupt, match="changed after it was made"):
+        store.publish_partition(LAUNCH_KEY, manifest, cache)
+
+
+def test_index_that_is_wrong_condemns_no_file(store, cache):
+    manifest = make_partition(cache)
+    index = DigestIndex.open(cache, manifest.partition)
+    for entry in manifest.artifacts:
+        wrong = Digest(sha256="0" * 64, size_bytes=entry.size_bytes)
+        index.remember(cache / entry.path, wrong, read_ns=2**62)
+    index.save()
+    for _ in range(2):
+        assert store.publish_partition(LAUNCH_KEY, manifest, cache).conflicts == ()
+
+
+def test_file_that_was_not_read_because_another_publisher_was_faster_is_checked(root, cache):
+    class Overtaken(DirectoryBackend):
+        def put_new(self, files: Sequence[NewFile]) -> tuple[str, ...]:
+            if files[0].name.startswith("cas/") and not self.stat([files[0].name]):
+                publish(open_store(root), cache)
+                (cache / make_partition(cache).artifacts[0].path).write_bytes(b"x" * len(DECODE))
+            return super().put_new(files)
+
+    manifest = make_partition(cache)
+    overtaken = Store(Overtaken(root), trust=OFF, location=str(root))
+    with pytest.raises(Corrupt):
+        overtaken.publish_partition(LAUNCH_KEY, manifest, cache)
+
+
+def test_every_place_gets_the_blobs_that_a_nearer_one_has(root, cache, tmp_path):
+    near = TierSpec(location=str(tmp_path / "near"))
+    publish(open_tiers([near], trust=OFF), cache)
+    publish(open_tiers([near, TierSpec(location=str(root))], trust=OFF), cache)
+    assert len(stored(root, "cas")) == 2
+    assert open_store(root).verify().faults == ()
+
+
+# The first batch that is put is FORMAT; the blobs, the manifest and the record follow.
 @pytest.mark.parametrize(
-    ("step", "manifests", "launches"),
+    ("step", "nth", "manifests", "launches"),
     [
-        ("before cas", 0, 0),
-        ("copied cas", 0, 0),
-        ("linked cas", 0, 0),
-        ("before ac", 0, 0),
-        ("copied ac", 0, 0),
-        ("linked ac", 1, 0),
-        ("before launch", 1, 0),
-        ("copied launch", 1, 0),
-        ("linked launch", 1, 1),
+        (Step.PUBLISH_STARTED, 1, 0, 0),
+        (Step.PUT_STAGED, 2, 0, 0),
+        (Step.PUT_LINKED, 2, 0, 0),
+        (Step.PUBLISH_BLOBS, 1, 0, 0),
+        (Step.PUT_STAGED, 3, 0, 0),
+        (Step.PUT_LINKED, 3, 1, 0),
+        (Step.PUBLISH_MANIFEST, 1, 1, 0),
+        (Step.COMMIT_CHECKED, 1, 1, 0),
+        (Step.PUT_STAGED, 4, 1, 0),
+        (Step.PUT_LINKED, 4, 1, 1),
+        (Step.COMMIT_RECORD, 1, 1, 1),
     ],
 )
-def test_publisher_killed_leaves_nothing_half_written(root, cache, step, manifests, launches):
-    assert run_child("publish_and_die", str(root), str(cache), step).returncode == KILLED
+def test_publisher_killed_leaves_nothing_half_written(root, cache, step, nth, manifests, launches):
+    child = run_child("publish_and_die", str(root), str(cache), step.value, str(nth))
+    assert child.returncode == KILLED
     store = open_store(root)
     report = store.verify()
     assert (report.num_manifests, report.num_launches, report.faults) == (manifests, launches, ())
@@ -263,17 +406,11 @@ def test_publisher_killed_leaves_nothing_half_written(root, cache, step, manifes
 
 
 def test_store_that_fails_between_blobs_and_manifest_is_unavailable_and_can_be_tried_again(root, cache):
-    store = open_store(root)
-    write = store._documents.backend.put_new
+    def fail(_: Interrupted) -> None:
+        raise StoreUnavailable(what="manifest", where=str(root), reason="No space left on device")
 
-    def failing(files):
-        if files[0].name.startswith("ac/"):
-            raise StoreUnavailable(what="manifest", where=str(root), reason="No space left on device")
-        return write(files)
-
-    store._documents.backend.put_new = failing  # type: ignore[method-assign]
     with pytest.raises(StoreUnavailable):
-        publish(store, cache)
+        publish(interrupted(root, fail), cache)
     with pytest.raises(NotInStore):
-        store.manifest(partition_key(LAUNCH_KEY, make_partition(cache)))
-    assert publish(Store.open(root, trust=OFF), cache).created
+        open_store(root).manifest(partition_key(LAUNCH_KEY, make_partition(cache)))
+    assert publish(open_store(root), cache).created

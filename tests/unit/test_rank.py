@@ -14,9 +14,13 @@ import torch
 
 from cache_store.errors import StoreUnavailable
 from cache_store.store import Store
+from cache_store.tier import Tier
+from cache_store.tiers import TieredBackend
 from cache_store.trust import Trust
 from tests.support import rank_workloads
+from tests.support.failing_backends import WaywardBackend
 from tests.support.rank_spec import rank_spec
+from tests.support.stored import open_store
 from worker.environment import environment
 from worker.errors import NotYet, WorkloadError
 from worker.rank import RankWorker
@@ -31,7 +35,7 @@ LAUNCH_KEY = "0f" * 32
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    return Store.open(tmp_path / "store", trust=Trust(policy="off"))
+    return open_store(tmp_path / "store")
 
 
 def built(cache: Path, store: Store | None = None, **changed: Any) -> RankWorker:
@@ -225,7 +229,7 @@ def test_compile_does_not_run_the_model(cache: Path, monkeypatch: pytest.MonkeyP
 
 def test_compile_puts_the_artifact_into_the_store(cache: Path, store: Store, tmp_path: Path) -> None:
     (result,) = built(cache, store).compile(UNITS[:1])
-    fetched = store.fetch_blob(result.digest, tmp_path / "fetched")
+    fetched = store.fetch_blob(result.digest, tmp_path / "fetched", cache_root=tmp_path)
     assert fetched.read_bytes() == Path(result.path).read_bytes()
 
 
@@ -246,6 +250,21 @@ def test_compile_goes_on_while_the_store_is_down(
     monkeypatch.setattr(store, "put_blob", down)
     (result,) = built(cache, store).compile(UNITS[:1])
     assert (result.ok, result.outcome) == (True, "compiled")
+
+
+def test_compile_waits_for_a_silent_store_once(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    place = WaywardBackend()
+    place.hangs = True
+    tiers = TieredBackend([Tier(name="/store", backend=place, answer_s=0.1)])
+    try:
+        compiled(cache, Store(tiers, trust=Trust(policy="off"), location="/store"))
+    finally:
+        place.thaw()
+    assert sum(record.name == "cache_store.circuit" for record in caplog.records) == 1
+    unshared = [
+        record for record in caplog.records if "is not shared with other nodes" in record.getMessage()
+    ]
+    assert len(unshared) == len({"affine", "scaled"})
 
 
 def test_compile_measures_its_stages(cache: Path) -> None:
@@ -348,7 +367,7 @@ def test_adopt_of_a_digest_that_is_not_in_the_store_either_is_a_result(cache: Pa
 def test_adopt_while_the_store_is_down_is_a_result_with_the_reason(
     cache: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def down(digest: str, function_dir: Path) -> Path:
+    def down(digest: str, function_dir: Path, *, cache_root: Path) -> Path:
         raise StoreUnavailable(what="blob", where="store", reason="not mounted")
 
     monkeypatch.setattr(store, "fetch_blob", down)
@@ -466,9 +485,11 @@ def test_publish_puts_manifest_and_artifacts_into_the_store(
     cache: Path, store: Store, tmp_path: Path, warmed: Warmed
 ) -> None:
     rank = warmed(cache, store)
-    ref = rank.publish(LAUNCH_KEY)
+    published = rank.publish(LAUNCH_KEY)
+    assert published is not None
+    ref = published.ref
     assert ref is not None
-    store.fetch_partition(ref.manifest_key, tmp_path / "node")
+    assert store.fetch_partitions([ref], tmp_path / "node").faults == ()
     assert {path.relative_to(tmp_path / "node") for path in (tmp_path / "node").rglob("compiled_module")} == {
         path.relative_to(cache) for path in cache.rglob("compiled_module")
     }
@@ -479,10 +500,11 @@ def test_publish_without_a_store_does_nothing(cache: Path, warmed: Warmed) -> No
 
 
 def test_publish_of_equal_ranks_gives_equal_manifest_keys(tmp_path: Path, store: Store) -> None:
-    refs = [compiled(tmp_path / name, store).publish(LAUNCH_KEY) for name in ("one", "other")]
-    assert refs[0] is not None
-    assert refs[1] is not None
-    assert refs[0].manifest_key == refs[1].manifest_key
+    found = [compiled(tmp_path / name, store).publish(LAUNCH_KEY) for name in ("one", "other")]
+    keys = {part.ref.manifest_key for part in found if part is not None and part.ref is not None}
+    assert len(found) == 2
+    assert len(keys) == 1
+    assert None not in found
 
 
 def test_launch_of_a_warm_cache_traces_nothing(

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from cache_store.errors import NewerFormat, StoreUnavailable, UnusableCache
-from cache_store.local import mark_unverified
+from cache_store.unverified import mark_unverified
 from orchestrator.config import parse
 from orchestrator.launcher import Gang, Process, seat_ranks
-from orchestrator.rank_host import Opening, RankHost, answer, failure_of, rank_spec
+from orchestrator.opening import Opening, rank_spec
+from orchestrator.rank_host import RankHost, answer, failure_of
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
 from worker.errors import GraphBreak
 from worker.results import FunctionResult
@@ -73,7 +74,7 @@ def test_settle_loads_and_adopts_in_one_call(tmp_path: Path) -> None:
 def test_unverified_cache_is_refused_where_trust_is_required(tmp_path: Path) -> None:
     given = opening(tmp_path, store={"path": str(tmp_path / "store")})
     RankHost(FakeWorld().make_worker).open(given)
-    mark_unverified(given.config.cache_dir)
+    mark_unverified(given.config.cache_dir, "off")
     with pytest.raises(UnusableCache):
         RankHost(FakeWorld().make_worker).open(given)
 

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from cache_store.tier import TierState
 from orchestrator.report import (
     SCHEMA_VERSION,
     FunctionReport,
-    NodeFetch,
     RankReport,
     Report,
     StageReport,
@@ -28,6 +28,7 @@ from orchestrator.report import (
     write_report,
 )
 from orchestrator.report_table import render, seconds_text, size_text
+from orchestrator.store_report import Committed, NodeFetch, NodePublish, Nondeterministic
 from worker.results import Outcome, StageSeconds, Verification
 
 
@@ -62,6 +63,16 @@ def report(*ranks: RankReport, **changes: Any) -> Report:
     fetch = NodeFetch(
         node_rank=0, host="node", found=True, reason="", num_partitions=2, bytes_copied=512, seconds=0.1
     )
+    committed = Committed(
+        record="ef",
+        publishes=(
+            NodePublish(
+                node_rank=0, host="node", num_partitions=1, num_blobs_new=2, bytes_new=1 << 20, num_queued=1
+            ),
+        ),
+        nondeterministic=(Nondeterministic(function="Model.decode", ranks=(0, 1)),),
+        queued_on=("node",),
+    )
     whole = Report(
         schema_version=SCHEMA_VERSION,
         name="tiny",
@@ -74,10 +85,14 @@ def report(*ranks: RankReport, **changes: Any) -> Report:
         cache_dir="/cache",
         store="/store",
         record="ef",
+        tiers=(TierState(location="/store", mode="rw", state="used", reason=""),),
         ranks=ranks,
         fetches=(fetch,),
+        publishes=committed.publishes,
+        nondeterministic=committed.nondeterministic,
+        queued_on=committed.queued_on,
         stages=(StageReport(stage="start", seconds=1.0),),
-        totals=totals(ranks, (fetch,), 12.0),
+        totals=totals(ranks, (fetch,), committed, 12.0),
         problems=(),
     )
     return replace(whole, **changes)
@@ -99,7 +114,7 @@ def test_schema_is_itself_valid() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"schema_version": 2}, {"ranks": "none"}, {"totals": {}}, {"world_size": "2"}],
+    [{"schema_version": SCHEMA_VERSION + 1}, {"ranks": "none"}, {"totals": {}}, {"world_size": "2"}],
     ids=str,
 )
 def test_schema_refuses_another_document(change: dict[str, Any]) -> None:
@@ -138,13 +153,13 @@ def test_totals_count_outcomes_and_each_artifact_once() -> None:
         rank(0, function(outcome="compiled", digest="a"), function(outcome="loaded", digest="b")),
         rank(1, function(outcome="adopted", digest="a"), function(outcome="loaded", digest="b")),
     )
-    found = totals(ranks, (), 1.0)
+    found = totals(ranks, (), Committed(), 1.0)
     assert (found.num_compiled, found.num_loaded, found.num_adopted) == (1, 2, 1)
     assert (found.num_artifacts, found.artifact_bytes) == (2, 4096)
 
 
 def test_totals_sum_seconds_over_ranks_and_functions() -> None:
-    found = totals((rank(0), rank(1)), (), 1.0).function_seconds
+    found = totals((rank(0), rank(1)), (), Committed(), 1.0).function_seconds
     assert found.load_s == pytest.approx(0.048)
     assert found.compile_s == 0
 
@@ -196,6 +211,46 @@ def test_reason_of_a_compile_is_told_once_for_all_its_ranks() -> None:
 
 def test_worst_verification_is_shown() -> None:
     assert "logits with eager; largest difference 1e-06, allowed 0.0001" in text_of(report(), 200)
+
+
+def test_nondeterministic_compiles_are_counted_and_named() -> None:
+    assert "nondeterministic compiles: 1: Model.decode (ranks 0-1)" in text_of(report(), 200)
+
+
+def test_what_waits_is_the_last_line_with_hosts_in_order_and_the_command() -> None:
+    text = text_of(report(queued_on=("b", "c", "a")), 200)
+    assert text.splitlines()[-1] == (
+        "queued: 1 partitions wait for the store. When it answers again, run on b, c, and then on a: "
+        "warmrank publish CONFIG"
+    )
+
+
+def test_many_hosts_with_something_waiting_are_not_all_named() -> None:
+    text = text_of(report(queued_on=tuple(f"h{number}" for number in range(100))), 400)
+    assert "h7, 91 more hosts, and then on h99" in text
+
+
+def test_nothing_is_said_of_a_queue_that_is_empty() -> None:
+    assert "queued" not in text_of(report(queued_on=()), 200)
+
+
+def test_several_places_of_the_store_are_shown_with_their_state() -> None:
+    tiers = (
+        TierState(location="/near", mode="rw", state="used"),
+        TierState(location="s3://far", mode="required", state="away", reason="no answer"),
+    )
+    assert "store: /near (rw), s3://far (required, away)" in text_of(report(tiers=tiers), 200)
+
+
+def test_several_nodes_are_shown_with_what_they_moved() -> None:
+    other = replace(rank(1), node_rank=1, host="other")
+    text = text_of(report(rank(0), other), 200)
+    assert "node 0 (node): 512 B fetched, 1.0 MiB published" in text
+    assert "node 1" not in text
+
+
+def test_totals_say_what_was_fetched_and_published() -> None:
+    assert "512 B fetched, 1.0 MiB published" in text_of(report(), 200)
 
 
 def test_problems_are_shown() -> None:

@@ -1,20 +1,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
 from cache_store.errors import StoreUnavailable, UnusableCache
 from cache_store.keys import key_of
-from cache_store.local import UNVERIFIED
-from cache_store.seed import MAX_LAUNCHES, SeedReport, pick_launch, seed
+from cache_store.layout import BLOBS, USED, split_used_name
+from cache_store.seed import MAX_LAUNCHES, SeedReport, Wanted, pick_launch, seed
 from cache_store.store import Store
 from cache_store.trust import Trust, generate_key_pair
+from cache_store.unverified import UNVERIFIED
 from tests.support.stored import (
     ENVIRONMENT,
     FUNCTIONS,
     LAUNCH_KEY,
+    backend_of,
     blob_path,
     make_partition,
     open_store,
@@ -55,7 +57,7 @@ def run(store: Store, cache: Path, **changes: Any) -> SeedReport:
         "world_size": 2,
         "ranks": None,
     }
-    return seed(store, cache_root=cache, **(arguments | changes))
+    return seed(store, Wanted(**(arguments | changes)), cache)
 
 
 def tree(root: Path) -> dict[str, bytes]:
@@ -198,6 +200,65 @@ def test_seed_goes_on_past_a_damaged_manifest_of_another_world(store, root, sour
     assert (len(report.partitions), len(report.faults)) == (1, 1)
 
 
+def test_seed_of_another_world_takes_earlier_launches_too(store, cache, tmp_path):
+    publish_texts(store, tmp_path, b"old", b"newer", b"newest")
+    report = run(store, cache, world_size=2)
+    assert list(tree(cache).values()) == [b"newest", b"newer", b"old"]
+    assert report.reason.endswith("and 2 earlier")
+
+
+def test_seed_of_another_world_reads_a_bounded_number_of_manifests(store, cache, tmp_path, monkeypatch):
+    monkeypatch.setattr("cache_store.seed.MAX_OTHER_RANKS", 2)
+    publish_texts(store, tmp_path, b"old", b"newer", b"newest")
+    run(store, cache, world_size=2)
+    assert list(tree(cache).values()) == [b"newest", b"newer"]
+
+
+def test_seed_reads_a_blob_of_many_partitions_once(store, source, cache, monkeypatch):
+    publish_launch(store, source, world_size=8)
+    opened: list[str] = []
+    real = backend_of(store).open
+
+    def note(name: str) -> BinaryIO:
+        opened.append(name)
+        return real(name)
+
+    monkeypatch.setattr(backend_of(store), "open", note)
+    run(store, cache, world_size=8)
+    assert len([name for name in opened if name.startswith(BLOBS)]) == len(FUNCTIONS)
+
+
+def test_seed_notes_the_use_of_the_newest_launch_only(store, root, cache, tmp_path):
+    publish_texts(store, tmp_path, b"old", b"newest")
+    newest = store.stored_launches()[0].name
+    run(store, cache, world_size=1)
+    run(store, cache, world_size=1)
+    (mark,) = backend_of(store).list(USED)
+    assert (split_used_name(mark.name) or ("",))[0] == newest
+
+
+def test_seed_goes_on_where_its_use_cannot_be_noted(store, root, source, cache, monkeypatch):
+    publish_launch(store, source)
+
+    def refuse(files: Any) -> None:
+        raise StoreUnavailable(what="store", where=str(root), reason="Read-only file system")
+
+    monkeypatch.setattr(backend_of(store), "put_new", refuse)
+    assert run(store, cache, world_size=1).faults == ()
+    assert tree(cache) == tree(source)
+
+
+def test_seed_fails_where_a_required_place_is_away(store, root, source, cache, monkeypatch):
+    publish_launch(store, source)
+
+    def away(name: str) -> None:
+        raise StoreUnavailable(what="store", where=str(root), reason="silent", required=True)
+
+    monkeypatch.setattr(backend_of(store), "open", away)
+    with pytest.raises(StoreUnavailable, match="silent"):
+        run(store, cache, world_size=1)
+
+
 def test_seed_takes_no_manifest_but_the_pinned_one(store, root, source, cache):
     publish_launch(store, source, world_size=1)
     stored(root, "ac")[0].unlink()
@@ -219,7 +280,7 @@ def test_seed_of_a_store_that_fails_is_a_miss(store, root, cache, monkeypatch):
     def fail(prefix: str) -> None:
         raise StoreUnavailable(what="listing", where=str(root), reason="Stale file handle")
 
-    monkeypatch.setattr(store._backend, "list", fail)
+    monkeypatch.setattr(backend_of(store), "list", fail)
     report = run(store, cache)
     assert not report.found
     assert "Stale file handle" in report.reason

@@ -39,3 +39,17 @@ def test_settings_are_read_anew_each_time(monkeypatch: pytest.MonkeyPatch) -> No
     assert not settings().no_compile
     monkeypatch.setenv("WARMRANK_NO_COMPILE", "1")
     assert settings().no_compile
+
+
+def test_keyring_lies_below_the_config_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/etc/xdg")
+    assert settings().keyring == Path("/etc/xdg/warmrank/keys")
+
+
+@pytest.mark.parametrize("value", ["", "relative"])
+def test_config_home_that_is_not_absolute_counts_as_not_set(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", value)
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert settings().keyring == Path("/home/somebody/.config/warmrank/keys")

@@ -5,10 +5,15 @@ from pathlib import Path
 import pytest
 
 from cache_store.errors import Conflict, Corrupt, NewerFormat, StoreUnavailable
-from cache_store.local import UNVERIFIED
+from cache_store.layout import blob_name
 from cache_store.manifest import parse_manifest
 from cache_store.store import Store
+from cache_store.tier import Tier, TierMode
+from cache_store.tiers import TieredBackend
+from cache_store.unverified import UNVERIFIED
+from tests.support.failing_backends import WaywardBackend, unavailable
 from tests.support.stored import (
+    FUNCTIONS,
     LAUNCH_KEY,
     OFF,
     make_partition,
@@ -37,19 +42,7 @@ def key(store: Store, tmp_path: Path) -> str:
 
 
 def test_store_knows_its_location(root):
-    assert (open_store(root).location, Store.open(str(root), trust=OFF).location) == (str(root), str(root))
-
-
-def test_store_at_an_url_is_refused_with_the_remedy(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(StoreUnavailable, match=r"s3://bucket/x.*name a directory"):
-        Store.open("s3://bucket/x", trust=OFF)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_store_that_must_exist_is_not_created(root):
-    with pytest.raises(StoreUnavailable, match="no store here"):
-        Store.open(root, trust=OFF, create=False)
+    assert open_store(root).location == str(root)
 
 
 def test_pinned_manifest_is_taken_only_as_pinned(store, key):
@@ -76,14 +69,12 @@ def test_newer_manifest_is_refused_and_stays(store, root, key):
     assert stored(root, "ac") == [path]
 
 
-def test_manifest_with_path_traversal_is_refused(store, root, key, tmp_path):
+def test_manifest_with_path_traversal_is_refused(store, root, key):
     (path,) = stored(root, "ac")
     payload = path.read_bytes().split(b"\n", 1)[1].replace(b'"Llama_dynamic', b'"../escaped')
     overwrite(path, OFF.seal("manifest", key, payload))
-    before = tree(tmp_path / "fetched")
     with pytest.raises(Corrupt, match=r"has the part '\.\.'"):
-        store.fetch_partition(key, tmp_path / "fetched")
-    assert tree(tmp_path / "fetched") == before
+        store.manifest(key)
 
 
 def test_oversized_manifest_is_refused(store, root, key, monkeypatch):
@@ -101,8 +92,147 @@ def test_stored_manifest_is_readable_without_tools(store, root, key, tmp_path):
 
 def test_launch_goes_from_one_cache_to_another(store, root, tmp_path):
     record = publish_launch(store, tmp_path / "source", world_size=3)
-    for ref in record.partitions:
-        store.fetch_partition(ref.manifest_key, tmp_path / "cache", expected_sha256=ref.manifest_sha256)
+    assert store.fetch_partitions(record.partitions, tmp_path / "cache").faults == ()
     (tmp_path / "cache" / UNVERIFIED).unlink()
     assert tree(tmp_path / "cache") == tree(tmp_path / "source")
     assert len(stored(root, "cas")) == 2
+
+
+@pytest.fixture
+def places() -> tuple[WaywardBackend, WaywardBackend]:
+    """A near and a far place."""
+    return WaywardBackend(), WaywardBackend()
+
+
+def tiered(
+    places: tuple[WaywardBackend, WaywardBackend], near: TierMode = "rw", far: TierMode = "rw"
+) -> Store:
+    tiers = [
+        Tier(name="near", backend=places[0], mode=near),
+        Tier(name="far", backend=places[1], mode=far),
+    ]
+    return Store(TieredBackend(tiers), trust=OFF, location="near, far")
+
+
+def names(backend: WaywardBackend) -> set[str]:
+    return {info.name for info in backend.list("") if not info.name.startswith("used/")}
+
+
+def test_launch_goes_into_every_writable_place(places, tmp_path):
+    store = tiered(places)
+    publish_launch(store, tmp_path / "cache", world_size=2)
+    assert names(places[0]) == names(places[1])
+    assert (store.is_behind, store.problems) == (False, [])
+
+
+def test_publish_to_a_far_place_does_not_count_what_only_the_near_one_has(places, tmp_path):
+    publish_launch(tiered(places, far="ro"), tmp_path / "cache")
+    report = tiered(places).publish_partition(
+        LAUNCH_KEY, make_partition(tmp_path / "cache"), tmp_path / "cache"
+    )
+    assert report.num_blobs_new == 2
+    assert len([name for name in names(places[1]) if name.startswith("cas/")]) == 2
+
+
+def test_fetch_fills_the_near_place_so_that_it_serves_alone(places, tmp_path):
+    far_only = Store(places[1], trust=OFF, location="far")
+    record = publish_launch(far_only, tmp_path / "source", world_size=2)
+    store = tiered(places)
+    assert store.launches(record.launch_key) == (record,)
+    store.fetch_partitions(record.partitions, tmp_path / "cache")
+    near_only = Store(places[0], trust=OFF, location="near")
+    assert near_only.launches(record.launch_key) == (record,)
+    outcome = near_only.fetch_partitions(record.partitions, tmp_path / "again")
+    assert (len(outcome.partitions), outcome.faults, near_only.problems) == (2, (), [])
+
+
+def test_fetch_into_a_near_place_that_is_full_is_a_problem_only(places, tmp_path):
+    record = publish_launch(Store(places[1], trust=OFF, location="far"), tmp_path / "source")
+    places[0].failure, places[0].fails_on = unavailable(), frozenset({"put_new"})
+    store = tiered(places)
+    outcome = store.fetch_partitions(record.partitions, tmp_path / "cache")
+    assert (len(outcome.partitions), outcome.faults) == (1, ())
+    assert ["No space left" in line for line in store.problems] == [True]
+
+
+def test_fetch_while_the_near_place_goes_away_is_a_problem_only(places, tmp_path):
+    record = publish_launch(Store(places[1], trust=OFF, location="far"), tmp_path / "source")
+    places[0].failure = unavailable("connection refused", transport=True)
+    places[0].fails_on = frozenset({"put_new"})
+    store = tiered(places)
+    outcome = store.fetch_partitions(record.partitions, tmp_path / "cache")
+    assert (len(outcome.partitions), outcome.faults) == (1, ())
+    assert ["connection refused" in line for line in store.problems] == [True]
+
+
+def test_fetch_while_a_required_near_place_goes_away_is_an_error_of_the_next_verb(places, tmp_path):
+    record = publish_launch(Store(places[1], trust=OFF, location="far"), tmp_path / "source")
+    places[0].failure = unavailable("connection refused", transport=True)
+    places[0].fails_on = frozenset({"put_new"})
+    store = tiered(places, near="required")
+    store.fetch_partitions(record.partitions, tmp_path / "cache")
+    with pytest.raises(StoreUnavailable, match="required store near"):
+        store.launches()
+
+
+def test_near_place_gets_the_manifest_that_stands_far(places, tmp_path):
+    first = make_partition(tmp_path / "cache", created="2026-01-30T12:00:00+00:00")
+    Store(places[1], trust=OFF, location="far").publish_partition(LAUNCH_KEY, first, tmp_path / "cache")
+    again = make_partition(tmp_path / "cache")
+    ref = tiered(places).publish_partition(LAUNCH_KEY, again, tmp_path / "cache").ref
+    near_only = Store(places[0], trust=OFF, location="near")
+    assert near_only.manifest(ref.manifest_key, expected_sha256=ref.manifest_sha256) == first
+
+
+def test_partition_with_conflicts_stays_out_of_the_near_place(places, tmp_path):
+    theirs = {name: data + b"# theirs" for name, data in FUNCTIONS.items()}
+    other = make_partition(tmp_path / "theirs", functions=theirs)
+    Store(places[1], trust=OFF, location="far").publish_partition(LAUNCH_KEY, other, tmp_path / "theirs")
+    report = tiered(places).publish_partition(
+        LAUNCH_KEY, make_partition(tmp_path / "cache"), tmp_path / "cache"
+    )
+    assert report.conflicts == tuple(sorted(FUNCTIONS))
+    assert not [name for name in names(places[0]) if name.startswith(("ac/", "cas/"))]
+
+
+def test_blob_goes_into_both_places(places, tmp_path):
+    path = tmp_path / "blob"
+    path.write_bytes(b"blob")
+    path.chmod(0o600)
+    digest = tiered(places).put_blob(path)
+    assert all(place.stat([blob_name(digest.sha256)]) for place in places)
+
+
+def test_store_without_its_far_place_goes_on_and_says_that_it_is_behind(places, tmp_path):
+    places[1].failure = unavailable("connection refused", transport=True)
+    store = tiered(places)
+    record = publish_launch(store, tmp_path / "cache")
+    assert store.launches(record.launch_key) == (record,)
+    assert store.is_behind
+    assert [(tier.location, tier.state, tier.reason) for tier in store.tiers] == [
+        ("near", "used", ""),
+        ("far", "away", "connection refused"),
+    ]
+    assert ["connection refused" in line for line in store.problems] == [True]
+
+
+def test_store_whose_read_only_place_is_away_is_not_behind(places, tmp_path):
+    places[1].failure = unavailable("connection refused", transport=True)
+    store = tiered(places, far="ro")
+    publish_launch(store, tmp_path / "cache")
+    assert not store.is_behind
+
+
+def test_required_place_that_is_away_fails_every_verb(places, tmp_path):
+    places[1].failure = unavailable("connection refused", transport=True)
+    store = tiered(places, far="required")
+    for verb in (lambda: publish_launch(store, tmp_path / "cache"), store.launches, store.verify):
+        with pytest.raises(StoreUnavailable, match="connection refused") as caught:
+            verb()
+        assert caught.value.required
+
+
+def test_standing_leaves_out_what_is_absent(store, key):
+    assert list(store.standing([key, "ab" * 32])) == [key]
+    (ref,) = store.standing([key]).values()
+    assert store.manifest(key, expected_sha256=ref.manifest_sha256).rank == ref.rank

@@ -8,6 +8,7 @@ import pytest
 from cache_store.errors import (
     Conflict,
     Corrupt,
+    EvictRefused,
     NewerFormat,
     NotInStore,
     StoreError,
@@ -26,6 +27,7 @@ ALL: list[StoreError] = [
     Untrusted(reason="unsigned", what="manifest", where="ac/1", detail="no signature", remedy="sign it"),
     NotInStore(what="blob", where="cas/1"),
     Conflict(what="manifest", where="ac/1", expected="a", actual="b", remedy="publish again"),
+    EvictRefused(what="store", where="/s", reason="the listing is empty", remedy="check the store"),
     UnusableCache(what="file", where="/c", expected="mode 0600", actual="mode 0644", remedy="chmod"),
 ]
 
@@ -39,7 +41,8 @@ def test_error_keeps_its_fields_through_pickling(error):
 
 @pytest.mark.parametrize("error", ALL, ids=lambda error: type(error).__name__)
 def test_error_says_every_field(error):
-    assert [str(value) for value in dataclasses.asdict(error).values() if str(value) not in str(error)] == []
+    texts = [str(value) for value in dataclasses.asdict(error).values() if not isinstance(value, bool)]
+    assert [text for text in texts if text not in str(error)] == []
 
 
 def test_errors_cover_every_class():
@@ -48,7 +51,13 @@ def test_errors_cover_every_class():
 
 @pytest.mark.parametrize(
     ("reason", "damaged"),
-    [("bad_signature", True), ("replayed", True), ("unsigned", False), ("unknown_signer", False)],
+    [
+        ("bad_signature", True),
+        ("replayed", True),
+        ("unsigned", False),
+        ("unknown_signer", False),
+        ("revoked", False),
+    ],
 )
 def test_is_damage_leaves_what_others_may_trust(reason: UntrustedReason, damaged):
     error = Untrusted(reason=reason, what="manifest", where="ac/1", detail="", remedy="")

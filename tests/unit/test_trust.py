@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache_store.errors import Corrupt, StoreError, Untrusted
+from cache_store.keyring import generate, revoke
+from cache_store.manifest import parse_manifest
+from cache_store.revocations import Revocation
+from cache_store.signing_keys import key_id
 from cache_store.trust import Trust, TrustPolicy, generate_key_pair, load_trust, save_key_pair
+from tests.support.stored import make_partition
 
 KEY, OTHER_KEY = "1" * 64, "2" * 64
 PAYLOAD = b'{"a":1}'
@@ -16,6 +21,11 @@ PUBLISHER = Trust(policy="require", signer=SIGNER)
 READER = Trust(policy="require", trusted={"ci": SIGNER.public_key})
 WARNING_READER = Trust(policy="warn", trusted={"ci": SIGNER.public_key})
 OFF = Trust(policy="off")
+REVOKED = {
+    key_id(SIGNER.public_key): Revocation(
+        key_id=key_id(SIGNER.public_key), when="2026-01-31T12:00:00+00:00", reason="laptop lost"
+    )
+}
 SEALED = PUBLISHER.seal("manifest", KEY, PAYLOAD)
 UNSIGNED = OFF.seal("manifest", KEY, PAYLOAD)
 
@@ -50,6 +60,59 @@ def test_replay_under_another_key_is_refused_with_trust_off():
 def test_replay_as_another_kind_is_refused():
     with pytest.raises(Untrusted, match="made for 'manifest'"):
         READER.open_envelope("launch", KEY, SEALED)
+
+
+def test_producers_name_is_signed():
+    assert refused(READER, SEALED.replace(b'"name":"ci"', b'"name":"cj"')) == "bad_signature"
+
+
+def test_time_is_signed(tmp_path):
+    sealed = PUBLISHER.seal("manifest", KEY, make_partition(tmp_path).to_bytes())
+    assert parse_manifest(READER.open_envelope("manifest", KEY, sealed), "here").created.startswith(
+        "2026-01-31"
+    )
+    with pytest.raises(Corrupt, match="payload sha256"):
+        READER.open_envelope("manifest", KEY, sealed.replace(b"2026-01-31", b"2026-01-30"))
+
+
+@pytest.mark.parametrize("policy", ["require", "warn"])
+def test_revoked_key_is_refused_with_its_time_and_reason(policy: TrustPolicy):
+    reader = Trust(policy=policy, trusted={"ci": SIGNER.public_key}, revoked=REVOKED)
+    assert refused(reader, SEALED) == "revoked"
+    with pytest.raises(Untrusted, match=r"revoked on 2026-01-31T12:00:00\+00:00 \(laptop lost\)"):
+        reader.open_envelope("manifest", KEY, SEALED)
+
+
+@pytest.mark.parametrize("policy", ["require", "warn", "off"])
+def test_revoked_key_of_ones_own_signs_nothing(policy: TrustPolicy):
+    own = Trust(policy=policy, signer=SIGNER, revoked=REVOKED)
+    with pytest.raises(Untrusted, match=r"untrusted \(revoked\).*warmrank keys generate"):
+        own.seal("manifest", KEY, PAYLOAD)
+
+
+def test_revoked_key_of_ones_own_is_not_believed():
+    assert refused(Trust(policy="require", signer=SIGNER, revoked=REVOKED), SEALED) == "revoked"
+
+
+def test_another_trusted_key_than_ones_own_is_believed():
+    both = Trust(policy="require", signer=STRANGER, trusted={"ci": SIGNER.public_key})
+    assert both.open_envelope("manifest", KEY, SEALED) == PAYLOAD
+
+
+@pytest.mark.parametrize(
+    ("data", "remedy"),
+    [
+        (UNSIGNED, "warmrank keys generate"),
+        (Trust(policy="off", signer=STRANGER).seal("manifest", KEY, PAYLOAD), "warmrank keys trust FILE"),
+        (SEALED.replace(b'"ci"', b'"cj"'), "publish again"),
+        (Trust(policy="off").seal("launch", KEY, PAYLOAD), "publish again"),
+    ],
+    ids=["unsigned", "unknown signer", "bad signature", "replayed"],
+)
+def test_refusal_says_what_to_do(data, remedy):
+    with pytest.raises(Untrusted) as caught:
+        READER.open_envelope("manifest", KEY, data)
+    assert remedy in caught.value.remedy
 
 
 def test_replay_with_the_key_rewritten_is_refused():
@@ -144,6 +207,28 @@ def test_load_trust_reads_the_files_that_a_configuration_names(tmp_path):
     publisher = load_trust("require", signing_key=private_path)
     reader = load_trust("require", trusted_keys={"build": public_path})
     assert reader.open_envelope("manifest", KEY, publisher.seal("manifest", KEY, PAYLOAD)) == PAYLOAD
+
+
+def test_load_trust_adds_keyring_and_files_up(tmp_path):
+    ours, theirs = generate(tmp_path / "keys", "ci"), generate_key_pair("ci")
+    _, file = save_key_pair(theirs, tmp_path / "files")
+    reader = load_trust("require", trusted_keys={"ci": file}, keyring=tmp_path / "keys")
+    for signer in (ours, theirs):
+        sealed = Trust(policy="require", signer=signer).seal("manifest", KEY, PAYLOAD)
+        assert reader.open_envelope("manifest", KEY, sealed) == PAYLOAD
+
+
+def test_load_trust_takes_revocations_from_keyring_and_config(tmp_path):
+    ours, other = generate(tmp_path, "ci"), "1" * 32
+    revoke(tmp_path, Revocation(key_id=key_id(ours.public_key)))
+    assert set(load_trust("require", keyring=tmp_path, revoked=[other]).revoked) == {
+        key_id(ours.public_key),
+        other,
+    }
+
+
+def test_load_trust_without_the_keyring_keeps_what_the_config_revokes(tmp_path):
+    assert set(load_trust("require", keyring=tmp_path / "gone", revoked=["1" * 32]).revoked) == {"1" * 32}
 
 
 def _with_signature_of(sealed: bytes, other: bytes) -> bytes:

@@ -1,0 +1,179 @@
+"""Opening a store by the places that keep it.
+
+Invariants: no place can hold a launch up for longer than its ``answer_s``, and all are opened side by side;
+a place that is away is left out and said so in `Store.problems`, unless it is required or the only one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from cache_store.backend import BlobBackend
+from cache_store.circuit import Circuits, Ticks
+from cache_store.directory import DirectoryBackend
+from cache_store.durability import FlushChoice
+from cache_store.errors import StoreUnavailable
+from cache_store.store import Store
+from cache_store.tier import ANSWER_S, Tier, TierMode, TierState, away
+from cache_store.tiers import TieredBackend
+from cache_store.trust import Trust
+
+SpecMode = Literal["off", "ro", "rw", "required"]
+# One for each place and process: another store opened in it must not wait for a dead place again.
+_circuits = Circuits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierSpec:
+    """One place of a store.
+
+    Attributes:
+        location: a directory, or an URL of an object store such as ``s3://bucket/prefix``.
+        mode: ``off`` is not opened at all, ``ro`` never written; ``required`` is ``rw``, and the launch fails
+            when it is away.
+        flush: how a directory makes files durable; ``auto`` chooses by the type of its file system.
+        answer_s: how long it may take to answer before it is left alone for the rest of the process.
+        options: those of the object store's client.
+    """
+
+    location: str
+    mode: SpecMode = "rw"
+    flush: FlushChoice = "auto"
+    answer_s: float = ANSWER_S
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+def open_store(tiers: Sequence[TierSpec], *, trust: Trust, create: bool = True) -> Store:
+    """Open the store that lies in ``tiers``, nearest first.
+
+    Args:
+        tiers: its places.
+        trust: whom to believe, and what to sign with.
+        create: make an absent or empty writable place into a store.
+
+    Raises:
+        StoreUnavailable: a required place, or every place, is away or cannot be used.
+        NewerFormat: a later release made one of them.
+        Corrupt: the FORMAT of one is damaged.
+    """
+    openings = [_Opening(spec, create=create) for spec in tiers if spec.mode != "off"]
+    if not openings:
+        reason, remedy = "every place of it is off", "name one whose mode is ro, rw or required"
+        raise StoreUnavailable(what="store", where="the configuration", reason=reason, remedy=remedy)
+    spent_s = 0.0
+    for opening in openings:
+        spent_s = opening.wait(spent_s)
+    found = [opening.tier() for opening in openings]
+    failures = [outcome for outcome in found if isinstance(outcome, StoreUnavailable)]
+    if len(failures) == len(found):
+        raise failures[-1]
+    off = (
+        TierState(location=spec.location, mode=spec.mode, state="off") for spec in tiers if spec.mode == "off"
+    )
+    return Store(
+        TieredBackend([outcome for outcome in found if isinstance(outcome, Tier)]),
+        trust=trust,
+        location=", ".join(opening.spec.location for opening in openings),
+        left_out=(
+            *(opening.left_out for opening in openings if opening.left_out),
+            *(TierState(location=spec.location, mode="off", state="off") for spec in off),
+        ),
+    )
+
+
+def is_left_alone(location: str, options: Mapping[str, str]) -> bool:
+    """Whether a place fell silent in this process, so that no other needs to wait for it either."""
+    return _circuits.of(location, options).is_open
+
+
+def leave_alone(location: str, options: Mapping[str, str], *, reason: str) -> None:
+    """Ask a place no more in this process: others have waited for it already."""
+    _circuits.of(location, options).open(reason, where=location)
+
+
+class _Opening:
+    """A place that is being opened, in a thread of its own."""
+
+    def __init__(self, spec: TierSpec, *, create: bool) -> None:
+        self.spec = spec
+        self.left_out: TierState | None = None
+        self._circuit = _circuits.of(spec.location, spec.options)
+        self._create = create and spec.mode != "ro"
+        self._ended = threading.Event()
+        self._backend: list[BlobBackend] = []
+        self._error: BaseException | None = None
+        if not self._circuit.is_open:
+            threading.Thread(target=self._run, name="store-open", daemon=True).start()
+
+    def wait(self, spent_s: float) -> float:
+        """Wait until it ended, or was silent for too long; takes and returns the seconds since all began."""
+        if self._circuit.is_open:
+            return spent_s
+        for seconds in Ticks().until(self._ended):
+            spent_s += seconds
+            if spent_s >= self.spec.answer_s:
+                self._circuit.open(f"no answer within {self.spec.answer_s:g} s", where=self.spec.location)
+                break
+        return spent_s
+
+    def tier(self) -> Tier | StoreUnavailable:
+        """The open place, or why it is left out; raises what is no reason to go on without it."""
+        spec = self.spec
+        error = self._failure()
+        if error is None:
+            mode: TierMode = "rw" if spec.mode == "off" else spec.mode
+            return Tier(
+                name=spec.location,
+                backend=self._backend[0],
+                mode=mode,
+                answer_s=spec.answer_s,
+                circuit=self._circuit,
+            )
+        if error.required:
+            raise error
+        self.left_out = TierState(location=spec.location, mode=spec.mode, state="away", reason=str(error))
+        return error
+
+    def _failure(self) -> StoreUnavailable | None:
+        is_required = self.spec.mode == "required"
+        error = self._error if self._ended.is_set() else None
+        if error is None:
+            if not self._circuit.is_open:
+                return None
+            return away(self.spec.location, self._circuit.reason, required=is_required)
+        if not isinstance(error, StoreUnavailable):
+            raise error
+        if error.transport:
+            self._circuit.open(error.reason, where=self.spec.location)
+        return replace(error, required=is_required)
+
+    def _run(self) -> None:
+        try:
+            self._backend.append(open_backend(self.spec, create=self._create))
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            self._error = error
+        finally:
+            self._ended.set()
+
+
+def open_backend(spec: TierSpec, *, create: bool) -> BlobBackend:
+    """Open one place, however long that takes.
+
+    Raises:
+        StoreError: it is away, or no store that this release reads.
+    """
+    if "://" in spec.location:
+        from cache_store.object_store import ObjectBackend
+
+        return ObjectBackend(
+            spec.location,
+            create=create,
+            writable=spec.mode != "ro",
+            answer_s=spec.answer_s,
+            options=spec.options,
+        )
+    return DirectoryBackend(Path(spec.location), create=create, flush=spec.flush)

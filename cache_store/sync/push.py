@@ -1,0 +1,199 @@
+"""Pushing a directory of another tool: its files as blobs, then a sealed listing of them.
+
+Invariants: the listing comes last, so it is whole in the store or absent; a file that changes while it is
+read, or goes away, is left out with a word, because the tool may be at work; nothing is written below the
+directory.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from cache_store.backend import NewFile
+from cache_store.digests import digest_bytes, digest_stream
+from cache_store.directory_listing import DirectoryListing, ListedFile, listing_key
+from cache_store.documents import Documents
+from cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache
+from cache_store.layout import blob_name, directory_name
+from cache_store.local_blobs import absent_blobs
+from cache_store.manifest import utc_now
+from cache_store.private_files import open_owned, os_errors_are_unusable
+from cache_store.sync.newest import newest_listing
+from cache_store.sync.walk import FoundFile, walk
+
+logger = logging.getLogger(__name__)
+
+_MAX_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushReport:
+    """Outcome of pushing one directory.
+
+    Attributes:
+        directory: which.
+        key: key of its listings.
+        num_files: files listed.
+        size_bytes: their size.
+        num_blobs_new: blobs that the store did not have.
+        bytes_new: their size.
+        created: a listing was written; otherwise the newest one says the same already.
+        left_out: files that are not listed, each with the reason.
+    """
+
+    directory: str
+    key: str
+    num_files: int
+    size_bytes: int
+    num_blobs_new: int
+    bytes_new: int
+    created: bool
+    left_out: tuple[str, ...]
+
+
+def push(documents: Documents, tool: str, root: Path, components: Mapping[str, str]) -> PushReport:
+    """Store the directory ``root`` of ``tool`` under named components.
+
+    Raises:
+        UnusableCache: it cannot be read, or another user could have written to it.
+        Untrusted: there is no key to sign with; nothing was written.
+        StoreUnavailable: the store cannot be written; to try again is safe.
+    """
+    root = Path(os.path.abspath(root))  # noqa: PTH100 - the tool wrote this path, not the resolved one
+    found = walk(root)
+    left_out = list(found.left_out)
+    files = _read_all(root, found.files, left_out)
+    key = listing_key(tool, dict(components))
+    documents.trust.seal("directory", key, b"")  # without a key to sign with nothing is written at all
+    new = _put_blobs(documents, root, files, left_out)
+    listing = DirectoryListing(
+        tool=tool,
+        components=dict(components),
+        root=str(root),
+        files=tuple(files.values()),
+        created=utc_now(),
+    )
+    report = PushReport(
+        directory=str(root),
+        key=key,
+        num_files=len(listing.files),
+        size_bytes=listing.size_bytes,
+        num_blobs_new=len(new),
+        bytes_new=sum(new.values()),
+        created=_write(documents, key, listing),
+        left_out=tuple(left_out),
+    )
+    # An evict that did not see the listing yet may have taken what it names.
+    _put_blobs(documents, root, {file.path: file for file in listing.files}, [])
+    logger.info(
+        "Pushed %s of %s: %d files, %d new blobs, %d bytes, listing %s",
+        root,
+        tool,
+        report.num_files,
+        report.num_blobs_new,
+        report.bytes_new,
+        "created" if report.created else "stood there",
+    )
+    return report
+
+
+def _read_all(root: Path, found: Sequence[FoundFile], left_out: list[str]) -> dict[str, ListedFile]:
+    mentions = tuple({os.fsencode(root), os.fsencode(root.resolve())})
+    files: dict[str, ListedFile] = {}
+    with ThreadPoolExecutor(_MAX_THREADS) as pool:
+        for one, result in zip(found, pool.map(lambda one: _read(root, one, mentions), found), strict=True):
+            if isinstance(result, ListedFile):
+                files[one.path] = result
+            else:
+                left_out.append(f"{one.path}: {result}")
+    return files
+
+
+def _read(root: Path, found: FoundFile, mentions: tuple[bytes, ...]) -> ListedFile | UnusableCache:
+    path = root / found.path
+    try:
+        with os_errors_are_unusable("file", path), open_owned(path) as file:
+            digest = digest_stream(file)
+            names_root = False
+            if digest.size_bytes:
+                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                    names_root = any(data.find(mention) >= 0 for mention in mentions)
+    except UnusableCache as error:
+        return error
+    except ValueError:  # emptied between reading and mapping
+        return UnusableCache(
+            what="file", where=str(path), expected="no change", actual="a change", remedy="push again later"
+        )
+    return ListedFile(
+        path=found.path,
+        sha256=digest.sha256,
+        size_bytes=digest.size_bytes,
+        executable=found.executable,
+        names_root=names_root,
+    )
+
+
+def _put_blobs(
+    documents: Documents, root: Path, files: dict[str, ListedFile], left_out: list[str]
+) -> dict[str, int]:
+    """Put what the store lacks; files that changed since they were read are taken out of ``files``."""
+    new: dict[str, int] = {}
+    while True:
+        by_blob = {blob_name(file.sha256): file for file in files.values()}
+        wanted = {name: file.digest for name, file in by_blob.items()}
+        absent = absent_blobs(documents.backend, wanted, restore=True)
+        if not absent:
+            return new
+        try:
+            names = documents.backend.put_new(
+                [_new_file(name, root, by_blob[name]) for name in sorted(absent)]
+            )
+        except (Corrupt, UnusableCache) as error:
+            _drop_changed(root, files, {by_blob[name].sha256 for name in absent}, left_out, error)
+            continue
+        new.update({name: by_blob[name].size_bytes for name in names})
+        if not absent - set(names):
+            return new
+
+
+def _new_file(name: str, root: Path, file: ListedFile) -> NewFile:
+    return NewFile(name=name, source=root / file.path, expected=file.digest, is_private=False)
+
+
+def _drop_changed(
+    root: Path, files: dict[str, ListedFile], shas: set[str], left_out: list[str], error: StoreError
+) -> None:
+    """Take out the files that are no longer what was read; ``error`` is what the backend met with.
+
+    Raises:
+        StoreError: ``error``, when all of them are as they were, so that trying again cannot help.
+    """
+    changed = []
+    for path, file in files.items():
+        if file.sha256 in shas:
+            again = _read(root, FoundFile(path=path, executable=file.executable), ())
+            if not isinstance(again, ListedFile) or again.digest != file.digest:
+                changed.append(path)
+    if not changed:
+        raise error
+    for path in changed:
+        del files[path]
+        left_out.append(f"{path}: it changed while it was read; push again when the tool is idle")
+
+
+def _write(documents: Documents, key: str, listing: DirectoryListing) -> bool:
+    try:
+        newest = newest_listing(documents, key, [])
+        if newest.model_copy(update={"created": listing.created}) == listing:
+            return False
+    except NotInStore:
+        pass
+    payload = listing.to_bytes()
+    name = directory_name(key, digest_bytes(payload).sha256)
+    return documents.write(name, documents.trust.seal("directory", key, payload))

@@ -1,0 +1,69 @@
+"""What is known of the directories of other tools: what to leave out, and which files hold absolute paths.
+
+Invariants: pure functions of names; a tool that is not known here may be relocated only if no file of it
+names the directory that it was read from.
+
+Facts relied on:
+
+* Inductor (torch 2.13, measured by ``tests/integration/test_sync_inductor.py``): a copy of
+  ``TORCHINDUCTOR_CACHE_DIR`` at another path hits; shared libraries name the old path as debug information.
+* Triton (``FileCacheManager.get_group`` in ``triton/runtime/cache.py``): ``__grp__*.json`` lists the files of
+  a kernel by absolute path, and those that do not exist are passed over.
+* vLLM (``InductorStandaloneAdaptor.load`` in ``vllm/compilation/compiler_interface.py``): the handles in
+  ``vllm_compile_cache.py``, a Python literal, are pairs of a key and an absolute path; below the same
+  directory lie Inductor's and Triton's.
+* TorchAir: ``compiled_module`` is looked up relative to ``cache_dir``, and must be private.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import dataclass
+
+_LEFT_OUT_FILES = ("*.lock", "*.tmp", "*.tmp.*", ".tmp*", "tmp.pid_*", ".nfs*", "*.swp", "*~", ".DS_Store")
+_LEFT_OUT_DIRECTORIES = ("locks", ".locks", "tmp.*", ".tmp*", "__pycache__", ".index", ".queue")
+_TRITON_GROUPS = "__grp__*.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """How the directory of one tool may be moved.
+
+    Attributes:
+        name: the tool.
+        rewritten: patterns of file names in which the directory's path is replaced by the new one.
+        ignores_other_mentions: files that name the old path elsewhere work all the same.
+    """
+
+    name: str
+    rewritten: tuple[str, ...] = ()
+    ignores_other_mentions: bool = False
+
+
+_TOOLS = {
+    tool.name: tool
+    for tool in (
+        Tool(name="inductor", rewritten=(_TRITON_GROUPS,), ignores_other_mentions=True),
+        Tool(name="triton", rewritten=(_TRITON_GROUPS,), ignores_other_mentions=True),
+        Tool(name="vllm", rewritten=("vllm_compile_cache.py", _TRITON_GROUPS), ignores_other_mentions=True),
+        Tool(name="torchair", ignores_other_mentions=True),
+    )
+}
+KNOWN_TOOLS = tuple(sorted(_TOOLS))
+
+
+def tool_named(name: str) -> Tool:
+    """What is known of a tool: nothing, where its name is none of `KNOWN_TOOLS`."""
+    return _TOOLS.get(name, Tool(name=name))
+
+
+def is_left_out(name: str, *, directory: bool) -> bool:
+    """Whether a file or directory of this name is a lock or on its way in, and so nobody else's business."""
+    patterns = _LEFT_OUT_DIRECTORIES if directory else _LEFT_OUT_FILES
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def is_rewritten(tool: Tool, path: str) -> bool:
+    """Whether the file at ``path`` is one in which the tool keeps absolute paths."""
+    name = path.rpartition("/")[2]
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in tool.rewritten)

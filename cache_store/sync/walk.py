@@ -1,0 +1,84 @@
+"""Reading the directory of another tool: which files belong to it.
+
+Invariants: links are not followed and not kept; what another user could have written is refused, because it
+would be published under this user's signature; nothing is changed.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cache_store.errors import UnusableCache
+from cache_store.paths import path_fault
+from cache_store.private_files import os_errors_are_unusable
+from cache_store.sync.tools import is_left_out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundFile:
+    """A file of a directory, by its path relative to it."""
+
+    path: str
+    executable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a directory holds.
+
+    Attributes:
+        files: its files, sorted by path.
+        left_out: what is not taken, with the reason, sorted; locks and temporary files are not mentioned.
+    """
+
+    files: tuple[FoundFile, ...]
+    left_out: tuple[str, ...]
+
+
+def walk(root: Path) -> Found:
+    """List a directory.
+
+    Raises:
+        UnusableCache: it is no directory, cannot be read, or another user could have written to it.
+    """
+    left_out: list[str] = []
+    with os_errors_are_unusable("directory", root):
+        _check_directory(root, root.stat())
+        files = sorted(_walk(root, "", left_out), key=lambda file: file.path)
+    return Found(files=tuple(files), left_out=tuple(sorted(left_out)))
+
+
+def _walk(root: Path, prefix: str, left_out: list[str]) -> Iterator[FoundFile]:
+    with os.scandir(root / prefix) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            path = f"{prefix}{entry.name}"
+            is_directory = entry.is_dir(follow_symlinks=False)
+            if is_left_out(entry.name, directory=is_directory):
+                continue
+            if fault := path_fault(path):
+                left_out.append(f"{path!r}: its name {fault}")
+            elif is_directory:
+                _check_directory(root / path, entry.stat(follow_symlinks=False))
+                yield from _walk(root, f"{path}/", left_out)
+            elif not entry.is_file(follow_symlinks=False):
+                left_out.append(f"{path}: no regular file (a link, socket or device)")
+            else:
+                status = entry.stat(follow_symlinks=False)
+                yield FoundFile(path=path, executable=bool(status.st_mode & stat.S_IXUSR))
+
+
+def _check_directory(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISDIR(status.st_mode):
+        expected, actual = "a directory", stat.filemode(status.st_mode)
+    elif status.st_uid != os.geteuid():
+        expected, actual = f"owner uid {os.geteuid()}", f"uid {status.st_uid}"
+    elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        expected, actual = "not writable by group or others", f"mode {stat.S_IMODE(status.st_mode):04o}"
+    else:
+        return
+    remedy = "publish only what you alone could have written: chmod go-w it, or name another directory"
+    raise UnusableCache(what="directory", where=str(path), expected=expected, actual=actual, remedy=remedy)

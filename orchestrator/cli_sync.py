@@ -1,0 +1,158 @@
+"""``warmrank sync``: cache directories of other tools, through the same store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from orchestrator.cli_options import AsJson, Debug, load_optional
+from orchestrator.console import ExitCode, output, print_json, session
+
+if TYPE_CHECKING:
+    from cache_store.store import Store
+    from orchestrator.sync import Target
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Store and restore cache directories of other tools: Inductor, Triton, vLLM, .torchair_cache.",
+    epilog="A directory comes back only where every key is the same. Example: warmrank sync pull vllm "
+    "~/.cache/vllm --store /mnt/warmrank --key torch --key vllm --key model=llama-8b",
+)
+
+_Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="Whose directory: inductor, triton, vllm and torchair may be restored at another path; any "
+        "other name too, as long as no file of it names its own path.",
+        show_default=False,
+    ),
+]
+_Directories = Annotated[
+    list[str],
+    typer.Argument(metavar="DIR...", help="Directories, in the same order every time.", show_default=False),
+]
+_Config = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="Config that names the store and whom to trust."),
+]
+_Store = Annotated[
+    str | None,
+    typer.Option("--store", metavar="LOCATION", help="The store, if no config: a directory or a URL."),
+]
+_Keys = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--key",
+        metavar="NAME[=VALUE]",
+        help="What must be equal to restore it: python, torch, torch_npu, cann, driver, accelerator, cpu or "
+        "an installed package, found out here; or any NAME=VALUE. Repeatable. None: all that is known of "
+        "the environment.",
+    ),
+]
+_Per = Annotated[
+    Literal["node", "rank"],
+    typer.Option("--per", help="One directory for a node, or one for each rank ({rank} in DIR)."),
+]
+_Rank = Annotated[int | None, typer.Option("--rank", envvar="RANK", help="Global rank, with --per rank.")]
+_WorldSize = Annotated[
+    int | None, typer.Option("--world-size", envvar="WORLD_SIZE", help="Number of ranks, with --per rank.")
+]
+
+
+@app.command()
+def push(  # noqa: PLR0913 - a command has one parameter for each option
+    name: _Name,
+    directories: _Directories,
+    *,
+    config: _Config = None,
+    store: _Store = None,
+    keys: _Keys = None,
+    per: _Per = "node",
+    rank: _Rank = None,
+    world_size: _WorldSize = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Store directories; locks and temporary files are left out."""
+    with session(debug=debug):
+        from orchestrator.sync_tables import render_pushes
+
+        wanted = _targets(directories, keys, per, rank, world_size)
+        opened = _open(config, store, create=True)
+        reports = [opened.push_directory(name, each.directory, each.components) for each in wanted]
+        if as_json:
+            print_json(reports)
+        else:
+            output().print(render_pushes(reports))
+
+
+@app.command()
+def pull(  # noqa: PLR0913 - a command has one parameter for each option
+    name: _Name,
+    directories: _Directories,
+    *,
+    config: _Config = None,
+    store: _Store = None,
+    keys: _Keys = None,
+    per: _Per = "node",
+    rank: _Rank = None,
+    world_size: _WorldSize = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Restore directories, verified; files that are there already are left alone.
+
+    Exit status 3 when nothing was pushed under these keys (all the others are restored all the same).
+    """
+    from cache_store.errors import NotInStore
+
+    with session(debug=debug):
+        from orchestrator.sync_tables import render_pulls
+
+        wanted = _targets(directories, keys, per, rank, world_size)
+        opened = _open(config, store, create=False)
+        reports, misses = [], []
+        for each in wanted:
+            try:
+                reports.append(opened.pull_directory(name, each.directory, each.components))
+            except NotInStore as miss:
+                misses.append(miss)
+        if as_json:
+            print_json({"pulled": reports, "missed": [str(miss) for miss in misses]})
+        else:
+            output().print(render_pulls(reports, misses))
+    if misses:
+        raise typer.Exit(ExitCode.MISSED)
+
+
+def _targets(
+    directories: list[str],
+    keys: list[str] | None,
+    per: Literal["node", "rank"],
+    rank: int | None,
+    world_size: int | None,
+) -> tuple[Target, ...]:
+    from orchestrator.sync import Seat, targets
+
+    return targets(directories, keys or (), Seat(scope=per, rank=rank, world_size=world_size))
+
+
+def _open(config: Path | None, location: str | None, *, create: bool) -> Store:
+    from orchestrator.errors import BadArgument
+    from orchestrator.store_config import StoreConfig, TierConfig
+    from orchestrator.stores import open_store
+
+    loaded = load_optional(config, None)
+    if (loaded is None) == (location is None):
+        msg = "expected either --config FILE or --store LOCATION, to say which store"
+        raise BadArgument(msg)
+    if location is not None:
+        return open_store(StoreConfig(tiers=(TierConfig(path=location),)), create=create)
+    if loaded is None or loaded.store is None:
+        msg = f"{config} names no store; expected store.path in it, or --store LOCATION"
+        raise BadArgument(msg)
+    return open_store(loaded.store, create=create)

@@ -1,0 +1,46 @@
+"""`warmrank publish`: brings to the store what launches left on this node while it was away.
+
+Knows neither torch nor Ray. A launch that stretched over several nodes needs this on each of them, on the
+driver's last, because only there its record waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from cache_store.publish_pending import QueueReport, publish_pending
+from orchestrator.config import Config
+from orchestrator.look import NothingThere
+from orchestrator.stores import open_store
+
+
+def publish_late(config: Config) -> QueueReport:
+    """Publish this node's queue.
+
+    Raises:
+        NothingThere: the config names no store.
+        cache_store.errors.StoreError: the store is away still, or cannot be used.
+    """
+    if config.store is None:
+        msg = f"config {config.name} names no store to publish to; expected store.path in it"
+        raise NothingThere(msg)
+    return publish_pending(open_store(config.store), config.cache_dir)
+
+
+def render_late(report: QueueReport) -> RenderableType:
+    """What was published, what waits still, and what went wrong."""
+    return Group(*_lines(report))
+
+
+def _lines(report: QueueReport) -> Iterator[Text]:
+    if not (report.published or report.committed or report.kept or report.problems):
+        yield Text("nothing waits on this node")
+        return
+    yield Text(f"published {len(report.published)} partitions, committed {len(report.committed)} launches")
+    for what, reason in report.kept.items():
+        yield Text(f"waits: {what}: {reason}", style="yellow")
+    for problem in report.problems:
+        yield Text(f"problem: {problem}", style="bold red")

@@ -1,0 +1,111 @@
+"""Which components and which directories ``warmrank sync`` means; the work is `cache_store.sync`'s.
+
+Importing this module imports neither torch nor Ray: sync runs in boot scripts and init containers.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from orchestrator.errors import BadArgument
+from worker.environment import environment
+
+Scope = Literal["node", "rank"]
+
+_NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """Whose directory it is: a node's, or that of one rank of a world."""
+
+    scope: Scope
+    rank: int | None
+    world_size: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One directory, and the named components under which it is pushed and pulled."""
+
+    directory: Path
+    components: dict[str, str]
+
+
+def targets(directories: Sequence[str], keys: Sequence[str], seat: Seat) -> tuple[Target, ...]:
+    """Each directory with its components.
+
+    Args:
+        directories: paths; ``{rank}`` stands for the rank.
+        keys: ``NAME``, a version that is found out here, or ``NAME=VALUE``; none for everything known of the
+            environment.
+        seat: whose directories they are.
+
+    Raises:
+        BadArgument: a key cannot be found out, or the seat is not whole.
+    """
+    _check_seat(directories, seat)
+    components = _components(keys)
+    whose: dict[str, str] = {"per": seat.scope}
+    if seat.scope == "rank":
+        whose |= {"rank": str(seat.rank), "world_size": str(seat.world_size)}
+    number = len(directories)
+    return tuple(
+        Target(
+            directory=Path(directory.replace("{rank}", str(seat.rank))).expanduser(),
+            components={**_named(components), **whose, "directory": f"{index} of {number}"},
+        )
+        for index, directory in enumerate(directories, start=1)
+    )
+
+
+def _components(keys: Sequence[str]) -> dict[str, str]:
+    components: dict[str, str] = {}
+    for key in keys or sorted(environment()):
+        name, given, value = key.partition("=")
+        found = value if given else _found_out(name) if keys else environment()[name]
+        if not name or found is None:
+            known = ", ".join(environment())
+            msg = (
+                f"--key {key}: this machine has no such component; expected NAME=VALUE, the name of an "
+                f"installed package, or one of {known}"
+            )
+            raise BadArgument(msg)
+        if components.setdefault(name, found) != found:
+            msg = f"--key {key}: expected each name once, found {name}={components[name]} before"
+            raise BadArgument(msg)
+    return components
+
+
+def _named(components: dict[str, str]) -> dict[str, str]:
+    # Apart from the names used here, so that `--key rank=x` does not pass for the seat.
+    return {f"key {name}": value for name, value in components.items()}
+
+
+def _check_seat(directories: Sequence[str], seat: Seat) -> None:
+    rank, world_size = seat.rank, seat.world_size
+    if seat.scope == "node":
+        if mine := [directory for directory in directories if "{rank}" in directory]:
+            msg = f"{mine[0]}: {{rank}} stands for a rank; expected --per rank with it"
+            raise BadArgument(msg)
+    elif rank is None or world_size is None or not 0 <= rank < world_size:
+        msg = (
+            "--per rank: expected --rank and --world-size (or RANK and WORLD_SIZE in the environment) with "
+            f"0 <= rank < world size, found rank {rank} of {world_size}"
+        )
+        raise BadArgument(msg)
+
+
+def _found_out(name: str) -> str | None:
+    """A component's value on this machine; None where it has none."""
+    value = environment().get(name)
+    if value is not None:
+        return value if value != _NONE else None
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

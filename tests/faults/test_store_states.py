@@ -1,0 +1,288 @@
+"""The store as a state machine: publish, commit, fetch, pin, evict, crash, damage and repair, in any order.
+
+Held against a model that knows only what was committed, damaged, pinned and allowed to go. The clock is the
+store's, and only the machine moves it.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from cache_store.digests import digest_bytes, digest_file
+from cache_store.errors import Conflict, EvictRefused, NotInStore, StoreError
+from cache_store.layout import blob_name, manifest_name
+from cache_store.manifest import LaunchRecord
+from cache_store.marks import references
+from cache_store.steps import EVENT, Step
+from tests.support.evicting import DAY_S, GRACE_S, Evicting
+
+EXAMPLES_A_ROUND = 15
+KEYS = ("1" * 64, "2" * 64)
+CONTENTS = st.sampled_from([b"one", b"two", b"three", b"four"])
+CRASHES = (
+    Step.PUBLISH_STARTED,
+    Step.PUBLISH_BLOBS,
+    Step.PUBLISH_MANIFEST,
+    Step.PUBLISH_DONE,
+    Step.COMMIT_CHECKED,
+    Step.COMMIT_RECORD,
+    Step.EVICT_MARKED,
+    Step.EVICT_TRASHED,
+    Step.EVICT_CHECKED,
+    Step.EVICT_RESTORED,
+    Step.EVICT_DELETED,
+)
+
+
+class Crashed(BaseException):
+    """Stands in for the end of the process: nothing in the code may catch it."""
+
+
+_crash_at: list[Step] = []
+_hooked: list[bool] = []
+
+
+def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == EVENT and _crash_at and arguments[0] == _crash_at[0].value:
+        raise Crashed(arguments[0])
+
+
+def crash_at(step: Step | None) -> None:
+    """End the next verb that reaches ``step`` there; None lets all run. A hook cannot be taken away again."""
+    if not _hooked:
+        _hooked.append(True)
+        sys.addaudithook(_hook)
+    _crash_at[:] = [step] if step else []
+
+
+class StoreStates(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self._directory = tempfile.TemporaryDirectory()
+        self.memory = Evicting(Path(self._directory.name))
+        self.published: list[LaunchRecord] = []
+        self.committed: dict[str, LaunchRecord] = {}
+        self.needs: dict[tuple[str, str], set[str]] = {}
+        self.pinned: set[str] = set()
+        self.damaged: set[str] = set()  # and perhaps repaired since
+
+    def teardown(self) -> None:
+        crash_at(None)
+        self._directory.cleanup()
+
+    @rule(
+        contents=st.tuples(CONTENTS, CONTENTS),
+        key=st.sampled_from(KEYS),
+        number=st.integers(0, 3),
+        crash=st.none() | st.sampled_from(CRASHES[:4]),
+    )
+    def publish(self, contents: tuple[bytes, bytes], key: str, number: int, crash: Step | None) -> None:
+        functions = dict(zip(("Llama.decode", "Llama.prefill"), contents, strict=True))
+
+        def act() -> None:
+            record = self.memory.publish(functions, number, key=key)
+            ref = record.partitions[0]
+            # An equal key has equal contents, or the first stays: what stands now is what was published.
+            manifest = self.memory.store.manifest(ref.manifest_key, expected_sha256=ref.manifest_sha256)
+            blobs = {blob_name(entry.sha256) for entry in manifest.artifacts}
+            self.needs[ref.manifest_key, ref.manifest_sha256] = blobs
+            self.published.append(record)
+
+        self._run(crash, act)
+
+    @precondition(lambda self: self.published)
+    @rule(which=st.integers(0, 50), crash=st.none() | st.sampled_from(CRASHES[4:6]))
+    def commit(self, which: int, crash: Step | None) -> None:
+        record = self.published[which % len(self.published)]
+
+        def act() -> None:
+            try:
+                name = self.memory.commit(record)
+            except (NotInStore, Conflict):
+                return  # evicted, or damaged, since it was published: the caller publishes again
+            self.committed.setdefault(name, record)
+
+        before = self.memory.names("launch/")
+        if not self._run(crash, act):
+            for name in self.memory.names("launch/") - before:
+                self.committed.setdefault(name, record)
+
+    @rule(seconds=st.sampled_from([1.0, GRACE_S / 2, GRACE_S + 1, DAY_S + GRACE_S, 10 * DAY_S]))
+    def pass_time(self, seconds: float) -> None:
+        self.memory.pass_time(seconds)
+
+    @precondition(lambda self: self.committed)
+    @rule(which=st.integers(0, 50))
+    def pin(self, which: int) -> None:
+        name = sorted(self.committed)[which % len(self.committed)]
+        try:
+            self.memory.store.pin(name.rpartition("/")[2])
+        except StoreError:
+            assert name in self.damaged or self._is_hurt(self.committed[name])
+        else:
+            self.pinned.add(name)
+
+    @precondition(lambda self: self.pinned)
+    @rule()
+    def unpin(self) -> None:
+        name = self.pinned.pop()
+        assert self.memory.store.unpin(name.rpartition("/")[2]) == (name,)
+
+    @precondition(lambda self: self.memory.names("launch/"))
+    @rule(
+        older=st.none() | st.sampled_from([0.0, DAY_S, 5 * DAY_S]),
+        size=st.none() | st.sampled_from([0, 3000, 10_000]),
+        keep=st.integers(0, 2),
+        crash=st.none() | st.sampled_from(CRASHES[6:]),
+    )
+    def evict(self, older: float | None, size: int | None, keep: int, crash: Step | None) -> None:
+        keepers = self._keepers(keep)
+        before = self.memory.names("launch/")
+
+        def act() -> None:
+            try:
+                self.memory.evict(older_than_s=older, max_bytes=size, keep=keep)
+            except EvictRefused:
+                assert self._unreadable(), "refused, and every document can be read"
+
+        self._run(crash, act)
+        gone = before - self.memory.names("launch/")
+        assert not gone & (self.pinned | keepers)
+        if older is None and size is None:
+            assert not gone, "records went without a limit"
+        for name in gone:
+            self.committed.pop(name, None)
+
+    @precondition(lambda self: not self.damaged and self.memory.names("launch/"))
+    @rule()
+    def space_is_freed(self) -> None:
+        """Two runs, a grace apart each, leave nothing but what the remaining records need."""
+        for _ in range(3):
+            self.memory.pass_time(GRACE_S + 1)
+            self.memory.evict()
+        assert not self.memory.names("trash/")
+        needed = {name for record in self._standing().values() for name in self._needs(record)}
+        assert self.memory.names("cas/") | self.memory.names("ac/") == needed
+
+    @precondition(lambda self: self.memory.names("cas/"))
+    @rule(which=st.integers(0, 50), place=st.sampled_from(["cas/", "ac/", "launch/"]), gone=st.booleans())
+    def damage(self, which: int, place: str, gone: bool) -> None:
+        names = sorted(self.memory.names(place))
+        if not names:
+            return
+        name = names[which % len(names)]
+        files = self.memory.backend._files
+        if gone:
+            del files[name]
+        else:
+            files[name] = bytes([files[name][0] ^ 1]) + files[name][1:]
+        self.damaged.add(name)
+
+    @rule()
+    def repair(self) -> None:
+        self.memory.store.verify(repair=True)
+        assert not self._unreadable()
+
+    @precondition(lambda self: self._standing())
+    @rule(which=st.integers(0, 50))
+    def fetch(self, which: int) -> None:
+        standing = self._standing()
+        record = standing[sorted(standing)[which % len(standing)]]
+        is_hurt = self._is_hurt(record)
+        with tempfile.TemporaryDirectory() as directory:
+            root = Path(directory) / "cache"
+            outcome = self.memory.store.fetch_partitions(record.partitions, root)
+            files = [path for path in root.rglob("compiled_module*") if path.is_file()]
+            got = {blob_name(digest_file(path).sha256) for path in files}
+        assert bool(outcome.faults) <= is_hurt, str(outcome.faults)
+        assert got == (set() if outcome.faults else self._blobs(record))
+
+    @invariant()
+    def no_committed_launch_dangles(self) -> None:
+        standing = self._standing()
+        for name in self.pinned:
+            assert name in standing or name in self.damaged
+        for name, record in standing.items():
+            if not self._is_hurt(record) and name not in self.damaged:
+                assert self._is_whole(name), f"{name} dangles"
+
+    def _run(self, crash: Step | None, act: Any) -> bool:
+        """Whether ``act`` ended, and did not crash."""
+        crash_at(crash)
+        try:
+            act()
+        except Crashed:
+            return False
+        finally:
+            crash_at(None)
+        return True
+
+    def _standing(self) -> dict[str, LaunchRecord]:
+        names = self.memory.names("launch/")
+        return {name: record for name, record in self.committed.items() if name in names}
+
+    def _blobs(self, record: LaunchRecord) -> set[str]:
+        ref = record.partitions[0]
+        return self.needs[ref.manifest_key, ref.manifest_sha256]
+
+    def _needs(self, record: LaunchRecord) -> set[str]:
+        return {manifest_name(record.partitions[0].manifest_key), *self._blobs(record)}
+
+    def _is_hurt(self, record: LaunchRecord) -> bool:
+        """Whether it needs what was damaged, and what was not put again as it was."""
+        files = self.memory.backend._files
+        wanted = {blob: blob.rpartition("/")[2] for blob in self._blobs(record)}
+        ref = record.partitions[0]
+        wanted[manifest_name(ref.manifest_key)] = ref.manifest_sha256
+        touched = wanted.keys() & self.damaged
+        return any(digest_bytes(files.get(name, b"?")).sha256 != wanted[name] for name in touched)
+
+    def _unreadable(self) -> list[str]:
+        files = dict(self.memory.backend._files)
+        found = []
+        for name, sealed in files.items():
+            if name.startswith(("ac/", "launch/")):
+                try:
+                    references(name, sealed)
+                except StoreError:
+                    found.append(name)
+        return found
+
+    def _is_whole(self, name: str) -> bool:
+        """Everything that it needs stands, or comes back from the trash for whoever asks."""
+        at_hand = self.memory.names("")
+        former = {other.split("/", 2)[2] for other in at_hand if other.startswith("trash/")}
+        return self._needs(self.committed[name]) <= at_hand | former
+
+    def _keepers(self, keep: int) -> set[str]:
+        kept: set[str] = set()
+        for key in KEYS:
+            names = [name for name, record in self._standing().items() if record.launch_key == key]
+            names.sort(key=lambda name: self.committed[name].created, reverse=True)
+            kept.update(names[:keep])
+        return kept
+
+
+def test_store_agrees_with_its_model(fault_rounds: int):
+    run_state_machine_as_test(
+        StoreStates,
+        settings=settings(
+            max_examples=EXAMPLES_A_ROUND * fault_rounds,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

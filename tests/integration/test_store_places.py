@@ -1,0 +1,76 @@
+"""A node's own directory before an object store: both alive, and with a server that says nothing."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from cache_store import connect
+from cache_store.circuit import Circuits
+from cache_store.connect import TierSpec, open_store
+from cache_store.errors import StoreUnavailable
+from cache_store.object_store import ObjectBackend
+from cache_store.supervisor import ping
+from cache_store.tier import Tier, TierMode
+from tests.support.s3_server import new_prefix
+from tests.support.stored import OFF, publish_launch, tree
+
+
+@pytest.fixture(autouse=True)
+def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect, "_circuits", Circuits())
+
+
+@pytest.fixture
+def near(tmp_path) -> TierSpec:
+    return TierSpec(location=str(tmp_path / "near"))
+
+
+@pytest.fixture
+def black_hole() -> Iterator[str]:
+    """An endpoint that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def silent(endpoint: str, *, mode: TierMode = "rw") -> TierSpec:
+    options = {"endpoint": endpoint, "region": "us-east-1"}
+    return TierSpec(location="s3://bucket/store", mode=mode, answer_s=0.5, options=options)
+
+
+def test_launch_goes_through_both_places(near, s3_server, tmp_path):
+    far = TierSpec(location=new_prefix(), options=s3_server.options)
+    record = publish_launch(open_store([near, far], trust=OFF), tmp_path / "source", world_size=2)
+    for place in (near, far):
+        store = open_store([place], trust=OFF)
+        assert store.launches(record.launch_key) == (record,)
+        outcome = store.fetch_partitions(record.partitions, tmp_path / f"from {place is near}")
+        assert outcome.faults == ()
+    assert [name for name in tree(tmp_path / "from True") if "compiled_module" in name] == [
+        name for name in tree(tmp_path / "source") if "compiled_module" in name
+    ]
+
+
+def test_ping_of_an_object_store_is_answered_and_leaves_nothing(s3_server):
+    backend = ObjectBackend(new_prefix(), options=s3_server.options)
+    before = {info.name for info in backend.list("")}
+    answers: list[str] = []
+    ping(Tier(name="far", backend=backend), answers.append)
+    assert answers == [""]
+    assert {info.name for info in backend.list("")} == before
+
+
+def test_silent_server_is_left_out_and_the_near_place_serves(near, black_hole, s3_server, tmp_path):
+    store = open_store([near, silent(black_hole)], trust=OFF)
+    assert [tier.state for tier in store.tiers] == ["used", "away"]
+    record = publish_launch(store, tmp_path / "source")
+    assert store.launches(record.launch_key) == (record,)
+    assert store.is_behind
+
+
+def test_silent_server_that_is_required_ends_the_launch(near, black_hole, s3_server):
+    with pytest.raises(StoreUnavailable) as caught:
+        open_store([near, silent(black_hole, mode="required")], trust=OFF)
+    assert caught.value.required

@@ -1,0 +1,77 @@
+"""Backends that hang, fail, or remember what was asked of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import BinaryIO
+
+from cache_store.backend import FileInfo, NewFile
+from cache_store.digests import digest_bytes
+from cache_store.errors import StoreUnavailable
+from cache_store.layout import FORMAT_FILE
+from tests.support.memory_backend import MemoryBackend
+
+
+class WaywardBackend(MemoryBackend):
+    """A `MemoryBackend` in which calls can be made to hang or to fail.
+
+    Attributes:
+        calls: the verbs that were called, the pings of the supervisor included.
+        hangs: from now on every call waits until `thaw`.
+        failure: from now on every call raises this.
+        fails_on: only these verbs fail; empty for all.
+        hung: set once a call waits.
+        on_put: called with what is put.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        super().put_new([new_file(FORMAT_FILE, b"{}")])
+        self.calls: list[str] = []
+        self.hangs = False
+        self.failure: StoreUnavailable | None = None
+        self.fails_on: frozenset[str] = frozenset()
+        self.hung = threading.Event()
+        self.on_put: Callable[[Sequence[NewFile]], None] = lambda files: None
+        self._thawed = threading.Event()
+
+    def thaw(self) -> None:
+        self._thawed.set()
+
+    def put_new(self, files: Sequence[NewFile]) -> tuple[str, ...]:
+        self._come("put_new")
+        self.on_put(files)
+        return super().put_new(files)
+
+    def open(self, name: str) -> BinaryIO:
+        self._come("open")
+        return super().open(name)
+
+    def stat(self, names: Iterable[str]) -> dict[str, FileInfo]:
+        self._come("stat")
+        return super().stat(names)
+
+    def list(self, prefix: str) -> Iterator[FileInfo]:
+        self._come("list")
+        return super().list(prefix)
+
+    def move(self, name: str, target: str | None) -> bool:
+        self._come("move")
+        return super().move(name, target)
+
+    def _come(self, verb: str) -> None:
+        self.calls.append(verb)
+        if self.hangs:
+            self.hung.set()
+            self._thawed.wait()
+        if self.failure is not None and (not self.fails_on or verb in self.fails_on):
+            raise self.failure
+
+
+def new_file(name: str, data: bytes) -> NewFile:
+    return NewFile(name=name, source=data, expected=digest_bytes(data))
+
+
+def unavailable(reason: str = "No space left on device", *, transport: bool = False) -> StoreUnavailable:
+    return StoreUnavailable(what="file", where="made up", reason=reason, transport=transport)

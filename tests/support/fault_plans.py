@@ -1,0 +1,176 @@
+"""What goes wrong in a process of `tests.support.fault_child`, and when.
+
+A `Plan` is installed after everything was prepared, right before the verb under test; it lasts until the
+process ends, because an audit hook cannot be taken away. Only calls that concern files below `Plan.below`
+count.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import fcntl
+import io
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cache_store import durability
+from cache_store.steps import EVENT
+
+ERRORS = ("ENOSPC", "EDQUOT", "EIO", "EROFS", "EMFILE", "ESTALE")
+_PATH_EVENTS = frozenset(
+    f"os.{name}"
+    for name in (
+        "link",
+        "mkdir",
+        "rename",
+        "remove",
+        "rmdir",
+        "listdir",
+        "scandir",
+        "chmod",
+        "utime",
+        "truncate",
+    )
+)
+# Calls that Python audits not at all; each takes a path or a descriptor first. (os.access only says no.)
+_UNAUDITED = ("fsync", "stat", "lstat", "fstat", "copy_file_range", "sendfile", "write", "read")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What goes wrong.
+
+    Attributes:
+        below: the directory whose files count.
+        kill_at: end with SIGKILL at the nth time, from 1, that the step of that name is reached.
+        fail_call: the nth call, from 1, on files below ``below`` fails.
+        error: with this error, by name.
+        fail_on: and so do all calls after it.
+        no_flock: flock says yes to everybody.
+        clock_offset_s: the clock is off by so much.
+    """
+
+    below: str = "/nowhere"
+    kill_at: tuple[str, int] | None = None
+    fail_call: int | None = None
+    error: str = "EIO"
+    fail_on: bool = False
+    no_flock: bool = False
+    clock_offset_s: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Tape:
+    """What happened below a directory since the plan was installed.
+
+    Attributes:
+        steps: names of steps, as they were reached.
+        calls: names of calls, as they were made.
+    """
+
+    plan: Plan
+    steps: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def step(self, name: str) -> None:
+        with self._lock:
+            self.steps.append(name)
+            nth = self.steps.count(name)
+        if self.plan.kill_at == (name, nth):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def call(self, name: str, place: Any) -> None:
+        if not self._counts(place):
+            return
+        with self._lock:
+            self.calls.append(name)
+            number = len(self.calls)
+        wanted = self.plan.fail_call
+        if wanted is not None and (number == wanted or (self.plan.fail_on and number > wanted)):
+            code = getattr(errno, self.plan.error)
+            raise OSError(code, os.strerror(code), f"{name} {place}")
+
+    def _counts(self, place: Any) -> bool:
+        if isinstance(place, int):
+            try:
+                place = Path(f"/proc/self/fd/{place}").readlink()  # not audited, so no call of its own
+            except OSError:
+                return False
+        return isinstance(place, (str, bytes, os.PathLike)) and os.fsdecode(place).startswith(self.plan.below)
+
+
+def install(plan: Plan) -> Tape:
+    """Let ``plan`` happen in this process from now on."""
+    tape = Tape(plan=plan)
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == EVENT:
+            tape.step(arguments[0])
+        elif event in _PATH_EVENTS or event == "open":
+            tape.call(event, arguments[0])
+
+    for name in _UNAUDITED:
+        setattr(os, name, _counted(name, getattr(os, name), tape))
+    _open_counted(tape)
+    _sync_counted(tape)
+    if plan.no_flock:
+        fcntl.flock = lambda *arguments: None
+    if plan.clock_offset_s:
+        real_time, real_time_ns = time.time, time.time_ns
+        time.time = lambda: real_time() + plan.clock_offset_s
+        time.time_ns = lambda: real_time_ns() + int(plan.clock_offset_s * 1e9)
+    sys.addaudithook(hook)
+    return tape
+
+
+def _counted(name: str, real: Callable[..., Any], tape: Tape) -> Callable[..., Any]:
+    def call(place: Any, *arguments: Any, **options: Any) -> Any:
+        tape.call(f"os.{name}", place)
+        return real(place, *arguments, **options)
+
+    return call
+
+
+def _sync_counted(tape: Tape) -> None:
+    real = durability._sync_file_system
+
+    def sync(path: Path) -> None:
+        tape.call("syncfs", path)
+        real(path)
+
+    durability._sync_file_system = sync
+
+
+def _open_counted(tape: Tape) -> None:
+    """Let reads, writes and closes of Python's own file objects fail too."""
+    real = io.open
+
+    class Counted(io.FileIO):
+        def readinto(self, buffer: Any, /) -> int | None:
+            tape.call("read", self.fileno())
+            return super().readinto(buffer)
+
+        def readall(self) -> bytes | None:  # type: ignore[override]
+            tape.call("read", self.fileno())
+            return super().readall()
+
+        def write(self, data: Any, /) -> int | None:  # type: ignore[override]
+            tape.call("write", self.fileno())
+            return super().write(data)
+
+    def open_counted(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        if mode not in ("rb", "wb", "xb"):
+            return real(file, mode, *arguments, **options)
+        raw = Counted(file, mode)
+        return io.BufferedReader(raw) if mode == "rb" else io.BufferedWriter(raw)
+
+    io.open = builtins.open = open_counted

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cache_store.keyring import private_path, public_path, read_keyring
+from cache_store.signing_keys import generate_key_pair, key_id, load_public_key, save_key_pair
+from orchestrator.cli import app
+
+
+@pytest.fixture(autouse=True)
+def keyring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "config" / "warmrank" / "keys"
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["keys", *(str(argument) for argument in arguments)])
+
+
+def done(*arguments: str | Path) -> str:
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_generate_prints_id_files_and_what_to_do(keyring):
+    text = done("generate", "ci")
+    for part in (
+        key_id(load_public_key(public_path(keyring, "ci"))),
+        str(private_path(keyring, "ci")),
+        "store.trust.signing_key: ci",
+        "warmrank keys trust ci.pub.pem",
+    ):
+        assert part in text
+    assert "store.trust.keyring" not in text
+
+
+def test_generate_in_another_keyring_says_how_to_name_it(tmp_path):
+    assert f"store.trust.keyring: {tmp_path / 'ring'}" in done(
+        "generate", "ci", "--keyring", tmp_path / "ring"
+    )
+
+
+def test_generate_as_json(keyring):
+    made = json.loads(done("generate", "ci", "--json"))
+    assert made["key_id"] == key_id(load_public_key(Path(made["public"])))
+
+
+def test_generate_again_is_refused(keyring):
+    done("generate", "ci")
+    result = run("generate", "ci")
+    assert result.exit_code == 4
+    assert "never overwritten" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["../ci", "ci.pem", ""])
+def test_generate_refuses_what_is_no_name(name):
+    assert run("generate", name).exit_code == 2
+
+
+def test_list_of_nothing_is_empty(keyring):
+    assert "0 keys" in done("list")
+    assert not keyring.exists()
+
+
+def test_list_tells_own_trusted_and_revoked_apart(tmp_path):
+    done("generate", "ci")
+    _, file = save_key_pair(generate_key_pair("theirs"), tmp_path)
+    done("trust", file)
+    done("revoke", "1" * 32, "--reason", "stolen")
+    keys = {line["name"]: line for line in json.loads(done("list", "--json"))["keys"]}
+    states = {
+        name: (line["own"], line["trusted"], line["revoked"] is not None) for name, line in keys.items()
+    }
+    assert states == {"ci": (True, True, False), "theirs": (False, True, False), "": (False, False, True)}
+    assert "stolen" in done("list")
+
+
+def test_list_names_a_private_key_that_cannot_be_used(keyring):
+    done("generate", "ci")
+    private_path(keyring, "ci").chmod(0o644)
+    assert "mode 0644" in " ".join(done("list").split())
+
+
+def test_trust_takes_the_name_of_the_file(tmp_path, keyring):
+    _, file = save_key_pair(generate_key_pair("theirs"), tmp_path)
+    assert "is trusted now" in done("trust", file)
+    assert "was trusted already" in done("trust", file)
+    assert list(read_keyring(keyring).trusted) == ["theirs"]
+
+
+def test_trust_takes_another_name(tmp_path, keyring):
+    _, file = save_key_pair(generate_key_pair("theirs"), tmp_path)
+    done("trust", file, "--name", "build")
+    assert list(read_keyring(keyring).trusted) == ["build"]
+
+
+def test_trust_refuses_a_private_key(tmp_path, keyring):
+    private, _ = save_key_pair(generate_key_pair("theirs"), tmp_path)
+    assert run("trust", private).exit_code == 4
+    assert not keyring.exists()
+
+
+def test_trust_refuses_a_revoked_key(tmp_path):
+    _, file = save_key_pair(generate_key_pair("theirs"), tmp_path)
+    done("revoke", file)
+    result = run("trust", file)
+    assert result.exit_code == 4
+    assert "revoked" in result.stderr
+
+
+def test_revoke_takes_name_id_and_files(tmp_path, keyring):
+    done("generate", "ci")
+    theirs, other = generate_key_pair("theirs"), generate_key_pair("other")
+    private, _ = save_key_pair(theirs, tmp_path)
+    for text in ("ci", private, key_id(other.public_key)):
+        assert "is revoked now" in done("revoke", text)
+    own = load_public_key(public_path(keyring, "ci"))
+    assert {item.name for item in read_keyring(keyring).revoked.values()} == {"ci", "theirs", ""}
+    assert set(read_keyring(keyring).revoked) == {
+        key_id(key) for key in (own, theirs.public_key, other.public_key)
+    }
+
+
+def test_revoke_again_tells_when_it_was(keyring):
+    done("generate", "ci")
+    done("revoke", "ci", "--reason", "laptop lost")
+    assert "(laptop lost) already" in done("revoke", "ci")
+
+
+def test_revoke_of_an_unknown_name_lists_the_known():
+    done("generate", "ci")
+    result = run("revoke", "nobody")
+    assert result.exit_code == 2
+    assert "known: ci" in " ".join(result.stderr.replace("\u2502", " ").split())
+
+
+def test_revoke_of_a_name_of_two_keys_asks_for_an_id(keyring):
+    done("generate", "ci")
+    public_path(keyring, "ci").unlink()
+    _, file = save_key_pair(generate_key_pair("theirs"), keyring.parent)
+    done("trust", file, "--name", "ci")
+    result = run("revoke", "ci")
+    assert result.exit_code == 2
+    assert "several" in result.stderr
+
+
+def test_revoke_refuses_a_reason_of_several_lines():
+    assert run("revoke", "1" * 32, "--reason", "a\nb").exit_code == 2

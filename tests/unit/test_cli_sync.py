@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli import app
+from orchestrator.errors import BadArgument
+from orchestrator.sync import Seat, targets
+from worker.environment import environment
+
+NODE = Seat(scope="node", rank=None, world_size=None)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    directory = tmp_path / "cache"
+    directory.mkdir(mode=0o700)
+    (directory / "kernel").write_bytes(b"compiled")
+    return directory
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["sync", *map(str, arguments)])
+    return result.exit_code, result.output
+
+
+def test_push_and_pull_through_the_command_line(cache, tmp_path):
+    store, keys = ("--store", tmp_path / "store"), ("--key", "torch", "--key", "model=llama-8b")
+    assert run("push", "mine", cache, *store, *keys)[0] == 0
+    assert run("pull", "mine", tmp_path / "new", *store, *keys)[0] == 0
+    assert (tmp_path / "new" / "kernel").read_bytes() == b"compiled"
+
+
+def test_pull_of_what_was_not_pushed_exits_3_and_says_what_differs(cache, tmp_path):
+    store = ("--store", tmp_path / "store")
+    run("push", "mine", cache, *store, "--key", "model=llama-8b")
+    code, text = run("pull", "mine", tmp_path / "new", *store, "--key", "model=llama-70b")
+    assert (code, "llama-8b -> llama-70b" in text) == (3, True)
+
+
+def test_json_of_a_push_and_a_pull(cache, tmp_path):
+    store = ("--store", tmp_path / "store")
+    (pushed,) = json.loads(run("push", "mine", cache, *store, "--json")[1])
+    (pulled,) = json.loads(run("pull", "mine", tmp_path / "new", *store, "--json")[1])["pulled"]
+    assert (pushed["num_files"], pushed["key"]) == (pulled["num_new"], pulled["key"])
+
+
+def test_each_rank_has_a_directory_of_its_own(cache, tmp_path):
+    per_rank = ("--per", "rank", "--world-size", 2, "--store", tmp_path / "store")
+    for rank in (0, 1):
+        (tmp_path / f"rank{rank}").mkdir(mode=0o700)
+        (tmp_path / f"rank{rank}" / "kernel").write_text(f"of {rank}")
+        assert run("push", "mine", tmp_path / "rank{rank}", *per_rank, "--rank", rank)[0] == 0
+    assert run("pull", "mine", tmp_path / "new", *per_rank, "--rank", 1)[0] == 0
+    assert (tmp_path / "new" / "kernel").read_text() == "of 1"
+
+
+def test_store_must_be_named_once(cache):
+    code, _ = run("push", "mine", cache)
+    assert code == 2
+
+
+def test_without_keys_all_of_the_environment_counts():
+    (target,) = targets(["cache"], [], NODE)
+    assert {name: target.components[f"key {name}"] for name in environment()} == environment()
+
+
+def test_key_of_an_installed_package_is_its_version():
+    (target,) = targets(["cache"], ["filelock"], NODE)
+    assert target.components["key filelock"].count(".") >= 1
+
+
+@pytest.mark.parametrize("key", ["no_such_package", "=value", "cann"])
+def test_key_that_cannot_be_found_out_is_an_error_that_lists_what_can(key, monkeypatch):
+    monkeypatch.setattr("orchestrator.sync.environment", lambda: {"cann": "none", "torch": "2.13.0"})
+    with pytest.raises(BadArgument, match=r"expected NAME=VALUE, .* or one of cann, torch"):
+        targets(["cache"], [key], NODE)
+
+
+def test_key_with_two_values_is_an_error():
+    with pytest.raises(BadArgument, match="each name once"):
+        targets(["cache"], ["model=a", "model=b"], NODE)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(None, 2), (0, None), (2, 2), (-1, 2)])
+def test_rank_outside_of_its_world_is_an_error(rank, world_size):
+    with pytest.raises(BadArgument, match="--per rank"):
+        targets(["cache"], [], Seat(scope="rank", rank=rank, world_size=world_size))
+
+
+def test_rank_in_a_node_s_path_is_an_error():
+    with pytest.raises(BadArgument, match="--per rank"):
+        targets(["cache/{rank}"], [], NODE)
+
+
+def test_key_named_like_a_part_of_the_seat_is_kept_apart():
+    (one,) = targets(["cache"], ["rank=7"], NODE)
+    assert "rank" not in one.components
+
+
+def test_directories_go_by_their_order():
+    one, two = targets(["a", "b"], ["model=x"], NODE)
+    assert (one.components["directory"], two.components["directory"]) == ("1 of 2", "2 of 2")

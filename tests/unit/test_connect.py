@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cache_store import connect
+from cache_store.backend import BlobBackend
+from cache_store.circuit import Circuits, Ticks
+from cache_store.connect import TierSpec, is_left_alone, open_store
+from cache_store.errors import Corrupt, StoreUnavailable
+from cache_store.store import Store
+from cache_store.tier import TierState
+from tests.support.failing_backends import WaywardBackend, unavailable
+from tests.support.stored import LAUNCH_KEY, OFF, make_partition
+
+OPEN_BACKEND = connect.open_backend
+
+
+@pytest.fixture(autouse=True)
+def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect, "_circuits", Circuits())
+
+
+@pytest.fixture
+def near(tmp_path: Path) -> TierSpec:
+    return TierSpec(location=str(tmp_path / "near"))
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> TierSpec:
+    return TierSpec(location=str(tmp_path / "far"))
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[TierSpec]:
+    """A place whose opening never ends."""
+    spec = TierSpec(location="/hangs", answer_s=0.2)
+    released = threading.Event()
+
+    def open_backend(spec: TierSpec, *, create: bool) -> BlobBackend:
+        if spec.location == "/hangs":
+            released.wait()
+            raise unavailable()
+        return OPEN_BACKEND(spec, create=create)
+
+    monkeypatch.setattr(connect, "open_backend", open_backend)
+    yield spec
+    released.set()
+
+
+def changed(spec: TierSpec, **fields: object) -> TierSpec:
+    values = {name: getattr(spec, name) for name in TierSpec.__slots__}
+    return TierSpec(**{**values, **fields})
+
+
+def states(store: Store) -> list[tuple[str, str]]:
+    return [(tier.location.rpartition("/")[2], tier.state) for tier in store.tiers]
+
+
+def test_store_of_one_directory_is_made(near):
+    store = open_store([near], trust=OFF)
+    assert (store.location, store.problems, states(store)) == (near.location, [], [("near", "used")])
+    assert Path(near.location, "FORMAT").is_file()
+
+
+def test_store_that_must_exist_is_not_made(near):
+    with pytest.raises(StoreUnavailable, match="no store here"):
+        open_store([near], trust=OFF, create=False)
+    assert not Path(near.location).exists()
+
+
+def test_read_only_place_is_not_made(near, far):
+    store = open_store([near, changed(far, mode="ro")], trust=OFF)
+    assert states(store) == [("near", "used"), ("far", "away")]
+    assert not Path(far.location).exists()
+
+
+def test_place_that_is_off_is_not_opened(near, far):
+    store = open_store([near, changed(far, mode="off")], trust=OFF)
+    assert store.tiers[1] == TierState(location=far.location, mode="off", state="off")
+    assert not Path(far.location).exists()
+    assert store.problems == []
+
+
+def test_places_that_are_all_off_are_no_store(near):
+    with pytest.raises(StoreUnavailable, match="every place of it is off"):
+        open_store([changed(near, mode="off")], trust=OFF)
+
+
+def test_unknown_scheme_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreUnavailable, match=r"ftp://bucket/x"):
+        open_store([TierSpec(location="ftp://bucket/x")], trust=OFF)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_directory_needs_no_client_of_object_stores(near, monkeypatch):
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    monkeypatch.delitem(sys.modules, "cache_store.object_store", raising=False)
+    assert states(open_store([near], trust=OFF)) == [("near", "used")]
+
+
+def test_damaged_format_is_no_reason_to_go_on(near, far):
+    open_store([far], trust=OFF)
+    path = Path(far.location, "FORMAT")
+    path.chmod(0o600)
+    path.write_bytes(b"{}")
+    with pytest.raises(Corrupt):
+        open_store([near, far], trust=OFF)
+
+
+def test_hanging_place_among_others_is_left_out(near, hanging):
+    store = open_store([near, hanging], trust=OFF)
+    assert states(store) == [("near", "used"), ("hangs", "away")]
+    assert ["no answer within 0.2 s" in line for line in store.problems] == [True]
+    assert store.is_behind
+
+
+def test_hanging_place_is_waited_for_once_in_a_process(near, hanging, monkeypatch):
+    assert not is_left_alone(hanging.location, {})
+    open_store([near, hanging], trust=OFF)
+    assert is_left_alone(hanging.location, {})
+    monkeypatch.setattr(connect, "open_backend", OPEN_BACKEND)
+    assert states(open_store([near, hanging], trust=OFF)) == [("near", "used"), ("hangs", "away")]
+    assert not Path(hanging.location).exists()
+
+
+def test_hanging_place_that_is_the_only_one_is_an_error(hanging):
+    with pytest.raises(StoreUnavailable, match="no answer within") as caught:
+        open_store([hanging], trust=OFF)
+    assert not caught.value.required
+
+
+def test_hanging_place_that_is_required_is_an_error_that_says_so(near, hanging):
+    with pytest.raises(StoreUnavailable, match="required store /hangs") as caught:
+        open_store([near, changed(hanging, mode="required")], trust=OFF)
+    assert caught.value.required
+
+
+def test_several_hanging_places_are_waited_for_side_by_side(near, hanging, monkeypatch):
+    """One after the other they would take six ticks."""
+    waits: list[float] = []
+
+    def wait(event: threading.Event, timeout_s: float) -> bool:
+        waits.append(timeout_s)
+        return False
+
+    monkeypatch.setattr(connect, "Ticks", lambda: Ticks(clock=lambda: 100.0 * len(waits), wait=wait))
+    specs = [changed(hanging, options={"number": str(number)}) for number in range(3)]
+    with pytest.raises(StoreUnavailable):
+        open_store(specs, trust=OFF)
+    assert len(waits) == 2 + 1 + 1  # 0.2 s are two ticks; then one look at each
+
+
+def test_fault_of_transport_at_opening_leaves_the_place_alone(near, far, monkeypatch):
+    def open_backend(spec: TierSpec, *, create: bool) -> BlobBackend:
+        if spec == far:
+            raise unavailable("connection refused", transport=True)
+        return WaywardBackend()
+
+    monkeypatch.setattr(connect, "open_backend", open_backend)
+    assert states(open_store([near, far], trust=OFF)) == [("near", "used"), ("far", "away")]
+    assert is_left_alone(far.location, {})
+
+
+def test_refusal_at_opening_does_not_leave_the_place_alone(near, far):
+    Path(far.location).mkdir()
+    Path(far.location, "stranger").touch()
+    assert states(open_store([near, far], trust=OFF)) == [("near", "used"), ("far", "away")]
+    assert not is_left_alone(far.location, {})
+
+
+@pytest.mark.parametrize("mode", ["ro", "rw", "required"])
+def test_object_store_is_opened_as_its_mode_says(monkeypatch, mode):
+    asked: list[tuple[str, object, object, object]] = []
+
+    class FakeObjects(WaywardBackend):
+        def __init__(self, url, *, create, writable, answer_s, options):
+            super().__init__()
+            asked.append((url, create, writable, dict(options)))
+
+    monkeypatch.setattr("cache_store.object_store.ObjectBackend", FakeObjects)
+    open_store([TierSpec(location="s3://bucket/x", mode=mode, options={"region": "r"})], trust=OFF)
+    assert asked == [("s3://bucket/x", mode != "ro", mode != "ro", {"region": "r"})]
+
+
+def test_partition_goes_into_both_places_and_comes_out_of_the_near_one_alone(near, far, tmp_path):
+    store = open_store([near, far], trust=OFF)
+    manifest = make_partition(tmp_path / "cache")
+    ref = store.publish_partition(LAUNCH_KEY, manifest, tmp_path / "cache").ref
+    assert not store.is_behind
+    outcome = open_store([near], trust=OFF).fetch_partitions([ref], tmp_path / "fetched")
+    assert [len(outcome.partitions), len(outcome.faults)] == [1, 0]

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from cache_store.progress import CALL_EVERY_S, LOG_EVERY_S, Meter, Progress
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def seen_by(clock: Clock) -> tuple[Meter, list[Progress]]:
+    seen: list[Progress] = []
+    return Meter("Copying", total_bytes=10, total_files=2, on_progress=seen.append, clock=clock), seen
+
+
+def test_caller_hears_now_and_then_only():
+    clock = Clock()
+    meter, seen = seen_by(clock)
+    meter.count(1)
+    clock.now_s += CALL_EVERY_S
+    meter.count(1)
+    meter.count(1)
+    assert seen == [Progress(done_bytes=2, total_bytes=10, done_files=0, total_files=2)]
+
+
+def test_caller_hears_of_the_end():
+    meter, seen = seen_by(Clock())
+    meter.count(10)
+    meter.count(0, num_files=2)
+    meter.finish()
+    assert seen == [Progress(done_bytes=10, total_bytes=10, done_files=2, total_files=2)]
+
+
+def test_long_copy_leaves_a_line_in_the_log_now_and_then(caplog):
+    clock = Clock()
+    with caplog.at_level(logging.INFO):
+        meter = Meter("Copying", total_bytes=10, total_files=2, clock=clock)
+        meter.count(1)
+        clock.now_s += LOG_EVERY_S
+        meter.count(1)
+        meter.count(1)
+    assert [record.message for record in caplog.records] == ["Copying: 2 of 10 bytes, 0 of 2 files, 10 s"]
+
+
+def test_short_copy_leaves_no_line_in_the_log(caplog):
+    with caplog.at_level(logging.INFO):
+        meter, _ = seen_by(Clock())
+        meter.count(10, num_files=2)
+        meter.finish()
+    assert caplog.records == []
+
+
+def test_threads_are_counted_together():
+    meter, seen = seen_by(Clock())
+    barrier = threading.Barrier(4)
+
+    def count(_: int) -> None:
+        barrier.wait()
+        for _ in range(500):
+            meter.count(2)
+            meter.count(-1)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(count, range(4)))
+    meter.finish()
+    assert seen[-1].done_bytes == 2000

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cache_store.copying import BlobSource, clone, copy_blob
+from cache_store.digests import CHUNK_BYTES, digest_bytes
+from cache_store.errors import Corrupt, NotInStore, UnusableCache
+from cache_store.layout import blob_name
+from tests.support.memory_backend import MemoryBackend
+
+DATA = os.urandom(3 * CHUNK_BYTES + 17)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source"
+    path.touch(0o600)
+    path.write_bytes(DATA)
+    return path
+
+
+@pytest.fixture
+def backend() -> MemoryBackend:
+    backend = MemoryBackend()
+    store(backend, DATA, DATA)
+    return backend
+
+
+def store(backend: MemoryBackend, named: bytes, data: bytes) -> None:
+    backend._files[blob_name(digest_bytes(named).sha256)] = data
+    backend._times[blob_name(digest_bytes(named).sha256)] = backend.now_s
+
+
+def blob(backend: MemoryBackend, size_bytes: int | None = len(DATA)) -> BlobSource:
+    return BlobSource(backend=backend, sha256=digest_bytes(DATA).sha256, size_bytes=size_bytes)
+
+
+def kernel_cannot(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(*args: Any) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "copy_file_range", refuse)
+
+
+def test_clone_is_a_private_copy_of_its_own(source, tmp_path):
+    counted: list[int] = []
+    clone(source, tmp_path / "clone", counted.append)
+    status = (tmp_path / "clone").stat()
+    assert (tmp_path / "clone").read_bytes() == DATA
+    assert (stat.S_IMODE(status.st_mode), status.st_nlink, sum(counted)) == (0o600, 1, len(DATA))
+    assert not source.samefile(tmp_path / "clone")
+
+
+def test_write_into_a_clone_leaves_the_other_alone(source, tmp_path):
+    clone(source, tmp_path / "clone", lambda _: None)
+    with (tmp_path / "clone").open("r+b") as file:
+        file.write(b"torchair truncates in place")
+    assert source.read_bytes() == DATA
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL])
+def test_clone_goes_through_memory_where_the_kernel_cannot(source, tmp_path, monkeypatch, number):
+    kernel_cannot(monkeypatch, number)
+    counted: list[int] = []
+    clone(source, tmp_path / "clone", counted.append)
+    assert (tmp_path / "clone").read_bytes() == DATA
+    assert (sum(counted), max(counted)) == (len(DATA), CHUNK_BYTES)
+
+
+def test_clone_goes_on_where_the_kernel_stops_early(source, tmp_path, monkeypatch):
+    real = os.copy_file_range
+    answers = iter([CHUNK_BYTES, 0])
+
+    def some(reader: int, writer: int, count: int, *offsets: int) -> int:
+        num_bytes = next(answers)
+        return real(reader, writer, num_bytes, *offsets) if num_bytes else 0
+
+    monkeypatch.setattr(os, "copy_file_range", some)
+    clone(source, tmp_path / "clone", lambda _: None)
+    assert (tmp_path / "clone").read_bytes() == DATA
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_clone_that_fails_leaves_nothing(source, tmp_path, monkeypatch, number):
+    kernel_cannot(monkeypatch, number)
+    counted: list[int] = []
+    with pytest.raises(UnusableCache, match=os.strerror(number)):
+        clone(source, tmp_path / "clone", counted.append)
+    assert not (tmp_path / "clone").exists()
+    assert sum(counted) == 0
+
+
+def test_copy_of_a_blob_is_verified_and_private(backend, tmp_path):
+    counted: list[int] = []
+    assert copy_blob(blob(backend), tmp_path / "copy", counted.append) == digest_bytes(DATA)
+    assert (tmp_path / "copy").read_bytes() == DATA
+    assert stat.S_IMODE((tmp_path / "copy").stat().st_mode) == 0o600
+    assert sum(counted) == len(DATA)
+
+
+def test_blob_of_unknown_size_is_verified_by_its_name(backend, tmp_path):
+    assert copy_blob(blob(backend, None), tmp_path / "copy", lambda _: None) == digest_bytes(DATA)
+
+
+@pytest.mark.parametrize("size_bytes", [len(DATA), None])
+@pytest.mark.parametrize("bad", [DATA[:-1], b"", DATA + b"x", bytes(len(DATA))])
+def test_damaged_blob_leaves_nothing_and_goes_into_quarantine(backend, tmp_path, bad, size_bytes):
+    store(backend, DATA, bad)
+    counted: list[int] = []
+    with pytest.raises(Corrupt):
+        copy_blob(blob(backend, size_bytes), tmp_path / "copy", counted.append)
+    assert not (tmp_path / "copy").exists()
+    assert sum(counted) == 0
+    assert len(list(backend.list("quarantine/"))) == 2
+
+
+def test_blob_that_is_too_long_is_not_read_to_its_end(backend, tmp_path, monkeypatch):
+    monkeypatch.setattr("cache_store.copying.MAX_BLOB_BYTES", CHUNK_BYTES)
+    counted: list[int] = []
+    with pytest.raises(Corrupt, match=f"at most {CHUNK_BYTES} bytes"):
+        copy_blob(blob(backend, None), tmp_path / "copy", counted.append)
+    assert max(counted) == CHUNK_BYTES
+    assert len([num_bytes for num_bytes in counted if num_bytes > 0]) == 2
+
+
+def test_blob_that_is_not_there_is_a_miss(tmp_path):
+    with pytest.raises(NotInStore):
+        copy_blob(blob(MemoryBackend()), tmp_path / "copy", lambda _: None)

@@ -1,0 +1,431 @@
+"""What an evict takes and leaves, on a store in memory whose clock the tests move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from cache_store import evict as evicting
+from cache_store.backend import NewFile
+from cache_store.digests import digest_bytes
+from cache_store.errors import EvictRefused, NotInStore, StoreUnavailable
+from cache_store.evict_plan import EvictPolicy
+from cache_store.last_use import mark_used
+from cache_store.layout import blob_name, quarantine_name, used_name
+from cache_store.steps import Step
+from tests.support.evicting import DAY_S, GRACE_S, SHARED, Evicting
+
+OTHER_KEY = "7" * 64
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Evicting:
+    return Evicting(tmp_path)
+
+
+def put(memory: Evicting, name: str, data: bytes = b"x") -> None:
+    memory.backend.put_new([NewFile(name=name, source=data, expected=digest_bytes(data))])
+
+
+def at_step(monkeypatch: pytest.MonkeyPatch, step: Step, act: Callable[[], object]) -> None:
+    """Do something else at the first time that an evict reaches a step."""
+    done: list[Step] = []
+
+    def reached(now: Step) -> None:
+        if now == step and not done:
+            done.append(now)
+            act()
+
+    monkeypatch.setattr(evicting, "reached", reached)
+
+
+def test_old_record_goes_with_what_only_it_needs(memory):
+    old, new = memory.launch(), memory.launch()
+    memory.pass_time(30 * DAY_S)
+    mark_used(memory.backend, new)
+    report = memory.evict(older_than_s=7 * DAY_S)
+    assert [choice.kind for choice in report.taken] == ["record", "manifest", "blob"]
+    assert memory.names("launch/") == {new}
+    assert (memory.has(b"own 1"), memory.has(b"own 2"), memory.has(SHARED)) == (False, True, True)
+    assert report.taken[0].name == old
+    assert "unused for 30.0 d" in report.taken[0].reason
+
+
+def test_newest_record_of_each_key_stays(memory):
+    memory.launch()
+    kept = {memory.launch(), memory.launch(key=OTHER_KEY)}
+    memory.pass_time(30 * DAY_S)
+    memory.evict(older_than_s=DAY_S)
+    assert memory.names("launch/") == kept
+
+
+def test_keep_counts_records_of_one_key(memory):
+    records = [memory.launch() for _ in range(4)]
+    memory.pass_time(30 * DAY_S)
+    memory.evict(older_than_s=DAY_S, keep=3)
+    assert memory.names("launch/") == set(records[1:])
+
+
+def test_pinned_record_stays(memory):
+    old, new = memory.launch(), memory.launch()
+    memory.store.pin(old.rpartition("/")[2][:12], reason="baseline")
+    memory.pass_time(30 * DAY_S)
+    report = memory.evict(older_than_s=DAY_S)
+    assert memory.names("launch/") == {old, new}
+    assert {choice.name: choice.reason for choice in report.kept}[old] == "pinned"
+
+
+def test_recently_used_record_stays(memory):
+    used, _ = memory.launch(), memory.launch()
+    memory.pass_time(30 * DAY_S)
+    mark_used(memory.backend, used)
+    memory.pass_time(2 * DAY_S)
+    assert memory.evict(older_than_s=7 * DAY_S).taken == ()
+
+
+def test_mark_of_use_stands_for_a_whole_day(memory):
+    used, _ = memory.launch(), memory.launch()
+    mark_used(memory.backend, used)
+    memory.pass_time(1.5 * DAY_S)
+    assert memory.evict(older_than_s=DAY_S).taken == ()
+    memory.pass_time(DAY_S)
+    assert memory.evict(older_than_s=DAY_S).taken[0].name == used
+
+
+def test_without_limits_no_record_goes(memory):
+    records = {memory.launch(), memory.launch()}
+    memory.pass_time(1000 * DAY_S)
+    assert memory.evict(keep=0).taken == ()
+    assert memory.names("launch/") == records
+
+
+def test_least_recently_used_go_until_the_rest_fits(memory):
+    records = [memory.launch(own=bytes([number]) * 100_000) for number in range(4)]
+    memory.pass_time(30 * DAY_S)
+    mark_used(memory.backend, records[0])
+    memory.pass_time(3 * DAY_S)
+    report = memory.evict(max_bytes=250_000)
+    assert memory.names("launch/") == {records[0], records[3]}
+    assert report.remaining_bytes < 250_000
+    assert "bytes too many" in report.taken[0].reason
+
+
+def test_remaining_bytes_are_those_that_stand(memory):
+    memory.launch(), memory.launch()
+    memory.pass_time(30 * DAY_S)
+    report = memory.evict(max_bytes=0)
+    standing = [info for place in ("cas/", "ac/", "launch/") for info in memory.backend.list(place)]
+    assert report.remaining_bytes == sum(info.stored_bytes for info in standing)
+    assert report.over_bytes == report.remaining_bytes > 0
+
+
+def test_nothing_younger_than_the_grace_goes(memory):
+    memory.launch(), memory.launch()
+    memory.publish({"Llama.own": b"no launch"}, 50)
+    memory.pass_time(GRACE_S)
+    assert memory.evict(older_than_s=0.0, max_bytes=0, keep=0).taken == ()
+
+
+def test_what_no_launch_committed_goes_after_the_grace(memory):
+    memory.launch()
+    memory.publish({"Llama.own": b"no launch"}, 50)
+    memory.pass_time(GRACE_S + 1)
+    assert [choice.kind for choice in memory.evict().taken] == ["manifest", "blob"]
+    assert not memory.has(b"no launch")
+
+
+def test_young_manifest_protects_its_blobs(memory):
+    memory.launch()
+    memory.publish({"Llama.own": b"twice"}, 50)
+    memory.pass_time(GRACE_S + 1)
+    memory.publish({"Llama.own": b"twice"}, 51)
+    memory.evict()
+    assert memory.has(b"twice")
+
+
+def test_trash_is_emptied_by_a_later_run_after_the_grace(memory):
+    memory.launch(), memory.launch()
+    memory.pass_time(30 * DAY_S)
+    memory.evict(older_than_s=DAY_S)
+    in_trash = memory.names("trash/")
+    assert (len(in_trash), memory.evict().num_deleted) == (3, 0)
+    memory.pass_time(GRACE_S + 1)
+    report = memory.evict()
+    assert (report.num_deleted, memory.names("trash/")) == (3, set())
+
+
+def test_dry_run_changes_nothing_and_says_the_same(memory):
+    memory.launch(), memory.launch()
+    memory.pass_time(30 * DAY_S)
+    before = memory.names("")
+    report = memory.evict(older_than_s=DAY_S, dry_run=True)
+    assert memory.names("") == before
+    assert report.taken == memory.evict(older_than_s=DAY_S).taken
+
+
+def test_old_quarantine_is_removed(memory):
+    memory.launch()
+    name = quarantine_name(blob_name("1" * 64), "x")
+    put(memory, name)
+    memory.pass_time(20 * DAY_S)
+    memory.evict()
+    assert name in memory.names("quarantine/")
+    memory.pass_time(11 * DAY_S)
+    memory.evict()
+    assert memory.names("quarantine/") == set()
+
+
+def test_old_marks_are_removed_but_the_newest(memory):
+    record = memory.launch()
+    for day in (1, 6):
+        mark_used(memory.backend, record, today=date(2026, 2, day))
+        memory.pass_time(5 * DAY_S)
+    memory.evict()
+    assert memory.names("used/") == {used_name(record, "2026-02-06")}
+
+
+def test_marks_of_a_record_that_is_gone_are_removed(memory):
+    gone, _ = memory.launch(), memory.launch()
+    mark_used(memory.backend, gone)
+    memory.pass_time(30 * DAY_S)
+    memory.evict(older_than_s=DAY_S)
+    assert memory.evict().num_deleted == 1
+    assert memory.names("used/") == set()
+
+
+def test_empty_listing_is_refused(memory):
+    with pytest.raises(EvictRefused, match="empty"):
+        memory.evict()
+
+
+def test_store_with_blobs_and_no_record_is_refused(memory):
+    memory.publish({"Llama.own": b"no launch"}, 1)
+    memory.pass_time(30 * DAY_S)
+    with pytest.raises(EvictRefused, match="not one record"):
+        memory.evict(keep=0)
+    assert memory.has(b"no launch")
+
+
+def test_store_without_records_is_emptied_on_purpose(memory):
+    memory.publish({"Llama.own": b"no launch"}, 1)
+    memory.pass_time(30 * DAY_S)
+    memory.evict(expects_records=False)
+    assert not memory.has(b"no launch")
+
+
+@pytest.mark.parametrize("prefix", ["cas/sha256/", "ac/", "launch/", "dir/", "used/", "pins/", "trash/"])
+def test_failing_listing_is_refused(memory, monkeypatch, prefix):
+    memory.launch(), memory.launch()
+    memory.pass_time(30 * DAY_S)
+    real = memory.backend.list
+
+    def fail(wanted: str) -> object:
+        if wanted == prefix:
+            raise StoreUnavailable(what="listing", where=prefix, reason="Stale file handle")
+        return real(wanted)
+
+    monkeypatch.setattr(memory.backend, "list", fail)
+    with pytest.raises(StoreUnavailable, match="Stale"):
+        memory.evict(older_than_s=DAY_S)
+    monkeypatch.undo()
+    assert len(memory.names("launch/")) == 2
+
+
+def test_listing_that_leaves_out_a_used_record_is_refused(memory, monkeypatch):
+    hidden, _ = memory.launch(), memory.launch()
+    mark_used(memory.backend, hidden)
+    memory.pass_time(30 * DAY_S)
+    real = memory.backend.list
+    monkeypatch.setattr(
+        memory.backend, "list", lambda prefix: (info for info in real(prefix) if info.name != hidden)
+    )
+    with pytest.raises(EvictRefused, match="not in its listing"):
+        memory.evict()
+
+
+@pytest.mark.parametrize("place", ["launch/", "ac/"])
+def test_damaged_document_is_refused_with_the_remedy(memory, place):
+    memory.launch(), memory.launch()
+    memory.pass_time(30 * DAY_S)
+    name = min(memory.names(place))
+    memory.backend.move(name, None)
+    put(memory, name, b"damaged")
+    with pytest.raises(EvictRefused, match="verify --repair"):
+        memory.evict(older_than_s=DAY_S)
+
+
+def test_document_of_a_newer_format_is_refused(memory):
+    memory.launch()
+    name = min(memory.names("ac/"))
+    memory.backend.move(name, None)
+    put(memory, name, b'{"format":99}\n')
+    with pytest.raises(EvictRefused, match="upgrade warmrank"):
+        memory.evict()
+
+
+def test_after_repair_it_runs(memory):
+    memory.launch(), memory.launch()
+    name = min(memory.names("ac/"))
+    memory.backend.move(name, None)
+    put(memory, name, b"damaged")
+    memory.pass_time(30 * DAY_S)
+    memory.store.verify(repair=True)
+    assert memory.evict(older_than_s=DAY_S).taken
+
+
+def test_negative_limit_is_refused():
+    with pytest.raises(ValueError, match="not negative"):
+        EvictPolicy(keep=-1)
+
+
+def test_record_committed_while_marking_keeps_what_it_needs(memory, monkeypatch):
+    memory.launch()
+    record = memory.publish({"Llama.own": b"late"}, 50)
+    memory.pass_time(30 * DAY_S)
+    at_step(monkeypatch, Step.EVICT_MARKED, lambda: memory.commit(record))
+    report = memory.evict()
+    assert {choice.kind for choice in report.taken} == set()
+    assert memory.has(b"late")
+    assert memory.store.verify().faults == ()
+
+
+def test_record_committed_after_the_trash_restores_what_it_needs(memory, monkeypatch):
+    memory.launch()
+    record = memory.publish({"Llama.own": b"late"}, 50)
+    memory.pass_time(30 * DAY_S)
+    at_step(monkeypatch, Step.EVICT_CHECKED, lambda: memory.commit(record))
+    memory.evict()
+    assert memory.store.verify().faults == ()
+    assert memory.store.launches()[0].partitions == record.partitions
+
+
+def test_record_pinned_while_it_goes_comes_back_whole(memory, monkeypatch):
+    old, _ = memory.launch(), memory.launch()
+    memory.pass_time(30 * DAY_S)
+    prefix = old.rpartition("/")[2]
+    at_step(monkeypatch, Step.EVICT_MARKED, lambda: memory.store.pin(prefix))
+    report = memory.evict(older_than_s=DAY_S)
+    assert old in memory.names("launch/")
+    assert set(report.restored) >= {old}
+    assert memory.store.verify().faults == ()
+
+
+def test_record_used_while_it_goes_comes_back_whole(memory, monkeypatch):
+    old, _ = memory.launch(), memory.launch()
+    memory.pass_time(30 * DAY_S)
+    at_step(monkeypatch, Step.EVICT_MARKED, lambda: mark_used(memory.backend, old))
+    memory.evict(older_than_s=DAY_S)
+    assert old in memory.names("launch/")
+    assert memory.store.verify().faults == ()
+
+
+def test_launch_found_warm_while_its_record_goes_stays_whole(memory, monkeypatch):
+    memory.launch()
+    record = memory.publish({"Llama.own": b"warm"}, 50)
+    memory.commit(record)
+    memory.launch()
+    memory.pass_time(30 * DAY_S)
+    at_step(monkeypatch, Step.EVICT_MARKED, lambda: memory.commit(record))
+    memory.evict(older_than_s=DAY_S, keep=0)
+    assert record.partitions in [found.partitions for found in memory.store.launches()]
+    assert memory.store.verify().faults == ()
+
+
+def test_two_evicts_at_once_take_each_thing_once(memory, monkeypatch):
+    memory.launch(), memory.launch()
+    memory.pass_time(30 * DAY_S)
+    at_step(monkeypatch, Step.EVICT_MARKED, lambda: memory.evict(older_than_s=DAY_S))
+    report = memory.evict(older_than_s=DAY_S)
+    assert (report.taken, len(memory.names("trash/"))) == ((), 3)
+    assert memory.store.verify().faults == ()
+
+
+def test_evict_that_slept_for_longer_than_the_grace_deletes_nothing_that_came_back(memory, monkeypatch):
+    memory.launch()
+    record = memory.publish({"Llama.own": b"late"}, 50)
+    memory.pass_time(30 * DAY_S)
+    memory.evict()
+    memory.pass_time(GRACE_S + 1)
+
+    def others() -> None:
+        memory.commit(record)
+        memory.pass_time(2 * GRACE_S)
+
+    at_step(monkeypatch, Step.EVICT_MARKED, others)
+    memory.evict()
+    assert memory.store.verify().faults == ()
+    assert memory.has(b"late")
+
+
+def test_evict_brings_back_what_a_killed_one_took(memory, monkeypatch):
+    memory.launch()
+    record = memory.publish({"Llama.own": b"late"}, 50)
+    memory.pass_time(30 * DAY_S)
+
+    def die() -> None:
+        # Looked at before anything went, and written after: as a commit that another node made meanwhile.
+        raise KeyboardInterrupt
+
+    at_step(monkeypatch, Step.EVICT_CHECKED, die)
+    with pytest.raises(KeyboardInterrupt):
+        memory.evict()
+    payload = memory.store._trust.seal("launch", record.launch_key, record.to_bytes())
+    sha256 = digest_bytes(record.to_bytes()).sha256
+    put(memory, f"launch/{record.launch_key[:2]}/{record.launch_key}/{sha256}", payload)
+    assert memory.store.verify().faults
+    memory.evict()
+    assert memory.store.verify().faults == ()
+
+
+def test_file_of_the_trash_that_changed_is_not_deleted(memory, monkeypatch):
+    memory.launch(), memory.launch()
+    memory.pass_time(30 * DAY_S)
+    memory.evict(older_than_s=DAY_S)
+    memory.pass_time(GRACE_S + 1)
+    times = memory.backend._times
+
+    def renew() -> None:
+        for name in memory.names("trash/"):
+            times[name] = memory.backend.now_s
+
+    at_step(monkeypatch, Step.EVICT_MARKED, renew)
+    assert memory.evict().num_deleted == 0
+
+
+def test_commit_whose_manifest_was_deleted_is_refused(memory):
+    memory.launch()
+    record = memory.publish({"Llama.own": b"late"}, 50)
+    for _ in range(2):
+        memory.pass_time(GRACE_S + 1)
+        memory.evict()
+    with pytest.raises(NotInStore, match="publish these partitions"):
+        memory.commit(record)
+    assert len(memory.names("launch/")) == 1
+
+
+def test_what_is_needed_and_nowhere_is_a_problem(memory):
+    memory.launch()
+    (blob,) = [name for name in memory.names("cas/") if name.endswith(digest_bytes(b"own 1").sha256)]
+    memory.backend.move(blob, None)
+    assert [blob in problem for problem in memory.evict().problems] == [True]
+
+
+def test_store_evicts_every_place_by_itself(memory):
+    memory.launch()
+    (report,) = memory.store.evict(EvictPolicy())
+    assert report.location == "memory"
+
+
+def test_unknown_place_is_refused(memory):
+    memory.launch()
+    with pytest.raises(NotInStore, match="writable are: memory"):
+        memory.store.evict(EvictPolicy(), place="elsewhere")
+
+
+def test_clock_is_that_of_the_store(memory):
+    memory.backend.now_s = 5.0
+    assert evicting.store_time_s(memory.backend) == 5.0
+    assert memory.names("") == set()

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+
+import pytest
+
+from cache_store.errors import Conflict, Corrupt, UnusableCache
+from cache_store.keyring import (
+    Keyring,
+    generate,
+    name_fault,
+    private_path,
+    public_path,
+    read_keyring,
+    revoke,
+    trust_key,
+)
+from cache_store.revocations import Revocation, revocation_of
+from cache_store.signing_keys import generate_key_pair, key_id, load_signer
+
+NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+OTHER = generate_key_pair("other")
+
+
+def other_revoked(reason: str = "") -> Revocation:
+    return revocation_of(key_id(OTHER.public_key), name="other", reason=reason, now=NOW)
+
+
+def test_generated_key_signs_and_is_trusted(tmp_path):
+    signer = generate(tmp_path / "keys", "ci")
+    assert key_id(load_signer(private_path(tmp_path / "keys", "ci")).public_key) == key_id(signer.public_key)
+    assert [key_id(key) for key in read_keyring(tmp_path / "keys").trusted.values()] == [
+        key_id(signer.public_key)
+    ]
+
+
+def test_keyring_is_private(tmp_path):
+    generate(tmp_path / "a" / "keys", "ci")
+    modes = {
+        path.name: stat.S_IMODE(path.stat().st_mode)
+        for path in (tmp_path / "a").rglob("*")
+        if path.name[0] != "."
+    }
+    assert modes == {"keys": 0o700, "trusted": 0o700, "ci.pem": 0o600, "ci.pub.pem": 0o644}
+
+
+def test_keyring_that_is_not_there_is_empty(tmp_path):
+    assert read_keyring(tmp_path / "gone") == Keyring()
+
+
+def test_generate_overwrites_no_key(tmp_path):
+    first = generate(tmp_path, "ci")
+    with pytest.raises(Conflict, match="never overwritten"):
+        generate(tmp_path, "ci")
+    assert key_id(load_signer(private_path(tmp_path, "ci")).public_key) == key_id(first.public_key)
+
+
+def test_generate_takes_no_name_of_a_trusted_key(tmp_path):
+    trust_key(tmp_path, "ci", OTHER.public_key)
+    with pytest.raises(Conflict, match=r"ci\.pub\.pem"):
+        generate(tmp_path, "ci")
+    assert not private_path(tmp_path, "ci").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/b", "../ci", "-ci", "ci.pem", "ci.pub", "\u00e9", "a b", "n" * 65, "0" * 32]
+)
+def test_names_that_are_none_are_refused(name, tmp_path):
+    assert name_fault(name)
+    for make in (private_path, public_path):
+        with pytest.raises(ValueError, match="key name"):
+            make(tmp_path, name)
+
+
+def test_trust_key_twice_changes_nothing(tmp_path):
+    assert trust_key(tmp_path, "other", OTHER.public_key)
+    assert not trust_key(tmp_path, "other", OTHER.public_key)
+
+
+def test_trust_key_takes_no_name_of_another_key(tmp_path):
+    generate(tmp_path, "ci")
+    with pytest.raises(Conflict, match="--name"):
+        trust_key(tmp_path, "ci", OTHER.public_key)
+
+
+def test_trust_key_refuses_a_revoked_key(tmp_path):
+    revoke(tmp_path, other_revoked("lost"))
+    with pytest.raises(Conflict, match=r"revoked on 2026-01-31T12:00:00\+00:00 \(lost\)"):
+        trust_key(tmp_path, "other", OTHER.public_key)
+    assert read_keyring(tmp_path).trusted == {}
+
+
+def test_revocation_round_trips(tmp_path):
+    revocation, is_new = revoke(tmp_path, other_revoked("lost"))
+    assert is_new
+    assert read_keyring(tmp_path).revoked == {key_id(OTHER.public_key): revocation}
+
+
+def test_revoke_again_keeps_the_first(tmp_path):
+    first, _ = revoke(tmp_path, other_revoked("lost"))
+    assert revoke(tmp_path, other_revoked("found")) == (first, False)
+    assert read_keyring(tmp_path).revoked == {first.key_id: first}
+
+
+def test_revoke_keeps_the_others(tmp_path):
+    revoke(tmp_path, other_revoked())
+    revoke(tmp_path, Revocation(key_id="1" * 32))
+    assert set(read_keyring(tmp_path).revoked) == {key_id(OTHER.public_key), "1" * 32}
+
+
+def test_revocations_at_once_are_all_kept(tmp_path):
+    ids = [f"{number:032x}" for number in range(16)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda wanted: revoke(tmp_path, Revocation(key_id=wanted)), ids))
+    assert sorted(read_keyring(tmp_path).revoked) == ids
+
+
+def test_key_that_could_not_be_written_whole_is_not_there(tmp_path, monkeypatch):
+    generate(tmp_path, "ci")
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(UnusableCache, match="No space left"):
+        trust_key(tmp_path, "other", OTHER.public_key)
+    assert list(read_keyring(tmp_path).trusted) == ["ci"]
+    assert [path.name for path in (tmp_path / "trusted").iterdir()] == ["ci.pub.pem"]
+
+
+def failing(descriptor: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", '{"format":1,"revoked":{"x":{"name":"","reason":"","when":""}}}', '{"format":1,"revoked":[]}'],
+)
+def test_damaged_revocations_are_no_empty_list(tmp_path, text):
+    revoke(tmp_path, other_revoked())
+    (tmp_path / "revoked.json").write_text(text)
+    with pytest.raises(Corrupt, match=r"list of revoked keys.*revoked\.json"):
+        read_keyring(tmp_path)
+    with pytest.raises(Corrupt, match="restore it"):
+        revoke(tmp_path, Revocation(key_id="1" * 32))
+
+
+def test_revocations_show_their_layout(tmp_path):
+    revoke(tmp_path, other_revoked("lost"))
+    assert json.loads((tmp_path / "revoked.json").read_text()) == {
+        "format": 1,
+        "revoked": {
+            key_id(OTHER.public_key): {"name": "other", "reason": "lost", "when": "2026-01-31T12:00:00+00:00"}
+        },
+    }
+
+
+@pytest.mark.parametrize("place", [".", "trusted", "trusted/ci.pub.pem", "revoked.json"])
+@pytest.mark.parametrize("bit", [stat.S_IWGRP, stat.S_IWOTH])
+def test_keyring_that_others_can_write_is_refused(tmp_path, place, bit):
+    generate(tmp_path / "keys", "ci")
+    revoke(tmp_path / "keys", other_revoked())
+    path = tmp_path / "keys" / place
+    path.chmod(path.stat().st_mode | bit)
+    with pytest.raises(UnusableCache, match="not writable by group or others"):
+        read_keyring(tmp_path / "keys")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("place", [".", "trusted", "trusted/ci.pub.pem", "revoked.json"])
+def test_keyring_of_another_user_is_refused(tmp_path, place):
+    generate(tmp_path / "keys", "ci")
+    revoke(tmp_path / "keys", other_revoked())
+    os.chown(tmp_path / "keys" / place, 12345, 12345)
+    with pytest.raises(UnusableCache, match="uid 12345"):
+        read_keyring(tmp_path / "keys")
+
+
+def test_other_files_beside_trusted_keys_are_not_trusted_and_named(tmp_path, caplog):
+    generate(tmp_path, "ci")
+    public_path(tmp_path, "ci").rename(tmp_path / "trusted" / "ci.pem")
+    assert read_keyring(tmp_path).trusted == {}
+    assert "ci.pem" in caplog.text
+
+
+def test_keyring_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "keys").write_text("")
+    with pytest.raises(UnusableCache, match="expected a directory"):
+        read_keyring(tmp_path / "keys")

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from datetime import date
+
+import pytest
+
+from cache_store.errors import StoreUnavailable
+from cache_store.last_use import last_uses, mark_used
+from cache_store.layout import launch_name, used_name
+from tests.support.memory_backend import MemoryBackend
+
+RECORD = launch_name("1" * 64, "2" * 64)
+MONDAY, TUESDAY = date(2026, 2, 2), date(2026, 2, 3)
+
+
+@pytest.fixture
+def backend() -> MemoryBackend:
+    return MemoryBackend()
+
+
+def marks(backend: MemoryBackend) -> list[str]:
+    return sorted(info.name for info in backend.list("used/"))
+
+
+def test_use_leaves_one_mark_a_day(backend):
+    for day in (MONDAY, MONDAY, TUESDAY):
+        mark_used(backend, RECORD, today=day)
+    assert marks(backend) == [used_name(RECORD, "2026-02-02"), used_name(RECORD, "2026-02-03")]
+
+
+def test_second_use_of_a_day_writes_nothing(backend, monkeypatch):
+    mark_used(backend, RECORD, today=MONDAY)
+    monkeypatch.setattr(backend, "put_new", None)
+    mark_used(backend, RECORD, today=MONDAY)
+    assert len(marks(backend)) == 1
+
+
+@pytest.mark.parametrize("call", ["stat", "put_new"])
+def test_store_that_fails_is_no_error(backend, monkeypatch, call):
+    def fail(_: object) -> None:
+        raise StoreUnavailable(what="mark", where="memory", reason="Read-only file system")
+
+    monkeypatch.setattr(backend, call, fail)
+    mark_used(backend, RECORD, today=MONDAY)
+    monkeypatch.undo()
+    assert marks(backend) == []
+
+
+def test_newest_mark_counts_whatever_day_it_names(backend):
+    mark_used(backend, RECORD, today=TUESDAY)
+    backend.now_s += 10
+    mark_used(backend, RECORD, today=MONDAY)  # by a node whose clock is off
+    assert last_uses(backend.list("used/"))[RECORD].name == used_name(RECORD, "2026-02-02")
+
+
+def test_stranger_among_the_marks_is_left_out(backend):
+    mark_used(backend, RECORD, today=MONDAY)
+    backend.move(used_name(RECORD, "2026-02-02"), "used/README")
+    assert last_uses(backend.list("used/")) == {}

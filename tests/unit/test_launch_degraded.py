@@ -1,0 +1,270 @@
+"""Launches whose store is away, falls silent on the way, or takes only a part, over ranks without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cache_store import connect
+from cache_store.circuit import Circuits
+from cache_store.errors import StoreUnavailable
+from cache_store.layout import FORMAT_FILE
+from cache_store.publish_queue import pending
+from orchestrator.config import Config, parse
+from orchestrator.console import ExitCode, exit_code_of
+from orchestrator.errors import LaunchFailed
+from orchestrator.identity import launch_key
+from orchestrator.in_process import InProcessLauncher
+from orchestrator.late import publish_late
+from orchestrator.launch import launch
+from orchestrator.listener import Silence
+from orchestrator.report import Report
+from orchestrator.stores import open_store
+from tests.support.failing_backends import WaywardBackend, unavailable
+from tests.support.fake_rank import FakeWorld
+
+ANSWER_S = 0.1
+
+
+class FallsSilent(Silence):
+    """A place of the store that falls silent when a stage begins."""
+
+    def __init__(self, stage: str, place: WaywardBackend) -> None:
+        self._stage, self._place = stage, place
+
+    def stage_started(self, stage: str, ranks: tuple[int, ...]) -> None:
+        if stage == self._stage:
+            self._place.hangs = True
+
+
+class House:
+    """A cache directory, and places of a store that can be taken away."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self.world = FakeWorld()
+        self.stores: list[Any] = []
+        self.places: dict[str, WaywardBackend] = {"/store": WaywardBackend()}
+        self._monkeypatch = monkeypatch
+        monkeypatch.setattr(connect, "open_backend", self._open)
+        self.new_process()
+
+    @property
+    def place(self) -> WaywardBackend:
+        return self.places["/store"]
+
+    def new_process(self) -> None:
+        """Forget which places were silent, as a process that starts does."""
+        self._monkeypatch.setattr(connect, "_circuits", Circuits())
+
+    def comes_back(self, place: WaywardBackend) -> None:
+        place.hangs, place.failure = False, None
+        self.new_process()
+
+    def config(self, **changes: Any) -> Config:
+        store = {"path": "/store", "answer_s": ANSWER_S, "trust": {"policy": "off"}}
+        data: dict[str, Any] = {
+            "name": "tiny",
+            "workload": {"entrypoint": "models.tiny:workload"},
+            "ranks": 2,
+            "parallel": {"tp": 2},
+            "cache_dir": str(self.root / "cache"),
+            "store": store,
+        }
+        return parse({**data, **changes})
+
+    def launch(self, listener: Silence | None = None, **changes: Any) -> Report:
+        launcher = InProcessLauncher(self._make_worker)
+        return launch(self.config(**changes), listener=listener, launcher=launcher)
+
+    def waiting(self) -> tuple[int, int]:
+        found = pending(self.root / "cache")
+        return len(found.partitions), len(found.launches)
+
+    def _make_worker(self, spec: Any, store: Any) -> Any:
+        self.stores.append(store)
+        return self.world.make_worker(spec, store)
+
+    def _open(self, spec: connect.TierSpec, *, create: bool) -> WaywardBackend:
+        del create
+        place = self.places[spec.location]
+        place.open(FORMAT_FILE).close()
+        return place
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+    made = House(tmp_path, monkeypatch)
+    yield made
+    for place in made.places.values():
+        place.thaw()  # the threads that wait in it
+
+
+def num_silences(caplog: pytest.LogCaptureFixture) -> int:
+    """How often a place was left alone: each costs its ``answer_s``, and nothing else waits."""
+    return sum(record.name == "cache_store.circuit" for record in caplog.records)
+
+
+def tiers(near: str = "rw", far: str = "rw") -> dict[str, Any]:
+    places = [("/near", near), ("/far", far)]
+    listed = [{"path": path, "mode": mode, "answer_s": ANSWER_S} for path, mode in places]
+    return {"tiers": listed, "trust": {"policy": "off"}}
+
+
+def test_silent_store_is_waited_for_once_and_by_the_driver_alone(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    house.place.hangs = True
+    report = house.launch()
+    assert house.place.calls == ["open"]
+    assert house.stores == [None, None]
+    assert num_silences(caplog) == 1
+    assert report.totals.num_compiled == 2
+
+
+def test_silent_store_is_told_of_with_how_to_publish_later(house: House) -> None:
+    house.place.hangs = True
+    report = house.launch()
+    assert [(tier.location, tier.state) for tier in report.tiers] == [("/store", "away")]
+    assert any("launched without the store" in problem for problem in report.problems)
+    assert any("not published yet, ranks 0-1: " in problem for problem in report.problems)
+    assert (report.record, report.totals.num_queued, len(report.queued_on)) == ("", 2, 1)
+    assert house.waiting() == (2, 1)
+
+
+def test_what_waits_is_published_when_the_store_answers_again(house: House) -> None:
+    house.place.hangs = True
+    house.launch()
+    house.comes_back(house.place)
+    found = publish_late(house.config())
+    assert (len(found.published), len(found.committed), found.kept) == (2, 1, {})
+    store = house.config().store
+    assert store is not None
+    (record,) = open_store(store).launches(launch_key(house.config()))
+    assert [ref.rank for ref in record.partitions] == [0, 1]
+    assert house.waiting() == (0, 0)
+
+
+def test_publishing_later_while_the_store_is_still_away_says_so(house: House) -> None:
+    house.place.hangs = True
+    house.launch()
+    with pytest.raises(StoreUnavailable, match="no answer within"):
+        publish_late(house.config())
+    assert house.waiting() == (2, 1)
+
+
+def test_store_that_refuses_the_connection_costs_no_wait(house: House) -> None:
+    house.place.failure = unavailable("Connection refused", transport=True)
+    report = house.launch()
+    assert any("Connection refused" in problem for problem in report.problems)
+    assert house.waiting() == (2, 1)
+
+
+def test_warm_launch_without_its_store_leaves_nothing_to_publish(house: House) -> None:
+    house.launch()
+    house.new_process()
+    house.place.hangs = True
+    report = house.launch()
+    assert report.totals.num_loaded == 4
+    assert report.queued_on == ()
+    assert house.waiting() == (0, 0)
+
+
+def test_required_store_that_is_away_stops_the_launch_before_any_rank_starts(house: House) -> None:
+    house.place.hangs = True
+    store = {"path": "/store", "mode": "required", "answer_s": ANSWER_S, "trust": {"policy": "off"}}
+    with pytest.raises(StoreUnavailable) as caught:
+        house.launch(store=store)
+    text = str(caught.value)
+    assert "required store /store" in text
+    assert "no answer within 0.1 s" in text
+    assert "check that" in text
+    assert exit_code_of(caught.value) == ExitCode.FAULT
+    assert house.stores == []
+
+
+def test_store_that_falls_silent_on_the_way_is_waited_for_once(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    report = house.launch(FallsSilent("build", house.place))
+    assert num_silences(caplog) == 1
+    assert report.totals.num_compiled == 2
+    assert [tier.state for tier in report.tiers] == ["away"]
+    assert house.waiting() == (2, 1)
+
+
+def test_what_a_store_that_fell_silent_lacks_is_published_later(house: House) -> None:
+    house.launch(FallsSilent("commit", house.place))
+    house.comes_back(house.place)
+    found = publish_late(house.config())
+    assert (len(found.published), len(found.committed)) == (2, 1)
+    assert house.waiting() == (0, 0)
+
+
+def test_required_store_that_falls_silent_on_the_way_fails_the_launch(house: House) -> None:
+    store = {"path": "/store", "mode": "required", "answer_s": ANSWER_S, "trust": {"policy": "off"}}
+    with pytest.raises(LaunchFailed) as caught:
+        house.launch(FallsSilent("build", house.place), store=store)
+    assert caught.value.stage == "commit"
+    assert "required store /store" in str(caught.value)
+    assert exit_code_of(caught.value) == ExitCode.FAULT
+    assert house.waiting() == (0, 0)
+
+
+def test_nearer_place_serves_while_the_farther_one_is_silent(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    house.places = {"/near": WaywardBackend(), "/far": WaywardBackend()}
+    house.places["/far"].hangs = True
+    report = house.launch(store=tiers())
+    assert num_silences(caplog) == 1
+    assert {tier.location: tier.state for tier in report.tiers} == {"/near": "used", "/far": "away"}
+    assert report.record != ""
+    assert any("/far" in problem for problem in report.problems)
+    assert [[tier.location for tier in store.tiers] for store in house.stores] == [["/near"], ["/near"]]
+
+
+def test_what_the_farther_place_lacks_is_published_to_it_later(house: House) -> None:
+    house.places = {"/near": WaywardBackend(), "/far": WaywardBackend()}
+    house.places["/far"].hangs = True
+    report = house.launch(store=tiers())
+    assert report.totals.num_queued == 2
+    house.comes_back(house.places["/far"])
+    publish_late(house.config(store=tiers()))
+    assert len(list(house.places["/far"].list("launch/"))) == 1
+    assert house.waiting() == (0, 0)
+
+
+def test_launch_that_publishes_leaves_nothing_of_an_earlier_one_waiting(house: House) -> None:
+    house.place.failure = unavailable("Connection refused", transport=True)
+    house.launch()
+    house.comes_back(house.place)
+    house.launch()
+    assert house.waiting()[0] == 0
+
+
+def test_read_only_store_is_not_written_and_that_is_no_problem(house: House) -> None:
+    store = {"path": "/store", "mode": "ro", "answer_s": ANSWER_S, "trust": {"policy": "off"}}
+    report = house.launch(store=store)
+    assert (report.record, report.publishes, report.problems) == ("", (), ())
+    assert "put_new" not in house.place.calls
+    assert house.waiting() == (0, 0)
+
+
+def test_nondeterministic_compiles_are_counted_and_named(house: House) -> None:
+    house.world.conflicts = {0: ("Model.decode",), 1: ("Model.decode", "Model.prefill")}
+    report = house.launch()
+    assert report.totals.num_nondeterministic == 2
+    assert [(found.function, found.ranks) for found in report.nondeterministic] == [
+        ("Model.decode", (0, 1)),
+        ("Model.prefill", (1,)),
+    ]
+    assert any("nondeterministic: Model.decode compiled on ranks 0-1" in text for text in report.problems)
+
+
+def test_report_says_what_each_node_published(house: House) -> None:
+    (node,) = house.launch().publishes
+    assert (node.num_partitions, node.num_blobs_new, node.bytes_new, node.num_queued) == (2, 2, 200, 0)

@@ -1,0 +1,151 @@
+"""What may be asked of an object store's client, and what it says when nobody answers."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("obstore", reason="object stores are an extra: pip install 'warmrank[s3]'")
+
+from obstore.exceptions import GenericError, PermissionDeniedError, UnauthenticatedError
+
+from cache_store.errors import NotInStore, StoreUnavailable
+from cache_store.object_connection import connect
+from cache_store.object_errors import store_error
+from cache_store.object_store import ObjectBackend
+
+URL = "s3://bucket/prefix"
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.support.s3_server import ENVIRONMENT
+
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port where connections are made and nobody says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
+def options(port: int) -> dict[str, str]:
+    return {"endpoint": f"http://127.0.0.1:{port}"}
+
+
+def refusal(url: str, **opened: object) -> str:
+    with pytest.raises(StoreUnavailable) as caught:
+        connect(url, answer_s=1.0, options=opened)  # type: ignore[arg-type]
+    assert not caught.value.transport
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("package", ["obstore", "zstandard"])
+def test_missing_package_names_the_extra(monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    assert f"need the package {package}" in refusal(URL)
+    assert "pip install 'warmrank[s3]'" in refusal(URL)
+
+
+@pytest.mark.parametrize("url", ["file:///mnt/x", "memory:///", "http://host/x", "ftp://host/x", "/mnt/x"])
+def test_url_of_no_object_store_is_refused(url):
+    assert "is none of an object store; name a directory by its path, or" in refusal(url)
+
+
+def test_password_in_the_url_is_refused_and_not_repeated():
+    message = refusal("s3://user:hunter2@bucket/prefix")
+    assert "credentials come from the environment" in message
+    assert "hunter2" not in message
+
+
+@pytest.mark.parametrize("option", ["secret_access_key", "access_key_id", "session_token", "regoin"])
+def test_option_that_is_none_is_refused(option):
+    message = refusal(URL, **{option: "value-of-it"})
+    assert f"the option '{option}' is not known; known are" in message
+    assert "value-of-it" not in message
+
+
+def test_plain_http_must_be_allowed(monkeypatch, free_port):
+    monkeypatch.delenv("AWS_ALLOW_HTTP")
+    with pytest.raises(StoreUnavailable, match="builder error"):
+        ObjectBackend(URL, options=options(free_port))
+
+
+@pytest.mark.parametrize("value", ["true", "1", "TRUE"])
+def test_plain_http_can_be_allowed_by_option(monkeypatch, free_port, value):
+    monkeypatch.delenv("AWS_ALLOW_HTTP")
+    with pytest.raises(StoreUnavailable, match="connection was refused"):
+        ObjectBackend(URL, options={**options(free_port), "allow_http": value})
+
+
+@pytest.mark.parametrize(
+    "url", ["az://account/container/x", "abfss://container@account.dfs.core.windows.net/x"]
+)
+def test_each_cloud_has_its_own_variables(monkeypatch, url, free_port):
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "bm90LWEtc2VjcmV0")
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", f"http://127.0.0.1:{free_port}")
+    with pytest.raises(StoreUnavailable, match="builder error"):
+        ObjectBackend(url)
+    monkeypatch.setenv("AZURE_ALLOW_HTTP", "true")
+    with pytest.raises(StoreUnavailable, match="connection was refused"):
+        ObjectBackend(url)
+
+
+def test_refused_connection_is_said_at_once(free_port):
+    with pytest.raises(StoreUnavailable, match="the connection was refused; check that the") as caught:
+        ObjectBackend(URL, answer_s=1e6, options=options(free_port))
+    assert caught.value.transport
+
+
+def test_silent_server_is_unavailable(silent_port):
+    with pytest.raises(StoreUnavailable, match="no answer in time") as caught:
+        ObjectBackend(URL, answer_s=0.3, options=options(silent_port))
+    assert caught.value.transport
+
+
+@pytest.mark.parametrize("kind", [PermissionDeniedError, UnauthenticatedError])
+def test_denied_access_names_the_variables(kind):
+    error = store_error(kind("status code: 403 Forbidden"), what="x", where=URL)
+    assert isinstance(error, StoreUnavailable)
+    assert "access was denied (403); set the credentials in the environment" in str(error)
+    assert not error.transport
+
+
+def test_missing_credentials_name_the_variables():
+    text = "Error performing PUT http://169.254.169.254/latest/api/token in 1s - HTTP error"
+    error = store_error(GenericError(text), what="x", where=URL)
+    assert "no credentials were found" in str(error)
+    assert "AWS_SECRET_ACCESS_KEY" in str(error)
+
+
+@pytest.mark.parametrize("status", [500, 503, 429])
+def test_server_that_cannot_serve_counts_as_away(status):
+    error = store_error(GenericError(f"x\nstatus code: {status}"), what="x", where=URL)
+    assert isinstance(error, StoreUnavailable)
+    assert error.transport
+
+
+@pytest.mark.parametrize("status", [400, 405])
+def test_server_that_says_no_is_not_away(status):
+    error = store_error(GenericError(f"status code: {status}"), what="x", where=URL)
+    assert isinstance(error, StoreUnavailable)
+    assert not error.transport
+
+
+def test_absent_object_is_a_miss():
+    error = store_error(FileNotFoundError("status code: 404 <Code>NoSuchKey</Code>"), what="x", where=URL)
+    assert isinstance(error, NotInStore)

@@ -1,0 +1,164 @@
+"""The stored form of blobs: round trips, what shrinks, damage, and frames made to burst."""
+
+from __future__ import annotations
+
+import io
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("zstandard", reason="object stores are an extra: pip install 'warmrank[s3]'")
+
+import zstandard
+
+from cache_store.errors import Corrupt
+from cache_store.object_frames import ChunkFile, decode, decode_whole, encode, encode_stream, is_framed
+
+NAME = "cas/sha256/ab/blob"
+SHRINKS = b"the same again and again. " * 1000
+
+
+def pieces(data: bytes, size: int) -> list[bytes]:
+    return [data[start : start + size] for start in range(0, len(data), size)]
+
+
+def decoded(data: bytes, *, piece_bytes: int = 1 << 20) -> bytes:
+    return b"".join(decode(pieces(data, piece_bytes), name=NAME))
+
+
+def zstd(content: bytes, announced_bytes: int) -> bytes:
+    return f"warmrank-blob 1 zstd {announced_bytes}\n".encode() + zstandard.ZstdCompressor().compress(content)
+
+
+@given(content=st.binary(max_size=3000), piece_bytes=st.integers(1, 4000))
+def test_encode_round_trips(content, piece_bytes):
+    assert decoded(encode(content), piece_bytes=piece_bytes) == content
+
+
+@given(content=st.binary(max_size=3000), repeated=st.integers(1, 50), piece_bytes=st.integers(1, 4000))
+def test_encode_stream_round_trips(content, repeated, piece_bytes):
+    content = content * repeated
+    stored = b"".join(encode_stream(pieces(content, piece_bytes), len(content)))
+    assert decoded(stored, piece_bytes=piece_bytes) == content
+
+
+@given(content=st.binary(max_size=3000), repeated=st.integers(1, 50))
+def test_decode_whole_round_trips(content, repeated):
+    assert decode_whole(encode(content * repeated)) == content * repeated
+
+
+@given(
+    stored=st.sampled_from([encode(SHRINKS), encode(b"short"), b"{}"]),
+    at=st.integers(0),
+    bits=st.integers(0, 255),
+)
+def test_decode_whole_says_what_decode_says(stored, at, bits):
+    damaged = bytearray(stored)
+    damaged[at % len(stored)] ^= bits
+    whole = decode_whole(bytes(damaged))
+    try:
+        assert whole in (decoded(bytes(damaged)), None)
+    except Corrupt:
+        assert whole is None
+
+
+@given(content=st.binary(max_size=200))
+def test_document_is_kept_as_it_is(content):
+    data = b"{" + content
+    assert not is_framed("ac/ab/key", data)
+    assert decoded(data) == data
+
+
+@pytest.mark.parametrize("content", [b"warmrank-blob 1 raw 3\nabc", b"warmrank-blob 9"])
+def test_document_that_looks_like_a_blob_is_framed(content):
+    assert is_framed("pins/x", content)
+    assert decoded(encode(content)) == content
+
+
+def test_what_shrinks_is_compressed():
+    assert encode(SHRINKS).startswith(b"warmrank-blob 1 zstd 26000\n")
+    assert len(encode(SHRINKS)) < len(SHRINKS) / 10
+
+
+@pytest.mark.parametrize("content", [b"", b"short", os.urandom(5000)], ids=["empty", "short", "random"])
+def test_what_does_not_shrink_is_kept_raw(content):
+    assert encode(content) == b"warmrank-blob 1 raw %d\n" % len(content) + content
+
+
+def test_stream_is_tried_on_its_first_chunk():
+    stream = encode_stream([os.urandom(5000), SHRINKS], 5000 + len(SHRINKS))
+    assert next(stream) == b"warmrank-blob 1 raw 31000\n"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"warmrank-blob 2 raw 3\n",
+        b"warmrank-blob 1 lz4 3\n",
+        b"warmrank-blob 1 raw -3\n",
+        b"warmrank-blob 1 raw 03\n",
+        b"warmrank-blob 1 raw 3",
+        b"warmrank-blob 1 raw 3\r\n",
+        b"warmrank-blob 1 raw " + b"9" * 40 + b"\n",
+    ],
+)
+def test_damaged_line_is_corrupt(header):
+    with pytest.raises(Corrupt, match=r"<raw\|zstd> <size>"):
+        decoded(header + b"abc")
+
+
+@pytest.mark.parametrize("announced_bytes", [0, 4999, 5001, 10**17])
+@pytest.mark.parametrize("form", ["raw", "zstd"])
+def test_other_length_than_announced_is_corrupt(form, announced_bytes):
+    content = b"x" * 5000
+    raw = b"warmrank-blob 1 raw %d\n" % announced_bytes + content
+    with pytest.raises(Corrupt, match=f"expected {announced_bytes} bytes"):
+        decoded(raw if form == "raw" else zstd(content, announced_bytes))
+
+
+@given(end=st.integers(0, len(encode(SHRINKS)) - 1))
+def test_cut_frame_is_no_content(end):
+    try:
+        content = decoded(encode(SHRINKS)[:end])
+    except Corrupt:
+        return
+    assert content == encode(SHRINKS)[:end]  # so little is left that it is no blob; its digest is wrong
+    assert end < len(b"warmrank-blob ")
+
+
+def test_damaged_frame_is_corrupt():
+    stored = bytearray(encode(SHRINKS))
+    stored[30] ^= 0xFF
+    with pytest.raises(Corrupt, match="a zstd frame"):
+        decoded(bytes(stored))
+
+
+def test_decompression_bomb_gives_no_more_than_announced():
+    bomb = zstd(bytes(256 << 20), 1000)
+    taken: list[bytes] = []
+    with pytest.raises(Corrupt, match="expected 1000 bytes, found more"):
+        taken.extend(decode([bomb], name=NAME))
+    assert sum(map(len, taken)) <= 1000
+
+
+def test_bomb_is_not_decompressed_at_one_stroke():
+    assert decode_whole(zstd(bytes(256 << 20), 1000)) is None
+    assert decode_whole(zstd(bytes(256 << 20), 256 << 20)) is None
+
+
+def test_frame_that_asks_for_a_huge_window_is_refused():
+    parameters = zstandard.ZstdCompressionParameters.from_level(19, window_log=27)
+    compressing = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    frame = compressing.compress(os.urandom(100)) + compressing.flush()
+    with pytest.raises(Corrupt, match="a zstd frame"):
+        decoded(b"warmrank-blob 1 zstd 100\n" + frame)
+
+
+@given(content=st.binary(max_size=500), piece_bytes=st.integers(1, 100), sizes=st.lists(st.integers(0, 60)))
+def test_chunk_file_reads_as_a_file(content, piece_bytes, sizes):
+    file = io.BufferedReader(ChunkFile(pieces(content, piece_bytes)), 16)
+    expected = io.BytesIO(content)
+    assert [file.read(size) for size in sizes] == [expected.read(size) for size in sizes]
+    assert file.read() == expected.read()

@@ -1,0 +1,321 @@
+"""The object store against a real server: its FORMAT, its probe, blobs of any size, children, pickles."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import urllib.request
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("obstore", reason="object stores are an extra: pip install 'warmrank[s3]'")
+
+from obstore.store import ObjectStore, from_url
+
+from cache_store.backend import NewFile
+from cache_store.digests import Digest, digest_bytes
+from cache_store.directory import DirectoryBackend
+from cache_store.errors import Corrupt, NewerFormat, NotInStore, StoreUnavailable, UnusableCache
+from cache_store.layout import FORMAT_FILE, blob_name, quarantine_name
+from cache_store.object_format import PROBE
+from cache_store.object_store import WHOLE_BYTES, ObjectBackend
+from tests.support.s3_server import BUCKET, S3Server, new_prefix
+
+SHRINKS = b"the same again and again. " * 1000
+DIRECTORY_FORMAT = b'{"digest":"sha256","format":1}'
+Open = Callable[..., ObjectBackend]
+
+
+@pytest.fixture
+def url() -> str:
+    return new_prefix()
+
+
+@pytest.fixture
+def objects(s3_server: S3Server, url: str) -> ObjectStore:
+    """The place behind the store's back."""
+    store: ObjectStore = from_url(
+        url, config={"endpoint": s3_server.endpoint}, client_options={"allow_http": True}
+    )
+    return store
+
+
+@pytest.fixture
+def open_store(s3_server: S3Server, url: str) -> Open:
+    return lambda **options: ObjectBackend(url, options=s3_server.options, **options)
+
+
+@pytest.fixture
+def backend(open_store: Open) -> ObjectBackend:
+    return open_store()
+
+
+def new_file(name: str, data: bytes) -> NewFile:
+    return NewFile(name=name, source=data, expected=digest_bytes(data))
+
+
+def new_blob(data: bytes) -> NewFile:
+    return new_file(blob_name(digest_bytes(data).sha256), data)
+
+
+def read(backend: ObjectBackend, name: str) -> bytes:
+    with backend.open(name) as file:
+        return file.read()
+
+
+def names(objects: ObjectStore) -> list[str]:
+    return sorted(item["path"] for page in objects.list() for item in page)
+
+
+def test_new_store_has_a_format_and_a_probe(backend, objects):
+    assert names(objects) == [FORMAT_FILE, PROBE]
+    assert bytes(objects.get(FORMAT_FILE).bytes()) == (
+        b'{"blobs":"warmrank-blob 1","digest":"sha256","format":1}'
+    )
+
+
+def test_store_is_opened_again(backend, open_store):
+    backend.put_new([new_file("ac/ab/x", b"x")])
+    assert read(open_store(), "ac/ab/x") == b"x"
+
+
+@pytest.mark.parametrize("how", [{"create": False}, {"writable": False}])
+def test_store_that_is_not_there_is_not_made(open_store, objects, how):
+    with pytest.raises(StoreUnavailable, match=r"no store here .no FORMAT object.; check the URL") as caught:
+        open_store(**how)
+    assert not caught.value.transport
+    assert names(objects) == []
+
+
+def test_reader_writes_nothing(backend, open_store, objects):
+    objects.delete(PROBE)
+    open_store(writable=False)
+    assert names(objects) == [FORMAT_FILE]
+
+
+def test_place_of_something_else_is_not_made_a_store(open_store, objects):
+    objects.put("photos/1.jpg", b"x")
+    with pytest.raises(StoreUnavailable, match="holds 'photos' but no FORMAT object"):
+        open_store()
+    assert names(objects) == ["photos/1.jpg"]
+
+
+def test_bucket_that_is_not_there_is_named(s3_server):
+    with pytest.raises(StoreUnavailable, match="there is no such bucket; check the URL, or make the bucket"):
+        ObjectBackend("s3://no-such-bucket/x", options=s3_server.options)
+
+
+def test_directory_store_is_refused(open_store, objects):
+    objects.put(FORMAT_FILE, DIRECTORY_FORMAT)
+    with pytest.raises(Corrupt, match=r"blobs: Field required.*store of a directory, and opened by the dir"):
+        open_store()
+
+
+def test_directory_refuses_an_object_store(backend, objects, tmp_path):
+    (tmp_path / FORMAT_FILE).write_bytes(bytes(objects.get(FORMAT_FILE).bytes()))
+    with pytest.raises(Corrupt, match="blobs: Extra inputs are not permitted"):
+        DirectoryBackend(tmp_path)
+
+
+def test_later_format_is_refused(open_store, objects):
+    objects.put(FORMAT_FILE, b'{"format":2,"new":true}')
+    with pytest.raises(NewerFormat, match="has format 2"):
+        open_store()
+
+
+def test_damaged_format_is_refused(open_store, objects):
+    objects.put(FORMAT_FILE, b"{")
+    with pytest.raises(Corrupt, match="expected JSON"):
+        open_store()
+
+
+def test_probe_is_in_no_listing_but_its_own(backend):
+    assert [info.name for info in backend.list("")] == [FORMAT_FILE]
+    assert [info.name for info in backend.list("tmp/")] == [PROBE]
+
+
+def test_blob_is_kept_compressed(backend):
+    file = new_blob(SHRINKS)
+    backend.put_new([file])
+    info = backend.stat([file.name])[file.name]
+    assert info.stored_bytes < len(SHRINKS) / 10
+    assert info.content_bytes is None
+    assert read(backend, file.name) == SHRINKS
+
+
+def test_document_is_kept_as_it_is(backend, objects):
+    backend.put_new([new_file("ac/ab/x", SHRINKS)])
+    assert bytes(objects.get("ac/ab/x").bytes()) == SHRINKS
+
+
+@pytest.mark.parametrize(
+    "data",
+    [os.urandom(WHOLE_BYTES), os.urandom(WHOLE_BYTES + 1), os.urandom(3 * WHOLE_BYTES), SHRINKS * 500],
+    ids=["largest in one request", "smallest in parts", "random", "shrinks"],
+)
+@pytest.mark.parametrize("is_file", [False, True], ids=["memory", "file"])
+def test_large_blob_round_trips(backend, tmp_path, data, is_file):
+    file = new_blob(data)
+    if is_file:
+        path = tmp_path / "source"
+        path.touch(mode=0o600)
+        path.write_bytes(data)
+        file = NewFile(name=file.name, source=path, expected=file.expected)
+    assert backend.put_new([file]) == (file.name,)
+    assert backend.put_new([file]) == ()
+    assert read(backend, file.name) == data
+
+
+def test_large_blob_is_read_in_pieces(backend):
+    file = new_blob(os.urandom(WHOLE_BYTES + 12345))
+    backend.put_new([file])
+    with backend.open(file.name) as stream:
+        pieces = list(iter(lambda: stream.read(1 << 20), b""))
+    assert {len(piece) for piece in pieces[:-1]} == {1 << 20}
+    assert b"".join(pieces) == file.source
+
+
+def test_large_source_that_changes_while_it_is_sent_leaves_nothing(backend, s3_server, tmp_path, monkeypatch):
+    data = os.urandom(3 * WHOLE_BYTES)
+    path = tmp_path / "source"
+    path.touch(mode=0o600)
+    path.write_bytes(data)
+    file = NewFile(name=new_blob(data).name, source=path, expected=digest_bytes(data))
+    monkeypatch.setattr("cache_store.object_store._verify", lambda file: path.write_bytes(data[::-1]))
+    with pytest.raises(Corrupt, match=r"source of cas/.*found sha256 "):
+        backend.put_new([file])
+    assert backend.stat([file.name]) == {}
+    assert b"<Upload>" not in uploads(s3_server)
+
+
+def uploads(server: S3Server) -> bytes:
+    with urllib.request.urlopen(f"{server.endpoint}/{BUCKET}?uploads", timeout=30) as answer:  # noqa: S310
+        data: bytes = answer.read()
+    return data
+
+
+@pytest.mark.parametrize("size_bytes", [5, 70_000, WHOLE_BYTES + 1])
+def test_source_of_a_name_that_exists_need_not_be_there(backend, tmp_path, size_bytes):
+    file = new_blob(os.urandom(size_bytes))
+    backend.put_new([file])
+    gone = NewFile(name=file.name, source=tmp_path / "gone", expected=file.expected)
+    assert backend.put_new([gone]) == ()
+
+
+def test_large_batch_is_not_kept_in_memory(backend, tmp_path, monkeypatch):
+    monkeypatch.setattr("cache_store.object_store._KEPT_BYTES", 10)
+    files = [new_blob(os.urandom(6)) for _ in range(4)]
+    assert set(backend.put_new(files)) == {file.name for file in files}
+    assert [read(backend, file.name) for file in files] == [file.source for file in files]
+
+
+def test_name_that_stands_twice_in_a_batch_is_created_once(backend):
+    file = new_file("ac/ab/x", b"x")
+    assert backend.put_new([file, file]) == ("ac/ab/x",)
+
+
+@pytest.mark.parametrize("data", [SHRINKS, os.urandom(WHOLE_BYTES + 1)], ids=["small", "large"])
+def test_moved_blob_reads_the_same(backend, data):
+    file = new_blob(data)
+    backend.put_new([file])
+    away = quarantine_name(file.name, "1")
+    assert backend.move(file.name, f"trash/20260101T000000Z/{file.name}")
+    assert backend.move(f"trash/20260101T000000Z/{file.name}", away)
+    assert (read(backend, away), backend.stat([file.name])) == (data, {})
+
+
+def test_moved_blob_does_not_replace(backend):
+    file, other = new_blob(b"one"), new_blob(b"other")
+    backend.put_new([file, other])
+    assert not backend.move(file.name, other.name)
+    assert (read(backend, file.name), read(backend, other.name)) == (b"one", b"other")
+
+
+def test_damaged_blob_is_corrupt_when_it_is_read(backend, objects):
+    file = new_blob(SHRINKS)
+    backend.put_new([file])
+    stored = bytes(objects.get(file.name).bytes())
+    objects.put(file.name, stored[:-20])
+    with backend.open(file.name) as stream, pytest.raises(Corrupt, match="expected 26000 bytes"):
+        stream.read()
+
+
+def test_stat_of_many(backend):
+    files = [new_blob(os.urandom(8)) for _ in range(40)]
+    backend.put_new(files)
+    assert backend.stat([file.name for file in files]).keys() == {file.name for file in files}
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a//b", "", "a\nb"])
+def test_name_that_leads_elsewhere_is_refused(backend, name):
+    calls: list[Callable[[], object]] = [
+        lambda: backend.open(name),
+        lambda: backend.stat([name]),
+        lambda: backend.move(name, None),
+        lambda: backend.move("ac/ab/x", name),
+        lambda: backend.put_new([new_file(name, b"")]),
+    ]
+    backend.put_new([new_file("ac/ab/x", b"x")])
+    for call in calls:
+        with pytest.raises(ValueError, match="name "):
+            call()
+
+
+def test_wrong_size_in_a_digest_is_refused(backend):
+    digest = Digest(sha256=digest_bytes(b"data").sha256, size_bytes=WHOLE_BYTES + 1)
+    with pytest.raises(Corrupt):
+        backend.put_new([NewFile(name=blob_name(digest.sha256), source=b"data", expected=digest)])
+
+
+def test_forked_child_is_refused(backend):
+    calls: list[Callable[[], object]] = [
+        lambda: backend.open("ac/ab/x"),
+        lambda: backend.stat(["ac/ab/x"]),
+        lambda: backend.move("ac/ab/x", None),
+        lambda: list(backend.list("")),
+        lambda: backend.put_new([new_file("ac/ab/x", b"x")]),
+        lambda: backend.put_new([new_blob(os.urandom(WHOLE_BYTES + 1))]),
+    ]
+    assert list(in_forked_child(calls)) == ["and this is its forked child"] * len(calls)
+
+
+def in_forked_child(calls: list[Callable[[], object]]) -> Iterator[str]:
+    """What each call says in a child, as far as it is the refusal."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # that a fork is a bad idea is what this shows
+        child = os.fork()
+    if not child:
+        for call in calls:
+            try:
+                call()
+            except StoreUnavailable as error:
+                os.write(writing, b"and this is its forked child\n" if "forked" in str(error) else b"?\n")
+            except NotInStore:
+                os.write(writing, b"asked\n")
+        os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with os.fdopen(reading) as said:
+        yield from said.read().splitlines()
+
+
+def test_backend_is_not_pickled(backend):
+    with pytest.raises(TypeError, match="holds credentials and is not pickled; send its URL"):
+        pickle.dumps(backend)
+
+
+def test_nothing_of_a_secret_is_in_the_backend(backend):
+    from tests.support.s3_server import ENVIRONMENT
+
+    shown = f"{backend!r} {vars(backend)!r} {vars(backend._client)!r}"
+    assert ENVIRONMENT["AWS_SECRET_ACCESS_KEY"] not in shown
+
+
+def test_source_with_an_unreadable_file_names_it(backend, tmp_path):
+    missing = NewFile(name="ac/ab/x", source=Path(tmp_path / "none"), expected=digest_bytes(b"x"))
+    with pytest.raises(UnusableCache, match="none"):
+        backend.put_new([missing])

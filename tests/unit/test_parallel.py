@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from cache_store.parallel import NUM_THREADS, each, threads_for
+from tests.support.stored import REPOSITORY
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 100])
+@pytest.mark.parametrize("num_threads", [1, 4])
+def test_each_keeps_the_order(count, num_threads):
+    assert each(lambda item: item * 2, range(count), num_threads=num_threads) == [
+        item * 2 for item in range(count)
+    ]
+
+
+def test_each_runs_items_at_once_and_not_more_than_asked():
+    barrier = threading.Barrier(3)
+    threads: set[int] = set()
+
+    def meet(_: int) -> None:
+        threads.add(threading.get_ident())
+        barrier.wait(30)
+
+    each(meet, range(12), num_threads=3)
+    assert len(threads) == 3
+
+
+def test_each_raises_the_first_error_in_order_after_all_threads_ended():
+    barrier = threading.Barrier(2)
+    done: list[int] = []
+
+    def fail(item: int) -> None:
+        barrier.wait(30)
+        done.append(item)
+        raise ValueError(f"item {item}")
+
+    with pytest.raises(ValueError, match="item 0"):
+        each(fail, range(2), num_threads=2)
+    assert sorted(done) == [0, 1]
+
+
+def test_each_begins_nothing_after_an_error():
+    begun: list[int] = []
+    failed = threading.Event()
+
+    def work(item: int) -> None:
+        begun.append(item)
+        if item == 0:
+            failed.set()
+            raise ValueError("item 0")
+        failed.wait(30)
+
+    with pytest.raises(ValueError, match="item 0"):
+        each(work, range(1000), num_threads=2)
+    assert len(begun) < 1000
+
+
+@pytest.mark.parametrize(
+    ("num_files", "size_bytes", "threads"),
+    [(1, 100, 1), (16, 4 << 20, 1), (17, 100, NUM_THREADS), (2, 5 << 20, NUM_THREADS)],
+)
+def test_threads_are_for_many_files_or_bytes(num_files, size_bytes, threads):
+    assert threads_for(num_files, size_bytes) == threads
+
+
+STUCK = """
+import threading
+from cache_store.parallel import each
+begun = threading.Barrier(3)
+def hang(_):
+    begun.wait()
+    threading.Event().wait()
+threading.Thread(target=each, args=(hang, range(2)), kwargs={"num_threads": 2}, daemon=True).start()
+begun.wait()
+"""
+
+
+def test_call_that_never_returns_keeps_no_process_from_ending():
+    subprocess.run([sys.executable, "-c", STUCK], check=True, timeout=60, cwd=REPOSITORY)

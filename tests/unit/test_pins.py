@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cache_store.errors import Conflict, NotInStore
+from tests.support.evicting import Evicting
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Evicting:
+    return Evicting(tmp_path)
+
+
+def test_pin_is_listed_with_its_reason_and_removed_again(memory):
+    record = memory.launch()
+    prefix = record.rpartition("/")[2][:12]
+    memory.store.pin(prefix, reason="baseline")
+    assert [(pin.record, pin.reason) for pin in memory.store.pins()] == [(record, "baseline")]
+    assert memory.store.unpin(prefix) == (record,)
+    assert memory.store.pins() == ()
+
+
+def test_launch_key_pins_all_its_records(memory):
+    records = {memory.launch(), memory.launch()}
+    memory.store.pin(next(iter(records)).split("/")[2])
+    assert {pin.record for pin in memory.store.pins()} == records
+
+
+def test_prefix_that_is_too_short_is_refused(memory):
+    memory.launch()
+    with pytest.raises(Conflict, match="at least 6"):
+        memory.store.pin("ab")
+
+
+def test_unknown_prefix_is_refused(memory):
+    memory.launch()
+    with pytest.raises(NotInStore):
+        memory.store.pin("f" * 40)
+
+
+def test_record_that_is_not_whole_is_not_pinned(memory):
+    record = memory.launch()
+    memory.backend.move(min(memory.names("ac/")), None)
+    with pytest.raises(NotInStore):
+        memory.store.pin(record.rpartition("/")[2])
+    assert memory.store.pins() == ()

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cache_store import connect
+from cache_store.circuit import Circuits
+from cache_store.errors import StoreUnavailable
+from cache_store.manifest import PartitionManifest
+from cache_store.publish_pending import publish_pending
+from cache_store.publish_queue import AwaitedPartition, WaitingLaunch, add_launch, add_partition, pending
+from cache_store.store import Store
+from cache_store.tier import Tier
+from cache_store.tiers import TieredBackend
+from cache_store.trust import Trust, generate_key_pair
+from tests.support.failing_backends import WaywardBackend, unavailable
+from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY, OFF, make_partition, open_store
+
+
+@pytest.fixture(autouse=True)
+def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect, "_circuits", Circuits())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "store")
+
+
+def queue_launch(cache: Path, *manifests: PartitionManifest) -> list[str]:
+    """Queue a launch of these partitions, and the partitions."""
+    keys = [add_partition(cache, LAUNCH_KEY, manifest) for manifest in manifests]
+    wait_for(cache, *zip(manifests, keys, strict=True))
+    return keys
+
+
+def wait_for(cache: Path, *members: tuple[PartitionManifest, str]) -> None:
+    partitions = tuple(
+        AwaitedPartition(partition=manifest.partition, rank=manifest.rank, manifest_key=key)
+        for manifest, key in members
+    )
+    add_launch(
+        cache,
+        WaitingLaunch(
+            launch_key=LAUNCH_KEY,
+            identity={"entrypoint": "sample:workload"},
+            world_size=len(partitions),
+            environment=ENVIRONMENT,
+            partitions=partitions,
+            created=CREATED,
+        ),
+    )
+
+
+def num_waiting(cache: Path) -> tuple[int, int]:
+    found = pending(cache)
+    return len(found.partitions), len(found.launches)
+
+
+def test_nothing_waits_and_nothing_happens(store, cache):
+    report = publish_pending(store, cache)
+    assert (report.published, report.committed, report.kept, report.problems) == ((), (), {}, ())
+
+
+def test_launch_that_waited_is_whole_in_the_store(store, cache, tmp_path):
+    keys = queue_launch(cache, *(make_partition(cache, rank=rank, world_size=2) for rank in range(2)))
+    report = publish_pending(store, cache)
+    assert (sorted(report.published), len(report.committed), report.kept) == (sorted(keys), 1, {})
+    assert num_waiting(cache) == (0, 0)
+    (record,) = store.launches(LAUNCH_KEY)
+    assert (record.created, record.world_size) == (CREATED, 2)
+    outcome = store.fetch_partitions(record.partitions, tmp_path / "fetched")
+    assert (len(outcome.partitions), outcome.faults) == (2, ())
+
+
+def test_what_was_published_twice_is_there_once(store, cache):
+    queue_launch(cache, make_partition(cache))
+    publish_pending(store, cache)
+    queue_launch(cache, make_partition(cache))
+    assert publish_pending(store, cache).kept == {}
+    assert len(store.launches(LAUNCH_KEY)) == 1
+
+
+def test_launch_waits_for_partitions_of_other_nodes(store, tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    mine, theirs = (make_partition(root, rank=rank, world_size=2) for rank, root in enumerate((here, there)))
+    key = add_partition(there, LAUNCH_KEY, theirs)
+    wait_for(here, (mine, add_partition(here, LAUNCH_KEY, mine)), (theirs, key))
+    (reason,) = publish_pending(store, here).kept.values()
+    assert "partitions of ranks 1 are not in the store; publish first on their nodes" in reason
+    assert (num_waiting(here), store.launches(LAUNCH_KEY)) == ((0, 1), ())
+    publish_pending(store, there)
+    assert len(publish_pending(store, here).committed) == 1
+    assert len(store.launches(LAUNCH_KEY)) == 1
+
+
+def damage(path: Path) -> None:
+    path.write_bytes(b"changed")
+
+
+@pytest.mark.parametrize("spoil", [Path.unlink, damage, lambda path: path.chmod(0o644)])
+def test_partition_whose_artifacts_are_not_as_they_were_is_kept_with_its_reason(
+    store: Store, cache: Path, spoil: Callable[[Path], None]
+):
+    bad, good = make_partition(cache, rank=0, world_size=2), make_partition(cache, rank=1, world_size=2)
+    keys = queue_launch(cache, bad, good)
+    spoil(cache / bad.artifacts[0].path)
+    report = publish_pending(store, cache)
+    assert report.published == (keys[1],)
+    assert len(report.kept) == 2
+    assert num_waiting(cache) == (1, 1)
+    assert store.launches(LAUNCH_KEY) == ()
+
+
+def test_store_that_is_away_keeps_everything_with_the_reason(cache):
+    backend = WaywardBackend()
+    backend.failure = unavailable("connection refused", transport=True)
+    queue_launch(cache, make_partition(cache))
+    report = publish_pending(Store(backend, trust=OFF, location="s3://bucket"), cache)
+    assert ["connection refused" in reason for reason in report.kept.values()] == [True, True]
+    assert num_waiting(cache) == (1, 1)
+
+
+def test_required_place_that_is_away_is_an_error(cache):
+    backend = WaywardBackend()
+    backend.failure = unavailable("connection refused", transport=True)
+    queue_launch(cache, make_partition(cache))
+    tiers = TieredBackend([Tier(name="far", backend=backend, mode="required")])
+    with pytest.raises(StoreUnavailable, match="connection refused") as caught:
+        publish_pending(Store(tiers, trust=OFF, location="far"), cache)
+    assert caught.value.required
+    assert num_waiting(cache) == (1, 1)
+
+
+def test_what_only_the_near_place_took_waits_on(cache):
+    near, far = WaywardBackend(), WaywardBackend()
+    far.failure = unavailable("connection refused", transport=True)
+    tiers = TieredBackend([Tier(name="near", backend=near), Tier(name="far", backend=far)])
+    queue_launch(cache, make_partition(cache))
+    store = Store(tiers, trust=OFF, location="near, far")
+    report = publish_pending(store, cache)
+    assert ["far is away: connection refused" in reason for reason in report.kept.values()] == [True, True]
+    assert num_waiting(cache) == (1, 1)
+    assert len(store.launches(LAUNCH_KEY)) == 1
+
+
+def test_what_waits_is_signed_when_it_is_published(cache, tmp_path):
+    queue_launch(cache, make_partition(cache))
+    unsigning = open_store(tmp_path / "store", Trust(policy="require"))
+    report = publish_pending(unsigning, cache)
+    assert (report.published, num_waiting(cache)) == ((), (1, 1))
+    signing = open_store(tmp_path / "store", Trust(policy="require", signer=generate_key_pair("ci")))
+    assert len(publish_pending(signing, cache).committed) == 1
+
+
+def test_interrupted_between_publish_and_removal_it_is_done_again(store, cache, monkeypatch):
+    queue_launch(cache, make_partition(cache))
+
+    def killed(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("cache_store.publish_pending.forget", killed)
+        with pytest.raises(KeyboardInterrupt):
+            publish_pending(store, cache)
+    assert num_waiting(cache) == (1, 1)
+    report = publish_pending(store, cache)
+    assert (len(report.published), len(report.committed), num_waiting(cache)) == (1, 1, (0, 0))

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from cache_store.errors import UnusableCache
+from cache_store.single_flight import LOCK_NAME, LOCKS, single_flight
+from tests.support.stored import REPOSITORY
+
+HOLD = """
+import sys
+from pathlib import Path
+from cache_store.single_flight import single_flight
+with single_flight(Path(sys.argv[1]), timeout_s=0.0):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def is_free(cache: Path) -> bool:
+    lock = FileLock(cache / LOCKS / LOCK_NAME, blocking=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except TimeoutError:
+        return False
+    lock.release()
+    return True
+
+
+def test_lock_is_held_for_as_long_as_the_work_lasts(tmp_path):
+    with single_flight(tmp_path / "cache", timeout_s=1.0):
+        assert not is_free(tmp_path / "cache")
+    assert is_free(tmp_path / "cache")
+
+
+def test_lock_is_given_back_by_work_that_fails(tmp_path):
+    with pytest.raises(ValueError, match="work"), single_flight(tmp_path, timeout_s=1.0):
+        raise ValueError("work")
+    assert is_free(tmp_path)
+
+
+def test_lock_lies_in_a_private_directory(tmp_path):
+    with single_flight(tmp_path / "cache", timeout_s=1.0):
+        paths = [tmp_path / "cache", tmp_path / "cache" / LOCKS, tmp_path / "cache" / LOCKS / LOCK_NAME]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in paths] == [0o700, 0o700, 0o600]
+
+
+def test_directory_of_others_is_refused(tmp_path):
+    tmp_path.chmod(0o777)
+    refused = pytest.raises(UnusableCache, match="not writable by group or others")
+    with refused, single_flight(tmp_path, timeout_s=1.0):
+        pass
+
+
+def test_holder_that_was_killed_holds_no_lock(tmp_path):
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        assert not is_free(tmp_path)
+        os.kill(holder.pid, signal.SIGKILL)
+    assert is_free(tmp_path)

@@ -1,0 +1,83 @@
+"""What ranks found out about the store's places, handed on to all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from cache_store import connect
+from cache_store.circuit import Circuits
+from orchestrator.config import parse
+from orchestrator.launcher import Gang
+from orchestrator.listener import Silence
+from orchestrator.stages import Stages
+from orchestrator.stores import silent_places
+
+STORE = {"tiers": [{"path": "/near"}, {"path": "/far"}], "trust": {"policy": "off"}}
+
+
+class Ranks:
+    """Ranks that answer what they found silent, and remember what they were told."""
+
+    def __init__(self, *silent: tuple[str, ...]) -> None:
+        self.silent = silent
+        self.calls: list[tuple[str, tuple[int, ...], Any]] = []
+
+    def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
+        raise NotImplementedError
+
+    def call(
+        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
+    ) -> Iterator[tuple[int, Any]]:
+        del stage, timeout_s
+        self.calls.append((method, tuple(arguments), next(iter(arguments.values()))))
+        for rank in arguments:
+            yield rank, self.silent[rank] if method == "silent_places" else None
+
+    def stop(self) -> None:
+        raise NotImplementedError
+
+    def told(self) -> list[tuple[tuple[int, ...], Any]]:
+        return [(ranks, argument) for method, ranks, argument in self.calls if method == "leave_alone"]
+
+
+@pytest.fixture(autouse=True)
+def _new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect, "_circuits", Circuits())
+
+
+def stages_of(ranks: Ranks, store: Any = STORE) -> Stages:
+    data = {"workload": {"entrypoint": "a:b"}, "ranks": 3, "parallel": {"dp": 3}, "store": store}
+    return Stages(parse(data), ranks, Silence())
+
+
+def test_place_that_was_silent_for_all_who_were_asked_is_left_alone_by_everybody() -> None:
+    ranks = Ranks(("/far",), ("/near", "/far"), ())
+    stages = stages_of(ranks)
+    stages.agree_on_silence("fetch", [0, 1])
+    assert ranks.told() == [((0, 1, 2), (("/far",),))]
+    assert stages.config.store is not None
+    assert silent_places(stages.config.store) == ("/far",)
+
+
+def test_place_that_answered_somebody_is_left_to_each() -> None:
+    ranks = Ranks(("/far",), (), ("/far",))
+    stages_of(ranks).agree_on_silence("fetch", [0, 1, 2])
+    assert ranks.told() == []
+
+
+def test_ranks_are_told_once() -> None:
+    ranks = Ranks(("/far",), ("/far",), ("/far",))
+    stages = stages_of(ranks)
+    for stage in ("fetch", "compile", "load"):
+        stages.agree_on_silence(stage, [0])
+    assert len(ranks.told()) == 1
+
+
+@pytest.mark.parametrize(("store", "asked"), [(None, [0]), (STORE, [])], ids=["no store", "no ranks"])
+def test_nobody_is_asked_for_nothing(store: Any, asked: list[int]) -> None:
+    ranks = Ranks(("/far",), (), ())
+    stages_of(ranks, store).agree_on_silence("load", asked)
+    assert ranks.calls == []

@@ -1,0 +1,207 @@
+"""The store in a config: one place or several, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.config import Config, load, parse
+from orchestrator.errors import ConfigError
+from orchestrator.store_config import StoreConfig, TierConfig, is_secret
+
+HEAD: dict[str, Any] = {"workload": {"entrypoint": "models.tiny:workload"}, "ranks": 1}
+FILE = 'workload: {entrypoint: "models.tiny:workload"}\nranks: 1\n'
+
+
+def config_of(store: Any) -> Config:
+    return parse({**HEAD, "store": store})
+
+
+def store_of(store: Any) -> StoreConfig:
+    found = config_of(store).store
+    assert found is not None
+    return found
+
+
+def refusal(store: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        config_of(store)
+    return str(caught.value)
+
+
+def test_single_place_is_a_store_of_one_tier() -> None:
+    found = store_of({"path": "/s", "mode": "ro", "trust": {"policy": "off"}})
+    assert found.tiers == (TierConfig(path="/s", mode="ro"),)
+    assert found.trust.policy == "off"
+
+
+def test_tiers_keep_their_order() -> None:
+    found = store_of({"tiers": [{"path": "/near"}, {"path": "s3://far/prefix"}]})
+    assert [tier.path for tier in found.tiers] == ["/near", "s3://far/prefix"]
+
+
+def test_tier_has_defaults() -> None:
+    (tier,) = store_of({"path": "/s"}).tiers
+    assert (tier.mode, tier.flush, tier.answer_s, tier.options) == ("rw", "auto", 3.5, {})
+
+
+@pytest.mark.parametrize("off", ["off", False], ids=["quoted", "bare"])
+def test_tier_that_is_off_is_not_there(off: object) -> None:
+    found = store_of({"tiers": [{"path": "/near", "mode": off}, {"path": "/far"}]})
+    assert [tier.path for tier in found.tiers] == ["/far"]
+
+
+def test_store_that_is_off_is_none() -> None:
+    assert config_of({"path": "/s", "mode": "off"}).store is None
+
+
+def test_url_is_not_made_a_path_and_a_directory_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(FILE + "store: {tiers: [{path: near}, {path: 's3://far/a//b'}]}\n")
+    found = load("tiny.yaml").store
+    assert found is not None
+    assert [tier.path for tier in found.tiers] == [str(tmp_path / "near"), "s3://far/a//b"]
+
+
+def test_override_sets_the_single_place(tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(FILE + "store: {path: /s}\n")
+    found = load(
+        tmp_path / "tiny.yaml", ("store.path=s3://b/p", "store.mode=off", "store.mode=required")
+    ).store
+    assert found is not None
+    assert (found.tiers[0].path, found.tiers[0].mode) == ("s3://b/p", "required")
+
+
+def test_override_reaches_into_a_tier(tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(FILE + "store: {tiers: [{path: /near}, {path: /far}]}\n")
+    found = load(tmp_path / "tiny.yaml", ("store.tiers.1.mode=ro",)).store
+    assert found is not None
+    assert [tier.mode for tier in found.tiers] == ["rw", "ro"]
+
+
+@pytest.mark.parametrize("key", ["store.tiers.2.mode", "store.tiers.near.mode"])
+def test_override_of_a_tier_that_is_not_there_is_refused(tmp_path: Path, key: str) -> None:
+    (tmp_path / "tiny.yaml").write_text(FILE + "store: {tiers: [{path: /near}, {path: /far}]}\n")
+    with pytest.raises(ConfigError, match=f"store.tiers: found .*; expected what {key} can be set in"):
+        load(tmp_path / "tiny.yaml", (f"{key}=ro",))
+
+
+def test_misspelt_key_of_the_single_place_is_named_as_it_was_written() -> None:
+    text = refusal({"path": "/s", "anser_s": 3})
+    assert "store.anser_s: found an unknown key with value 3 (int)" in text
+    assert "did you mean store.answer_s?" in text
+
+
+def test_misspelt_key_of_a_tier_names_the_tier() -> None:
+    text = refusal({"tiers": [{"path": "/near"}, {"path": "/far", "flsh": "fsync"}]})
+    assert "store.tiers.1.flsh" in text
+    assert "did you mean store.tiers.1.flush?" in text
+
+
+def test_misspelt_trust_beside_a_single_place_is_recognised() -> None:
+    assert "did you mean store.trust?" in refusal({"path": "/s", "trsut": {}})
+
+
+def test_trust_of_one_tier_is_refused() -> None:
+    text = refusal({"tiers": [{"path": "/s", "trust": {"policy": "off"}}]})
+    assert "store.tiers.0.trust" in text
+    assert "did you mean store.trust?" in text
+
+
+def test_single_place_beside_tiers_is_refused() -> None:
+    assert "did you mean store.tiers.0.path?" in refusal({"tiers": [{"path": "/near"}], "path": "/far"})
+
+
+@pytest.mark.parametrize(
+    ("store", "key"),
+    [
+        ({}, "store.path"),
+        ({"tiers": []}, "store.tiers"),
+        ({"tiers": [{}]}, "store.tiers.0.path"),
+        ({"path": ""}, "store.path"),
+        ({"path": "/s", "mode": "readonly"}, "store.mode"),
+        ({"path": "/s", "mode": True}, "store.mode"),
+        ({"path": "/s", "flush": "sync"}, "store.flush"),
+        ({"path": "/s", "answer_s": 0}, "store.answer_s"),
+        ({"path": "s3://b", "options": {"allow_http": True}}, "store.options.allow_http"),
+        ({"path": "s3://b", "options": {"regoin": "x"}}, "store.options"),
+        ({"path": "/s", "options": {"region": "x"}}, "store.options"),
+        ({"path": "ftp://host/s"}, "store.path"),
+        ([{"path": "/s"}], "store"),
+    ],
+)
+def test_unusable_value_is_refused_once_by_its_key(store: Any, key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_of(store)
+    assert [problem.key for problem in caught.value.problems] == [key]
+
+
+SECRET = "hunter2"  # noqa: S105 - what must never be shown
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        {"path": "s3://b", "options": {"aws_secret_access_key": SECRET}},
+        {"path": "s3://b", "options": {"token": 3, "secret": SECRET}},
+        {"path": "s3://b", "aws_secret_access_key": SECRET},
+        {"path": f"s3://user:{SECRET}@bucket/prefix"},
+        {"tiers": [{"path": "s3://b", "options": {"account_key": SECRET}}]},
+    ],
+    ids=["option", "two options", "key", "url", "tier"],
+)
+def test_secret_is_refused_and_not_shown(store: Any) -> None:
+    text = refusal(store)
+    assert SECRET not in text
+    assert "not shown here" in text
+
+
+def test_secret_option_is_refused_with_the_remedy() -> None:
+    text = refusal({"path": "s3://b", "options": {"region": "x", "session_token": SECRET}})
+    assert "no session_token here; a config goes to every node: set credentials in the environment" in text
+
+
+def test_misspelt_option_is_named_with_those_that_are_known() -> None:
+    text = refusal({"path": "s3://b", "options": {"regoin": "x"}})
+    assert "only account_name, " in text
+    assert "region, " in text
+    assert "so not regoin" in text
+
+
+def test_secret_of_an_override_is_not_shown(tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(FILE + "store: {path: 's3://b'}\n")
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path / "tiny.yaml", (f"store.secret_key={SECRET}",))
+    assert SECRET not in str(caught.value)
+    assert "--set store.secret_key: store.secret_key" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("aws_secret_access_key", True),
+        ("access_key_id", True),
+        ("session_token", True),
+        ("account_key", True),
+        ("sas_key", True),
+        ("sse_customer_key_base64", True),
+        ("client_secret", True),
+        ("password", True),
+        ("google_application_credentials", True),
+        ("region", False),
+        ("endpoint", False),
+        ("skip_signature", False),
+        ("virtual_hosted_style_request", False),
+        ("sse_kms_key_id", False),
+        ("account_name", False),
+        ("container_credentials_relative_uri", False),
+    ],
+)
+def test_options_that_hold_secrets_are_known_by_their_names(name: str, *, expected: bool) -> None:
+    assert is_secret(name) is expected
+
+
+def test_location_names_every_tier() -> None:
+    assert store_of({"tiers": [{"path": "/near"}, {"path": "s3://far"}]}).location == "/near, s3://far"

@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import queue
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from cache_store.circuit import TICK_S, Answer, Ticks
+from cache_store.errors import NotInStore, StoreUnavailable
+from cache_store.layout import FORMAT_FILE
+from cache_store.supervisor import Supervisor, ping
+from cache_store.tier import Tier, TierMode
+from cache_store.tiers import TieredBackend
+from tests.support.failing_backends import WaywardBackend, new_file, unavailable
+
+NAME = "ac/ab/one"
+
+
+class FakeTime:
+    """Ticks that take no time; `slept_s` is how much would have passed."""
+
+    def __init__(self, *, tick_s: float = TICK_S) -> None:
+        self.slept_s = 0.0
+        self._tick_s = tick_s
+
+    def ticks(self) -> Ticks:
+        return Ticks(clock=lambda: self.slept_s, wait=self._wait)
+
+    def pass_until(self, seconds: float) -> None:
+        while self.slept_s < seconds:
+            threading.Event().wait(0.001)
+
+    def _wait(self, event: threading.Event, timeout_s: float) -> bool:
+        if event.wait(0.001):
+            return True
+        self.slept_s += max(timeout_s, self._tick_s)
+        return False
+
+
+def ping_now(tier: Tier, answer: Answer) -> None:
+    """Answer at once, unless the backend hangs."""
+    assert isinstance(tier.backend, WaywardBackend)
+    if not tier.backend.hangs:
+        answer("")
+
+
+@pytest.fixture
+def near() -> WaywardBackend:
+    return WaywardBackend()
+
+
+@pytest.fixture
+def far() -> Iterator[WaywardBackend]:
+    backend = WaywardBackend()
+    yield backend
+    backend.thaw()
+
+
+@pytest.fixture
+def time() -> FakeTime:
+    return FakeTime()
+
+
+@pytest.fixture
+def supervise(near: WaywardBackend, far: WaywardBackend, time: FakeTime) -> Callable[..., Supervisor]:
+    def make(*, far_mode: TierMode = "rw", only_far: bool = False) -> Supervisor:
+        tiers = [Tier(name="far", backend=far, mode=far_mode)]
+        if not only_far:
+            tiers.insert(0, Tier(name="near", backend=near))
+        return Supervisor(tiers, ticks=time.ticks(), ping=ping_now)
+
+    return make
+
+
+def put(view: TieredBackend) -> tuple[str, ...]:
+    return view.put_new([new_file(NAME, b"data")])
+
+
+def test_verb_gives_what_it_returns(supervise):
+    assert supervise().run(put) == (NAME,)
+
+
+def test_error_of_a_verb_comes_out_as_it_is_with_its_traceback(supervise):
+    def fail(view: TieredBackend) -> None:
+        with view.open(NAME):
+            pytest.fail("there is no such file")
+
+    with pytest.raises(NotInStore) as caught:
+        supervise().run(fail)
+    assert "fail" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+
+
+def test_hanging_place_among_others_is_left_out(supervise, near, far):
+    far.hangs = True
+    supervisor = supervise()
+    assert supervisor.run(put) == (NAME,)
+    assert near.stat([NAME])
+    assert [tier.state.state for tier in supervisor.tiers] == ["used", "away"]
+    assert supervisor.problems == [
+        str(supervisor.tiers[1].away()),
+    ]
+
+
+def test_hanging_place_costs_its_patience_and_a_second(supervise, far, time):
+    far.hangs = True
+    supervise().run(put)
+    assert time.slept_s <= 4.0 + 1.0 + 3 * TICK_S
+
+
+def test_place_that_is_left_alone_is_asked_no_more(supervise, far, time):
+    far.hangs = True
+    supervisor = supervise()
+    supervisor.run(put)
+    asked, slept_s = len(far.calls), time.slept_s
+    supervisor.run(lambda view: view.stat([NAME]))
+    assert len(far.calls) == asked
+    assert time.slept_s <= slept_s + 10 * TICK_S
+    assert len(supervisor.problems) == 1
+
+
+def test_only_place_that_hangs_is_an_error(supervise, far):
+    far.hangs = True
+    with pytest.raises(StoreUnavailable, match="no answer within 4 s") as caught:
+        supervise(only_far=True).run(put)
+    assert not caught.value.required
+
+
+def test_required_place_that_hangs_is_an_error_that_says_so(supervise, far):
+    far.hangs = True
+    with pytest.raises(StoreUnavailable, match="required store far") as caught:
+        supervise(far_mode="required").run(put)
+    assert caught.value.required
+
+
+def test_verb_left_behind_is_refused_its_next_call(supervise, near, far):
+    far.hangs = True
+    refusals: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def verb(view: TieredBackend) -> tuple[str, ...]:
+        try:
+            return put(view)
+        except StoreUnavailable as error:
+            refusals.put(str(error))
+            raise
+
+    supervise().run(verb)
+    far.thaw()
+    assert "given up" in refusals.get(timeout=60)
+    assert far.stat([NAME]).keys() == {NAME}
+
+
+def test_problems_of_a_verb_left_behind_are_dropped(supervise, far):
+    far.hangs = True
+    supervisor = supervise()
+    ended = threading.Event()
+
+    def verb(view: TieredBackend) -> None:
+        try:
+            view.stat([NAME])
+        finally:
+            view.problems.append(f"of {[tier.name for tier in view.tiers]}")
+            ended.set()
+
+    supervisor.run(verb)
+    far.thaw()
+    assert ended.wait(60)
+    assert supervisor.problems[1:] == ["of ['near']"]
+
+
+def test_fault_of_transport_leaves_the_place_out_at_once(supervise, far, time):
+    far.failure = unavailable("connection refused", transport=True)
+    supervisor = supervise()
+    assert supervisor.run(put) == (NAME,)
+    assert supervisor.tiers[1].circuit.reason == "connection refused"
+    assert time.slept_s < 1.0
+
+
+@pytest.mark.parametrize("reason", ["No space left on device", "Read-only file system", "Permission denied"])
+def test_answer_that_refuses_opens_no_circuit(supervise, far, reason):
+    far.failure = unavailable(reason)
+    supervisor = supervise()
+    supervisor.run(put)
+    assert not supervisor.tiers[1].circuit.is_open
+    assert [reason in problem for problem in supervisor.problems] == [True]
+
+
+def test_long_verb_on_a_living_place_is_not_left_behind(supervise, time):
+    supervisor = supervise()
+
+    def verb(view: TieredBackend) -> str:
+        time.pass_until(100)
+        return "done"
+
+    assert supervisor.run(verb) == "done"
+    assert [tier.circuit.is_open for tier in supervisor.tiers] == [False, False]
+
+
+def test_slow_ping_of_a_starved_process_opens_no_circuit(near, far):
+    """Each tick takes ten seconds: in all this process ran for less than the patience."""
+    time = FakeTime(tick_s=10.0)
+    pending: list[Answer] = []
+
+    def ping_slowly(tier: Tier, answer: Answer) -> None:
+        pending.append(answer)
+
+    supervisor = Supervisor([Tier(name="far", backend=far)], ticks=time.ticks(), ping=ping_slowly)
+
+    def verb(view: TieredBackend) -> str:
+        time.pass_until(300)
+        pending[0]("")
+        time.pass_until(400)
+        return "done"
+
+    assert supervisor.run(verb) == "done"
+    assert not far.hangs
+    assert not supervisor.tiers[0].circuit.is_open
+
+
+def test_interrupt_of_the_caller_is_not_held_back(near):
+    views: list[TieredBackend] = []
+    begun = threading.Event()
+    release = threading.Event()
+
+    def interrupted(event: threading.Event, timeout_s: float) -> bool:
+        begun.wait(60)
+        raise KeyboardInterrupt
+
+    def verb(view: TieredBackend) -> None:
+        views.append(view)
+        begun.set()
+        release.wait(60)
+
+    supervisor = Supervisor([Tier(name="near", backend=near)], ticks=Ticks(wait=interrupted), ping=ping_now)
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run(verb)
+    release.set()
+    with pytest.raises(StoreUnavailable, match="given up"):
+        views[0].stat([NAME])
+
+
+def test_ping_reads_the_format_and_tries_a_removal(near):
+    answers: list[str] = []
+    ping(Tier(name="near", backend=near), answers.append)
+    assert (near.calls, answers) == (["open", "move"], [""])
+    assert [info.name for info in near.list("")] == [FORMAT_FILE]
+
+
+def test_ping_of_a_read_only_place_writes_nothing(near):
+    ping(Tier(name="near", backend=near, mode="ro"), lambda fault: None)
+    assert near.calls == ["open"]
+
+
+@pytest.mark.parametrize(("transport", "heard"), [(True, "gone"), (False, "")])
+def test_ping_answers_with_faults_of_transport_only(near, transport, heard):
+    near.failure = unavailable("gone", transport=transport)
+    answers: list[str] = []
+    ping(Tier(name="near", backend=near), answers.append)
+    assert answers == [heard]
+
+
+def test_real_silence_is_found_out(near, far):
+    """The real clock and the real pings, with little patience."""
+    far.hangs = True
+    tiers = [Tier(name="near", backend=near), Tier(name="far", backend=far, answer_s=0.2)]
+    assert Supervisor(tiers).run(put) == (NAME,)
+    assert near.stat([NAME])

@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from cache_store.directory import DirectoryBackend
+from cache_store.directory_listing import DirectoryListing
+from cache_store.documents import Documents
+from cache_store.errors import Conflict, Corrupt, NotInStore, Untrusted, UnusableCache
+from cache_store.layout import DIRECTORIES
+from cache_store.sync.pull import pull
+from cache_store.sync.push import push
+from cache_store.trust import Trust, generate_key_pair
+from tests.support.stored import blob_path, overwrite, stored
+
+COMPONENTS = {"torch": "2.13.0", "per": "node"}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def documents(root: Path) -> Documents:
+    return Documents(backend=DirectoryBackend(root), trust=Trust(policy="off"))
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A directory as another tool makes it: modes of the umask, a lock, and files on their way in."""
+    directory = tmp_path / "cache"
+    for name, data in {
+        "ab/kernel.so": b"\x7fELF" * 1000,
+        "ab/kernel.json": b"{}",
+        "graph.py": b"def call(): ...\n",
+        "again.py": b"def call(): ...\n",
+        "empty": b"",
+    }.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        path.chmod(0o644)
+    (directory / "ab" / "kernel.so").chmod(0o755)
+    (directory / "locks").mkdir()
+    (directory / "locks" / "graph.lock").touch()
+    (directory / "graph.py.lock").touch()
+    (directory / "new.1234.tmp").write_bytes(b"half")
+    return directory
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def kept(directory: Path) -> dict[str, bytes]:
+    return {name: data for name, data in contents(directory).items() if not name.endswith((".lock", ".tmp"))}
+
+
+def test_pull_restores_what_push_stored_without_locks_and_temporary_files(documents, cache, tmp_path):
+    push(documents, "mine", cache, COMPONENTS)
+    report = pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
+    assert contents(tmp_path / "elsewhere") == kept(cache)
+    assert (report.num_files, report.num_new, report.num_kept) == (5, 5, 0)
+
+
+def test_pulled_files_are_private_and_keep_only_the_owner_s_right_to_execute(documents, cache, tmp_path):
+    (cache / "graph.py").chmod(0o4755)  # set-uid
+    push(documents, "mine", cache, COMPONENTS)
+    pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
+    modes = {path.name: path.stat().st_mode & 0o7777 for path in (tmp_path / "elsewhere").rglob("*")}
+    private = dict.fromkeys(("kernel.json", "again.py", "empty"), 384)
+    assert modes == {**private, "ab": 0o700, "kernel.so": 0o700, "graph.py": 0o700}
+
+
+def test_equal_files_are_stored_once_and_share_no_inode(documents, cache, root, tmp_path):
+    report = push(documents, "mine", cache, COMPONENTS)
+    assert (report.num_files, report.num_blobs_new, len(stored(root, "cas"))) == (5, 4, 4)
+    pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
+    assert all(path.stat().st_nlink == 1 for path in (tmp_path / "elsewhere").rglob("*") if path.is_file())
+
+
+def test_unchanged_push_writes_nothing(documents, cache, root):
+    push(documents, "mine", cache, COMPONENTS)
+    before = stored(root, "")
+    assert not push(documents, "mine", cache, COMPONENTS).created
+    assert stored(root, "") == before
+
+
+def test_pull_takes_the_newest_push(documents, cache, tmp_path):
+    push(documents, "mine", cache, COMPONENTS)
+    (cache / "graph.py").write_bytes(b"def call(): return 2\n")
+    assert push(documents, "mine", cache, COMPONENTS).created
+    pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
+    assert (tmp_path / "elsewhere" / "graph.py").read_bytes() == b"def call(): return 2\n"
+
+
+def test_other_component_is_a_miss_that_names_it(documents, cache, tmp_path):
+    push(documents, "mine", cache, COMPONENTS)
+    with pytest.raises(NotInStore, match=r"torch 2\.13\.0 -> 2\.14\.0"):
+        pull(documents, "mine", tmp_path / "elsewhere", {**COMPONENTS, "torch": "2.14.0"})
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_other_tool_is_a_miss(documents, cache, tmp_path):
+    push(documents, "mine", cache, COMPONENTS)
+    with pytest.raises(NotInStore, match="nothing comparable"):
+        pull(documents, "another", tmp_path / "elsewhere", COMPONENTS)
+
+
+def test_pull_leaves_files_that_are_there_alone_and_adds_the_others(documents, cache, tmp_path):
+    push(documents, "mine", cache, COMPONENTS)
+    target = tmp_path / "elsewhere"
+    target.mkdir(mode=0o700)
+    (target / "graph.py").write_bytes(b"the tool's own")
+    report = pull(documents, "mine", target, COMPONENTS)
+    assert contents(target) == {**kept(cache), "graph.py": b"the tool's own"}
+    assert (report.num_new, report.num_kept) == (4, 1)
+
+
+def test_damaged_blob_is_corrupt_nothing_is_laid_out_and_a_push_repairs_it(documents, cache, root, tmp_path):
+    push(documents, "mine", cache, COMPONENTS)
+    data = b"def call(): ...\n"
+    overwrite(blob_path(root, data), b"X" * len(data))
+    with pytest.raises(Corrupt, match="sha256"):
+        pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
+    assert contents(tmp_path / "elsewhere") == {}
+    push(documents, "mine", cache, COMPONENTS)
+    pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
+    assert contents(tmp_path / "elsewhere") == kept(cache)
+
+
+def test_missing_blob_is_a_miss_that_names_the_file(documents, cache, root, tmp_path):
+    push(documents, "mine", cache, COMPONENTS)
+    blob_path(root, b"{}").unlink()
+    with pytest.raises(NotInStore, match=r"ab/kernel\.json"):
+        pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
+
+
+def test_links_are_not_followed_and_said_to_be_left_out(documents, cache, tmp_path):
+    (tmp_path / "secret").write_text("secret")
+    (cache / "link").symlink_to(tmp_path / "secret")
+    assert push(documents, "mine", cache, COMPONENTS).left_out == (
+        "link: no regular file (a link, socket or device)",
+    )
+
+
+def test_file_that_others_can_write_is_left_out(documents, cache):
+    (cache / "graph.py").chmod(0o666)
+    (left_out,) = push(documents, "mine", cache, COMPONENTS).left_out
+    assert left_out.startswith("graph.py: ")
+    assert "0666" in left_out
+
+
+def test_directory_that_others_can_write_is_refused(documents, cache):
+    cache.chmod(0o777)
+    with pytest.raises(UnusableCache, match="0777"):
+        push(documents, "mine", cache, COMPONENTS)
+
+
+def test_absent_directory_is_refused(documents, tmp_path):
+    with pytest.raises(UnusableCache, match="No such file"):
+        push(documents, "mine", tmp_path / "absent", COMPONENTS)
+
+
+def test_unknown_tool_that_names_its_path_is_pulled_at_the_same_path_only(documents, cache, tmp_path):
+    (cache / "graph.py").write_bytes(f"open({str(cache)!r})".encode())
+    push(documents, "mine", cache, COMPONENTS)
+    with pytest.raises(Conflict, match=r"graph\.py contain the old path.*bind mount"):
+        pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
+    before = kept(cache)
+    cache.rename(tmp_path / "gone")
+    pull(documents, "mine", cache, COMPONENTS)
+    assert contents(cache) == before
+
+
+def test_triton_groups_are_made_to_name_the_new_path(documents, tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    (old / "HASH").mkdir(parents=True)
+    (old / "HASH" / "k.cubin").write_bytes(b"cubin")
+    group = {"child_paths": {"k.cubin": str(old / "HASH" / "k.cubin"), "other": f"{old}2/k.cubin"}}
+    (old / "HASH" / "__grp__k.json").write_text(json.dumps(group))
+    push(documents, "triton", old, COMPONENTS)
+    assert pull(documents, "triton", new, COMPONENTS).num_rewritten == 1
+    pulled = json.loads((new / "HASH" / "__grp__k.json").read_text())["child_paths"]
+    assert pulled == {"k.cubin": str(new / "HASH" / "k.cubin"), "other": f"{old}2/k.cubin"}
+    assert Path(pulled["k.cubin"]).read_bytes() == b"cubin"
+
+
+def test_vllm_handles_are_made_to_name_the_new_path(documents, tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    (old / "c473/rank_0_0/backbone").mkdir(parents=True)
+    artifact = old / "c473/rank_0_0/backbone/artifact_0"
+    artifact.write_bytes(b"compiled")
+    handles = {((1, 8), 0, "inductor"): ("artifact_0", str(artifact))}
+    (old / "c473/rank_0_0/backbone/vllm_compile_cache.py").write_text(repr(handles))
+    push(documents, "vllm", old, COMPONENTS)
+    pull(documents, "vllm", new, COMPONENTS)
+    text = (new / "c473/rank_0_0/backbone/vllm_compile_cache.py").read_text()
+    assert text == repr(handles).replace(str(old), str(new))
+
+
+def test_relocation_to_a_path_that_files_may_quote_is_refused(documents, tmp_path):
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "__grp__k.json").write_text(json.dumps({"child_paths": {"k": f"{old}/k"}}))
+    push(documents, "triton", old, COMPONENTS)
+    with pytest.raises(Conflict, match="characters"):
+        pull(documents, "triton", tmp_path / 'with "quotes"', COMPONENTS)
+
+
+def test_require_refuses_to_push_without_a_key_and_to_pull_what_is_unsigned(root, cache, tmp_path):
+    backend = DirectoryBackend(root)
+    require = Documents(backend=backend, trust=Trust(policy="require"))
+    with pytest.raises(Untrusted, match="signing key"):
+        push(require, "mine", cache, COMPONENTS)
+    assert stored(root, "cas") == []
+    push(Documents(backend=backend, trust=Trust(policy="off")), "mine", cache, COMPONENTS)
+    with pytest.raises(NotInStore, match="carries no signature"):
+        pull(require, "mine", tmp_path / "elsewhere", COMPONENTS)
+
+
+def test_signed_push_is_pulled_by_who_trusts_the_signer(root, cache, tmp_path):
+    backend, signer = DirectoryBackend(root), generate_key_pair("ci")
+    push(Documents(backend=backend, trust=Trust(policy="require", signer=signer)), "mine", cache, COMPONENTS)
+    reader = Trust(policy="require", trusted={"ci": signer.public_key})
+    pull(Documents(backend=backend, trust=reader), "mine", tmp_path / "elsewhere", COMPONENTS)
+    assert contents(tmp_path / "elsewhere") == kept(cache)
+
+
+def test_pulled_artifacts_that_nobody_signed_mark_their_directory(documents, cache, tmp_path):
+    push(documents, "torchair", cache, COMPONENTS)
+    pull(documents, "torchair", tmp_path / ".torchair_cache", COMPONENTS)
+    assert (tmp_path / ".torchair_cache" / ".unverified").exists()
+
+
+def test_listing_with_a_path_that_leaves_the_directory_is_refused():
+    file = {
+        "path": "../outside",
+        "sha256": "0" * 64,
+        "size_bytes": 1,
+        "executable": False,
+        "names_root": False,
+    }
+    with pytest.raises(ValueError, match=r"has the part '\.\.'"):
+        DirectoryListing.model_validate(
+            {
+                "tool": "mine", "components": {}, "root": "/x", "files": (file,),
+                "created": "2026-01-31T12:00:00+00:00",
+            }
+        )  # fmt: skip
+
+
+def test_damaged_listing_is_skipped_for_an_older_one(documents, cache, root, tmp_path):
+    push(documents, "mine", cache, COMPONENTS)
+    (first,) = stored(root, DIRECTORIES)
+    (cache / "graph.py").write_bytes(b"newer")
+    push(documents, "mine", cache, COMPONENTS)
+    (second,) = set(stored(root, DIRECTORIES)) - {first}
+    overwrite(second, second.read_bytes()[:-1] + b"?")
+    report = pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
+    assert (tmp_path / "elsewhere" / "graph.py").read_bytes() == b"def call(): ...\n"
+    assert len(report.problems) == 1
+
+
+def test_killed_pull_leaves_nothing_that_the_tool_would_see(documents, cache, tmp_path, monkeypatch):
+    push(documents, "mine", cache, COMPONENTS)
+
+    def die(source: str | Path, target: str | Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "rename", die)
+    monkeypatch.setattr(Path, "rename", die)
+    with pytest.raises(KeyboardInterrupt):
+        pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
+    assert contents(tmp_path / "elsewhere") == {}

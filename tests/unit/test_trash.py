@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from cache_store.backend import NewFile
+from cache_store.digests import digest_bytes
+from cache_store.layout import blob_name, trash_name
+from cache_store.trash import restore, restore_from, trashed
+from tests.support.memory_backend import MemoryBackend
+
+NAME, OTHER = blob_name("1" * 64), blob_name("2" * 64)
+EARLY, LATE = (datetime(2026, month, 1, tzinfo=UTC) for month in (1, 2))
+
+
+@pytest.fixture
+def backend() -> MemoryBackend:
+    return MemoryBackend()
+
+
+def put(backend: MemoryBackend, name: str, data: bytes = b"data") -> None:
+    backend.put_new([NewFile(name=name, source=data, expected=digest_bytes(data))])
+
+
+def read(backend: MemoryBackend, name: str) -> bytes:
+    with backend.open(name) as file:
+        return file.read()
+
+
+def test_restore_brings_back_what_is_gone(backend):
+    put(backend, trash_name(NAME, EARLY))
+    assert restore(backend, [NAME]) == {NAME}
+    assert [info.name for info in backend.list("")] == [NAME]
+
+
+def test_restore_says_what_stands_and_leaves_out_what_is_nowhere(backend):
+    put(backend, NAME)
+    assert restore(backend, [NAME, OTHER]) == {NAME}
+
+
+def test_restore_of_nothing_is_nothing(backend):
+    assert restore(backend, []) == frozenset()
+
+
+def test_restore_takes_the_copy_that_came_last(backend):
+    put(backend, trash_name(NAME, EARLY), b"older")
+    backend.now_s += 1
+    put(backend, trash_name(NAME, LATE), b"newer")
+    restore(backend, [NAME])
+    assert read(backend, NAME) == b"newer"
+
+
+def test_restore_leaves_what_stands_alone(backend):
+    put(backend, NAME, b"standing")
+    put(backend, trash_name(NAME, EARLY), b"older")
+    restore(backend, [NAME])
+    assert read(backend, NAME) == b"standing"
+
+
+def test_restored_file_is_young(backend):
+    put(backend, trash_name(NAME, EARLY))
+    backend.now_s += 1000
+    restore(backend, [NAME])
+    assert backend.stat([NAME])[NAME].modified_s == backend.now_s
+
+
+def test_copy_that_another_process_deleted_is_no_error(backend):
+    put(backend, trash_name(NAME, EARLY))
+    contents = trashed(backend)
+    backend.move(trash_name(NAME, EARLY), None)
+    assert restore_from(backend, frozenset([NAME]), contents) == frozenset()
+
+
+def test_file_that_another_process_restored_counts(backend):
+    put(backend, trash_name(NAME, EARLY))
+    contents = trashed(backend)
+    backend.move(trash_name(NAME, EARLY), NAME)
+    assert restore_from(backend, frozenset([NAME]), contents) == {NAME}
+
+
+def test_stranger_in_the_trash_is_left_out(backend):
+    put(backend, "trash/README")
+    assert trashed(backend) == {}

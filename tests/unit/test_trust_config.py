@@ -1,0 +1,148 @@
+"""What a config says of trust, and what the driver makes of it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from cache_store import trust_policy
+from cache_store.errors import Corrupt, Untrusted, UnusableCache
+from cache_store.keyring import generate, revoke
+from cache_store.revocations import Revocation
+from cache_store.signing_keys import key_id
+from cache_store.store import Store
+from orchestrator.config import load
+from orchestrator.store_config import TrustConfig
+from orchestrator.stores import open_store
+from orchestrator.trust import locate_trust, policy_of, warn_of_off
+from tests.support.stored import publish_launch
+
+REVOKED_ID = "1" * 32
+
+
+@pytest.fixture(autouse=True)
+def usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the user's keyring would be."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "config" / "warmrank" / "keys"
+
+
+@pytest.fixture
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    mounts = tmp_path / "mounts"
+    mounts.write_text("disk / ext4 rw 0 0\nserver:/x /mnt/nowhere nfs4 rw 0 0\n")
+    monkeypatch.setattr(trust_policy, "_MOUNTS", mounts)
+    return tmp_path
+
+
+def config(**fields: object) -> TrustConfig:
+    return TrustConfig.model_validate(fields)
+
+
+def test_paths_start_from_the_base(tmp_path):
+    trust = config(signing_key="keys/ci.pem", trusted_keys={"ci": "ci.pub.pem"})
+    located = locate_trust(trust, base=tmp_path)
+    assert located.signing_key == tmp_path / "keys" / "ci.pem"
+    assert located.trusted_keys == {"ci": tmp_path / "ci.pub.pem"}
+
+
+def test_without_a_keyring_none_is_used(tmp_path):
+    assert locate_trust(config(), base=tmp_path).keyring is None
+
+
+def test_the_users_keyring_is_used_where_there_is_one(tmp_path, usual):
+    generate(usual, "ci")
+    assert locate_trust(config(), base=tmp_path).keyring == usual
+
+
+@pytest.mark.parametrize("name", ["ci", "build.farm", "ci_2"])
+def test_signing_key_without_slash_or_suffix_is_a_key_of_the_keyring(tmp_path, usual, name):
+    generate(usual, name)
+    assert locate_trust(config(signing_key=name), base=tmp_path).signing_key == usual / f"{name}.pem"
+
+
+@pytest.mark.parametrize("path", ["ci.pem", "keys/ci", "/etc/warmrank/ci"])
+def test_signing_key_with_slash_or_suffix_is_a_path(tmp_path, path):
+    assert locate_trust(config(signing_key=path), base=tmp_path).signing_key == tmp_path / path
+
+
+def test_signing_key_of_a_keyring_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(UnusableCache, match=r"key ci.*warmrank keys generate"):
+        locate_trust(config(signing_key="ci"), base=tmp_path)
+
+
+def test_keyring_that_is_named_must_be_there(tmp_path):
+    with pytest.raises(UnusableCache, match="no directory"):
+        locate_trust(config(keyring="gone"), base=tmp_path)
+
+
+def test_what_the_keyring_revokes_travels_with_the_config(tmp_path, usual):
+    signer = generate(usual, "ci")
+    revoke(usual, Revocation(key_id=key_id(signer.public_key)))
+    located = locate_trust(config(revoked=[REVOKED_ID]), base=tmp_path)
+    assert set(located.revoked) == {REVOKED_ID, key_id(signer.public_key)}
+
+
+def test_damaged_revocations_stop_the_launch(tmp_path, usual):
+    generate(usual, "ci")
+    (usual / "revoked.json").write_text("")
+    with pytest.raises(Corrupt, match="list of revoked keys"):
+        locate_trust(config(), base=tmp_path)
+
+
+@pytest.mark.parametrize("revoked", ["ci", "1" * 31, "A" * 32])
+def test_revoked_are_ids(revoked):
+    with pytest.raises(ValidationError, match="revoked"):
+        config(revoked=[revoked])
+
+
+@pytest.mark.parametrize("policy", ["require", "warn", "off"])
+def test_a_policy_that_is_given_holds(local, policy):
+    for location in (str(local), "/mnt/nowhere", "s3://bucket"):
+        assert policy_of(config(policy=policy), [location]) == policy
+
+
+def test_policy_of_an_own_local_store_is_off(local):
+    assert policy_of(config(), [str(local / "store")]) == "off"
+
+
+@pytest.mark.parametrize("shared", ["/mnt/nowhere/store", "s3://bucket"])
+def test_policy_is_the_strictest_of_all_places(local, shared):
+    assert policy_of(config(), [str(local / "store"), shared]) == "require"
+
+
+def test_off_is_warned_of_once_for_each_shared_place(local, caplog):
+    warn_of_off(config(policy="off"), [str(local / "store"), "/mnt/nowhere/store"])
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "/mnt/nowhere/store" in record.getMessage()
+
+
+@pytest.mark.parametrize("policy", [None, "require", "warn"])
+def test_other_policies_are_not_warned_of(local, caplog, policy):
+    warn_of_off(config(policy=policy), ["/mnt/nowhere/store"])
+    assert caplog.records == []
+
+
+def test_store_of_a_config_signs_with_the_keyring_until_the_key_is_revoked(tmp_path, usual):
+    signer = generate(usual, "ci")
+    file = tmp_path / "launch.yaml"
+    file.write_text(
+        "workload: {entrypoint: 'a:b'}\nranks: 1\n"
+        f"store: {{path: {tmp_path / 'store'}, trust: {{policy: require, signing_key: ci}}}}\n"
+    )
+    publish_launch(_store(file), tmp_path / "cache")
+    assert len(_store(file).launches()) == 1
+    revoke(usual, Revocation(key_id=key_id(signer.public_key), reason="lost"))
+    assert _store(file).launches() == ()
+    with pytest.raises(Untrusted, match=r"revoked.*lost"):
+        publish_launch(_store(file), tmp_path / "other", environment={"torch": "2.12.0"})
+
+
+def _store(file: Path) -> Store:
+    config = load(file).store
+    assert config is not None
+    return open_store(config)

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from cache_store import trust_policy
+from cache_store.trust_policy import Entry, StorePlace, choose_policy, default_policy, resolve_policy
+
+OWN = Entry(path="/store", uid=7, mode=stat.S_IFDIR | 0o755, is_above=False)
+ROOT = Entry(path="/", uid=0, mode=stat.S_IFDIR | 0o755, is_above=True)
+TMP = Entry(path="/tmp", uid=0, mode=stat.S_IFDIR | 0o1777, is_above=True)  # noqa: S108
+
+
+def place(*entries: Entry, file_system: str = "ext4") -> StorePlace:
+    return StorePlace(file_system=file_system, entries=entries)
+
+
+def test_own_directory_on_a_local_disk_needs_no_signatures():
+    assert resolve_policy(place(OWN, TMP, ROOT), uid=7).policy == "off"
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "lustre", "gpfs", "fuse.sshfs", "cifs", "9p", ""])
+def test_file_system_that_may_be_shared_asks_for_signatures(kind):
+    choice = resolve_policy(place(OWN, ROOT, file_system=kind), uid=7)
+    assert choice.policy == "require"
+    assert (kind or "not known") in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        (Entry(path="/store", uid=8, mode=OWN.mode, is_above=False), "belongs to uid 8"),
+        (Entry(path="/store", uid=0, mode=OWN.mode, is_above=False), "belongs to uid 0"),
+        (Entry(path="/store/FORMAT", uid=8, mode=stat.S_IFREG | 0o644, is_above=False), "/store/FORMAT"),
+        (Entry(path="/store", uid=7, mode=stat.S_IFDIR | 0o775, is_above=False), "others can write /store"),
+        (Entry(path="/store", uid=7, mode=stat.S_IFDIR | 0o757, is_above=False), "mode 0757"),
+        (Entry(path="/store", uid=7, mode=stat.S_IFDIR | 0o1777, is_above=False), "mode 1777"),
+        (Entry(path="/data", uid=8, mode=OWN.mode, is_above=True), "/data belongs to uid 8"),
+        (Entry(path="/data", uid=0, mode=stat.S_IFDIR | 0o777, is_above=True), "others can write /data"),
+    ],
+)
+def test_place_that_others_can_write_asks_for_signatures(entry, reason):
+    choice = resolve_policy(place(OWN, entry, ROOT), uid=7)
+    assert choice.policy == "require"
+    assert reason in choice.reason
+
+
+@pytest.mark.parametrize("location", ["s3://bucket/prefix", "gs://bucket", "az://container"])
+def test_object_store_asks_for_signatures(location):
+    assert default_policy(location) == "require"
+
+
+@pytest.fixture
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that counts as one on a local disk, wherever the tests run."""
+    mounts = tmp_path / "mounts"
+    mounts.write_text("disk / ext4 rw 0 0\nserver:/x /mnt/nowhere nfs4 rw 0 0\n")
+    monkeypatch.setattr(trust_policy, "_MOUNTS", mounts)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["store", "deep/below/store"])
+def test_directory_that_is_not_there_yet_is_judged_by_those_above(local, name):
+    assert choose_policy(str(local / name)).policy == "off"
+
+
+def test_directory_on_a_network_file_system_is_not_touched(local, monkeypatch):
+    monkeypatch.setattr(Path, "resolve", lambda self: pytest.fail("looked at a mount that may be dead"))
+    assert "nfs4" in choose_policy("/mnt/nowhere/store").reason
+
+
+def test_link_is_judged_by_what_it_leads_to(local):
+    (local / "open").mkdir()
+    (local / "open").chmod(0o777)
+    (local / "link").symlink_to(local / "open")
+    assert "others can write" in choose_policy(str(local / "link")).reason
+
+
+def test_store_that_others_can_write_asks_for_signatures(local):
+    (local / "store").mkdir()
+    (local / "store").chmod(0o775)
+    assert default_policy(str(local / "store")) == "require"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_store_with_a_format_of_another_user_asks_for_signatures(local):
+    (local / "store").mkdir()
+    (local / "store" / "FORMAT").write_text("")
+    os.chown(local / "store" / "FORMAT", 12345, 12345)
+    assert "FORMAT belongs to uid 12345" in choose_policy(str(local / "store")).reason
+
+
+def test_place_that_cannot_be_looked_at_asks_for_signatures(local, monkeypatch):
+    monkeypatch.setattr(trust_policy, "_MOUNTS", local / "gone")
+    assert "cannot be looked at" in choose_policy(str(local)).reason
