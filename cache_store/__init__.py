@@ -1,8 +1,8 @@
 """Bytes, digests, manifests, publish, fetch and trust; knows neither torch nor ray.
 
-The public names below are loaded at their first use (PEP 562): a rank's warm load needs `cache_store.local`
-and `cache_store.keys` only, and must not pay for pydantic and cryptography. The function
-`cache_store.seed.seed` is not among them, because its module has its name.
+The public names below are loaded at their first use (PEP 562): a rank's warm load needs
+`cache_store.node.local` and `cache_store.keys` only, and must not pay for pydantic and cryptography. The
+function `cache_store.fetching.seed.seed` is not among them, because its module has its name.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cache_store.backend import BlobBackend, NewFile
+    from cache_store.backends.backend import BlobBackend, NewFile
     from cache_store.canonical import canonical_json
     from cache_store.digests import Digest, digest_bytes, digest_file
     from cache_store.errors import (
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
         UnusableCache,
     )
     from cache_store.explain import Nearest, explain_miss, nearest
+    from cache_store.fetching.seed import SeedReport
     from cache_store.keys import ComponentChange, changed_components, key_of
-    from cache_store.manifest import (
+    from cache_store.records.manifest import (
         ArtifactEntry,
         CaptureEntry,
         LaunchRecord,
@@ -37,9 +38,7 @@ if TYPE_CHECKING:
         utc_now,
     )
     from cache_store.reports import FetchReport, PublishReport, VerifyReport
-    from cache_store.seed import SeedReport
-    from cache_store.store import Store
-    from cache_store.trust import (
+    from cache_store.signing.trust import (
         Signer,
         Trust,
         TrustPolicy,
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
         load_trust,
         save_key_pair,
     )
+    from cache_store.store import Store
 
 __all__ = [
     "ArtifactEntry",
@@ -95,7 +95,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "backend": ("BlobBackend", "NewFile"),
+    "backends.backend": ("BlobBackend", "NewFile"),
     "canonical": ("canonical_json",),
     "digests": ("Digest", "digest_bytes", "digest_file"),
     "errors": (
@@ -110,7 +110,7 @@ _HOME = {
     ),
     "explain": ("Nearest", "explain_miss", "nearest"),
     "keys": ("ComponentChange", "changed_components", "key_of"),
-    "manifest": (
+    "records.manifest": (
         "ArtifactEntry",
         "CaptureEntry",
         "LaunchRecord",
@@ -121,9 +121,9 @@ _HOME = {
         "utc_now",
     ),
     "reports": ("FetchReport", "PublishReport", "VerifyReport"),
-    "seed": ("SeedReport",),
+    "fetching.seed": ("SeedReport",),
     "store": ("Store",),
-    "trust": (
+    "signing.trust": (
         "Signer",
         "Trust",
         "TrustPolicy",

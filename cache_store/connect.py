@@ -12,15 +12,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from cache_store.backend import BlobBackend
-from cache_store.circuit import Circuits, Ticks
-from cache_store.directory import DirectoryBackend
-from cache_store.durability import FlushChoice
+from cache_store.backends.backend import BlobBackend
+from cache_store.backends.circuit import Circuits, Ticks
+from cache_store.backends.directory import DirectoryBackend
+from cache_store.backends.durability import FlushChoice
+from cache_store.backends.tier import ANSWER_S, Tier, TierMode, TierState, away
+from cache_store.backends.tiers import TieredBackend
 from cache_store.errors import StoreUnavailable
+from cache_store.signing.trust import Trust
 from cache_store.store import Store
-from cache_store.tier import ANSWER_S, Tier, TierMode, TierState, away
-from cache_store.tiers import TieredBackend
-from cache_store.trust import Trust
 
 SpecMode = Literal["off", "ro", "rw", "required"]
 # One for each place and process: another store opened in it must not wait for a dead place again.
@@ -167,7 +167,7 @@ def open_backend(spec: TierSpec, *, create: bool) -> BlobBackend:
         StoreError: it is away, or no store that this release reads.
     """
     if "://" in spec.location:
-        from cache_store.object_store import ObjectBackend
+        from cache_store.backends.objects.store import ObjectBackend
 
         return ObjectBackend(
             spec.location,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cache_store.backend import NewFile
+from cache_store.backends.backend import NewFile
 from cache_store.errors import StoreError
-from cache_store.evict_plan import Choice
-from cache_store.manifest import PartitionRef
+from cache_store.records.manifest import PartitionRef
+from cache_store.upkeep.evict_plan import Choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

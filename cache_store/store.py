@@ -2,9 +2,9 @@
 
 Layout: see `cache_store.layout`. Invariants: blobs before the manifest, manifests before the launch record;
 whatever is read is verified, and whatever is damaged goes into quarantine and is an error here, a miss one
-level up. Every verb runs under `cache_store.supervisor`, so a place that falls silent costs seconds, and the
-verb goes on with the others. Process safety: any number of processes on any number of nodes may use one
-store at once; a `Store` itself is used by one thread at a time. It holds a private key when it signs, so open
+level up. Every verb runs under `cache_store.backends.supervisor`, so a place that falls silent costs seconds,
+and the verb goes on with the others. Process safety: any number of processes on any number of nodes may use
+one store at once; a `Store` itself is used by one thread at a time. It holds a private key when it signs, so open
 it where it is used (`cache_store.connect.open_store`), and send its location elsewhere.
 """
 
@@ -15,27 +15,30 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from cache_store import audit, fetch, last_use, launches, pinned, pins, spreading
-from cache_store.backend import BlobBackend
+from cache_store.backends import spreading
+from cache_store.backends.backend import BlobBackend
+from cache_store.backends.supervisor import Supervisor
+from cache_store.backends.tier import Tier, TierState
+from cache_store.backends.tiers import TieredBackend
 from cache_store.digests import Digest
-from cache_store.documents import Documents
 from cache_store.errors import NotInStore, StoreUnavailable
-from cache_store.evict import evict_places
-from cache_store.evict_plan import EvictPolicy
-from cache_store.launches import StoredLaunch
+from cache_store.fetching import fetch
+from cache_store.fetching.progress import OnProgress
 from cache_store.layout import manifest_name
-from cache_store.manifest import LaunchRecord, PartitionManifest, PartitionRef
-from cache_store.pinned import Pinned
-from cache_store.pins import Pin
-from cache_store.progress import OnProgress
+from cache_store.node.single_flight import LOCK_TIMEOUT_S, single_flight
+from cache_store.records import launches, pinned
+from cache_store.records.documents import Documents
+from cache_store.records.launches import StoredLaunch
+from cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef
+from cache_store.records.pinned import Pinned
 from cache_store.reports import EvictReport, FetchOutcome, PublishReport, VerifyReport
-from cache_store.single_flight import LOCK_TIMEOUT_S, single_flight
-from cache_store.supervisor import Supervisor
+from cache_store.signing.trust import Trust, TrustPolicy
 from cache_store.sync.pull import PullReport, pull
 from cache_store.sync.push import PushReport, push
-from cache_store.tier import Tier, TierState
-from cache_store.tiers import TieredBackend
-from cache_store.trust import Trust, TrustPolicy
+from cache_store.upkeep import audit, last_use, pins
+from cache_store.upkeep.evict import evict_places
+from cache_store.upkeep.evict_plan import EvictPolicy
+from cache_store.upkeep.pins import Pin
 
 T = TypeVar("T")
 

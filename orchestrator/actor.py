@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cache_store.errors import StoreError
-from cache_store.private_files import ensure_cache_dir, make_private_directories
+from cache_store.node.private_files import ensure_cache_dir, make_private_directories
 from orchestrator.launcher import Process
 from orchestrator.ports import free_port
 from orchestrator.rank_host import MakeWorker, RankHost, answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cache_store.tier import TierState
+from cache_store.backends.tier import TierState
 from orchestrator.identity import identity, launch_key
 from orchestrator.launcher import Seat
 from orchestrator.report import SCHEMA_VERSION, FunctionReport, RankReport, Report, totals

@@ -52,7 +52,7 @@ def evict(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
 ) -> None:
     """Take away what no launch needs any more; the trash keeps it for the grace."""
     with session(debug=debug):
-        from cache_store.evict_plan import EvictPolicy
+        from cache_store.upkeep.evict_plan import EvictPolicy
         from orchestrator import look
         from orchestrator.retention_tables import render_evicted
 

@@ -43,9 +43,9 @@ def generate(
 ) -> None:
     """Make a key pair and trust its public half."""
     with session(debug=debug):
-        from cache_store.keyring import generate as run
-        from cache_store.keyring import private_path, public_path
-        from cache_store.signing_keys import key_id
+        from cache_store.signing.keyring import generate as run
+        from cache_store.signing.keyring import private_path, public_path
+        from cache_store.signing.signing_keys import key_id
 
         place = _place(keyring)
         wanted = key_id(run(place, _name(name)).public_key)
@@ -90,8 +90,8 @@ def trust(
 ) -> None:
     """Trust a public key: what it signed may run here."""
     with session(debug=debug):
-        from cache_store.keyring import trust_key
-        from cache_store.signing_keys import key_id, load_public_key
+        from cache_store.signing.keyring import trust_key
+        from cache_store.signing.signing_keys import key_id, load_public_key
 
         place = _place(keyring)
         called = _name(name or file.name.removesuffix(".pem").removesuffix(".pub"))
@@ -118,8 +118,8 @@ def revoke(
 ) -> None:
     """Believe a key no more, whoever trusts it; one's own key then signs nothing."""
     with session(debug=debug):
-        from cache_store.keyring import revoke as run
-        from cache_store.revocations import revocation_of
+        from cache_store.signing.keyring import revoke as run
+        from cache_store.signing.revocations import revocation_of
         from orchestrator.key_list import list_keys
 
         place = _place(keyring)
@@ -145,7 +145,7 @@ def _place(keyring: Path | None) -> Path:
 
 
 def _name(name: str) -> str:
-    from cache_store.keyring import name_fault
+    from cache_store.signing.keyring import name_fault
 
     if fault := name_fault(name):
         raise typer.BadParameter(f"{name!r} {fault}", param_hint="NAME")

@@ -10,8 +10,8 @@ import os
 from collections.abc import Mapping
 
 from cache_store.errors import StoreError, StoreUnavailable, UnusableCache
-from cache_store.manifest import LaunchRecord, utc_now
-from cache_store.publish_queue import AwaitedPartition, WaitingLaunch, add_launch
+from cache_store.node.publish_queue import AwaitedPartition, WaitingLaunch, add_launch
+from cache_store.records.manifest import LaunchRecord, utc_now
 from orchestrator.errors import ranks_text
 from orchestrator.identity import identity, launch_key
 from orchestrator.stages import Stages

@@ -17,8 +17,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from cache_store.progress import OnProgress
-from cache_store.progress import Progress as Fetched
+from cache_store.fetching.progress import OnProgress
+from cache_store.fetching.progress import Progress as Fetched
 from orchestrator.report_table import size_text
 
 LINE_EVERY_S = 10.0

@@ -7,7 +7,7 @@ rank's manifest is in the store: a launch is whole in the store or absent.
 
 from __future__ import annotations
 
-from cache_store.manifest import utc_now
+from cache_store.records.manifest import utc_now
 from orchestrator import steps
 from orchestrator.assemble import Moved, Warm, assemble
 from orchestrator.commit import commit

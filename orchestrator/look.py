@@ -13,7 +13,7 @@ from pathlib import Path
 from cache_store.errors import StoreError, StoreUnavailable, os_errors_are_unavailable
 from cache_store.keys import changed_components
 from cache_store.layout import FORMAT_FILE, TOP_LEVEL
-from cache_store.manifest import (
+from cache_store.records.manifest import (
     ArtifactEntry,
     CaptureEntry,
     LaunchRecord,

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from cache_store.tier import TierState
+from cache_store.backends.tier import TierState
 from orchestrator.errors import ConfigError, ConfigProblem
 from orchestrator.store_report import Committed, NodeFetch, NodePublish, Nondeterministic
 from worker.results import Outcome, StageSeconds, Verification

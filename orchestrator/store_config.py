@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from cache_store.object_connection import KNOWN_OPTIONS, SCHEMES
-from cache_store.tier import ANSWER_S
+from cache_store.backends.objects.connection import KNOWN_OPTIONS, SCHEMES
+from cache_store.backends.tier import ANSWER_S
 from orchestrator.strict import Seconds, Strict
 
 TierMode = Literal["off", "ro", "rw", "required"]

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import cast
 
 from cache_store import connect
+from cache_store.backends.tier import TierState
 from cache_store.errors import StoreUnavailable
+from cache_store.signing.trust import Trust, TrustPolicy, load_trust
 from cache_store.store import Store
-from cache_store.tier import TierState
-from cache_store.trust import Trust, TrustPolicy, load_trust
 from orchestrator.store_config import StoreConfig, TierConfig, TrustConfig
 from orchestrator.trust import policy_of
 

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from cache_store.errors import UnusableCache
-from cache_store.trust import TrustPolicy
-from cache_store.trust_policy import PolicyChoice, choose_policy
+from cache_store.signing.trust import TrustPolicy
+from cache_store.signing.trust_policy import PolicyChoice, choose_policy
 from orchestrator.bounded import all_within
 from orchestrator.store_config import TrustConfig
 from worker.settings import settings
@@ -97,7 +97,7 @@ def _signing_key(trust: TrustConfig, keyring: Path | None, base: Path) -> Path |
 
 
 def _revoked(trust: TrustConfig, keyring: Path | None) -> tuple[str, ...]:
-    from cache_store.keyring import read_keyring
+    from cache_store.signing.keyring import read_keyring
 
     known = read_keyring(keyring).revoked if keyring else {}
     return tuple(sorted({*trust.revoked, *known}))

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cache_store.errors import StoreError
-from cache_store.local import check_private, is_variant_name
-from cache_store.progress import OnProgress
+from cache_store.fetching.progress import OnProgress
+from cache_store.node.local import check_private, is_variant_name
 from cache_store.reports import VerifyReport
 from cache_store.store import Store
 from orchestrator.look import NothingThere
@@ -66,7 +66,7 @@ def verify(
         store: the store.
         cache_dir: the cache directory.
         signatures_checked: the store was opened with the trust policy of a config.
-        repair: repair the store as far as that goes; see `cache_store.audit.verify_store`.
+        repair: repair the store as far as that goes; see `cache_store.upkeep.audit.verify_store`.
         on_progress: told now and then how far the store is.
 
     Raises:

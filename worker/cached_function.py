@@ -19,7 +19,7 @@ from time import perf_counter
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from cache_store.local import add_variant, add_variant_from, ensure_cache_dir, variants
+from cache_store.node.local import add_variant, add_variant_from, ensure_cache_dir, variants
 from worker import journal
 from worker.cache_options import CacheOptions, GuardMode, launch_defaults
 from worker.capture import CaptureOptions

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cache_store.errors import StoreError
 from cache_store.keys import changed_components
-from cache_store.local import variants
+from cache_store.node.local import variants
 from worker.errors import ArtifactCorrupt
 from worker.partition_paths import sibling_variants
 from worker.request import Request

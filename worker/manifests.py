@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cache_store.manifest import (
+from cache_store.records.manifest import (
     ArtifactEntry,
     CaptureEntry,
     PartitionManifest,

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from cache_store.keys import changed_components
-from cache_store.local import variants
+from cache_store.node.local import variants
 from worker.artifact import read
 from worker.errors import ArtifactCorrupt
 from worker.request import Request

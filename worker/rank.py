@@ -26,7 +26,7 @@ from worker.results import FunctionProbe, FunctionResult, Published, RankPlace, 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from cache_store.manifest import PartitionManifest
+    from cache_store.records.manifest import PartitionManifest
     from cache_store.store import Store
     from worker.cached_function import CachedFunction
     from worker.lookup import Found

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from cache_store.manifest import PartitionRef
+    from cache_store.records.manifest import PartitionRef
 
 ProbeState = Literal["hit", "adoptable", "miss"]
 Outcome = Literal["compiled", "loaded", "adopted"]

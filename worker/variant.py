@@ -11,7 +11,7 @@ from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from cache_store.digests import digest_bytes
-from cache_store.local import read_private
+from cache_store.node.local import read_private
 from worker.artifact import Artifact, parse
 from worker.capture import CaptureOptions, GraphRunner
 from worker.code_digests import function_digest

@@ -9,7 +9,7 @@ from math import exp
 from pathlib import Path
 
 from cache_store.digests import digest_file
-from cache_store.manifest import ArtifactEntry, PartitionManifest, utc_now
+from cache_store.records.manifest import ArtifactEntry, PartitionManifest, utc_now
 
 MIB = 1 << 20
 LAUNCH_KEY = "0f" * 32

@@ -15,10 +15,10 @@ from benchmarks.store_parts.tree import LAUNCH_KEY, Shape, describe, function_di
 from cache_store.connect import TierSpec
 from cache_store.connect import open_store as open_tiers
 from cache_store.digests import digest_file
-from cache_store.manifest import LaunchRecord, PartitionManifest, PartitionRef, utc_now
 from cache_store.parallel import NUM_THREADS, each
+from cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef, utc_now
+from cache_store.signing.trust import Trust
 from cache_store.store import Store
-from cache_store.trust import Trust
 
 
 def open_store(root: Path) -> Store:

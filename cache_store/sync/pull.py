@@ -19,28 +19,28 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from cache_store.backend import BlobBackend
-from cache_store.completeness import blob_faults
-from cache_store.copying import BlobSource, copy_blob
+from cache_store.backends.backend import BlobBackend
+from cache_store.backends.durability import choose_flush, flush_all
 from cache_store.digests import digest_bytes
-from cache_store.directory_listing import DirectoryListing, ListedFile, listing_key
-from cache_store.documents import Documents
-from cache_store.durability import choose_flush, flush_all
 from cache_store.errors import NotInStore
-from cache_store.last_use import mark_used
+from cache_store.fetching.completeness import blob_faults
+from cache_store.fetching.copying import BlobSource, copy_blob
 from cache_store.layout import directory_name
-from cache_store.private_files import (
+from cache_store.node.private_files import (
     ensure_cache_dir,
     make_private_directories,
     os_errors_are_unusable,
     sweep_debris,
     temporary_name,
 )
-from cache_store.single_flight import LOCK_TIMEOUT_S, single_flight
+from cache_store.node.single_flight import LOCK_TIMEOUT_S, single_flight
+from cache_store.node.unverified import mark_unverified
+from cache_store.records.documents import Documents
+from cache_store.sync.directory_listing import DirectoryListing, ListedFile, listing_key
 from cache_store.sync.newest import nearest_listing, newest_listing
 from cache_store.sync.relocate import Relocation, relocation
 from cache_store.sync.tools import tool_named
-from cache_store.unverified import mark_unverified
+from cache_store.upkeep.last_use import mark_used
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cache_store.directory_listing import ListedFile
 from cache_store.errors import Conflict
+from cache_store.sync.directory_listing import ListedFile
 from cache_store.sync.tools import Tool, is_rewritten
 
 MAX_REWRITTEN_BYTES = 64 << 20

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cache_store.errors import UnusableCache
+from cache_store.node.private_files import os_errors_are_unusable
 from cache_store.paths import path_fault
-from cache_store.private_files import os_errors_are_unusable
 from cache_store.sync.tools import is_left_out
 
 

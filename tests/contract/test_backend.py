@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache_store.backend import BlobBackend, NewFile
+from cache_store.backends.backend import BlobBackend, NewFile
+from cache_store.backends.directory import DirectoryBackend
+from cache_store.backends.objects.store import ObjectBackend
+from cache_store.backends.tier import Tier, TierMode
+from cache_store.backends.tiers import TieredBackend
 from cache_store.digests import Digest, digest_bytes
-from cache_store.directory import DirectoryBackend
 from cache_store.errors import Corrupt, NotInStore, UnusableCache
 from cache_store.layout import FORMAT_FILE, blob_name
-from cache_store.object_store import ObjectBackend
-from cache_store.tier import Tier, TierMode
-from cache_store.tiers import TieredBackend
 from tests.support.memory_backend import MemoryBackend
 from tests.support.s3_server import S3Server, new_prefix
 

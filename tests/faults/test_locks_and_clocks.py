@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from cache_store.private_files import temporary_name
-from cache_store.single_flight import LOCK_NAME, LOCK_TIMEOUT_S, LOCKS
+from cache_store.node.private_files import temporary_name
+from cache_store.node.single_flight import LOCK_NAME, LOCK_TIMEOUT_S, LOCKS
 from cache_store.steps import Step
 from tests.support.fault_child import DAY_S, laid_out
 from tests.support.forking import Forker, Trial

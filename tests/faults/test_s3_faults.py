@@ -15,11 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cache_store.backend import NewFile
+from cache_store.backends.backend import NewFile
+from cache_store.backends.objects.store import WHOLE_BYTES, ObjectBackend
 from cache_store.digests import digest_bytes
 from cache_store.errors import Corrupt, StoreError, StoreUnavailable
 from cache_store.layout import blob_name
-from cache_store.object_store import WHOLE_BYTES, ObjectBackend
 from tests.support.faulty_proxy import Fault, FaultyProxy, running_proxy
 from tests.support.s3_server import S3Server, new_prefix
 

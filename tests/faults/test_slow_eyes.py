@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.directory import DirectoryBackend
+from cache_store.backends.directory import DirectoryBackend
 from cache_store.errors import StoreError
 from cache_store.store import Store
 from tests.support.fault_child import laid_out

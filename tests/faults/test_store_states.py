@@ -24,9 +24,9 @@ from hypothesis.stateful import (
 from cache_store.digests import digest_bytes, digest_file
 from cache_store.errors import Conflict, EvictRefused, NotInStore, StoreError
 from cache_store.layout import blob_name, manifest_name
-from cache_store.manifest import LaunchRecord
-from cache_store.marks import references
+from cache_store.records.manifest import LaunchRecord
 from cache_store.steps import EVENT, Step
+from cache_store.upkeep.marks import references
 from tests.support.evicting import DAY_S, GRACE_S, Evicting
 
 EXAMPLES_A_ROUND = 15

@@ -14,10 +14,11 @@ import pytest
 
 from cache_store.canonical import canonical_json
 from cache_store.digests import digest_bytes
-from cache_store.envelope import ENVELOPE_FORMAT, MAX_HEADER_BYTES
 from cache_store.errors import Corrupt, NewerFormat, StoreError, Untrusted
 from cache_store.layout import manifest_name
-from cache_store.manifest import (
+from cache_store.paths import collision, path_fault
+from cache_store.records.envelope import ENVELOPE_FORMAT, MAX_HEADER_BYTES
+from cache_store.records.manifest import (
     MAX_COMPONENTS,
     MAX_DOCUMENT_BYTES,
     MAX_ENTRIES,
@@ -28,10 +29,9 @@ from cache_store.manifest import (
     PartitionRef,
     parse_manifest,
 )
-from cache_store.paths import collision, path_fault
-from cache_store.revocations import Revocation
-from cache_store.signing_keys import key_id
-from cache_store.trust import DocumentKind, Signer, Trust, TrustPolicy, generate_key_pair
+from cache_store.signing.revocations import Revocation
+from cache_store.signing.signing_keys import key_id
+from cache_store.signing.trust import DocumentKind, Signer, Trust, TrustPolicy, generate_key_pair
 from tests.support.hostile import (
     MUTATIONS,
     joined,

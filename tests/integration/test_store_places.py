@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from cache_store import connect
-from cache_store.circuit import Circuits
+from cache_store.backends.circuit import Circuits
+from cache_store.backends.objects.store import ObjectBackend
+from cache_store.backends.supervisor import ping
+from cache_store.backends.tier import Tier, TierMode
 from cache_store.connect import TierSpec, open_store
 from cache_store.errors import StoreUnavailable
-from cache_store.object_store import ObjectBackend
-from cache_store.supervisor import ping
-from cache_store.tier import Tier, TierMode
 from tests.support.s3_server import new_prefix
 from tests.support.stored import OFF, publish_launch, tree
 

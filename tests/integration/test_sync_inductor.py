@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.directory import DirectoryBackend
-from cache_store.documents import Documents
+from cache_store.backends.directory import DirectoryBackend
+from cache_store.records.documents import Documents
+from cache_store.signing.trust import Trust
 from cache_store.sync.pull import pull
 from cache_store.sync.push import push
-from cache_store.trust import Trust
 
 CHILD = """
 import json, torch

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cache_store.local import add_variant
+from cache_store.node.local import add_variant
 from worker.artifact import Artifact
 from worker.frame import Frame
 from worker.graph_facts import GraphFacts

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO
 
-from cache_store.backend import FileInfo, NewFile
+from cache_store.backends.backend import FileInfo, NewFile
 from cache_store.digests import digest_bytes
 from cache_store.errors import StoreUnavailable
 from cache_store.layout import FORMAT_FILE

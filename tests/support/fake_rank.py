@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cache_store.manifest import PartitionManifest
+from cache_store.records.manifest import PartitionManifest
 from worker.results import FunctionProbe, FunctionResult, Published, RankPlace, StageSeconds, Verification
 
 FUNCTIONS = ("Model.prefill", "Model.decode")

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cache_store import durability
+from cache_store.backends import durability
 from cache_store.steps import EVENT
 
 ERRORS = ("ENOSPC", "EDQUOT", "EIO", "EROFS", "EMFILE", "ESTALE")

@@ -87,7 +87,7 @@ def _afterwards(store: Store, far: Path) -> dict[str, Any]:
 
 
 def _backend(far: Path) -> Any:
-    from cache_store.directory import DirectoryBackend
+    from cache_store.backends.directory import DirectoryBackend
 
     return DirectoryBackend(far, create=False)
 

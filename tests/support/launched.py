@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from cache_store.manifest import LaunchRecord
+from cache_store.records.manifest import LaunchRecord
 from orchestrator.config import Config, load
 from orchestrator.identity import identity, launch_key
 from orchestrator.report import SCHEMA_VERSION, FunctionReport, RankReport, Report, totals

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from cache_store.backend import FileInfo, NewFile
+from cache_store.backends.backend import FileInfo, NewFile
 from cache_store.digests import digest_bytes
 from cache_store.errors import Corrupt, NotInStore
-from cache_store.private_files import open_private, os_errors_are_unusable
+from cache_store.node.private_files import open_private, os_errors_are_unusable
 
 
 class MemoryBackend:

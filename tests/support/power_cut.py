@@ -26,10 +26,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from cache_store import durability
+from cache_store.backends import durability
+from cache_store.backends.directory import DirectoryBackend
+from cache_store.backends.durability import Flush
 from cache_store.digests import digest_bytes
-from cache_store.directory import DirectoryBackend
-from cache_store.durability import Flush
 from cache_store.errors import StoreError
 from cache_store.layout import launch_name, manifest_name
 from cache_store.store import Store

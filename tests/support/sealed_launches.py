@@ -10,8 +10,8 @@ from cache_store.digests import digest_bytes
 from cache_store.errors import StoreError
 from cache_store.keys import key_of
 from cache_store.layout import blob_name
-from cache_store.manifest import PartitionManifest, PartitionRef
-from cache_store.private_files import create_private, make_private_directories
+from cache_store.node.private_files import create_private, make_private_directories
+from cache_store.records.manifest import PartitionManifest, PartitionRef
 from cache_store.store import Store
 from tests.support.stored import function_dir, make_partition, make_record, partition_name
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO
 
-from cache_store.backend import BlobBackend, FileInfo, NewFile
+from cache_store.backends.backend import BlobBackend, FileInfo, NewFile
 from cache_store.errors import NotInStore
 
 

@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from cache_store.backend import BlobBackend
+from cache_store.backends.backend import BlobBackend
 from cache_store.connect import TierSpec
 from cache_store.connect import open_store as open_tiers
 from cache_store.digests import digest_bytes
 from cache_store.keys import key_of
-from cache_store.local import add_variant
-from cache_store.manifest import (
+from cache_store.node.local import add_variant
+from cache_store.records.manifest import (
     ArtifactEntry,
     CaptureEntry,
     LaunchRecord,
@@ -20,8 +20,8 @@ from cache_store.manifest import (
     PartitionRef,
     RequestEntry,
 )
+from cache_store.signing.trust import Trust
 from cache_store.store import Store
-from cache_store.trust import Trust
 
 REPOSITORY = Path(__file__).parents[2]
 LAUNCH_KEY = key_of({"entrypoint": "sample:workload"})

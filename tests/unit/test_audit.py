@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from cache_store.errors import StoreUnavailable
+from cache_store.signing.trust import Trust
 from cache_store.store import Store
-from cache_store.trust import Trust
 from tests.support.stored import FUNCTIONS, blob_path, open_store, overwrite, publish_launch, stored, tree
 
 DECODE = FUNCTIONS["Llama.decode"]

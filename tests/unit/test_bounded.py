@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from cache_store.circuit import Ticks
+from cache_store.backends.circuit import Ticks
 from orchestrator.bounded import all_within
 
 

@@ -41,11 +41,9 @@ def test_unknown_name_is_an_attribute_error():
 
 
 def test_warm_load_imports_the_standard_library_only():
-    statement = (
-        "import cache_store, cache_store.local, cache_store.keys, cache_store.digests, cache_store.errors"
-    )
+    statement = "import cache_store.node.local, cache_store.keys, cache_store.digests, cache_store.errors"
     assert loaded_by(statement) & HEAVY == set()
 
 
 def test_whole_package_imports_neither_torch_nor_ray():
-    assert loaded_by("import cache_store.seed, cache_store.store") & {"torch", "ray"} == set()
+    assert loaded_by("import cache_store.fetching.seed, cache_store.store") & {"torch", "ray"} == set()

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from cache_store.keyring import private_path, public_path, read_keyring
-from cache_store.signing_keys import generate_key_pair, key_id, load_public_key, save_key_pair
+from cache_store.signing.keyring import private_path, public_path, read_keyring
+from cache_store.signing.signing_keys import generate_key_pair, key_id, load_public_key, save_key_pair
 from orchestrator.cli import app
 
 

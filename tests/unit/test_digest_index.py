@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from cache_store import digest_index
-from cache_store.digest_index import DigestIndex
 from cache_store.digests import Digest, digest_bytes, digest_stream
 from cache_store.errors import UnusableCache
+from cache_store.node import digest_index
+from cache_store.node.digest_index import DigestIndex
 
 DATA = b"bytes of an artifact"
 OTHER = DATA[::-1]

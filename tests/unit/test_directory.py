@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.backend import NewFile
+from cache_store.backends.backend import NewFile
+from cache_store.backends.directory import DirectoryBackend
 from cache_store.digests import digest_bytes
-from cache_store.directory import DirectoryBackend
-from cache_store.documents import quarantine
 from cache_store.errors import Corrupt, NewerFormat, StoreUnavailable
 from cache_store.parallel import each
+from cache_store.records.documents import quarantine
 from cache_store.steps import Step
 from tests.support.stored import stored
 
@@ -135,7 +135,7 @@ def test_put_new_flushes_bytes_before_names_and_names_last(root, monkeypatch):
 
 def test_put_new_tells_its_steps_in_order(backend, monkeypatch):
     steps: list[Step] = []
-    monkeypatch.setattr("cache_store.directory.reached", steps.append)
+    monkeypatch.setattr("cache_store.backends.directory.reached", steps.append)
     backend.put_new([new_file()])
     backend.put_new([new_file()])
     assert steps == [
@@ -154,7 +154,7 @@ def test_put_new_copies_several_files_at_once_the_largest_first(backend, monkeyp
         begun.extend(item[1].expected.size_bytes for item in items)
         return each(function, items, num_threads=4)
 
-    monkeypatch.setattr("cache_store.directory.each", in_threads)
+    monkeypatch.setattr("cache_store.backends.directory.each", in_threads)
     files = [new_file(f"cas/sha256/ab/{number}", bytes(number)) for number in range(20)]
     assert backend.put_new(files) == tuple(file.name for file in files)
     assert begun == list(reversed(range(20)))
@@ -177,7 +177,7 @@ def test_flush_may_be_chosen(root):
 def test_put_new_flushes_every_directory_up_to_the_root(backend, root, monkeypatch):
     flushed: list[str] = []
     monkeypatch.setattr(
-        "cache_store.directory.flush_all",
+        "cache_store.backends.directory.flush_all",
         lambda paths, **_: flushed.extend(path.relative_to(root).as_posix() for path in paths),
     )
     backend.put_new([new_file("cas/sha256/ab/1")])
@@ -187,7 +187,7 @@ def test_put_new_flushes_every_directory_up_to_the_root(backend, root, monkeypat
 def test_put_new_flushes_directories_above_only_until_their_names_are_durable(backend, root, monkeypatch):
     flushed: list[list[str]] = []
     monkeypatch.setattr(
-        "cache_store.directory.flush_all",
+        "cache_store.backends.directory.flush_all",
         lambda paths, **_: flushed.append(sorted(path.relative_to(root).as_posix() for path in paths)),
     )
     for name in ("cas/sha256/ab/1", "cas/sha256/ab/2", "cas/sha256/cd/1"):
@@ -206,7 +206,7 @@ def test_put_new_flushes_directories_above_again_after_a_flush_that_failed(backe
         if "cas" in flushed:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("cache_store.directory.flush_all", fail)
+    monkeypatch.setattr("cache_store.backends.directory.flush_all", fail)
     for _ in range(2):
         flushed.clear()
         with pytest.raises(StoreUnavailable):

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_store.envelope import (
+from cache_store.errors import Corrupt, NewerFormat, StoreError
+from cache_store.records.envelope import (
     MAX_HEADER_BYTES,
     Envelope,
     Producer,
@@ -12,7 +13,6 @@ from cache_store.envelope import (
     parse_envelope,
     signed_message,
 )
-from cache_store.errors import Corrupt, NewerFormat, StoreError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 PRODUCER = Producer(name="ci", key_id="0" * 32)

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from cache_store.manifest import PartitionRef
+from cache_store.node.unverified import UNVERIFIED
+from cache_store.records.manifest import PartitionRef
 from cache_store.reports import FetchReport
 from cache_store.store import Store
-from cache_store.unverified import UNVERIFIED
 from tests.support.stored import FUNCTIONS, LAUNCH_KEY, REPOSITORY, make_partition, open_store
 from tests.support.stored import tree as all_files
 
@@ -111,7 +111,7 @@ def test_threads_that_fetch_without_a_lock_agree(store, root, source, cache, mon
 FETCHER = """
 import sys
 from pathlib import Path
-from cache_store.manifest import PartitionRef
+from cache_store.records.manifest import PartitionRef
 from tests.support.stored import open_store
 root, cache, *refs = sys.argv[1:]
 store, refs = open_store(Path(root)), [PartitionRef.model_validate_json(ref) for ref in refs]

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from cache_store.progress import Progress
+from cache_store.fetching.progress import Progress
 from orchestrator.fetch_progress import Lines, fetch_progress
 
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import pytest
 
 from cache_store.errors import Conflict, Corrupt, UnusableCache
-from cache_store.keyring import (
+from cache_store.signing.keyring import (
     Keyring,
     generate,
     name_fault,
@@ -20,8 +20,8 @@ from cache_store.keyring import (
     revoke,
     trust_key,
 )
-from cache_store.revocations import Revocation, revocation_of
-from cache_store.signing_keys import generate_key_pair, key_id, load_signer
+from cache_store.signing.revocations import Revocation, revocation_of
+from cache_store.signing.signing_keys import generate_key_pair, key_id, load_signer
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 OTHER = generate_key_pair("other")

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from cache_store import connect
-from cache_store.circuit import Circuits
+from cache_store.backends.circuit import Circuits
 from cache_store.errors import StoreUnavailable
 from cache_store.layout import FORMAT_FILE
-from cache_store.publish_queue import pending
+from cache_store.node.publish_queue import pending
 from orchestrator.config import Config, parse
 from orchestrator.console import ExitCode, exit_code_of
 from orchestrator.errors import LaunchFailed
@@ -105,7 +105,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
 
 def num_silences(caplog: pytest.LogCaptureFixture) -> int:
     """How often a place was left alone: each costs its ``answer_s``, and nothing else waits."""
-    return sum(record.name == "cache_store.circuit" for record in caplog.records)
+    return sum(record.name == "cache_store.backends.circuit" for record in caplog.records)
 
 
 def tiers(near: str = "rw", far: str = "rw") -> dict[str, Any]:

@@ -8,9 +8,9 @@ from cache_store.digests import digest_bytes
 from cache_store.errors import Conflict, NotInStore, Untrusted
 from cache_store.keys import key_of
 from cache_store.layout import launch_name, manifest_name
-from cache_store.manifest import PartitionRef
+from cache_store.records.manifest import PartitionRef
+from cache_store.signing.trust import Trust, generate_key_pair
 from cache_store.store import Store
-from cache_store.trust import Trust, generate_key_pair
 from tests.support.stored import (
     ENVIRONMENT,
     LAUNCH_KEY,

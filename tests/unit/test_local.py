@@ -12,7 +12,7 @@ import pytest
 
 from cache_store.digests import digest_bytes
 from cache_store.errors import Corrupt, UnusableCache
-from cache_store.local import (
+from cache_store.node.local import (
     FRESH_S,
     MAX_VARIANTS,
     add_variant,

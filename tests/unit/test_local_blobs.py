@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.backend import FileInfo, NewFile
-from cache_store.digest_index import DigestIndex
+from cache_store.backends.backend import FileInfo, NewFile
+from cache_store.backends.tier import Tier, TierMode
+from cache_store.backends.tiers import TieredBackend
 from cache_store.digests import Digest, digest_bytes
 from cache_store.errors import StoreUnavailable
 from cache_store.layout import blob_name
-from cache_store.local_blobs import LocalBlobs, absent_blobs
-from cache_store.tier import Tier, TierMode
-from cache_store.tiers import TieredBackend
+from cache_store.node.digest_index import DigestIndex
+from cache_store.publishing.local_blobs import LocalBlobs, absent_blobs
 from tests.support.memory_backend import MemoryBackend
 
 DATA = b"bytes of an artifact"

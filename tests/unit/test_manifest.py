@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from cache_store.errors import Corrupt, NewerFormat, StoreError
-from cache_store.manifest import (
+from cache_store.records.manifest import (
     MAX_COMPONENTS,
     MAX_DOCUMENT_BYTES,
     MAX_ENTRIES,

@@ -10,7 +10,7 @@ import pytest
 
 from cache_store.digests import digest_file
 from cache_store.keys import key_of
-from cache_store.local import add_variant
+from cache_store.node.local import add_variant
 from cache_store.store import Store
 from tests.support.artifacts import make_artifact
 from tests.support.rank_spec import rank_spec

@@ -12,10 +12,10 @@ pytest.importorskip("obstore", reason="object stores are an extra: pip install '
 
 from obstore.exceptions import GenericError, PermissionDeniedError, UnauthenticatedError
 
+from cache_store.backends.objects.connection import connect
+from cache_store.backends.objects.errors import store_error
+from cache_store.backends.objects.store import ObjectBackend
 from cache_store.errors import NotInStore, StoreUnavailable
-from cache_store.object_connection import connect
-from cache_store.object_errors import store_error
-from cache_store.object_store import ObjectBackend
 
 URL = "s3://bucket/prefix"
 

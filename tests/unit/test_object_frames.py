@@ -13,8 +13,15 @@ pytest.importorskip("zstandard", reason="object stores are an extra: pip install
 
 import zstandard
 
+from cache_store.backends.objects.frames import (
+    ChunkFile,
+    decode,
+    decode_whole,
+    encode,
+    encode_stream,
+    is_framed,
+)
 from cache_store.errors import Corrupt
-from cache_store.object_frames import ChunkFile, decode, decode_whole, encode, encode_stream, is_framed
 
 NAME = "cas/sha256/ab/blob"
 SHRINKS = b"the same again and again. " * 1000

@@ -15,13 +15,13 @@ pytest.importorskip("obstore", reason="object stores are an extra: pip install '
 
 from obstore.store import ObjectStore, from_url
 
-from cache_store.backend import NewFile
+from cache_store.backends.backend import NewFile
+from cache_store.backends.directory import DirectoryBackend
+from cache_store.backends.objects.format import PROBE
+from cache_store.backends.objects.store import WHOLE_BYTES, ObjectBackend
 from cache_store.digests import Digest, digest_bytes
-from cache_store.directory import DirectoryBackend
 from cache_store.errors import Corrupt, NewerFormat, NotInStore, StoreUnavailable, UnusableCache
 from cache_store.layout import FORMAT_FILE, blob_name, quarantine_name
-from cache_store.object_format import PROBE
-from cache_store.object_store import WHOLE_BYTES, ObjectBackend
 from tests.support.s3_server import BUCKET, S3Server, new_prefix
 
 SHRINKS = b"the same again and again. " * 1000
@@ -184,7 +184,9 @@ def test_large_source_that_changes_while_it_is_sent_leaves_nothing(backend, s3_s
     path.touch(mode=0o600)
     path.write_bytes(data)
     file = NewFile(name=new_blob(data).name, source=path, expected=digest_bytes(data))
-    monkeypatch.setattr("cache_store.object_store._verify", lambda file: path.write_bytes(data[::-1]))
+    monkeypatch.setattr(
+        "cache_store.backends.objects.store._verify", lambda file: path.write_bytes(data[::-1])
+    )
     with pytest.raises(Corrupt, match=r"source of cas/.*found sha256 "):
         backend.put_new([file])
     assert backend.stat([file.name]) == {}
@@ -206,7 +208,7 @@ def test_source_of_a_name_that_exists_need_not_be_there(backend, tmp_path, size_
 
 
 def test_large_batch_is_not_kept_in_memory(backend, tmp_path, monkeypatch):
-    monkeypatch.setattr("cache_store.object_store._KEPT_BYTES", 10)
+    monkeypatch.setattr("cache_store.backends.objects.store._KEPT_BYTES", 10)
     files = [new_blob(os.urandom(6)) for _ in range(4)]
     assert set(backend.put_new(files)) == {file.name for file in files}
     assert [read(backend, file.name) for file in files] == [file.source for file in files]

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from cache_store.object_workers import for_each
+from cache_store.backends.objects.workers import for_each
 
 
 @pytest.mark.parametrize("count", [0, 1, 100])

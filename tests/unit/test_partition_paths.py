@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.local import add_variant
+from cache_store.node.local import add_variant
 from worker.partition_paths import model_directory, partition_name, sibling_variants
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cache_store.errors import StoreUnavailable
-from cache_store.local import check_private
+from cache_store.node.local import check_private
 from orchestrator.preseed import Node, NoStore, UnknownNode, choose, preseed, seed_here, this_node
 from orchestrator.verify import cached_files
 from tests.support.launched import loaded_config, store_launch

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cache_store.errors import UnusableCache
-from cache_store.private_files import (
+from cache_store.node.private_files import (
     DEBRIS_AGE_S,
     check_private,
     create_private,

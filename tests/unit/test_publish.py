@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.backend import NewFile
+from cache_store.backends.backend import NewFile
+from cache_store.backends.directory import DirectoryBackend
 from cache_store.connect import TierSpec
 from cache_store.connect import open_store as open_tiers
-from cache_store.digest_index import DigestIndex
 from cache_store.digests import Digest, digest_stream
-from cache_store.directory import DirectoryBackend
 from cache_store.errors import Corrupt, NotInStore, StoreUnavailable, Untrusted, UnusableCache
 from cache_store.layout import trash_name
-from cache_store.manifest import partition_key
+from cache_store.node.digest_index import DigestIndex
+from cache_store.records.manifest import partition_key
 from cache_store.reports import PublishReport
+from cache_store.signing.trust import Trust, generate_key_pair
 from cache_store.steps import Step
 from cache_store.store import Store
-from cache_store.trust import Trust, generate_key_pair
 from tests.support.store_child import KILLED
 from tests.support.store_processes import race, run_child
 from tests.support.stored import (
@@ -323,7 +323,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     clock_ns = DigestIndex._clock_ns
     monkeypatch.setattr(DigestIndex, "_clock_ns", lambda self: clock_ns(self) + 3600 * 10**9)
-    monkeypatch.setattr("cache_store.digest_index.digest_stream", recording)
+    monkeypatch.setattr("cache_store.node.digest_index.digest_stream", recording)
     return sizes
 
 

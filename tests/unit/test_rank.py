@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from cache_store.backends.tier import Tier
+from cache_store.backends.tiers import TieredBackend
 from cache_store.errors import StoreUnavailable
+from cache_store.signing.trust import Trust
 from cache_store.store import Store
-from cache_store.tier import Tier
-from cache_store.tiers import TieredBackend
-from cache_store.trust import Trust
 from tests.support import rank_workloads
 from tests.support.failing_backends import WaywardBackend
 from tests.support.rank_spec import rank_spec
@@ -260,7 +260,7 @@ def test_compile_waits_for_a_silent_store_once(cache: Path, caplog: pytest.LogCa
         compiled(cache, Store(tiers, trust=Trust(policy="off"), location="/store"))
     finally:
         place.thaw()
-    assert sum(record.name == "cache_store.circuit" for record in caplog.records) == 1
+    assert sum(record.name == "cache_store.backends.circuit" for record in caplog.records) == 1
     unshared = [
         record for record in caplog.records if "is not shared with other nodes" in record.getMessage()
     ]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cache_store.errors import NewerFormat, StoreUnavailable, UnusableCache
-from cache_store.unverified import mark_unverified
+from cache_store.node.unverified import mark_unverified
 from orchestrator.config import parse
 from orchestrator.launcher import Gang, Process, seat_ranks
 from orchestrator.opening import Opening, rank_spec

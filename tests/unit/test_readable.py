@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cache_store.local import add_variant
+from cache_store.node.local import add_variant
 from tests.support.small_models import Cached
 from tests.support.tracing import compiled
 from worker.artifact import Artifact

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cache_store.tier import TierState
+from cache_store.backends.tier import TierState
 from orchestrator.report import (
     SCHEMA_VERSION,
     FunctionReport,

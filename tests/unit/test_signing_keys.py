@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from cache_store.errors import Conflict, Corrupt, UnusableCache
-from cache_store.signing_keys import (
+from cache_store.signing.signing_keys import (
     Signer,
     generate_key_pair,
     key_id,

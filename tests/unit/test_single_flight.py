@@ -11,13 +11,13 @@ import pytest
 from filelock import FileLock
 
 from cache_store.errors import UnusableCache
-from cache_store.single_flight import LOCK_NAME, LOCKS, single_flight
+from cache_store.node.single_flight import LOCK_NAME, LOCKS, single_flight
 from tests.support.stored import REPOSITORY
 
 HOLD = """
 import sys
 from pathlib import Path
-from cache_store.single_flight import single_flight
+from cache_store.node.single_flight import single_flight
 with single_flight(Path(sys.argv[1]), timeout_s=0.0):
     print("held", flush=True)
     sys.stdin.read()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cache_store import connect
-from cache_store.circuit import Circuits
+from cache_store.backends.circuit import Circuits
 from orchestrator.config import parse
 from orchestrator.launcher import Gang
 from orchestrator.listener import Silence

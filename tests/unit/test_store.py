@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from cache_store.backends.tier import Tier, TierMode
+from cache_store.backends.tiers import TieredBackend
 from cache_store.errors import Conflict, Corrupt, NewerFormat, StoreUnavailable
 from cache_store.layout import blob_name
-from cache_store.manifest import parse_manifest
+from cache_store.node.unverified import UNVERIFIED
+from cache_store.records.manifest import parse_manifest
 from cache_store.store import Store
-from cache_store.tier import Tier, TierMode
-from cache_store.tiers import TieredBackend
-from cache_store.unverified import UNVERIFIED
 from tests.support.failing_backends import WaywardBackend, unavailable
 from tests.support.stored import (
     FUNCTIONS,
@@ -78,7 +78,7 @@ def test_manifest_with_path_traversal_is_refused(store, root, key):
 
 
 def test_oversized_manifest_is_refused(store, root, key, monkeypatch):
-    monkeypatch.setattr("cache_store.documents._MAX_ENVELOPE_BYTES", 100)
+    monkeypatch.setattr("cache_store.records.documents._MAX_ENVELOPE_BYTES", 100)
     with pytest.raises(Corrupt, match="at most 100 bytes"):
         store.manifest(key)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from cache_store import trust_policy
 from cache_store.errors import NewerFormat, StoreUnavailable
 from cache_store.layout import FORMAT_FILE
+from cache_store.signing import trust_policy
 from orchestrator import stores
 from orchestrator import trust as trust_module
 from orchestrator.config import parse

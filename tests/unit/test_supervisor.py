@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from cache_store.circuit import TICK_S, Answer, Ticks
+from cache_store.backends.circuit import TICK_S, Answer, Ticks
+from cache_store.backends.supervisor import Supervisor, ping
+from cache_store.backends.tier import Tier, TierMode
+from cache_store.backends.tiers import TieredBackend
 from cache_store.errors import NotInStore, StoreUnavailable
 from cache_store.layout import FORMAT_FILE
-from cache_store.supervisor import Supervisor, ping
-from cache_store.tier import Tier, TierMode
-from cache_store.tiers import TieredBackend
 from tests.support.failing_backends import WaywardBackend, new_file, unavailable
 
 NAME = "ac/ab/one"

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.backend import BlobBackend
+from cache_store.backends.backend import BlobBackend
+from cache_store.backends.tier import Tier, TierMode
+from cache_store.backends.tiers import TieredBackend
 from cache_store.digests import digest_bytes
 from cache_store.errors import Corrupt, NotInStore, StoreUnavailable
 from cache_store.layout import blob_name
-from cache_store.tier import Tier, TierMode
-from cache_store.tiers import TieredBackend
 from tests.support.failing_backends import WaywardBackend, new_file, unavailable
 
 DOCUMENT = "ac/ab/one"

@@ -522,7 +522,9 @@ def test_operator_has_a_path_that_leads_back_to_it(target: Any, path: str) -> No
     assert eval(path) is target  # noqa: S307 - a path of torch.ops
 
 
-@pytest.mark.parametrize("target", [torch.add, aten.add, torch.ops.higher_order.cond], ids=str)
+@pytest.mark.parametrize(
+    "target", [torch.add, aten.add, torch.ops.higher_order.cond], ids=["builtin", "packet", "higher order"]
+)
 def test_operator_without_an_overload_has_no_path(target: Any) -> None:
     with pytest.raises(NotPortable, match="which has no portable name"):
         operator_path(target)

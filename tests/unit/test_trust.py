@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache_store.errors import Corrupt, StoreError, Untrusted
-from cache_store.keyring import generate, revoke
-from cache_store.manifest import parse_manifest
-from cache_store.revocations import Revocation
-from cache_store.signing_keys import key_id
-from cache_store.trust import Trust, TrustPolicy, generate_key_pair, load_trust, save_key_pair
+from cache_store.records.manifest import parse_manifest
+from cache_store.signing.keyring import generate, revoke
+from cache_store.signing.revocations import Revocation
+from cache_store.signing.signing_keys import key_id
+from cache_store.signing.trust import Trust, TrustPolicy, generate_key_pair, load_trust, save_key_pair
 from tests.support.stored import make_partition
 
 KEY, OTHER_KEY = "1" * 64, "2" * 64

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from cache_store import trust_policy
 from cache_store.errors import Corrupt, Untrusted, UnusableCache
-from cache_store.keyring import generate, revoke
-from cache_store.revocations import Revocation
-from cache_store.signing_keys import key_id
+from cache_store.signing import trust_policy
+from cache_store.signing.keyring import generate, revoke
+from cache_store.signing.revocations import Revocation
+from cache_store.signing.signing_keys import key_id
 from cache_store.store import Store
 from orchestrator.config import load
 from orchestrator.store_config import TrustConfig

@@ -5,7 +5,7 @@ import stat
 import pytest
 
 from cache_store.errors import UnusableCache
-from cache_store.unverified import UNVERIFIED, admit, mark_unverified, refuse_unverified
+from cache_store.node.unverified import UNVERIFIED, admit, mark_unverified, refuse_unverified
 
 
 def test_unverified_directory_is_refused_under_require(tmp_path):

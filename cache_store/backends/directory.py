@@ -1,0 +1,267 @@
+"""A store in a directory: local disk or a network file system that many nodes mount.
+
+Invariants, beyond those of the port: what is on its way in lies in a private directory under ``tmp/``; all
+bytes of a batch, which several threads copy, are flushed before the first name is linked; names are linked,
+never renamed, because a link does not replace. Correctness rests on no lock: flock is local to a node on many
+shared file systems.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO, Final, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from cache_store.backends.backend import FileInfo, NewFile
+from cache_store.backends.durability import Flush, FlushChoice, choose_flush, flush_all
+from cache_store.canonical import canonical_json
+from cache_store.digests import TooLong, copy_and_digest, digest_bytes
+from cache_store.errors import Corrupt, NotInStore, StoreUnavailable, os_errors_are_unavailable
+from cache_store.layout import FORMAT_FILE, TMP, TOP_LEVEL
+from cache_store.node.private_files import sweep_debris, temporary_name
+from cache_store.parallel import each, threads_for
+from cache_store.paths import path_fault
+from cache_store.records.parsing import parse_document
+from cache_store.steps import Step, reached
+
+logger = logging.getLogger(__name__)
+
+STORE_FORMAT: Final = 1
+_MAX_FORMAT_BYTES = 4096
+_FORMAT_REMEDY = 'restore its one line, {"format":1,"digest":"sha256"}, or use another store'
+# Most names, at a tenth of the time that `path_fault` takes, which has the last word on all others.
+_PLAIN_NAME = re.compile(r"[0-9a-z]{1,64}(?:/[0-9a-z]{1,64}){0,4}", re.ASCII)
+_NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+
+
+class _Format(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal[1] = STORE_FORMAT
+    digest: Literal["sha256"] = "sha256"
+
+
+class DirectoryBackend:
+    """`BlobBackend` in the directory ``root``.
+
+    Args:
+        root: the directory.
+        create: make an absent or empty directory into a store; otherwise that is an error.
+        flush: how to flush; ``auto`` chooses by the file system's type.
+
+    Raises:
+        StoreUnavailable: the directory is none of a store, or cannot be used.
+        NewerFormat: a later release made the store.
+        Corrupt: its FORMAT file is damaged.
+    """
+
+    def __init__(self, root: Path, *, create: bool = True, flush: FlushChoice = "auto") -> None:
+        self.root = root.absolute()
+        self._durable_directories: set[Path] = set()  # their own names, not those inside
+        with os_errors_are_unavailable("store", self.root):
+            if create:
+                self.root.mkdir(parents=True, exist_ok=True)
+            self.flush: Flush = choose_flush(self.root, flush)
+            self._check_format(create=create)
+            if create:
+                sweep_debris(self.root / TMP)
+
+    def put_new(self, files: Sequence[NewFile]) -> tuple[str, ...]:
+        """See `BlobBackend.put_new`."""
+        with os_errors_are_unavailable(f"{len(files)} new files", self.root):
+            standing = self.stat(file.name for file in files)
+            absent = [file for file in files if file.name not in standing]
+            created = self._create(absent) if absent else ()
+            self._flush_names([file.name for file in files])
+        reached(Step.PUT_DURABLE)
+        return created
+
+    def open(self, name: str) -> BinaryIO:
+        """See `BlobBackend.open`."""
+        path = self._path(name)
+        with os_errors_are_unavailable("file", path):
+            try:
+                return path.open("rb")
+            except FileNotFoundError:
+                raise NotInStore(what=name, where=str(self.root)) from None
+
+    def stat(self, names: Iterable[str]) -> dict[str, FileInfo]:
+        """See `BlobBackend.stat`."""
+        found: dict[str, FileInfo] = {}
+        with os_errors_are_unavailable("files", self.root):
+            for name in names:
+                self._check_name(name)
+                try:
+                    found[name] = _info(name, os.stat(f"{self.root}/{name}"))  # noqa: PTH116 - by the thousand
+                except FileNotFoundError:
+                    continue
+        return found
+
+    def list(self, prefix: str) -> Iterator[FileInfo]:
+        """See `BlobBackend.list`."""
+        directory = prefix.rpartition("/")[0]
+        start = self._path(directory) if directory else self.root
+        with os_errors_are_unavailable("listing", start):
+            yield from (info for info in self._walk(start) if info.name.startswith(prefix))
+
+    def move(self, name: str, target: str | None) -> bool:
+        """See `BlobBackend.move`."""
+        path = self._path(name)
+        with os_errors_are_unavailable("file", path):
+            try:
+                if target is not None and not self._link(path, target):
+                    return False
+                path.unlink()
+            except FileNotFoundError:
+                return False
+            self._flush_names([name] if target is None else [name, target])
+        return True
+
+    def _check_format(self, *, create: bool) -> None:
+        path = self.root / FORMAT_FILE
+        if create and not path.exists():
+            self._check_empty()
+            data = canonical_json(_Format().model_dump())
+            self.put_new([NewFile(name=FORMAT_FILE, source=data, expected=digest_bytes(data))])
+        try:
+            with path.open("rb") as file:
+                data = file.read(_MAX_FORMAT_BYTES)
+        except FileNotFoundError:
+            raise StoreUnavailable(
+                what="store",
+                where=str(self.root),
+                reason=f"there is no store here (no {FORMAT_FILE} file)",
+                remedy="check the path, or make one by publishing a launch",
+            ) from None
+        try:
+            parse_document(_Format, data, supported_format=STORE_FORMAT, what="store", where=str(path))
+        except Corrupt as error:
+            raise replace(error, remedy=_FORMAT_REMEDY) from error
+
+    def _check_empty(self) -> None:
+        strangers = sorted({entry.name for entry in self.root.iterdir()} - TOP_LEVEL)
+        if strangers:
+            raise StoreUnavailable(
+                what="store",
+                where=str(self.root),
+                reason=f"holds {strangers[0]!r} but no {FORMAT_FILE} file, so it is no store",
+                remedy="name an empty or absent directory",
+            )
+
+    def _create(self, files: Sequence[NewFile]) -> tuple[str, ...]:
+        with self._temporary() as temporary:
+            # The largest first, so that no thread copies alone at the end.
+            order = sorted(enumerate(files), key=lambda item: -item[1].expected.size_bytes)
+            num_threads = threads_for(len(files), sum(file.expected.size_bytes for file in files))
+            each(lambda item: self._stage(item[1], temporary / str(item[0])), order, num_threads=num_threads)
+            reached(Step.PUT_STAGED)
+            staged = {file.name: temporary / str(i) for i, file in enumerate(files)}
+            self._flush_files(staged.values())
+            reached(Step.PUT_FLUSHED)
+            created = tuple(name for name, path in staged.items() if self._link(path, name))
+        reached(Step.PUT_LINKED)
+        return created
+
+    @contextlib.contextmanager
+    def _temporary(self) -> Iterator[Path]:
+        path = self.root / TMP / temporary_name()
+        path.parent.mkdir(exist_ok=True)
+        path.mkdir(mode=0o700)
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _stage(self, file: NewFile, path: Path) -> Path:
+        try:
+            with file.open() as source, path.open("xb") as target:
+                digest = copy_and_digest(source, target, limit_bytes=file.expected.size_bytes)
+                mode = os.fstat(target.fileno()).st_mode
+                os.fchmod(target.fileno(), mode & 0o444)  # immutable; who may read is the umask's decision
+        except TooLong as error:
+            raise _not_as_expected(file, str(error)) from error
+        if digest != file.expected:
+            raise _not_as_expected(file, str(digest))
+        return path
+
+    def _flush_files(self, paths: Iterable[Path]) -> None:
+        flush_all(paths, root=self.root, flush=self.flush)
+
+    def _link(self, path: Path, name: str) -> bool:
+        target = self._path(name)
+        try:
+            try:
+                os.link(path, target)
+            except FileNotFoundError:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.link(path, target)
+        except FileExistsError:
+            # Over NFS a link may have been made although its answer was lost and the second try says EEXIST.
+            return path.samefile(target)
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+            raise StoreUnavailable(
+                what=name,
+                where=str(self.root),
+                reason=f"no hard link can be made ({error.strerror})",
+                remedy="put the store on a file system that has hard links, such as ext4, xfs, NFS or Lustre",
+            ) from error
+        return True
+
+    def _flush_names(self, names: Iterable[str]) -> None:
+        # Also directories of names that existed: whoever made them may not have flushed them yet. Directories
+        # stay, so the names of those above need it only once.
+        directories = {self._path(name).parent for name in names}
+        new = directories - self._durable_directories
+        above = {parent for path in new for parent in path.parents if parent.is_relative_to(self.root)}
+        flush_all(directories | above, root=self.root, flush=self.flush)
+        self._durable_directories |= new
+
+    def _walk(self, directory: Path) -> Iterator[FileInfo]:
+        try:
+            entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                if directory != self.root or entry.name != TMP.rstrip("/"):
+                    yield from self._walk(directory / entry.name)
+                continue
+            with contextlib.suppress(FileNotFoundError):  # another process moved it since
+                status = entry.stat(follow_symlinks=False)
+                yield _info((directory / entry.name).relative_to(self.root).as_posix(), status)
+
+    def _path(self, name: str) -> Path:
+        self._check_name(name)
+        return self.root / name
+
+    def _check_name(self, name: str) -> None:
+        if not _PLAIN_NAME.fullmatch(name) and (fault := path_fault(name)):
+            raise ValueError(f"name {name!r} {fault}")
+
+
+def _info(name: str, status: os.stat_result) -> FileInfo:
+    # A link changes the inode's time of change, so that is when the file got its present name.
+    size_bytes = status.st_size
+    return FileInfo(name=name, stored_bytes=size_bytes, content_bytes=size_bytes, modified_s=status.st_ctime)
+
+
+def _not_as_expected(file: NewFile, actual: str) -> Corrupt:
+    where = "memory" if isinstance(file.source, bytes) else str(file.source)
+    return Corrupt(
+        what=f"source of {file.name}",
+        where=where,
+        expected=str(file.expected),
+        actual=actual,
+        remedy="it changed after it was made; compile again",
+    )

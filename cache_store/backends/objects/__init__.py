@@ -1,0 +1,1 @@
+"""A store in an object store, through obstore."""

@@ -1,0 +1,104 @@
+"""The FORMAT file of an object store, and whether its server can be trusted with one.
+
+Layout: ``{"blobs":"warmrank-blob 1","digest":"sha256","format":1}``. A directory's FORMAT has no ``blobs``,
+so neither takes the other for one of its own, as through a mount of the bucket.
+
+Invariants: a store is made only where nothing else is; nobody writes to a server that was not seen to refuse
+the second create of a name.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from cache_store.backends.objects.client import ObjectClient
+from cache_store.backends.objects.frames import STORED_FORM
+from cache_store.canonical import canonical_json
+from cache_store.errors import Corrupt, NotInStore, StoreUnavailable
+from cache_store.layout import FORMAT_FILE, TMP, TOP_LEVEL
+from cache_store.records.parsing import parse_document
+
+STORE_FORMAT: Final = 1
+PROBE: Final = f"{TMP}create-only-probe"
+_MAX_FORMAT_BYTES = 4096
+_PROBE_DATA = b"The server refused to replace this.\n"
+_NUM_LOOKED_AT = 100
+
+
+class _ObjectFormat(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal[1]
+    digest: Literal["sha256"]
+    blobs: Literal["warmrank-blob 1"]
+
+
+_FORMAT_DATA = canonical_json({"format": STORE_FORMAT, "digest": "sha256", "blobs": STORED_FORM})
+
+
+def check_format(client: ObjectClient, *, create: bool) -> None:
+    """Make sure that a store of this format is there; make one where nothing is and ``create`` says so.
+
+    Raises:
+        StoreUnavailable: there is no store, or it cannot be read.
+        NewerFormat: a later release made it.
+        Corrupt: its FORMAT is damaged, or that of a directory.
+    """
+    try:
+        data = client.read(FORMAT_FILE, limit_bytes=_MAX_FORMAT_BYTES)
+    except NotInStore:
+        if not create:
+            raise _no_store(client) from None
+        _check_empty(client)
+        client.create(FORMAT_FILE, _FORMAT_DATA)
+        data = client.read(FORMAT_FILE, limit_bytes=_MAX_FORMAT_BYTES)
+    where = f"{client.url}/{FORMAT_FILE}"
+    try:
+        parse_document(_ObjectFormat, data, supported_format=STORE_FORMAT, what="store", where=where)
+    except Corrupt as error:
+        remedy = (
+            f"an object store's line is {_FORMAT_DATA.decode()}: restore it, or use another prefix;"
+            " without 'blobs' it is the store of a directory, and opened by the directory's path"
+        )
+        raise replace(error, remedy=remedy) from error
+
+
+def check_create_only(client: ObjectClient) -> None:
+    """Make sure that the server refuses to create what exists; some ignore the condition in silence.
+
+    The probe stays, so that the next writer needs one request.
+
+    Raises:
+        StoreUnavailable: it replaced the probe.
+    """
+    if client.create(PROBE, _PROBE_DATA) and client.create(PROBE, _PROBE_DATA):
+        raise StoreUnavailable(
+            what="store",
+            where=client.url,
+            reason="the server ignores 'If-None-Match: *', so that publishers would overwrite each other",
+            remedy="upgrade the server to one that has conditional writes, or use it with mode 'ro'",
+        )
+
+
+def _check_empty(client: ObjectClient) -> None:
+    for info in itertools.islice(client.list(""), _NUM_LOOKED_AT):
+        if (stranger := info.name.partition("/")[0]) not in TOP_LEVEL:
+            raise StoreUnavailable(
+                what="store",
+                where=client.url,
+                reason=f"holds {stranger!r} but no {FORMAT_FILE} object, so it is no store",
+                remedy="name a prefix of its own, such as s3://bucket/warmrank",
+            )
+
+
+def _no_store(client: ObjectClient) -> StoreUnavailable:
+    return StoreUnavailable(
+        what="store",
+        where=client.url,
+        reason=f"there is no store here (no {FORMAT_FILE} object)",
+        remedy="check the URL, or make one by publishing a launch",
+    )

@@ -1,0 +1,257 @@
+"""A store in an object store: S3 and what speaks like it, Google Cloud Storage, Azure.
+
+Invariants, beyond those of the port: a document is created under the server's own condition that nothing
+stands there (`If-None-Match: *`), which a writer has seen it honour; blobs are kept as `object_frames` says;
+at most a few `WHOLE_BYTES` of blobs are in memory, whatever their sizes. Durable is what the server has
+acknowledged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, NoReturn
+
+from cache_store.backends.backend import FileInfo, NewFile
+from cache_store.backends.objects.client import ObjectClient
+from cache_store.backends.objects.connection import connect
+from cache_store.backends.objects.format import check_create_only, check_format
+from cache_store.backends.objects.frames import (
+    ChunkFile,
+    decode,
+    decode_whole,
+    encode,
+    encode_stream,
+    is_framed,
+)
+from cache_store.backends.objects.workers import for_each
+from cache_store.backends.tier import ANSWER_S
+from cache_store.digests import CHUNK_BYTES, Digest, TooLong, digest_bytes, digest_stream
+from cache_store.errors import Corrupt, UnusableCache
+from cache_store.layout import BLOBS, TMP, split_trash_name
+from cache_store.node.private_files import os_errors_are_unusable
+from cache_store.paths import path_fault
+from cache_store.steps import Step, reached
+
+WHOLE_BYTES = 4 << 20
+"""A blob up to this size is one request, made in memory; a larger one streams in parts."""
+_UNASKED_BYTES = 64 << 10  # so little is sent without asking first whether it is there: that costs as much
+_KEPT_BYTES = 64 << 20  # of sources that were verified, kept for the sending
+_NUM_AT_ONCE = 16
+_NUM_LARGE_AT_ONCE = 2
+_BUFFER_BYTES = 64 << 10
+
+
+class ObjectBackend:
+    """`BlobBackend` below the URL of an object store.
+
+    Credentials and the like come from the environment, as the vendor's own tools take them (``AWS_*``,
+    ``GOOGLE_*``, ``AZURE_*``; ``AWS_ENDPOINT_URL`` and ``AWS_ALLOW_HTTP`` for a server of one's own).
+
+    Large blobs (over `WHOLE_BYTES`) go up in parts, without a condition: of two that race, the later replaces
+    the earlier by the same content, because a blob's name is its digest, and both say that they created it.
+    Where a process is killed on the way, the parts stay hidden in the bucket until its lifecycle rule for
+    incomplete uploads removes them. A blob that is moved is copied by the server, which S3 does up to 5 GiB.
+
+    Args:
+        url: the place, such as ``s3://bucket/prefix``.
+        create: make an empty place into a store; otherwise that is an error.
+        writable: this process will write: then the server is probed, once, for create-only puts.
+        answer_s: a server that says nothing costs a request less than this; large bodies are more patient.
+        options: of the client, such as ``endpoint`` and ``region``; never credentials.
+
+    Raises:
+        StoreUnavailable: there is no store, it does not answer, or the server cannot keep one.
+        NewerFormat: a later release made the store.
+        Corrupt: its FORMAT is damaged.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        create: bool = True,
+        writable: bool = True,
+        answer_s: float = ANSWER_S,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        self.url = url.rstrip("/")
+        connections = connect(self.url, answer_s=answer_s, options=options or {})
+        self._client = ObjectClient(self.url, connections)
+        check_format(self._client, create=create and writable)
+        if writable:
+            check_create_only(self._client)
+
+    def put_new(self, files: Sequence[NewFile]) -> tuple[str, ...]:
+        """See `BlobBackend.put_new`; a small source may be read although its name exists."""
+        room_bytes = _KEPT_BYTES
+        jobs = []
+        for file in {file.name: file for file in files}.values():
+            _check_name(file.name)
+            room_bytes -= file.expected.size_bytes
+            jobs.append(_Job(file=file, keep=room_bytes >= 0))
+        ready = [job for job in for_each(self._prepared, jobs, num_at_once=_NUM_AT_ONCE) if job is not None]
+        reached(Step.PUT_STAGED)
+        small = [job for job in ready if not job.is_large]
+        large = [job for job in ready if job.is_large]
+        created = for_each(self._create, small, num_at_once=_NUM_AT_ONCE)
+        for_each(self._upload, large, num_at_once=_NUM_LARGE_AT_ONCE)
+        reached(Step.PUT_DURABLE)
+        new = [job for job, is_new in zip(small, created, strict=True) if is_new]
+        return tuple(job.file.name for job in (*new, *large))
+
+    def open(self, name: str) -> BinaryIO:
+        """See `BlobBackend.open`. What is read may turn out `Corrupt` on the way."""
+        _check_name(name)
+        stored = self._client.get(name)
+        if isinstance(stored, bytes):
+            if (content := decode_whole(stored)) is not None:
+                return io.BytesIO(content)
+            stored = iter([stored])
+        return io.BufferedReader(ChunkFile(decode(stored, name=name)), _BUFFER_BYTES)
+
+    def stat(self, names: Iterable[str]) -> dict[str, FileInfo]:
+        """See `BlobBackend.stat`."""
+        names = list(names)
+        for name in names:
+            _check_name(name)
+        found = for_each(self._client.head, names, num_at_once=_NUM_AT_ONCE)
+        return {info.name: info for info in found if info is not None}
+
+    def list(self, prefix: str) -> Iterator[FileInfo]:
+        """See `BlobBackend.list`."""
+        # The client lists by whole parts of a path.
+        for info in self._client.list(prefix.rpartition("/")[0]):
+            if info.name.startswith(prefix) and (not info.name.startswith(TMP) or prefix.startswith(TMP)):
+                yield info
+
+    def move(self, name: str, target: str | None) -> bool:
+        """See `BlobBackend.move`.
+
+        A copy, then a removal: killed between the two, the file stands under both names. Of processes that
+        move one file at the same time to different names, each may say that it moved it.
+        """
+        _check_name(name)
+        info = self._client.head(name)
+        if info is None:
+            return False
+        if target is not None:
+            _check_name(target)
+            if not self._copy(info, target):
+                return False
+        self._client.delete(name)
+        return True
+
+    def _copy(self, info: FileInfo, target: str) -> bool:
+        is_blob = _is_blob(info.name) or _is_blob(target)
+        if is_blob or info.stored_bytes > WHOLE_BYTES:
+            return self._client.head(target) is None and self._client.copy(info.name, target)
+        return self._client.create(target, self._client.read(info.name))
+
+    def _prepared(self, job: _Job) -> _Job | None:
+        """Verify the source before any name appears; None where the name is taken."""
+        file = job.file
+        if file.expected.size_bytes > _UNASKED_BYTES and self._client.head(file.name) is not None:
+            return None
+        try:
+            if job.is_large or not job.keep:
+                _verify(file)
+                return job
+            return _Job(file=file, keep=True, content=_content(file))
+        except (Corrupt, UnusableCache):
+            if self._client.head(file.name) is not None:
+                return None  # then what the source holds does not matter
+            raise
+
+    def _create(self, job: _Job) -> bool:
+        content = _content(job.file) if job.content is None else job.content
+        stored = encode(content) if is_framed(job.file.name, content) else content
+        return self._client.create(job.file.name, stored)
+
+    def _upload(self, job: _Job) -> None:
+        file = job.file
+        with _opened(file) as source:
+            stored = encode_stream(_verified(source, file), file.expected.size_bytes)
+            self._client.upload(file.name, stored)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an object store's backend holds credentials and is not pickled; send its URL")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """A file to put: whether its content is kept once it was verified, and that."""
+
+    file: NewFile
+    keep: bool
+    content: bytes | None = None
+
+    @property
+    def is_large(self) -> bool:
+        # A document is created under a condition, so in one request whatever its size; it came in memory.
+        return self.file.expected.size_bytes > WHOLE_BYTES and self.file.name.startswith(BLOBS)
+
+
+@contextlib.contextmanager
+def _opened(file: NewFile) -> Iterator[BinaryIO]:
+    where = Path("memory") if isinstance(file.source, bytes) else file.source
+    with os_errors_are_unusable("file", where), file.open() as source:
+        yield source
+
+
+def _content(file: NewFile) -> bytes:
+    if isinstance(file.source, bytes):
+        content = file.source
+    else:
+        with _opened(file) as source:
+            content = source.read(file.expected.size_bytes + 1)
+    if digest_bytes(content) != file.expected:
+        raise _not_as_expected(file, str(digest_bytes(content)))
+    return content
+
+
+def _verify(file: NewFile) -> None:
+    try:
+        with _opened(file) as source:
+            digest = digest_stream(source, limit_bytes=file.expected.size_bytes)
+    except TooLong as error:
+        raise _not_as_expected(file, str(error)) from error
+    if digest != file.expected:
+        raise _not_as_expected(file, str(digest))
+
+
+def _verified(source: BinaryIO, file: NewFile) -> Iterator[bytes]:
+    """The chunks of a source; raises `Corrupt` at the end unless they were what was expected."""
+    hasher = hashlib.sha256()
+    size_bytes = 0
+    while chunk := source.read(CHUNK_BYTES):
+        hasher.update(chunk)
+        size_bytes += len(chunk)
+        yield chunk
+    digest = Digest(sha256=hasher.hexdigest(), size_bytes=size_bytes)
+    if digest != file.expected:
+        raise _not_as_expected(file, str(digest))
+
+
+def _is_blob(name: str) -> bool:
+    trashed = split_trash_name(name)
+    return (trashed[0] if trashed else name).startswith(BLOBS)
+
+
+def _check_name(name: str) -> None:
+    if fault := path_fault(name):
+        raise ValueError(f"name {name!r} {fault}")
+
+
+def _not_as_expected(file: NewFile, actual: str) -> Corrupt:
+    return Corrupt(
+        what=f"source of {file.name}",
+        where="memory" if isinstance(file.source, bytes) else str(file.source),
+        expected=str(file.expected),
+        actual=actual,
+        remedy="it changed after it was made; compile again",
+    )

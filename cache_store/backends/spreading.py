@@ -1,0 +1,88 @@
+"""What writing means where a store lies in several places.
+
+Invariants: what is written goes to the farthest writable place alone first, by the same rules as if it were
+the only one, because what a nearer place holds says nothing about it; then copies go into the nearer ones, as
+far as possible. A nearer place gets a document as it stands in the farthest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from cache_store.backends.backend import NewFile
+from cache_store.backends.tiers import TieredBackend
+from cache_store.digests import Digest, digest_bytes
+from cache_store.errors import StoreError
+from cache_store.layout import blob_name, launch_name, manifest_name
+from cache_store.publishing import publish
+from cache_store.records import launches
+from cache_store.records.documents import Documents, read_stored_form
+from cache_store.records.manifest import LaunchRecord, PartitionManifest
+from cache_store.reports import PublishReport
+from cache_store.signing.trust import Trust
+
+T = TypeVar("T")
+
+
+def write(view: TieredBackend, trust: Trust, verb: Callable[[Documents], T]) -> T:
+    """Do ``verb`` in the farthest writable place; raises as it and `TieredBackend.write_farthest`."""
+    return view.write_farthest(lambda backend: verb(Documents(backend=backend, trust=trust)))
+
+
+def put_blob(view: TieredBackend, trust: Trust, path: Path) -> Digest:
+    """As `publish.put_blob`, and into the nearer places."""
+    digest = write(view, trust, lambda documents: publish.put_blob(documents.backend, path))
+    if view.nearer():
+        view.fill([NewFile(name=blob_name(digest.sha256), source=path, expected=digest)])
+    return digest
+
+
+def publish_partition(
+    view: TieredBackend, trust: Trust, launch_key: str, manifest: PartitionManifest, root: Path
+) -> PublishReport:
+    """As `publish.publish_partition`, and into the nearer places.
+
+    Not of a partition that another publisher compiled to other bytes: its manifest may name blobs that are
+    not here. A fetch fills the nearer places with those.
+    """
+    report = write(
+        view, trust, lambda documents: publish.publish_partition(documents, launch_key, manifest, root)
+    )
+    if view.nearer() and not report.conflicts:
+        blobs = {entry.sha256: _artifact(root / entry.path, entry.digest) for entry in manifest.artifacts}
+        fill(view, list(blobs.values()), [manifest_name(report.key)])
+    return report
+
+
+def commit_launch(view: TieredBackend, trust: Trust, record: LaunchRecord) -> str:
+    """As `launches.commit_launch`, and into the nearer places."""
+    sha256 = write(view, trust, lambda documents: launches.commit_launch(documents, record))
+    if view.nearer():
+        fill(view, [], [launch_name(record.launch_key, sha256)])
+    return sha256
+
+
+def fill(view: TieredBackend, blobs: Sequence[NewFile], documents: Iterable[str]) -> None:
+    """Copy blobs and documents into the nearer places that lack them, as far as possible.
+
+    Args:
+        view: the places.
+        blobs: verified local copies.
+        documents: names, each after those that it refers to.
+    """
+    missing = view.missing_nearer(documents)
+    view.fill([*blobs, *(file for name in missing if (file := _document(view, name)))])
+
+
+def _artifact(path: Path, digest: Digest) -> NewFile:
+    return NewFile(name=blob_name(digest.sha256), source=path, expected=digest)
+
+
+def _document(view: TieredBackend, name: str) -> NewFile | None:
+    try:
+        sealed = read_stored_form(view, name)
+    except StoreError:
+        return None  # it was there a moment ago; a nearer place can do without
+    return NewFile(name=name, source=sealed, expected=digest_bytes(sealed))

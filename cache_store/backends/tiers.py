@@ -1,0 +1,292 @@
+"""Several places that keep one store, such as a node's own disk before a shared file system.
+
+Invariants: blobs are read from the nearest place that has them, documents from the farthest, because the
+shared place is the authority and nearer ones are caches; what fails in one place is asked of the next; a
+place that failed to take a file takes no further one from the same view, so no document stands in it whose
+blobs it lacks. A read-only place is never written, and makes no other one read-only.
+
+A nearer place may hold a launch in part: what the ranks of its node needed. Only the farthest holds it whole.
+
+A `TieredBackend` is a *view* for one verb of the store: given up by `TieredBackend.leave`, it refuses every
+further call, so that a verb left behind in its thread ends at the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import BinaryIO, TypeVar
+
+from cache_store.backends.backend import BlobBackend, FileInfo, NewFile
+from cache_store.backends.tier import Tier
+from cache_store.errors import NotInStore, StoreError, StoreUnavailable
+from cache_store.layout import BLOBS
+
+T = TypeVar("T")
+
+
+class TieredBackend:
+    """`BlobBackend` over ``tiers``, nearest first.
+
+    Attributes:
+        tiers: the places.
+        problems: what failed although the verb went on, one line each.
+        num_answers: by place, how often it answered.
+    """
+
+    def __init__(self, tiers: Sequence[Tier]) -> None:
+        if not tiers:
+            raise ValueError("a store needs at least one tier")
+        self.tiers = tuple(tiers)
+        self.problems: list[str] = []
+        self.num_answers = {tier.name: 0 for tier in tiers}
+        self._is_left = False
+        self._failures: dict[str, StoreUnavailable] = {}
+        self._passed_over: set[tuple[str, str]] = set()
+
+    @property
+    def lost_a_place(self) -> bool:
+        """Whether one of its places is left alone by now."""
+        return any(tier.circuit.is_open for tier in self.tiers)
+
+    def leave(self) -> None:
+        """Refuse every further call."""
+        self._is_left = True
+
+    def put_new(self, files: Sequence[NewFile]) -> tuple[str, ...]:
+        """See `BlobBackend.put_new`; every writable place takes them.
+
+        A nearer place does not take a document whose name the farthest has already, which may hold another.
+
+        Returns:
+            The names that were created in the farthest place that took them.
+
+        Raises:
+            StoreUnavailable: a required place failed, or all did.
+        """
+        created: tuple[str, ...] | None = None
+        for tier in self._writable():
+            try:
+                new = self._put(tier, files)
+            except StoreUnavailable as error:
+                self._pass_over(tier, error)
+                continue
+            if created is None:
+                created = new
+                files = [file for file in files if file.name in new or file.name.startswith(BLOBS)]
+        if created is None:
+            raise self._nothing_written()
+        return created
+
+    def open(self, name: str) -> BinaryIO:
+        """See `BlobBackend.open`."""
+        failure: StoreError | None = None
+        for tier in self._readers(name):
+            if (tier.name, name) in self._passed_over:
+                continue
+            try:
+                return self._ask(tier, lambda backend: backend.open(name))
+            except NotInStore as error:
+                failure = failure or error
+            except StoreUnavailable as error:
+                self._note(tier, error)
+                failure = error
+        raise failure or NotInStore(what=name, where=self._names())
+
+    def stat(self, names: Iterable[str]) -> dict[str, FileInfo]:
+        """See `BlobBackend.stat`; a place that cannot answer is as one that has nothing, if another can."""
+        wanted = list(names)
+        blobs = [name for name in wanted if name.startswith(BLOBS)]
+        others = [name for name in wanted if not name.startswith(BLOBS)]
+        found = self._stat(blobs, self._readers(BLOBS)) if blobs else {}
+        return {**found, **(self._stat(others, self._readers("")) if others else {})}
+
+    def list(self, prefix: str) -> Iterator[FileInfo]:
+        """See `BlobBackend.list`; complete for every place that can be listed, and at least one can.
+
+        What must not act on half a listing asks each place by itself: `alone`.
+        """
+        if len(self.tiers) == 1:
+            return self._stream(self.tiers[0], prefix)
+        found: dict[str, FileInfo] = {}
+        failures: list[StoreUnavailable] = []
+        for tier in self._readers(prefix):
+            try:
+                for info in self._stream(tier, prefix):
+                    found.setdefault(info.name, info)
+            except StoreUnavailable as error:
+                self._note(tier, error)
+                failures.append(error)
+        if len(failures) == len(self.tiers):
+            raise failures[0]
+        return iter(found.values())
+
+    def move(self, name: str, target: str | None) -> bool:
+        """See `BlobBackend.move`; acts on the place that `open` would read, if it is writable.
+
+        If it is not, that place is not read for this name again, so that another can serve it.
+        """
+        for tier in self._readers(name):
+            if (tier.name, name) in self._passed_over:
+                continue
+            if len(self.tiers) == 1 and tier.is_writable:
+                return self._ask(tier, lambda backend: backend.move(name, target))
+            if not self._ask(tier, lambda backend: backend.stat([name])):
+                continue
+            if tier.is_writable:
+                return self._ask(tier, lambda backend: backend.move(name, target))
+            self._passed_over.add((tier.name, name))
+            return False
+        return False
+
+    def alone(self) -> tuple[TieredBackend, ...]:
+        """A view of each writable place by itself, the farthest first."""
+        return tuple(_Part(self, tier) for tier in self._writable())
+
+    def write_farthest(self, operation: Callable[[BlobBackend], T]) -> T:
+        """Do something in the farthest writable place alone, or in the next one if that one fails.
+
+        Raises:
+            StoreUnavailable: a required place failed, or all did.
+        """
+        for part in self.alone():
+            (tier,) = part.tiers
+            try:
+                return operation(part)
+            except StoreUnavailable as error:
+                self._pass_over(tier, error)
+        raise self._nothing_written()
+
+    def fill(self, files: Sequence[NewFile]) -> None:
+        """Put files into the writable places nearer than the farthest, blobs first, as far as possible."""
+        ordered = sorted(files, key=lambda file: not file.name.startswith(BLOBS))
+        for tier in self.nearer():
+            try:
+                for batch in _batches(ordered):
+                    self._put(tier, batch)
+            except StoreUnavailable as error:
+                self._failures.setdefault(tier.name, error)
+                self._note(tier, error)
+            except StoreError as error:  # a source changed or went away meanwhile
+                self._note(tier, error)
+
+    def nearer(self) -> tuple[Tier, ...]:
+        """The writable places before the farthest, which `fill` fills."""
+        return tuple(tier for tier in self.tiers[:-1] if tier.is_writable)
+
+    def missing_nearer(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Those of ``names`` that some place of `nearer` lacks, in the same order."""
+        wanted = tuple(names)
+        missing: set[str] = set()
+        for tier in self.nearer():
+            try:
+                missing.update(set(wanted) - self._stat(wanted, [tier]).keys())
+            except StoreUnavailable as error:
+                self._failures.setdefault(tier.name, error)
+        return tuple(name for name in wanted if name in missing)
+
+    def _put(self, tier: Tier, files: Sequence[NewFile]) -> tuple[str, ...]:
+        failure = self._failures.get(tier.name)
+        if failure and len(self.tiers) > 1:
+            raise failure
+        return self._ask(tier, lambda backend: backend.put_new(files))
+
+    def _stat(self, names: Sequence[str], tiers: Iterable[Tier]) -> dict[str, FileInfo]:
+        found: dict[str, FileInfo] = {}
+        failure: StoreUnavailable | None = None
+        num_answered = 0
+        for tier in tiers:
+            rest = [
+                name for name in names if name not in found and (tier.name, name) not in self._passed_over
+            ]
+            if not rest:
+                break
+            try:
+                found.update(self._ask(tier, lambda backend, rest=rest: backend.stat(rest)))  # type: ignore[misc]
+                num_answered += 1
+            except StoreUnavailable as error:
+                self._note(tier, error)
+                failure = failure or error
+        if failure and not num_answered:
+            raise failure
+        return found
+
+    def _stream(self, tier: Tier, prefix: str) -> Iterator[FileInfo]:
+        listing = self._ask(tier, lambda backend: iter(backend.list(prefix)))
+        while (info := self._ask(tier, lambda _: next(listing, None))) is not None:
+            yield info
+
+    def _ask(self, tier: Tier, call: Callable[[BlobBackend], T]) -> T:
+        self._check_not_left(tier)
+        if tier.circuit.is_open:
+            raise tier.away()
+        try:
+            value = call(tier.backend)
+        except StoreUnavailable as error:
+            self._check_not_left(tier)
+            if error.transport:
+                tier.circuit.open(error.reason, where=tier.name)
+            raise
+        self._answered(tier)
+        return value
+
+    def _answered(self, tier: Tier) -> None:
+        self.num_answers[tier.name] += 1
+
+    def _check_not_left(self, tier: Tier) -> None:
+        if self._is_left:
+            reason = "this call was given up, because a place of the store fell silent"
+            raise StoreUnavailable(what="store", where=tier.name, reason=reason)
+
+    def _pass_over(self, tier: Tier, error: StoreUnavailable) -> None:
+        self._check_not_left(tier)
+        self._failures.setdefault(tier.name, error)
+        if tier.mode == "required":
+            raise replace(error, required=True) from error
+        self._note(tier, error)
+
+    def _nothing_written(self) -> StoreUnavailable:
+        for tier in self._writable():
+            if failure := self._failures.get(tier.name):
+                return failure
+        remedy = "make one of its places rw"
+        reason = "every place of it is read-only"
+        return StoreUnavailable(what="store", where=self._names(), reason=reason, remedy=remedy)
+
+    def _note(self, tier: Tier, error: StoreError) -> None:
+        self._check_not_left(tier)
+        # Of one place only, the error itself is what the caller sees; the supervisor says what is left alone.
+        line = f"store {tier.name}: {error}"
+        if len(self.tiers) > 1 and not tier.circuit.is_open and line not in self.problems:
+            self.problems.append(line)
+
+    def _writable(self) -> Sequence[Tier]:
+        return [tier for tier in reversed(self.tiers) if tier.is_writable]
+
+    def _readers(self, name: str) -> Sequence[Tier]:
+        return self.tiers if name.startswith(BLOBS) else self.tiers[::-1]
+
+    def _names(self) -> str:
+        return ", ".join(tier.name for tier in self.tiers)
+
+
+class _Part(TieredBackend):
+    """One place of a view: left with it, and heard by it."""
+
+    def __init__(self, whole: TieredBackend, tier: Tier) -> None:
+        super().__init__([tier])
+        self.num_answers = whole.num_answers
+        self._whole = whole
+
+    def _check_not_left(self, tier: Tier) -> None:
+        self._whole._check_not_left(tier)  # noqa: SLF001 - one class in two parts
+
+
+def _batches(files: Sequence[NewFile]) -> Iterator[Sequence[NewFile]]:
+    """Blobs, then one document after the other: their order is that of their references."""
+    blobs = [file for file in files if file.name.startswith(BLOBS)]
+    if blobs:
+        yield blobs
+    for file in files:
+        if not file.name.startswith(BLOBS):
+            yield [file]

@@ -1,0 +1,1 @@
+"""From the store onto a node's disk."""

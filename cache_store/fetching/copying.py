@@ -1,0 +1,209 @@
+"""Copies of blobs in private files: one out of the store, verified while it is copied, the others from it.
+
+On one file system with reflinks, such as xfs or btrfs, nothing is copied: blocks are shared, and the private
+file that came of it is read once to verify it.
+
+Invariants: a file that these functions leave behind is whole; it never shares an inode with any other, but
+its blocks where the file system can (a reflink), which a write takes apart again; at most `CHUNK_BYTES` of
+it are in memory at once. Nothing is flushed: a load verifies every byte, so a copy that a power cut tore is a
+miss, and is made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import io
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from cache_store.backends.backend import BlobBackend
+from cache_store.digests import CHUNK_BYTES, Digest, TooLong, copy_and_digest, digest_stream
+from cache_store.errors import Corrupt, NotInStore, os_errors_are_unavailable
+from cache_store.layout import blob_name
+from cache_store.node.private_files import create_private, open_private, os_errors_are_unusable
+from cache_store.records.documents import quarantine_if_damaged
+from cache_store.records.manifest import MAX_FILE_BYTES
+
+MAX_BLOB_BYTES = MAX_FILE_BYTES
+"""What a blob of unknown size, because the place keeps it compressed, can fill a disk with at most."""
+_FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
+_CLONE_BYTES = 64 << 20  # a multiple of every block size, so that all of a file can be shared
+_CANNOT_CLONE = frozenset(
+    {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.EPERM, errno.ETXTBSY}
+)
+
+CountBytes = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlobSource:
+    """A blob of a store.
+
+    Attributes:
+        backend: the store.
+        sha256: the blob's name.
+        size_bytes: its size, None where nobody has said it.
+    """
+
+    backend: BlobBackend
+    sha256: str
+    size_bytes: int | None
+
+
+def copy_blob(source: BlobSource, path: Path, count: CountBytes) -> Digest:
+    """Copy a blob into the new private file ``path``, verified.
+
+    A damaged blob goes into quarantine, and is asked for once more: another tier may hold a good one.
+
+    Args:
+        source: the blob.
+        path: where to; its directory exists.
+        count: told of all bytes copied, and of those taken back with a minus sign.
+
+    Raises:
+        NotInStore: there is no such blob.
+        Corrupt: its bytes are not what its name says; it is in quarantine.
+        StoreUnavailable: it cannot be read.
+        UnusableCache: ``path`` cannot be written.
+    """
+    name = blob_name(source.sha256)
+    try:
+        return _copy_once(source, path, count)
+    except Corrupt as error:
+        quarantine_if_damaged(source.backend, name, error)
+        first = error
+    try:
+        return _copy_once(source, path, count)
+    except NotInStore:
+        raise first from None
+    except Corrupt as error:
+        quarantine_if_damaged(source.backend, name, error)
+        raise
+
+
+def clone(source: Path, target: Path, count: CountBytes) -> None:
+    """Copy a private file into the new private file ``target``, in the kernel where that is possible.
+
+    Raises:
+        UnusableCache: one of the two cannot be read or written; ``target`` is not there.
+    """
+    done = 0
+
+    def advance(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        count(num_bytes)
+
+    try:
+        with (
+            os_errors_are_unusable("file", target),
+            open_private(source) as reader,
+            create_private(target) as writer,
+        ):
+            while num_bytes := _clone_some(reader.fileno(), writer.fileno(), offset=done):
+                advance(num_bytes)
+            reader.seek(done)
+            writer.seek(done)
+            while chunk := reader.read(CHUNK_BYTES):
+                writer.write(chunk)
+                advance(len(chunk))
+    except BaseException:
+        count(-done)
+        _give_up(target)
+        raise
+
+
+def _clone_some(reader: int, writer: int, *, offset: int) -> int:
+    """Copy the next bytes in the kernel; 0 at the end, and where the kernel cannot."""
+    try:
+        return os.copy_file_range(reader, writer, _CLONE_BYTES, offset, offset)
+    except OSError as error:
+        if error.errno in _CANNOT_CLONE:
+            return 0
+        raise
+
+
+def _give_up(path: Path) -> None:
+    # What cannot be removed lies in staging, goes with it or after it, and must not hide the first fault.
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def _copy_once(source: BlobSource, path: Path, count: CountBytes) -> Digest:
+    name = blob_name(source.sha256)
+    with source.backend.open(name) as file:
+        reader = _StoreReader(file=file, name=name, count=count)
+        try:
+            return _pour(reader, source, path)
+        except BaseException:
+            count(-reader.num_bytes)
+            _give_up(path)
+            raise
+
+
+def _pour(reader: _StoreReader, source: BlobSource, path: Path) -> Digest:
+    try:
+        with os_errors_are_unusable("file", path), create_private(path) as target:
+            if _share_blocks(reader.file, target):
+                actual = _digest_of_clone(reader, path, limit_bytes=_limit_bytes(source))
+            else:
+                actual = copy_and_digest(reader, target, limit_bytes=_limit_bytes(source))
+    except TooLong as error:
+        raise _not_as_named(source, str(error)) from error
+    if actual.sha256 != source.sha256 or source.size_bytes not in (None, actual.size_bytes):
+        raise _not_as_named(source, str(actual))
+    return actual
+
+
+def _share_blocks(file: BinaryIO, target: io.BufferedWriter) -> bool:
+    """Make the empty ``target`` a reflink of a whole plain file, where one file system holds both and can."""
+    if not (isinstance(file, io.BufferedReader) and isinstance(file.raw, io.FileIO)):
+        return False
+    try:
+        fcntl.ioctl(target.fileno(), _FICLONE, file.fileno())
+    except OSError:
+        return False  # then it is copied, which meets whatever is wrong
+    return True
+
+
+def _digest_of_clone(reader: _StoreReader, path: Path, *, limit_bytes: int) -> Digest:
+    """Digest of the private file that was made, not of the store's: another process could change that."""
+    with open_private(path) as clone_file:
+        reader.file = clone_file
+        return digest_stream(reader, limit_bytes=limit_bytes)
+
+
+def _limit_bytes(source: BlobSource) -> int:
+    return MAX_BLOB_BYTES if source.size_bytes is None else source.size_bytes
+
+
+def _not_as_named(source: BlobSource, actual: str) -> Corrupt:
+    size = f"at most {MAX_BLOB_BYTES}" if source.size_bytes is None else f"{source.size_bytes}"
+    return Corrupt(
+        what="artifact",
+        where=blob_name(source.sha256),
+        expected=f"sha256 {source.sha256[:12]} ({size} bytes)",
+        actual=actual,
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _StoreReader:
+    """Keeps a fault of the store apart from one of the local disk, which the same copy can meet."""
+
+    file: BinaryIO
+    name: str
+    count: CountBytes
+    num_bytes: int = 0
+
+    def read(self, size: int, /) -> bytes:
+        with os_errors_are_unavailable("blob", self.name):
+            chunk = self.file.read(size)
+        self.num_bytes += len(chunk)
+        self.count(len(chunk))
+        return chunk

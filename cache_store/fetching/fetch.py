@@ -1,0 +1,213 @@
+"""Fetching: bytes out of the store into a node's cache directory.
+
+Invariants: every blob is read once, whatever the number of partitions that want it, and hashed while it is
+copied; nothing of a partition gets its name before all of it is verified; what is in the cache directory
+already is verified, and not copied; a blob that is not what its name says goes into quarantine. One
+partition's fault is its own: the others are laid out. Memory does not grow with the sizes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from cache_store.backends.backend import BlobBackend, NewFile
+from cache_store.digests import Digest
+from cache_store.errors import NotInStore, StoreError, UnusableCache
+from cache_store.fetching.completeness import blob_faults, bring_back
+from cache_store.fetching.copying import BlobSource, copy_blob
+from cache_store.fetching.fetch_plan import Partition, Target, partition_of
+from cache_store.fetching.laying_out import NUM_THREADS, staging, sweep_staging
+from cache_store.fetching.progress import Meter, OnProgress
+from cache_store.layout import blob_name
+from cache_store.node.digest_index import DigestIndex
+from cache_store.node.local import find_variant, place, temporary_file
+from cache_store.node.private_files import make_private_directories, os_errors_are_unusable
+from cache_store.node.unverified import admit, mark_unverified
+from cache_store.parallel import each
+from cache_store.records.documents import Documents
+from cache_store.records.manifest import PartitionRef
+from cache_store.records.pinned import take_pinned
+from cache_store.reports import FetchFault, FetchOutcome, FetchReport
+from cache_store.steps import Step, reached
+
+logger = logging.getLogger(__name__)
+
+INDEX_NAME = "artifacts"
+_NUM_SHARES = 64  # to look for one file takes less time than to hand it to a thread
+
+
+def fetch_blob(
+    backend: BlobBackend, sha256: str, function_dir: Path, *, cache_root: Path, policy: str
+) -> Path:
+    """Add one blob to the variants of a function below ``cache_root``.
+
+    Raises:
+        NotInStore: there is no such blob.
+        Corrupt: its bytes are not what its name says; it is in quarantine.
+        StoreUnavailable: it cannot be read.
+        UnusableCache: the function's directory cannot be written, or not used under this trust policy.
+    """
+    name = blob_name(sha256)
+    admit(cache_root, policy)
+    info = backend.stat([name]).get(name)
+    if info is None and name not in bring_back(backend, [name]):
+        raise NotInStore(what=f"blob {sha256[:12]}", where=name)
+    size_bytes = info.content_bytes if info else None
+    if size_bytes is not None:
+        known = find_variant(function_dir, Digest(sha256=sha256, size_bytes=size_bytes))
+        if known is not None:
+            return known
+    mark_unverified(cache_root, policy)
+    with os_errors_are_unusable("directory", function_dir):
+        make_private_directories(function_dir)
+    staged = temporary_file(function_dir)
+    source = BlobSource(backend=backend, sha256=sha256, size_bytes=size_bytes)
+    return place(function_dir, staged, copy_blob(source, staged, _count_nothing))
+
+
+def fetch_partitions(
+    documents: Documents,
+    refs: Sequence[PartitionRef],
+    cache_root: Path,
+    *,
+    on_progress: OnProgress | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> FetchOutcome:
+    """Lay out all artifacts of the partitions that ``refs`` name below ``cache_root``.
+
+    Where the trust policy does not ask for signatures, the directory is marked so before the first copy.
+
+    Args:
+        documents: the store.
+        refs: the partitions; of one function, an earlier one's artifacts are tried first.
+        cache_root: the cache directory.
+        on_progress: told now and then how far it is.
+        clock: seconds, never going back.
+
+    Raises:
+        UnusableCache: ``cache_root`` cannot be used at all, or not under this trust policy.
+        StoreUnavailable: of a place of the store that is required.
+    """
+    started_s = clock()
+    policy = documents.trust.policy
+    admit(cache_root, policy)
+    sweep_staging(cache_root)
+    known: dict[Target, Target] = {}
+    pinned = take_pinned(documents, refs, lambda ref, manifest: partition_of(ref, manifest, known))
+    partitions = tuple(pinned.kept.values())
+    index = DigestIndex.open(cache_root, INDEX_NAME)
+    absent, faults = _look(partitions, cache_root, index)
+    missing = blob_faults(documents.backend, (target.digest for target in absent))
+    faults |= {target: missing[target.digest] for target in absent if target.digest in missing}
+    reached(Step.FETCH_CHECKED)
+    copied: dict[Target, Path] = {}
+    if wanted := _wanted(partitions, absent, faults):
+        mark_unverified(cache_root, policy)
+        meter = _meter(cache_root, wanted, on_progress, clock)
+        with staging(cache_root, wanted) as staged:
+            faults |= staged.fill(documents.backend, meter)
+            reached(Step.FETCH_STAGED)
+            copied, failed = staged.place(cache_root, _wanted(partitions, absent, faults), index)
+            faults |= failed
+        meter.finish()
+    index.save()
+    reached(Step.FETCH_DONE)
+    outcome = _outcome(partitions, copied, faults, pinned.errors, seconds=clock() - started_s)
+    _log(outcome, cache_root)
+    return outcome
+
+
+def _look(
+    partitions: Sequence[Partition], cache_root: Path, index: DigestIndex
+) -> tuple[list[Target], dict[Target, StoreError]]:
+    """The targets that the cache directory lacks, in their order, and those that cannot be looked for."""
+    targets = list(dict.fromkeys(target for partition in partitions for target in partition.functions))
+
+    def look(some: Sequence[Target]) -> list[tuple[Target, Path | UnusableCache | None]]:
+        return [(target, _look_for(target, cache_root, index)) for target in some]
+
+    shares = [targets[number::_NUM_SHARES] for number in range(_NUM_SHARES)]
+    found = dict(itertools.chain.from_iterable(each(look, shares, num_threads=NUM_THREADS)))
+    absent = [target for target in targets if found[target] is None]
+    return absent, {target: answer for target, answer in found.items() if isinstance(answer, UnusableCache)}
+
+
+def _look_for(target: Target, cache_root: Path, index: DigestIndex) -> Path | UnusableCache | None:
+    try:
+        return find_variant(cache_root / target.function_dir, target.digest, digest_of=index.digest)
+    except UnusableCache as error:
+        return error
+
+
+def _wanted(
+    partitions: Sequence[Partition], absent: Sequence[Target], faults: Mapping[Target, StoreError]
+) -> list[Target]:
+    """The absent targets of the partitions that have no fault, in their order."""
+    whole = {
+        target for partition in partitions if not partition.fault(faults) for target in partition.functions
+    }
+    return [target for target in absent if target in whole]
+
+
+def _meter(
+    cache_root: Path, wanted: Sequence[Target], on_progress: OnProgress | None, clock: Callable[[], float]
+) -> Meter:
+    return Meter(
+        f"Fetching into {cache_root}",
+        total_bytes=sum(target.digest.size_bytes for target in wanted),
+        total_files=len(wanted),
+        on_progress=on_progress,
+        clock=clock,
+    )
+
+
+def _outcome(
+    partitions: Sequence[Partition],
+    copied: Mapping[Target, Path],
+    faults: Mapping[Target, StoreError],
+    refused: Mapping[PartitionRef, StoreError],
+    *,
+    seconds: float,
+) -> FetchOutcome:
+    reports: list[FetchReport] = []
+    failed = [FetchFault(ref=ref, error=error) for ref, error in refused.items()]
+    left = set(copied)
+    for partition in partitions:
+        if error := partition.fault(faults):
+            failed.append(FetchFault(ref=partition.ref, error=error))
+            continue
+        reports.append(partition.report(left))
+        left -= partition.functions.keys()  # what two partitions share came with the first
+    blobs = {target.digest: path for target, path in copied.items()}
+    return FetchOutcome(
+        partitions=tuple(reports),
+        faults=tuple(failed),
+        bytes_read=sum(digest.size_bytes for digest in blobs),
+        copies=tuple(
+            NewFile(name=blob_name(digest.sha256), source=path, expected=digest)
+            for digest, path in blobs.items()
+        ),
+        seconds=seconds,
+    )
+
+
+def _log(outcome: FetchOutcome, cache_root: Path) -> None:
+    logger.info(
+        "Fetched %d partitions into %s: %d files, %d bytes copied, %d bytes read, %.3f s",
+        len(outcome.partitions),
+        cache_root,
+        sum(report.num_files for report in outcome.partitions),
+        sum(report.bytes_copied for report in outcome.partitions),
+        outcome.bytes_read,
+        outcome.seconds,
+    )
+    for fault in outcome.faults:
+        logger.warning("Partition %s is not laid out: %s", fault.ref.partition, fault.error)
+
+
+def _count_nothing(num_bytes: int) -> None:
+    """For a copy that nobody waits to see."""

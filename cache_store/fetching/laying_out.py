@@ -1,0 +1,149 @@
+"""Variants on their way into a cache directory: copied into a staging directory, then given their names.
+
+Layout: ``<cache root>/.tmp-<unique>/<n>/compiled_module[.N]``, where ``n`` counts the functions, so that a
+function which is new to the cache directory gets all of its variants by one rename.
+
+Invariants: what fails is a fault of its target alone; a staged file is verified, and a blob is read once,
+whatever the number of its copies; at most `NUM_THREADS` copies are made at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from cache_store.backends.backend import BlobBackend
+from cache_store.digests import Digest
+from cache_store.errors import StoreError, UnusableCache, is_final
+from cache_store.fetching.copying import BlobSource, clone, copy_blob
+from cache_store.fetching.fetch_plan import Target, by_digest, by_function_dir
+from cache_store.fetching.progress import Meter
+from cache_store.node.digest_index import DigestIndex
+from cache_store.node.local import place, place_directory, variant_name
+from cache_store.node.private_files import (
+    make_private_directories,
+    os_errors_are_unusable,
+    sweep_debris,
+    temporary_name,
+)
+from cache_store.parallel import each
+from cache_store.steps import Step, reached
+
+NUM_THREADS = 8
+_STAGING = ".tmp-"
+
+
+class Staging:
+    """Where ``targets`` are made before they get their names; `staging` makes one."""
+
+    def __init__(self, directory: Path, targets: Collection[Target]) -> None:
+        self._directories: dict[str, Path] = {}
+        self._num_planned: dict[str, int] = {}
+        self._paths: dict[Target, Path] = {}
+        for number, (function_dir, mine) in enumerate(by_function_dir(targets).items()):
+            self._directories[function_dir] = directory / str(number)
+            self._num_planned[function_dir] = len(mine)
+            for place_number, target in enumerate(mine):
+                self._paths[target] = directory / str(number) / variant_name(place_number)
+
+    def fill(self, backend: BlobBackend, meter: Meter) -> dict[Target, StoreError]:
+        """Copy everything out of the store, verified.
+
+        Returns:
+            Why targets could not be made.
+
+        Raises:
+            StoreUnavailable: of a place of the store that is required.
+            UnusableCache: there is no room for the staging directories.
+        """
+        for directory in self._directories.values():
+            with os_errors_are_unusable("directory", directory):
+                make_private_directories(directory)
+
+        def run(job: tuple[Digest, list[Target]]) -> dict[Target, StoreError]:
+            return self._copy(backend, *job, meter)
+
+        faults: dict[Target, StoreError] = {}
+        for found in each(run, list(by_digest(self._paths).items()), num_threads=NUM_THREADS):
+            faults.update(found)
+        return faults
+
+    def _copy(
+        self, backend: BlobBackend, digest: Digest, targets: list[Target], meter: Meter
+    ) -> dict[Target, StoreError]:
+        source = BlobSource(backend=backend, sha256=digest.sha256, size_bytes=digest.size_bytes)
+        first, *others = targets
+        try:
+            copy_blob(source, self._paths[first], meter.count)
+        except StoreError as error:
+            if is_final(error):
+                raise
+            return dict.fromkeys(targets, error)
+        meter.count(0, num_files=1)
+        faults: dict[Target, StoreError] = {}
+        for target in others:
+            try:
+                clone(self._paths[first], self._paths[target], meter.count)
+            except UnusableCache as error:
+                faults[target] = error
+            else:
+                meter.count(0, num_files=1)
+        return faults
+
+    def place(
+        self, cache_root: Path, targets: Collection[Target], index: DigestIndex
+    ) -> tuple[dict[Target, Path], dict[Target, StoreError]]:
+        """Give those of the staged ``targets`` their names.
+
+        Returns:
+            Where they are now, and why others could not be placed.
+        """
+        placed: dict[Target, Path] = {}
+        faults: dict[Target, StoreError] = {}
+        for function_dir, mine in by_function_dir(targets).items():
+            try:
+                found = self._place(cache_root / function_dir, mine, index)
+            except UnusableCache as error:
+                faults.update(dict.fromkeys(mine, error))
+                continue
+            for target, path in found.items():
+                index.remember(path, target.digest)
+            placed.update(found)
+            reached(Step.FETCH_PLACED)
+        return placed, faults
+
+    def _place(self, function_dir: Path, targets: list[Target], index: DigestIndex) -> dict[Target, Path]:
+        staged = self._directories[targets[0].function_dir]
+        if len(targets) == self._num_planned[targets[0].function_dir] and place_directory(
+            function_dir, staged
+        ):
+            return {target: function_dir / self._paths[target].name for target in targets}
+        return {
+            target: place(function_dir, self._paths[target], target.digest, digest_of=index.digest)
+            for target in targets
+        }
+
+
+def sweep_staging(cache_root: Path) -> None:
+    """Remove staging directories of processes that were killed; also a fetch that copies nothing does so."""
+    sweep_debris(cache_root, _STAGING)
+
+
+@contextlib.contextmanager
+def staging(cache_root: Path, targets: Collection[Target]) -> Iterator[Staging]:
+    """A staging directory, gone afterwards.
+
+    Raises:
+        UnusableCache: it cannot be made.
+    """
+    path = cache_root / f"{_STAGING}{temporary_name()}"
+    with os_errors_are_unusable("directory", path):
+        make_private_directories(path)
+    try:
+        yield Staging(path, targets)
+    finally:
+        # rmtree does not ignore a failing fstat, which a stale handle of a network file system can cause.
+        with contextlib.suppress(OSError):
+            shutil.rmtree(path, ignore_errors=True)

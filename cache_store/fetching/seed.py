@@ -1,0 +1,222 @@
+"""Seeding a node: the partitions of earlier launches, laid out before any rank starts.
+
+Invariants: a miss is a value with its reason, never an exception, so a launch goes on without its store;
+what comes from another world is offered, not promised: guards decide on each rank whether it may be
+adopted. Knows neither torch nor ray, so that it fits a node's boot script.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cache_store.errors import StoreError, is_final
+from cache_store.explain import explain_miss
+from cache_store.fetching.progress import OnProgress
+from cache_store.node.unverified import admit
+from cache_store.records.launches import StoredLaunch
+from cache_store.records.manifest import LaunchRecord, PartitionRef
+from cache_store.reports import FetchReport
+from cache_store.store import Store
+
+logger = logging.getLogger(__name__)
+
+MAX_LAUNCHES = 8
+MAX_OTHER_RANKS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedReport:
+    """Outcome of seeding one node.
+
+    Attributes:
+        found: a launch with this environment is in the store.
+        reason: one line: which launch was taken, or why none.
+        world_size: that launch's; 0 when none was found.
+        partitions: those laid out, each once; what earlier launches added to one is counted in its
+            ``num_files`` and ``bytes_copied``.
+        faults: what could not be used, one line each.
+        seconds: wall time.
+    """
+
+    found: bool
+    reason: str
+    world_size: int
+    partitions: tuple[FetchReport, ...]
+    faults: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a node is about to run.
+
+    Attributes:
+        launch_key: what is launched.
+        environment: this node's.
+        world_size: number of ranks.
+        ranks: this node's; None stands for all.
+    """
+
+    launch_key: str
+    environment: Mapping[str, str]
+    world_size: int
+    ranks: tuple[int, ...] | None = None
+
+
+def seed(
+    store: Store, wanted: Wanted, cache_root: Path, *, on_progress: OnProgress | None = None
+) -> SeedReport:
+    """Lay out what the newest fitting launches stored.
+
+    A launch fits when its environment is equal. Those of the same world size are preferred, and then the
+    partitions of the node's ranks are laid out: of the newest first, and as further variants those of up to
+    `MAX_LAUNCHES` - 1 earlier ones, so that a rollback of the sources finds its artifacts. Of launches of
+    other worlds, one partition for each distinct set of artifacts is laid out, whatever the ranks. The newest
+    launch counts as used today.
+
+    Raises:
+        UnusableCache: ``cache_root`` cannot be used; that is the configuration's fault, and no miss.
+        StoreUnavailable: of a place of the store that is required.
+    """
+    started = time.perf_counter()
+    admit(cache_root, store.policy)
+    faults: list[str] = []
+    chosen, reason = _find(store, wanted, faults)
+    records = [stored.record for stored in chosen]
+    refs = _choose(store, records, wanted, faults)
+    fetched = _merge(_fetch(store, refs, cache_root, on_progress, faults))
+    if fetched:
+        _mark_used(store, chosen[0].name)
+    report = SeedReport(
+        found=bool(chosen),
+        reason=reason,
+        world_size=records[0].world_size if records else 0,
+        partitions=fetched,
+        faults=tuple(faults),
+        seconds=time.perf_counter() - started,
+    )
+    logger.info(
+        "Seeded %s with %d partitions, %d bytes copied, %.3f s: %s",
+        cache_root,
+        len(fetched),
+        sum(item.bytes_copied for item in fetched),
+        report.seconds,
+        reason,
+    )
+    return report
+
+
+def pick_launch(
+    records: Iterable[LaunchRecord], *, environment: Mapping[str, str], world_size: int
+) -> LaunchRecord | None:
+    """Of records, newest first, the newest with this environment; one of this world size before any other."""
+    fitting = [record for record in records if record.environment == environment]
+    return next((record for record in fitting if record.world_size == world_size), next(iter(fitting), None))
+
+
+def pick_launches(
+    launches: Iterable[StoredLaunch], *, environment: Mapping[str, str], world_size: int
+) -> tuple[StoredLaunch, ...]:
+    """Up to `MAX_LAUNCHES` with this environment, newest first: of this world size, or else of others.
+
+    All manifests of other worlds have to be read, so there the number of their ranks is bounded too.
+    """
+    fitting = [stored for stored in launches if stored.record.environment == environment]
+    same_world = [stored for stored in fitting if stored.record.world_size == world_size]
+    if same_world:
+        return tuple(same_world[:MAX_LAUNCHES])
+    num_ranks = itertools.accumulate(stored.record.world_size for stored in fitting)
+    bounded = [stored for stored, total in zip(fitting, num_ranks, strict=True) if total <= MAX_OTHER_RANKS]
+    return tuple((bounded or fitting[:1])[:MAX_LAUNCHES])
+
+
+def _find(store: Store, wanted: Wanted, faults: list[str]) -> tuple[tuple[StoredLaunch, ...], str]:
+    launch_key, environment = wanted.launch_key, wanted.environment
+    num_known = len(store.problems)
+    try:
+        launches = store.stored_launches(launch_key)
+    except StoreError as error:
+        if is_final(error):
+            raise
+        faults.append(str(error))
+        return (), f"the store could not be read: {error}"
+    faults.extend(store.problems[num_known:])
+    chosen = pick_launches(launches, environment=environment, world_size=wanted.world_size)
+    if chosen:
+        newest = chosen[0].record
+        earlier = f", and {len(chosen) - 1} earlier" if len(chosen) > 1 else ""
+        ranks = f"{newest.world_size} ranks"
+        return chosen, f"launch {launch_key[:12]} of {ranks}, made {newest.created}{earlier}"
+    if not launches:
+        skipped = f"; {len(faults)} records could not be used, the first: {faults[0]}" if faults else ""
+        return (), f"no launch {launch_key[:12]} is in the store{skipped}"
+    records = (stored.record for stored in launches)
+    candidates = [(f"the launch made {item.created}", item.environment) for item in records]
+    return (), f"no launch {launch_key[:12]} has this environment; {explain_miss(environment, candidates)}"
+
+
+def _choose(
+    store: Store, records: Sequence[LaunchRecord], wanted: Wanted, faults: list[str]
+) -> tuple[PartitionRef, ...]:
+    """What to fetch: of the own world the partitions of its ranks, of another one each distinct set."""
+    refs = [ref for record in records for ref in sorted(record.partitions, key=lambda ref: ref.rank)]
+    if not records or records[0].world_size == wanted.world_size:
+        return tuple(dict.fromkeys(ref for ref in refs if wanted.ranks is None or ref.rank in wanted.ranks))
+    try:
+        distinct = store.distinct_partitions(refs)
+    except StoreError as error:
+        if is_final(error):
+            raise
+        faults.append(str(error))
+        return ()
+    faults.extend(str(error) for error in distinct.errors.values())
+    return tuple(distinct.kept)
+
+
+def _fetch(
+    store: Store,
+    refs: Sequence[PartitionRef],
+    cache_root: Path,
+    on_progress: OnProgress | None,
+    faults: list[str],
+) -> tuple[FetchReport, ...]:
+    if not refs:
+        return ()
+    try:
+        outcome = store.fetch_partitions(refs, cache_root, on_progress=on_progress)
+    except StoreError as error:
+        if is_final(error):
+            raise
+        faults.append(str(error))
+        return ()
+    faults.extend(str(fault.error) for fault in outcome.faults)
+    return outcome.partitions
+
+
+def _mark_used(store: Store, record_name: str) -> None:
+    try:
+        store.mark_used(record_name)
+    except StoreError as error:
+        logger.debug("The use of %s was not noted: %s", record_name, error)
+
+
+def _merge(reports: Iterable[FetchReport]) -> tuple[FetchReport, ...]:
+    merged: dict[str, FetchReport] = {}
+    for report in reports:
+        first = merged.get(report.partition)
+        merged[report.partition] = report if first is None else _with_variants(first, report)
+    return tuple(merged.values())
+
+
+def _with_variants(first: FetchReport, later: FetchReport) -> FetchReport:
+    # What was there already may be a file of the first, so only the new ones count.
+    return replace(
+        first,
+        num_files=first.num_files + later.num_files - later.num_already_there,
+        bytes_copied=first.bytes_copied + later.bytes_copied,
+    )

@@ -1,0 +1,1 @@
+"""From a node's disk into the store."""

@@ -1,0 +1,123 @@
+"""Sealed documents in a backend: manifests and launch records as they are stored and read back.
+
+Invariants: a document is returned only after its envelope was judged for the kind and key that were asked
+for; what is damaged, whoever reads it, goes into quarantine, what is merely not trusted here
+stays until a publisher replaces it.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from cache_store.backends.backend import BlobBackend, NewFile
+from cache_store.digests import digest_bytes
+from cache_store.errors import Corrupt, StoreError, StoreUnavailable, is_damage, os_errors_are_unavailable
+from cache_store.layout import manifest_name, quarantine_name
+from cache_store.node.private_files import temporary_name
+from cache_store.records.manifest import MAX_DOCUMENT_BYTES, PartitionManifest, parse_manifest
+from cache_store.signing.trust import DocumentKind, Trust
+
+logger = logging.getLogger(__name__)
+
+_MAX_ENVELOPE_BYTES = MAX_DOCUMENT_BYTES + 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandingManifest:
+    """A manifest in the store.
+
+    Attributes:
+        manifest: its contents.
+        sha256: digest of its stored form, which a launch record pins.
+    """
+
+    manifest: PartitionManifest
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Documents:
+    """Reads and writes the sealed documents of one store."""
+
+    backend: BlobBackend
+    trust: Trust
+
+    def write(self, name: str, sealed: bytes) -> bool:
+        """Create a sealed document; False when the name is taken."""
+        return bool(self.backend.put_new([NewFile(name=name, source=sealed, expected=digest_bytes(sealed))]))
+
+    def read(self, kind: DocumentKind, key: str, name: str) -> tuple[bytes, str]:
+        """Read a document without touching it.
+
+        Returns:
+            The document's bytes, and the sha256 of its stored form.
+
+        Raises:
+            NotInStore: there is none.
+            Corrupt, NewerFormat, Untrusted: as `Trust.open_envelope`.
+        """
+        sealed = self.read_sealed(name)
+        return self.trust.open_envelope(kind, key, sealed, where=name), digest_bytes(sealed).sha256
+
+    def read_sealed(self, name: str) -> bytes:
+        """Read a stored form, whatever it says; raises as `read_stored_form`."""
+        return read_stored_form(self.backend, name)
+
+    def read_manifest(self, key: str) -> StandingManifest:
+        """Read the manifest of a partition key without touching it; raises as `read` does."""
+        name = manifest_name(key)
+        payload, sha256 = self.read("manifest", key, name)
+        return StandingManifest(manifest=parse_manifest(payload, name), sha256=sha256)
+
+    def take_manifest(self, key: str) -> StandingManifest:
+        """Read a manifest for use: as `read_manifest`, but what is damaged goes into quarantine."""
+        try:
+            return self.read_manifest(key)
+        except StoreError as error:
+            quarantine_if_damaged(self.backend, manifest_name(key), error)
+            raise
+
+
+def read_stored_form(backend: BlobBackend, name: str) -> bytes:
+    """Read a document as it is stored, whatever it says.
+
+    Raises:
+        NotInStore: there is none.
+        Corrupt: it is too large.
+    """
+    with backend.open(name) as file, os_errors_are_unavailable("file", name):
+        sealed = file.read(_MAX_ENVELOPE_BYTES + 1)
+    if len(sealed) > _MAX_ENVELOPE_BYTES:
+        expected = f"at most {_MAX_ENVELOPE_BYTES} bytes"
+        raise Corrupt(what="document", where=name, expected=expected, actual="more")
+    return sealed
+
+
+def quarantine_if_damaged(backend: BlobBackend, name: str, error: StoreError) -> None:
+    """Move a file away if ``error`` says that its bytes are wrong.
+
+    A store that cannot be written is no reason to hide the fault that led here: that is only logged.
+    """
+    if not is_damage(error):
+        return
+    try:
+        quarantine(backend, name, str(error))
+    except StoreUnavailable as failure:
+        logger.warning("%s stays where it is: %s", name, failure)
+
+
+def quarantine(backend: BlobBackend, name: str, reason: str) -> None:
+    """Move a file out of the way, with the reason beside it, so that it can be put again.
+
+    A name that is gone already is no error: another process was faster.
+
+    Raises:
+        StoreUnavailable: it cannot be moved.
+    """
+    target = quarantine_name(name, temporary_name())
+    if not backend.move(name, target):
+        return
+    logger.warning("Quarantined %s as %s: %s", name, target, reason)
+    note = f"{reason}\n".encode("utf-8", "replace")
+    backend.put_new([NewFile(name=f"{target}.reason", source=note, expected=digest_bytes(note))])

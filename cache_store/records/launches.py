@@ -1,0 +1,220 @@
+"""Launch records: what makes a launch whole in the store.
+
+Invariants: a record is committed after every manifest that it names, each pinned by its digest; several
+records may stand under one launch key (other worlds, other environments, later sources), and none is
+overwritten. After a record was written its manifests are looked at again: what an evict took meanwhile is
+brought back from the trash, blobs first, and where that fails the record is moved away again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from cache_store.backends.backend import BlobBackend, FileInfo
+from cache_store.digests import digest_bytes
+from cache_store.errors import Conflict, Corrupt, NewerFormat, NotInStore, StoreError, Untrusted, is_final
+from cache_store.layout import LAUNCHES, launch_name, launch_prefix, manifest_name, split_launch_name
+from cache_store.parallel import each
+from cache_store.records.documents import Documents, quarantine, quarantine_if_damaged, read_stored_form
+from cache_store.records.manifest import LaunchRecord, created_at, parse_launch_record
+from cache_store.steps import Step, reached
+from cache_store.upkeep.last_use import mark_used
+from cache_store.upkeep.marks import references
+from cache_store.upkeep.trash import restore_from, trashed
+
+logger = logging.getLogger(__name__)
+
+_READERS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredLaunch:
+    """A launch record and its name in the store."""
+
+    name: str
+    record: LaunchRecord
+
+
+def commit_launch(documents: Documents, record: LaunchRecord) -> str:
+    """Put a record into the store.
+
+    A launch that found everything warm would commit what stands there already; then that record stays the
+    one, and only a change is written.
+
+    Returns:
+        The sha256 that names the record.
+
+    Raises:
+        NotInStore: manifests that it names are missing (all are named), from the start or because an evict
+            took them while this process was stopped; no record stands.
+        Conflict: a manifest is another one than the record pins; nothing was written.
+        Untrusted: the policy asks for a signature, and there is no key to sign with.
+    """
+    _check_manifests(documents, record)
+    reached(Step.COMMIT_CHECKED)
+    if (standing := _standing(documents, record)) and _stays(documents, standing, record):
+        return standing.rpartition("/")[2]
+    payload = record.to_bytes()
+    sha256 = digest_bytes(payload).sha256
+    name = launch_name(record.launch_key, sha256)
+    _write(documents, name, documents.trust.seal("launch", record.launch_key, payload))
+    reached(Step.COMMIT_RECORD)
+    try:
+        _look_again(documents, record)
+    except (NotInStore, Conflict, Corrupt) as error:
+        quarantine(documents.backend, name, f"not whole: {error}")
+        raise
+    logger.info(
+        "Committed launch %s of %d ranks as %s", record.launch_key[:12], record.world_size, sha256[:12]
+    )
+    return sha256
+
+
+def _write(documents: Documents, name: str, sealed: bytes) -> None:
+    """Create a record; one under its name that cannot be believed here makes way, as a manifest does."""
+    if documents.write(name, sealed):
+        return
+    try:
+        read_launch(documents, name)
+    except (Corrupt, Untrusted) as error:
+        quarantine(documents.backend, name, str(error))
+        documents.write(name, sealed)
+
+
+def read_launch(documents: Documents, name: str) -> LaunchRecord:
+    """Read one record without touching it.
+
+    Raises:
+        NotInStore, Corrupt, NewerFormat, Untrusted: as `Documents.read`.
+    """
+    key_and_sha256 = split_launch_name(name)
+    if key_and_sha256 is None:
+        raise Corrupt(what="launch record", where=name, expected="a name of the layout", actual="another")
+    launch_key, sha256 = key_and_sha256
+    payload, _ = documents.read("launch", launch_key, name)
+    actual = digest_bytes(payload).sha256
+    if actual != sha256:
+        raise Corrupt(what="launch record", where=name, expected=f"sha256 {sha256}", actual=actual)
+    record = parse_launch_record(payload, name)
+    if record.launch_key != launch_key:
+        raise Corrupt(what="launch record", where=name, expected=launch_key, actual=record.launch_key)
+    return record
+
+
+def read_launches(
+    documents: Documents, launch_key: str | None, problems: list[str]
+) -> tuple[StoredLaunch, ...]:
+    """Read all records, or those of one key, newest first.
+
+    A record that cannot be used is skipped, logged, and described in ``problems``; a damaged one goes into
+    quarantine.
+
+    Raises:
+        StoreUnavailable: the store cannot be listed.
+    """
+    found = _take_launches(documents, launch_key, problems)
+    return tuple(StoredLaunch(name=name, record=record) for name, record in sorted(found, key=_newest_first))
+
+
+def launch_keys(documents: Documents) -> tuple[str, ...]:
+    """All keys under which records stand, sorted."""
+    names = (split_launch_name(info.name) for info in documents.backend.list(LAUNCHES))
+    return tuple(sorted({parts[0] for parts in names if parts}))
+
+
+def _take_launches(
+    documents: Documents, launch_key: str | None, problems: list[str]
+) -> Iterator[tuple[str, LaunchRecord]]:
+    prefix = LAUNCHES if launch_key is None else launch_prefix(launch_key)
+    for name in [info.name for info in documents.backend.list(prefix)]:
+        try:
+            yield name, read_launch(documents, name)
+        except NotInStore:
+            continue  # another reader put it into quarantine since the listing
+        except StoreError as error:
+            if is_final(error):
+                raise
+            logger.warning("Skipped a launch record: %s", error)
+            problems.append(str(error))
+            quarantine_if_damaged(documents.backend, name, error)
+
+
+def _newest_first(item: tuple[str, LaunchRecord]) -> tuple[float, str]:
+    name, record = item
+    return -created_at(record).timestamp(), name
+
+
+def _standing(documents: Documents, record: LaunchRecord) -> str | None:
+    # Only the newest counts: an older equal record must be made the newest again.
+    found = sorted(_take_launches(documents, record.launch_key, []), key=_newest_first)
+    for name, other in found:
+        if (other.world_size, other.environment) == (record.world_size, record.environment):
+            same = other.model_copy(update={"created": record.created}) == record
+            return name if same else None
+    return None
+
+
+def _stays(documents: Documents, name: str, record: LaunchRecord) -> bool:
+    """Whether a record that stood stays: its use is noted, then it is looked at again."""
+    mark_used(documents.backend, name)
+    _look_again(documents, record)
+    return bool(documents.backend.stat([name]))
+
+
+def _look_again(documents: Documents, record: LaunchRecord) -> None:
+    """Bring back the manifests that an evict took since they were checked; raises as `commit_launch`."""
+    names = dict.fromkeys(manifest_name(ref.manifest_key) for ref in record.partitions)
+    if len(documents.backend.stat(names)) < len(names):
+        _check_manifests(documents, record)
+
+
+def _check_manifests(documents: Documents, record: LaunchRecord) -> None:
+    found = _stored_sha256(documents.backend, [ref.manifest_key for ref in record.partitions])
+    missing = [ref for ref in record.partitions if found[ref.manifest_key] is None]
+    if missing:
+        contents = trashed(documents.backend)
+        keys = [ref.manifest_key for ref in missing]
+        restored = [key for key in keys if _restore_whole(documents.backend, key, contents)]
+        found |= _stored_sha256(documents.backend, restored)
+    where = f"launch {record.launch_key[:12]}"
+    if missing := [ref for ref in missing if found[ref.manifest_key] is None]:
+        what = ", ".join(f"{ref.manifest_key[:12]} of {ref.partition}" for ref in missing)
+        remedy = "publish these partitions, then commit again"
+        raise NotInStore(what=f"manifests {what}", where=where, remedy=remedy)
+    if differing := [ref for ref in record.partitions if found[ref.manifest_key] != ref.manifest_sha256]:
+        raise Conflict(
+            what=f"manifests of {', '.join(ref.partition for ref in differing)}",
+            where=where,
+            expected="the stored form that the record pins",
+            actual="another",
+            remedy="publish these partitions again, and commit what that reports",
+        )
+
+
+def _stored_sha256(backend: BlobBackend, keys: Sequence[str]) -> dict[str, str | None]:
+    """Sha256 of the stored form of manifests by key, None where there is none; several are read at a time."""
+
+    def read(key: str) -> str | None:
+        try:
+            return digest_bytes(read_stored_form(backend, manifest_name(key))).sha256
+        except NotInStore:
+            return None
+
+    distinct = list(dict.fromkeys(keys))
+    return dict(zip(distinct, each(read, distinct, num_threads=_READERS), strict=True))
+
+
+def _restore_whole(backend: BlobBackend, key: str, contents: Mapping[str, tuple[FileInfo, ...]]) -> bool:
+    """Bring a manifest back from the trash, after its blobs; False where it or one of them is gone."""
+    name = manifest_name(key)
+    for info in contents.get(name, ()):
+        try:
+            needed = frozenset(references(name, read_stored_form(backend, info.name)).references)
+        except (NotInStore, Corrupt, NewerFormat) as error:
+            logger.warning("The manifest in %s is of no use: %s", info.name, error)
+            continue
+        if restore_from(backend, needed, contents) == needed:
+            return bool(restore_from(backend, frozenset([name]), contents))
+    return False

@@ -1,0 +1,252 @@
+"""The two documents of the store: a partition's manifest and a launch's record.
+
+Layout: canonical JSON of the models below (field by field as declared), sealed by
+`cache_store.signing.trust`.
+
+    PartitionManifest   {"format":1,"partition":"world2global_rank0","rank":0,"world_size":2,
+                         "environment":{...},"requests":[...],"artifacts":[...],"captures":[...],"created":"..."}
+    LaunchRecord        {"format":1,"launch_key":"...","identity":{...},"world_size":2,
+                         "environment":{...},"partitions":[...],"created":"..."}
+
+Invariants: every number, size and length has a limit, so that no document, not even a signed one, fills a
+node's disk or memory; a document gives no modes, owners or links, so what a fetch writes is private whatever
+it says; every path in a manifest may be joined to a cache directory (`cache_store.paths`) and names a variant
+of ``compiled_module``; a launch record names each rank of its world exactly once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Final, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from cache_store.canonical import canonical_json
+from cache_store.digests import Digest, is_sha256
+from cache_store.errors import Corrupt
+from cache_store.keys import key_of
+from cache_store.node.local import VARIANT_NAME, is_variant_name
+from cache_store.paths import collision, part_fault, path_fault
+from cache_store.records.parsing import parse_document
+
+FORMAT: Final = 1
+MAX_DOCUMENT_BYTES = 16 << 20  # a manifest has about 200 KB, a launch record 0.3 KB a rank
+MAX_ENTRIES = 10_000  # artifacts, requests and captures of one rank, each; a large model has some hundreds
+MAX_RANKS = 1 << 16
+MAX_FILE_BYTES = 16 << 30  # kernels that come with an artifact have at most some GiB
+MAX_PARTITION_BYTES = 64 << 30
+MAX_COMPONENTS = 10_000
+MAX_NAME_CHARS = 4096  # of a function, or of a component, which may hold the path of a source file
+MAX_TEXT_CHARS = 1 << 20  # the value of a component, or the signature of a capture
+_KEY = re.compile(r"[0-9a-f]{32,128}", re.ASCII)
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 100 else f"{text[:97]}...")
+
+
+def _artifact_path(path: str) -> str:
+    if fault := path_fault(path):
+        raise ValueError(f"path {_shown(path)} {fault}")
+    if not is_variant_name(path.rpartition("/")[2]) or "/" not in path:
+        raise ValueError(f"path {_shown(path)} is no {VARIANT_NAME} in a function's directory")
+    return path
+
+
+def _partition_name(name: str) -> str:
+    if fault := part_fault(name):
+        raise ValueError(f"partition {_shown(name)} {fault}")
+    return name
+
+
+def _hex_key(text: str) -> str:
+    if _KEY.fullmatch(text) is None:
+        raise ValueError(f"{_shown(text)} is no lowercase hex key")
+    return text
+
+
+def _sha256(text: str) -> str:
+    if not is_sha256(text):
+        raise ValueError(f"{_shown(text)} is no lowercase hex sha256")
+    return text
+
+
+def _utc(text: str) -> str:
+    if len(text) > 40 or datetime.fromisoformat(text).utcoffset() != timedelta(0):
+        raise ValueError(f"{_shown(text)} is no time in UTC")
+    return text
+
+
+HexKey = Annotated[str, AfterValidator(_hex_key)]
+Sha256 = Annotated[str, AfterValidator(_sha256)]
+Utc = Annotated[str, AfterValidator(_utc)]
+PartitionName = Annotated[str, AfterValidator(_partition_name)]
+Count = Annotated[int, Field(ge=0)]
+FileSize = Annotated[int, Field(ge=0, le=MAX_FILE_BYTES)]
+WorldSize = Annotated[int, Field(ge=1, le=MAX_RANKS)]
+Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
+Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
+Components = Annotated[dict[Name, Text], Field(max_length=MAX_COMPONENTS)]
+
+
+class Document(BaseModel):
+    """Base of every document in the store: frozen, and an unknown field is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON of this document; equal documents have equal bytes."""
+        return canonical_json(self.model_dump(mode="json"))
+
+
+class ArtifactEntry(Document):
+    """One artifact of one cached function.
+
+    Attributes:
+        function: name of the cached function, such as ``Llama.decode``.
+        path: posix path relative to the cache root.
+        request_key: hex key of what was asked.
+        provenance: hex digest of everything that determined the bytes.
+        sha256: digest of the bytes.
+        size_bytes: their number.
+    """
+
+    function: Name
+    path: Annotated[str, AfterValidator(_artifact_path)]
+    request_key: HexKey
+    provenance: HexKey
+    sha256: Sha256
+    size_bytes: FileSize
+
+    @property
+    def digest(self) -> Digest:
+        """What the artifact's bytes must be."""
+        return Digest(sha256=self.sha256, size_bytes=self.size_bytes)
+
+
+class RequestEntry(Document):
+    """The named components behind a request key, kept so that a miss can be explained."""
+
+    function: Name
+    key: HexKey
+    components: Components
+
+
+class CaptureEntry(Document):
+    """One step of the capture plan; the order in the manifest is the order of capture."""
+
+    function: Name
+    signature: Text
+
+
+class PartitionManifest(Document):
+    """All artifacts of one rank."""
+
+    format: Literal[1] = FORMAT
+    partition: PartitionName
+    rank: Count
+    world_size: WorldSize
+    environment: Components
+    requests: Annotated[tuple[RequestEntry, ...], Field(max_length=MAX_ENTRIES)]
+    artifacts: Annotated[tuple[ArtifactEntry, ...], Field(max_length=MAX_ENTRIES)]
+    captures: Annotated[tuple[CaptureEntry, ...], Field(max_length=MAX_ENTRIES)]
+    created: Utc
+
+    @model_validator(mode="after")
+    def _check(self) -> PartitionManifest:
+        if self.rank >= self.world_size:
+            raise ValueError(f"rank {self.rank} is not below world size {self.world_size}")
+        if fault := collision(entry.path for entry in self.artifacts):
+            raise ValueError(fault)
+        total = sum(entry.size_bytes for entry in self.artifacts)
+        if total > MAX_PARTITION_BYTES:
+            raise ValueError(f"artifacts of {total} bytes together, at most {MAX_PARTITION_BYTES}")
+        return self
+
+
+class PartitionRef(Document):
+    """Where a launch record finds one rank's manifest, and exactly which bytes it must have."""
+
+    partition: PartitionName
+    rank: Count
+    manifest_key: Sha256
+    manifest_sha256: Sha256
+
+
+class LaunchRecord(Document):
+    """All partitions of one launch; committed last, so a launch is whole in the store or absent."""
+
+    format: Literal[1] = FORMAT
+    launch_key: Sha256
+    identity: Components
+    world_size: WorldSize
+    environment: Components
+    partitions: Annotated[tuple[PartitionRef, ...], Field(max_length=MAX_RANKS)]
+    created: Utc
+
+    @model_validator(mode="after")
+    def _check(self) -> LaunchRecord:
+        ranks = [ref.rank for ref in self.partitions]
+        if sorted(ranks) != list(range(self.world_size)):
+            raise ValueError(f"ranks {_summary(ranks)} are not each of 0..{self.world_size - 1} once")
+        names = Counter(ref.partition for ref in self.partitions)
+        if twice := sorted(name for name, count in names.items() if count > 1):
+            raise ValueError(f"partition {twice[0]!r} appears twice")
+        return self
+
+
+def _summary(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, sorted(ranks)[:8]))
+    return f"[{shown}{', ...' if len(ranks) > 8 else ''}]"
+
+
+def utc_now() -> str:
+    """The current time as the documents spell it, such as ``2026-01-31T12:00:00.000000+00:00``."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def created_at(document: PartitionManifest | LaunchRecord) -> datetime:
+    """When a document was made, by its maker's clock."""
+    return datetime.fromisoformat(document.created)
+
+
+def partition_key(launch_key: str, manifest: PartitionManifest) -> str:
+    """Key of a manifest: what determined its artifacts' bytes, never the bytes themselves.
+
+    So two publishers with one key and different digests have found a compile that is not deterministic.
+    """
+    entries = sorted([entry.function, entry.path, entry.provenance] for entry in manifest.artifacts)
+    return key_of(
+        {
+            "launch_key": launch_key,
+            "partition": manifest.partition,
+            "artifacts": canonical_json(entries).decode("utf-8"),
+        }
+    )
+
+
+_D = TypeVar("_D", PartitionManifest, LaunchRecord)
+
+
+def parse_manifest(data: bytes, where: str) -> PartitionManifest:
+    """Read a manifest's canonical JSON.
+
+    Raises:
+        Corrupt: it is too large, no JSON, or breaks an invariant; names the field.
+        NewerFormat: a later release wrote it.
+    """
+    return _parse(PartitionManifest, data, what="manifest", where=where)
+
+
+def parse_launch_record(data: bytes, where: str) -> LaunchRecord:
+    """Read a launch record's canonical JSON; raises as `parse_manifest` does."""
+    return _parse(LaunchRecord, data, what="launch record", where=where)
+
+
+def _parse(model: type[_D], data: bytes, *, what: str, where: str) -> _D:
+    if len(data) > MAX_DOCUMENT_BYTES:
+        expected = f"at most {MAX_DOCUMENT_BYTES} bytes"
+        raise Corrupt(what=what, where=where, expected=expected, actual=f"{len(data)} bytes")
+    return parse_document(model, data, supported_format=FORMAT, what=what, where=where)

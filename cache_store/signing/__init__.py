@@ -1,0 +1,1 @@
+"""Whom this process believes, and what it signs with."""

@@ -1,0 +1,117 @@
+"""Which trust policy a store gets that no config gave one: the decision, and the look at the place.
+
+Invariants: ``off`` only for a directory of this user on this machine's own disk into which nobody else can
+have put anything; whatever is not known to be so (an object store, a network file system, a type of file
+system not known here, a failing look) asks for signatures.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from cache_store.backends.durability import LOCAL_TYPES, file_system_type
+from cache_store.layout import TOP_LEVEL
+
+_MOUNTS = Path("/proc/self/mounts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A file or directory that decides who can write into a store.
+
+    Attributes:
+        path: where.
+        uid: its owner.
+        mode: its type and permissions, as ``st_mode``.
+        is_above: it lies above the store, so that root may own it, and others may write into it where they
+            cannot rename what is not theirs (the sticky bit of ``/tmp``).
+    """
+
+    path: str
+    uid: int
+    mode: int
+    is_above: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorePlace:
+    """What is known of the directory of a store.
+
+    Attributes:
+        file_system: type of its file system; empty where it is not known.
+        entries: the directory, what a store has in it, and all directories above it.
+    """
+
+    file_system: str
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyChoice:
+    """A policy, and why it is this one."""
+
+    policy: Literal["require", "off"]
+    reason: str
+
+
+def resolve_policy(place: StorePlace, *, uid: int) -> PolicyChoice:
+    """Choose the policy for a directory, used by the user of that id."""
+    if place.file_system not in LOCAL_TYPES:
+        kind = place.file_system or "not known"
+        return PolicyChoice(policy="require", reason=f"its file system ({kind}) may be shared")
+    for entry in place.entries:
+        owners = (uid, 0) if entry.is_above else (uid,)
+        if entry.uid not in owners:
+            reason = f"{entry.path} belongs to uid {entry.uid}, not {uid}"
+            return PolicyChoice(policy="require", reason=reason)
+        is_sticky = entry.is_above and entry.mode & stat.S_ISVTX
+        if entry.mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_sticky:
+            mode = f"mode {stat.S_IMODE(entry.mode):04o}"
+            return PolicyChoice(policy="require", reason=f"others can write {entry.path} ({mode})")
+    return PolicyChoice(policy="off", reason="a directory of this user on a local disk")
+
+
+def choose_policy(location: str) -> PolicyChoice:
+    """Look at the location of a store, a directory or a URL, and choose its policy; never raises."""
+    if "://" in location:
+        return PolicyChoice(policy="require", reason="an object store is shared")
+    try:
+        place = _look_at(Path(location))
+    except OSError as error:
+        return PolicyChoice(policy="require", reason=f"it cannot be looked at: {error}")
+    return resolve_policy(place, uid=os.geteuid())
+
+
+def default_policy(location: str) -> Literal["require", "off"]:
+    """The policy of `choose_policy`, without its reason."""
+    return choose_policy(location).policy
+
+
+def _look_at(path: Path) -> StorePlace:
+    mounts = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
+    absolute = path.absolute()
+    if (kind := file_system_type(absolute, mounts)) not in LOCAL_TYPES:
+        return StorePlace(file_system=kind, entries=())  # not touched: a dead mount would hang here
+    path = absolute.resolve()
+    return StorePlace(file_system=file_system_type(path, mounts), entries=tuple(_entries(path)))
+
+
+def _entries(path: Path) -> Iterator[Entry]:
+    if path.exists():
+        yield _entry(path, is_above=False)
+        for name in sorted(TOP_LEVEL):
+            if os.path.lexists(path / name):
+                yield _entry(path / name, is_above=False)
+    for directory in path.parents:
+        if directory.exists():
+            yield _entry(directory, is_above=True)
+
+
+def _entry(path: Path, *, is_above: bool) -> Entry:
+    status = path.lstat()
+    return Entry(path=str(path), uid=status.st_uid, mode=status.st_mode, is_above=is_above)

@@ -1,0 +1,115 @@
+"""A listing: the document behind ``warmrank sync``, one directory of another tool at one time.
+
+Layout: canonical JSON of `DirectoryListing`, sealed by `cache_store.signing.trust`, under
+`cache_store.layout.directory_name`::
+
+    {"format":1,"tool":"vllm","components":{"torch":"2.13.0",...},"root":"/root/.cache/vllm",
+     "files":[{"path":"a/b","sha256":"...","size_bytes":N,"executable":false,"names_root":false},...],
+     "created":"..."}
+
+Invariants: every path may be joined to a directory (`cache_store.paths`), and no two collide; of a file's
+mode only one bit is kept, so nothing that was set-uid comes back so; the key is made of the components
+alone, so a miss can be explained.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from cache_store.digests import Digest
+from cache_store.errors import Corrupt
+from cache_store.keys import key_of
+from cache_store.paths import collision, part_fault, path_fault
+from cache_store.records.manifest import MAX_DOCUMENT_BYTES, Components, Document, FileSize, Sha256, Utc
+from cache_store.records.parsing import parse_document
+
+LISTING_FORMAT: Final = 1
+MAX_FILES = 100_000
+MAX_ROOT_CHARACTERS = 4096
+
+
+def _relative_path(path: str) -> str:
+    if fault := path_fault(path):
+        raise ValueError(f"path {path!r} {fault}")
+    return path
+
+
+def _tool(name: str) -> str:
+    if fault := part_fault(name):
+        raise ValueError(f"name {name!r} {fault}")
+    return name
+
+
+class ListedFile(Document):
+    """One file of a directory.
+
+    Attributes:
+        path: posix path relative to the directory.
+        sha256: digest of its bytes.
+        size_bytes: their number.
+        executable: its owner may execute it.
+        names_root: its bytes contain the directory's absolute path.
+    """
+
+    path: Annotated[str, AfterValidator(_relative_path)]
+    sha256: Sha256
+    size_bytes: FileSize
+    executable: bool
+    names_root: bool
+
+    @property
+    def digest(self) -> Digest:
+        """What the file's bytes must be."""
+        return Digest(sha256=self.sha256, size_bytes=self.size_bytes)
+
+
+class DirectoryListing(Document):
+    """All files of a directory.
+
+    Attributes:
+        tool: whose directory it is, such as ``vllm``; decides how it may be relocated.
+        components: what must be equal for it to be restored.
+        root: the directory's absolute path where it was read.
+        files: its files, sorted by path.
+        created: when it was read.
+    """
+
+    format: Literal[1] = LISTING_FORMAT
+    tool: Annotated[str, AfterValidator(_tool)]
+    components: Components
+    root: Annotated[str, Field(max_length=MAX_ROOT_CHARACTERS)]
+    files: Annotated[tuple[ListedFile, ...], Field(max_length=MAX_FILES)]
+    created: Utc
+
+    @model_validator(mode="after")
+    def _check(self) -> DirectoryListing:
+        if fault := collision(file.path for file in self.files):
+            raise ValueError(fault)
+        return self
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size_bytes for file in self.files)
+
+
+def listing_key(tool: str, components: dict[str, str]) -> str:
+    """Key under which listings of ``tool`` with these components stand."""
+    return key_of({"tool": tool, **{f"component {name}": value for name, value in components.items()}})
+
+
+def parse_listing(data: bytes, where: str) -> DirectoryListing:
+    """Read a listing's canonical JSON.
+
+    Raises:
+        Corrupt: it is too large, no JSON, or breaks an invariant; names the field.
+        NewerFormat: a later release wrote it.
+    """
+    if len(data) > MAX_DOCUMENT_BYTES:
+        expected = f"at most {MAX_DOCUMENT_BYTES} bytes"
+        raise Corrupt(what="listing", where=where, expected=expected, actual=f"{len(data)} bytes")
+    return parse_document(
+        DirectoryListing, data, supported_format=LISTING_FORMAT, what="listing", where=where
+    )

@@ -1,0 +1,1 @@
+"""What keeps a store small and whole: marks, evict, trash, pins, last use, audit."""

@@ -1,0 +1,204 @@
+"""Evicting: what no record needs goes into the trash, is looked at again, and is deleted by a later run.
+
+Invariants: the trash is the only way out, and nothing leaves it before a grace is over and everything was
+marked anew; after files went into the trash everything is marked again, and what became needed meanwhile
+comes back. So whoever is about to refer to a file needs no lock: it writes the reference, looks again, and
+finds the file in its place, in the trash, or gone, and then does not commit. Records go before manifests
+before blobs, and come back the other way round. Any number of evicts may run at once, and each may end at
+any step: the next one, or any reader, repairs. All times are those of the store's own clock.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import TypeVar
+
+from cache_store.backends.backend import BlobBackend, FileInfo, NewFile
+from cache_store.backends.tiers import TieredBackend
+from cache_store.digests import digest_bytes
+from cache_store.errors import NotInStore, StoreUnavailable
+from cache_store.layout import split_trash_name, trash_name
+from cache_store.node.private_files import temporary_name
+from cache_store.parallel import each
+from cache_store.reports import EvictReport
+from cache_store.steps import Step, reached
+from cache_store.upkeep.evict_plan import Choice, EvictPolicy, Plan, blobs_first, plan_evict, total_bytes
+from cache_store.upkeep.marks import Inventory, take_inventory
+from cache_store.upkeep.trash import restore_from
+
+logger = logging.getLogger(__name__)
+
+_MOVERS = 8
+_T = TypeVar("_T")
+
+
+def evict(backend: BlobBackend, policy: EvictPolicy, *, location: str, dry_run: bool = False) -> EvictReport:
+    """Take away from one place of a store what the policy does not keep.
+
+    Args:
+        backend: one place; several are evicted one after the other, because each has its own times.
+        policy: what may go.
+        location: its location, for the report.
+        dry_run: only say what would go, and why.
+
+    Raises:
+        EvictRefused: a document cannot be read, or the listing is implausible; nothing was taken away.
+        StoreUnavailable: the store cannot be listed or written.
+    """
+    inventory = take_inventory(backend, store_time_s(backend))
+    plan = plan_evict(inventory, policy)
+    reached(Step.EVICT_MARKED)
+    if dry_run:
+        return _report(location, policy, plan, taken=plan.take, deleted=plan.delete, restored=plan.restore)
+    restored = _restore(backend, plan.restore, inventory)
+    deleted = _delete(backend, plan.delete)
+    taken = _take(backend, plan.take)
+    returned = _mark_again(backend, inventory, policy, taken) if taken else frozenset()
+    gone = tuple(choice for choice in taken if choice.name not in returned)
+    report = _report(
+        location, policy, plan, taken=gone, deleted=deleted, restored=(*restored, *sorted(returned))
+    )
+    logger.info(
+        "Evicted %d files, %d bytes, from %s; restored %d; deleted %d of the trash, %d bytes",
+        len(report.taken),
+        report.bytes_taken,
+        location,
+        len(report.restored),
+        report.num_deleted,
+        report.bytes_deleted,
+    )
+    return report
+
+
+def evict_places(
+    view: TieredBackend, policy: EvictPolicy, *, place: str | None, dry_run: bool
+) -> tuple[EvictReport, ...]:
+    """Evict from every writable place of a store by itself, the farthest first, or from one of them.
+
+    Raises:
+        NotInStore: there is no such writable place.
+        EvictRefused, StoreUnavailable: as `evict`.
+    """
+    places = {part.tiers[0].name: part for part in view.alone()}
+    chosen = list(places) if place is None else [place]
+    if missing := [name for name in chosen if name not in places] or (not places and ["any"]):
+        remedy = f"writable are: {', '.join(places) or 'none'}"
+        raise NotInStore(what=f"a writable place {missing[0]}", where="the store's tiers", remedy=remedy)
+    return tuple(evict(places[name], policy, location=name, dry_run=dry_run) for name in chosen)
+
+
+def store_time_s(backend: BlobBackend) -> float:
+    """The time by the store's clock: when a file was created that was just created."""
+    name = trash_name(f"probe/{temporary_name()}", datetime.now(UTC))
+    backend.put_new([NewFile(name=name, source=b"", expected=digest_bytes(b""))])
+    info = backend.stat([name]).get(name)
+    backend.move(name, None)
+    if info is None:
+        reason = "a file that was just created is not there, so nothing can be said of the age of others"
+        raise StoreUnavailable(what="clock", where=name, reason=reason)
+    return info.modified_s
+
+
+def _take(backend: BlobBackend, choices: Sequence[Choice]) -> tuple[Choice, ...]:
+    """Move files into the trash, records before manifests before blobs; what is gone is left out."""
+    at = datetime.now(UTC)
+
+    def take(choice: Choice) -> bool:
+        moved = backend.move(choice.name, trash_name(choice.name, at))
+        reached(Step.EVICT_TRASHED)
+        return moved
+
+    moved = _in_threads(take, choices, lambda choice: choice.kind)
+    return tuple(choice for choice, done in moved if done)
+
+
+def _delete(backend: BlobBackend, infos: Sequence[FileInfo]) -> tuple[FileInfo, ...]:
+    """Remove files for good, if they are still those that were listed."""
+
+    def delete(info: FileInfo) -> bool:
+        removed = backend.stat([info.name]).get(info.name) == info and backend.move(info.name, None)
+        reached(Step.EVICT_DELETED)
+        return removed
+
+    removed = _in_threads(delete, infos, _kind_in_trash)
+    return tuple(info for info, done in removed if done)
+
+
+def _restore(backend: BlobBackend, names: Iterable[str], inventory: Inventory) -> tuple[str, ...]:
+    """Bring names back from the trash, what is needed before what needs it."""
+    restored: list[str] = []
+    for _, batch in groupby(sorted(names, key=blobs_first), key=lambda name: blobs_first(name)[0]):
+        restored += sorted(restore_from(backend, frozenset(batch), inventory.trash))
+    return tuple(restored)
+
+
+def _mark_again(
+    backend: BlobBackend, before: Inventory, policy: EvictPolicy, taken: Sequence[Choice]
+) -> frozenset[str]:
+    """Bring back what became needed since it was marked; also records pinned or used since."""
+    after = take_inventory(backend, store_time_s(backend), earlier=before)
+    reached(Step.EVICT_CHECKED)
+    # Whatever stands now is kept: to decide about it is for the next run.
+    keep_all = replace(policy, older_than_s=None, max_bytes=None, expects_records=False)
+    wanted = set(plan_evict(after, keep_all).restore)
+    for choice in taken:
+        name = choice.name
+        if choice.kind == "record" and (name in after.pins or _is_used_since(name, before, after)):
+            wanted |= _closure(name, before) - after.files.keys()
+    returned = frozenset(_restore(backend, wanted, after))
+    reached(Step.EVICT_RESTORED)
+    return returned
+
+
+def _is_used_since(record: str, before: Inventory, after: Inventory) -> bool:
+    return after.uses.get(record) != before.uses.get(record)
+
+
+def _closure(record: str, inventory: Inventory) -> set[str]:
+    manifests = [name for name in inventory.documents[record].references if name in inventory.documents]
+    blobs = (name for manifest in manifests for name in inventory.documents[manifest].references)
+    return {record, *inventory.documents[record].references, *blobs}
+
+
+def _kind_in_trash(info: FileInfo) -> int:
+    former = split_trash_name(info.name)
+    return blobs_first(former[0])[0] if former else -1
+
+
+def _in_threads(
+    act: Callable[[_T], bool], items: Sequence[_T], kind: Callable[[_T], object]
+) -> Iterator[tuple[_T, bool]]:
+    """Act on items, several of one kind at a time, one kind after the other."""
+    for _, batch in groupby(items, key=kind):
+        group = list(batch)
+        yield from zip(group, each(act, group, num_threads=_MOVERS), strict=True)
+
+
+def _report(
+    location: str,
+    policy: EvictPolicy,
+    plan: Plan,
+    *,
+    taken: Sequence[Choice],
+    deleted: Sequence[FileInfo],
+    restored: Sequence[str],
+) -> EvictReport:
+    returned_bytes = total_bytes(plan.take) - total_bytes(taken)
+    remaining_bytes = plan.remaining_bytes + returned_bytes
+    over_bytes = 0 if policy.max_bytes is None else max(remaining_bytes - policy.max_bytes, 0)
+    return EvictReport(
+        location=location,
+        taken=tuple(taken),
+        kept=plan.keep,
+        restored=tuple(restored),
+        bytes_taken=total_bytes(taken),
+        num_deleted=len(deleted),
+        bytes_deleted=sum(info.stored_bytes for info in deleted),
+        remaining_bytes=remaining_bytes,
+        over_bytes=over_bytes,
+        problems=plan.problems,
+    )
