@@ -12,7 +12,8 @@ run: $(STAMP)   ## cold launch, then warm launch, of the embedded defaults
 	$(BIN)/warmrank demo
 
 test: $(STAMP)  ## the whole test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not ray"
+	$(BIN)/python -m pytest -m ray
 
 # 200 rounds are the full counts of docs/faults.md, and take hours. Power cuts need root. The second command is
 # the store's own suite on a file system whose flock lets everybody in, but for two tests of the lock itself.

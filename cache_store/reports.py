@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cache_store.backends.backend import NewFile
 from cache_store.errors import StoreError
@@ -78,7 +78,7 @@ class FetchOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
-    """Outcome of reading the whole store.
+    """Outcome of reading the whole store; what stands in two of its places was read twice, and counts twice.
 
     Attributes:
         num_blobs: blobs read and hashed.
@@ -97,6 +97,22 @@ class VerifyReport:
     bytes_hashed: int
     faults: tuple[str, ...]
     repairs: tuple[str, ...] = ()
+
+    def named(self, location: str) -> VerifyReport:
+        """The same, each line with the place that it is about."""
+        return replace(
+            self,
+            faults=tuple(f"{location}: {line}" for line in self.faults),
+            repairs=tuple(f"{location}: {line}" for line in self.repairs),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceFault:
+    """A place of a store in which nothing could be done, and why."""
+
+    location: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,3 +142,16 @@ class EvictReport:
     remaining_bytes: int
     over_bytes: int
     problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictOutcome:
+    """Outcome of evicting from the places of a store, the farthest first.
+
+    Attributes:
+        reports: of the places where it was done.
+        faults: the other places.
+    """
+
+    reports: tuple[EvictReport, ...]
+    faults: tuple[PlaceFault, ...]

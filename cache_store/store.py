@@ -4,14 +4,15 @@ Layout: see `cache_store.layout`. Invariants: blobs before the manifest, manifes
 whatever is read is verified, and whatever is damaged goes into quarantine and is an error here, a miss one
 level up. Every verb runs under `cache_store.backends.supervisor`, so a place that falls silent costs seconds,
 and the verb goes on with the others. Process safety: any number of processes on any number of nodes may use
-one store at once; a `Store` itself is used by one thread at a time. It holds a private key when it signs, so open
-it where it is used (`cache_store.connect.open_store`), and send its location elsewhere.
+one store at once; a `Store` itself is used by one thread at a time. It holds a private key when it signs, so
+open it where it is used (`cache_store.connect.open_store`), and send its location elsewhere.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,19 +25,18 @@ from cache_store.digests import Digest
 from cache_store.errors import NotInStore, StoreUnavailable
 from cache_store.fetching import fetch
 from cache_store.fetching.progress import OnProgress
-from cache_store.layout import manifest_name
+from cache_store.layout import USED, manifest_name
 from cache_store.node.single_flight import LOCK_TIMEOUT_S, single_flight
 from cache_store.records import launches, pinned
 from cache_store.records.documents import Documents
 from cache_store.records.launches import StoredLaunch
 from cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef
 from cache_store.records.pinned import Pinned
-from cache_store.reports import EvictReport, FetchOutcome, PublishReport, VerifyReport
+from cache_store.reports import EvictOutcome, FetchOutcome, PublishReport, VerifyReport
 from cache_store.signing.trust import Trust, TrustPolicy
 from cache_store.sync.pull import PullReport, pull
 from cache_store.sync.push import PushReport, push
-from cache_store.upkeep import audit, last_use, pins
-from cache_store.upkeep.evict import evict_places
+from cache_store.upkeep import last_use, pins, places
 from cache_store.upkeep.evict_plan import EvictPolicy
 from cache_store.upkeep.pins import Pin
 
@@ -120,6 +120,11 @@ class Store:
             self._record_names.update(names)
         return records
 
+    def last_uses(self) -> dict[str, datetime]:
+        """When each record that has a mark of use was last used, by its name; see `last_use.last_uses`."""
+        marks = self._run(lambda documents: last_use.last_uses(documents.backend.list(USED)))
+        return {name: datetime.fromtimestamp(mark.modified_s, UTC) for name, mark in marks.items()}
+
     def mark_used(self, record_name: str) -> None:
         """Note that the record of that name was used; see `last_use.mark_used`."""
         self._run(lambda documents: last_use.mark_used(documents.backend, record_name))
@@ -192,29 +197,28 @@ class Store:
         return self._run(lambda documents: pull(documents, tool, root, components))
 
     def verify(self, *, repair: bool = False, on_progress: OnProgress | None = None) -> VerifyReport:
-        """Read everything again and say what is wrong; see `audit.verify_store`."""
-        return self._run(
-            lambda documents: audit.verify_store(documents, repair=repair, on_progress=on_progress)
+        """Read every place again and say what is wrong; see `places.verify_places`."""
+        return places.verify_places(
+            self._supervisor.tiers,
+            self._trust,
+            repair=repair,
+            left_out=self._left_out,
+            on_progress=on_progress,
         )
 
-    def evict(
-        self, policy: EvictPolicy, *, place: str | None = None, dry_run: bool = False
-    ) -> tuple[EvictReport, ...]:
-        """Take away what ``policy`` does not keep, in ``place`` or in every writable place by itself.
-
-        Raises:
-            NotInStore: there is no such writable place.
-            EvictRefused, StoreUnavailable: as `evict.evict`.
-        """
-        return self._supervisor.run(lambda view: evict_places(view, policy, place=place, dry_run=dry_run))
+    def evict(self, policy: EvictPolicy, *, place: str | None = None, dry_run: bool = False) -> EvictOutcome:
+        """Take away what ``policy`` does not keep; see `places.evict_places`."""
+        return places.evict_places(
+            self._supervisor.tiers, policy, place=place, dry_run=dry_run, left_out=self._left_out
+        )
 
     def pin(self, prefix: str, *, reason: str = "") -> tuple[Pin, ...]:
         """Keep records from being evicted; see `pins.pin`."""
-        return self._run(lambda documents: pins.pin(documents.backend, prefix, reason=reason))
+        return self._supervisor.run(lambda view: pins.pin(view, prefix, reason=reason))
 
     def unpin(self, prefix: str) -> tuple[str, ...]:
         """Remove pins; see `pins.unpin`."""
-        return self._run(lambda documents: pins.unpin(documents.backend, prefix))
+        return self._supervisor.run(lambda view: pins.unpin(view, prefix))
 
     def pins(self) -> tuple[Pin, ...]:
         """All pins; see `pins.read_pins`."""

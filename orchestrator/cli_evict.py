@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli_options import AsJson, Debug, OptionalConfig, Overrides, StorePath, load_optional
-from orchestrator.console import output, print_json, session
+from orchestrator.console import ExitCode, output, print_json, session
 from orchestrator.retention import parse_duration_s, parse_size_bytes
 
 
@@ -64,11 +64,13 @@ def evict(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
             grace_s=grace_s,
             expects_records=not no_records,
         )
-        reports = opened.evict(policy, place=tier, dry_run=dry_run)
+        done = opened.evict(policy, place=tier, dry_run=dry_run)
         if as_json:
-            print_json({"dry_run": dry_run, "places": reports})
+            print_json({"dry_run": dry_run, "places": done.reports, "faults": done.faults})
         else:
-            output().print(render_evicted(reports, dry_run=dry_run))
+            output().print(render_evicted(done, dry_run=dry_run))
+    if done.faults:
+        raise typer.Exit(ExitCode.FAULT)
 
 
 def pin(  # noqa: PLR0913, PLR0917 - as evict

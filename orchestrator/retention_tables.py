@@ -7,16 +7,18 @@ from collections.abc import Iterable, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from cache_store.reports import EvictReport
+from cache_store.reports import EvictOutcome, EvictReport
 from cache_store.upkeep.evict_plan import Choice
 from cache_store.upkeep.pins import Pin, short_name
 from orchestrator.look import time_text
 from orchestrator.report_table import size_text
 
 
-def render_evicted(reports: Sequence[EvictReport], *, dry_run: bool) -> RenderableType:
-    """What went and what stays, place by place."""
-    return Group(*(line for report in reports for line in _lines(report, dry_run=dry_run)))
+def render_evicted(done: EvictOutcome, *, dry_run: bool) -> RenderableType:
+    """What went and what stays, place by place, then the places where nothing could be done."""
+    lines = [line for report in done.reports for line in _lines(report, dry_run=dry_run)]
+    faults = [Text(f"fault: {fault.location}: {fault.reason}", style="bold red") for fault in done.faults]
+    return Group(*lines, *faults)
 
 
 def _lines(report: EvictReport, *, dry_run: bool) -> Iterable[Text]:

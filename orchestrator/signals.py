@@ -28,10 +28,22 @@ def exit_code_of(stop: KeyboardInterrupt) -> int:
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
     """Raise `Terminated` in the main thread when SIGTERM arrives."""
+    arrived: list[int] = []
+
+    def raise_(number: int, _frame: FrameType | None) -> NoReturn:
+        arrived.append(number)
+        raise Terminated
+
     with kept(signal.SIGTERM):
         if _in_main_thread():
-            signal.signal(signal.SIGTERM, _raise)
-        yield
+            signal.signal(signal.SIGTERM, raise_)
+        try:
+            yield
+        except KeyboardInterrupt as stop:
+            # Native code that runs the handler, as ray.get does, may raise a KeyboardInterrupt of its own.
+            if arrived and not isinstance(stop, Terminated):
+                raise Terminated from stop
+            raise
 
 
 @contextmanager
@@ -57,7 +69,3 @@ def kept(number: signal.Signals) -> Iterator[None]:
 
 def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
-
-
-def _raise(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise Terminated

@@ -2,8 +2,8 @@
 
 Invariants, beyond those of the port: what is on its way in lies in a private directory under ``tmp/``; all
 bytes of a batch, which several threads copy, are flushed before the first name is linked; names are linked,
-never renamed, because a link does not replace. Correctness rests on no lock: flock is local to a node on many
-shared file systems.
+never renamed, because a link does not replace. Directories stay, but for those of the trash, which go with
+their last file. Correctness rests on no lock: flock is local to a node on many shared file systems.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import errno
 import logging
 import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +25,8 @@ from cache_store.backends.durability import Flush, FlushChoice, choose_flush, fl
 from cache_store.canonical import canonical_json
 from cache_store.digests import TooLong, copy_and_digest, digest_bytes
 from cache_store.errors import Corrupt, NotInStore, StoreUnavailable, os_errors_are_unavailable
-from cache_store.layout import FORMAT_FILE, TMP, TOP_LEVEL
-from cache_store.node.private_files import sweep_debris, temporary_name
+from cache_store.layout import FORMAT_FILE, TMP, TOP_LEVEL, TRASH
+from cache_store.node.private_files import discard_tree, sweep_debris, temporary_name
 from cache_store.parallel import each, threads_for
 from cache_store.paths import path_fault
 from cache_store.records.parsing import parse_document
@@ -38,6 +37,10 @@ logger = logging.getLogger(__name__)
 STORE_FORMAT: Final = 1
 _MAX_FORMAT_BYTES = 4096
 _FORMAT_REMEDY = 'restore its one line, {"format":1,"digest":"sha256"}, or use another store'
+_OBJECTS_REMEDY = (
+    "this is an object store's line, seen through a mount or a copy: an object store is opened by its URL, "
+    "such as s3://bucket/warmrank"
+)
 # Most names, at a tenth of the time that `path_fault` takes, which has the last word on all others.
 _PLAIN_NAME = re.compile(r"[0-9a-z]{1,64}(?:/[0-9a-z]{1,64}){0,4}", re.ASCII)
 _NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
@@ -123,8 +126,22 @@ class DirectoryBackend:
                 path.unlink()
             except FileNotFoundError:
                 return False
-            self._flush_names([name] if target is None else [name, target])
+            self._flush_names([name for name in (name, target) if name and not name.startswith(TRASH)])
+            if target and target.startswith(TRASH):
+                with contextlib.suppress(FileNotFoundError):  # taken out again meanwhile, with its directory
+                    self._flush_names([target])
+            if name.startswith(TRASH):
+                self._prune(path.parent)
         return True
+
+    def _prune(self, directory: Path) -> None:
+        """Remove directories of the trash that are empty now; who wants one meanwhile makes it again."""
+        trash = self.root / TRASH
+        with contextlib.suppress(OSError):  # not empty, or another process was quicker
+            while directory.is_relative_to(trash) and directory != trash:
+                self._durable_directories.discard(directory)
+                directory.rmdir()
+                directory = directory.parent
 
     def _check_format(self, *, create: bool) -> None:
         path = self.root / FORMAT_FILE
@@ -145,7 +162,8 @@ class DirectoryBackend:
         try:
             parse_document(_Format, data, supported_format=STORE_FORMAT, what="store", where=str(path))
         except Corrupt as error:
-            raise replace(error, remedy=_FORMAT_REMEDY) from error
+            remedy = _OBJECTS_REMEDY if b'"blobs"' in data else _FORMAT_REMEDY
+            raise replace(error, remedy=remedy) from error
 
     def _check_empty(self) -> None:
         strangers = sorted({entry.name for entry in self.root.iterdir()} - TOP_LEVEL)
@@ -179,7 +197,7 @@ class DirectoryBackend:
         try:
             yield path
         finally:
-            shutil.rmtree(path, ignore_errors=True)
+            discard_tree(path)
 
     def _stage(self, file: NewFile, path: Path) -> Path:
         try:
@@ -199,11 +217,16 @@ class DirectoryBackend:
     def _link(self, path: Path, name: str) -> bool:
         target = self._path(name)
         try:
-            try:
-                os.link(path, target)
-            except FileNotFoundError:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                os.link(path, target)
+            for is_last in (False, False, False, True):
+                try:
+                    os.link(path, target)
+                    break
+                except FileNotFoundError:
+                    if is_last or not path.exists():
+                        raise
+                    # Another process may remove an empty directory of the trash again before it is used.
+                    with contextlib.suppress(FileNotFoundError):
+                        target.parent.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
             # Over NFS a link may have been made although its answer was lost and the second try says EEXIST.
             return path.samefile(target)

@@ -10,7 +10,6 @@ whatever the number of its copies; at most `NUM_THREADS` copies are made at once
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from cache_store.fetching.progress import Meter
 from cache_store.node.digest_index import DigestIndex
 from cache_store.node.local import place, place_directory, variant_name
 from cache_store.node.private_files import (
+    discard_tree,
     make_private_directories,
     os_errors_are_unusable,
     sweep_debris,
@@ -144,6 +144,4 @@ def staging(cache_root: Path, targets: Collection[Target]) -> Iterator[Staging]:
     try:
         yield Staging(path, targets)
     finally:
-        # rmtree does not ignore a failing fstat, which a stale handle of a network file system can cause.
-        with contextlib.suppress(OSError):
-            shutil.rmtree(path, ignore_errors=True)
+        discard_tree(path)

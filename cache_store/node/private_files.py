@@ -155,6 +155,13 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+def discard_tree(path: Path) -> None:
+    """Remove a directory of this process that nobody needs; what stays is swept later (`sweep_debris`)."""
+    # rmtree does not ignore a failing fstat, which a stale handle of a network file system can cause.
+    with contextlib.suppress(OSError):
+        shutil.rmtree(path, ignore_errors=True)
+
+
 @contextlib.contextmanager
 def os_errors_are_unusable(what: str, path: Path) -> Iterator[None]:
     """Turn any ``OSError`` of the node's own disk into `UnusableCache`.

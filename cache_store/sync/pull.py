@@ -13,7 +13,6 @@ import contextlib
 import errno
 import logging
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from cache_store.fetching.completeness import blob_faults
 from cache_store.fetching.copying import BlobSource, copy_blob
 from cache_store.layout import directory_name
 from cache_store.node.private_files import (
+    discard_tree,
     ensure_cache_dir,
     make_private_directories,
     os_errors_are_unusable,
@@ -221,7 +221,7 @@ def _staging(beside: Path) -> Iterator[Path]:
     try:
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        discard_tree(path)
 
 
 def _beside(root: Path) -> Path:

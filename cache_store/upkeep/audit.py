@@ -38,25 +38,31 @@ _T = TypeVar("_T")
 
 
 def verify_store(
-    documents: Documents, *, repair: bool = False, on_progress: OnProgress | None = None
+    documents: Documents,
+    *,
+    repair: bool = False,
+    is_whole: bool = True,
+    on_progress: OnProgress | None = None,
 ) -> VerifyReport:
     """Hash every blob, judge every document, and follow every reference.
 
     Args:
         documents: the store's.
         repair: also move what is damaged away, and bring back what is missing and lies in the trash.
+        is_whole: what a document needs must be here; a place nearer than the farthest may hold it in part.
         on_progress: told now and then how far it is.
 
     Raises:
         StoreUnavailable: the store cannot be listed, or, with ``repair``, not written.
     """
-    return _Audit(documents=documents, repair=repair).run(on_progress)
+    return _Audit(documents=documents, repair=repair, is_whole=is_whole).run(on_progress)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Audit:
     documents: Documents
     repair: bool
+    is_whole: bool
     faults: list[str] = field(default_factory=list)
     repairs: list[str] = field(default_factory=list)
 
@@ -80,7 +86,9 @@ class _Audit:
         self._check_manifests(manifests, sizes)
         for name, blobs in listings.items():
             self.faults.extend(
-                f"{name}: needs {blob}, which is missing" for blob in blobs if blob not in sizes
+                f"{name}: needs {blob}, which is missing"
+                for blob in blobs
+                if self.is_whole and blob not in sizes
             )
         return VerifyReport(
             num_blobs=len(sizes),
@@ -203,7 +211,7 @@ class _Audit:
         for name, standing in manifests.items():
             for entry in standing.manifest.artifacts if standing else ():
                 blob = blob_name(entry.sha256)
-                if sizes.get(blob) != entry.size_bytes:
+                if sizes.get(blob) != entry.size_bytes and (self.is_whole or blob in sizes):
                     actual = f"{sizes[blob]} bytes long" if blob in sizes else "missing"
                     self.faults.append(
                         f"{name}: {entry.function} needs {blob} of {entry.size_bytes} bytes, "
@@ -217,7 +225,7 @@ class _Audit:
             for ref in record.partitions:
                 manifest = manifest_name(ref.manifest_key)
                 standing = manifests.get(manifest)
-                if manifest not in manifests:
+                if manifest not in manifests and self.is_whole:
                     self.faults.append(f"{name}: the manifest of {ref.partition} is missing")
                 elif standing is not None and standing.sha256 != ref.manifest_sha256:
                     self.faults.append(f"{name}: the manifest of {ref.partition} is another one than it pins")

@@ -18,9 +18,8 @@ from itertools import groupby
 from typing import TypeVar
 
 from cache_store.backends.backend import BlobBackend, FileInfo, NewFile
-from cache_store.backends.tiers import TieredBackend
 from cache_store.digests import digest_bytes
-from cache_store.errors import NotInStore, StoreUnavailable
+from cache_store.errors import StoreUnavailable
 from cache_store.layout import split_trash_name, trash_name
 from cache_store.node.private_files import temporary_name
 from cache_store.parallel import each
@@ -72,23 +71,6 @@ def evict(backend: BlobBackend, policy: EvictPolicy, *, location: str, dry_run: 
         report.bytes_deleted,
     )
     return report
-
-
-def evict_places(
-    view: TieredBackend, policy: EvictPolicy, *, place: str | None, dry_run: bool
-) -> tuple[EvictReport, ...]:
-    """Evict from every writable place of a store by itself, the farthest first, or from one of them.
-
-    Raises:
-        NotInStore: there is no such writable place.
-        EvictRefused, StoreUnavailable: as `evict`.
-    """
-    places = {part.tiers[0].name: part for part in view.alone()}
-    chosen = list(places) if place is None else [place]
-    if missing := [name for name in chosen if name not in places] or (not places and ["any"]):
-        remedy = f"writable are: {', '.join(places) or 'none'}"
-        raise NotInStore(what=f"a writable place {missing[0]}", where="the store's tiers", remedy=remedy)
-    return tuple(evict(places[name], policy, location=name, dry_run=dry_run) for name in chosen)
 
 
 def store_time_s(backend: BlobBackend) -> float:

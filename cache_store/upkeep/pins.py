@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from cache_store.backends.backend import BlobBackend, NewFile
+from cache_store.backends.tiers import TieredBackend
 from cache_store.digests import digest_bytes
-from cache_store.errors import Conflict, Corrupt, NewerFormat, NotInStore, StoreError
+from cache_store.errors import Conflict, Corrupt, NewerFormat, NotInStore, StoreError, StoreUnavailable
 from cache_store.layout import (
     DIRECTORIES,
     LAUNCHES,
@@ -64,7 +65,7 @@ class Pin:
     created: str
 
 
-def pin(backend: BlobBackend, prefix: str, *, reason: str = "") -> tuple[Pin, ...]:
+def pin(view: TieredBackend, prefix: str, *, reason: str = "") -> tuple[Pin, ...]:
     """Pin the record, or all records of the launch key, that ``prefix`` begins.
 
     Raises:
@@ -73,22 +74,21 @@ def pin(backend: BlobBackend, prefix: str, *, reason: str = "") -> tuple[Pin, ..
         Corrupt, NewerFormat: it cannot be read.
         StoreUnavailable: the store cannot be written.
     """
-    records = find_records(backend, prefix)
+    records = find_records(view, prefix)
     data = PinDocument(reason=reason, created=utc_now()).to_bytes()
     new = [NewFile(name=pin_name(name), source=data, expected=digest_bytes(data)) for name in records]
-    created = backend.put_new(new)
+    created = view.put_new(new)
     try:
         for record in records:
-            _check_stands(backend, record)
+            _check_stands(view, record)
     except StoreError:
-        for name in created:
-            backend.move(name, None)
+        _remove(view, created)
         raise
-    return tuple(_read(backend, name) for name in records)
+    return tuple(_read(view, name) for name in records)
 
 
-def unpin(backend: BlobBackend, prefix: str) -> tuple[str, ...]:
-    """Remove pins; ``prefix`` begins the launch key or record digest of pinned records.
+def unpin(view: TieredBackend, prefix: str) -> tuple[str, ...]:
+    """Remove pins from every place; ``prefix`` begins the launch key or record digest of pinned records.
 
     Returns:
         The records that were pinned.
@@ -96,10 +96,32 @@ def unpin(backend: BlobBackend, prefix: str) -> tuple[str, ...]:
     Raises:
         NotInStore: nothing pinned begins so.
         Conflict: several launches or records begin so.
+        StoreUnavailable: a place cannot be written, or is read-only here; its pins stay.
     """
-    pinned = [pin.record for pin in read_pins(backend)]
-    chosen = _choose(pinned, prefix, what="pin")
-    return tuple(name for name in chosen if backend.move(pin_name(name), None))
+    pinned = [pin.record for pin in read_pins(view)]
+    chosen = {pin_name(name): name for name in _choose(pinned, prefix, what="pin")}
+    removed = _remove(view, tuple(chosen))
+    if staying := sorted(view.stat(chosen)):
+        raise StoreUnavailable(
+            what=staying[0],
+            where=", ".join(tier.name for tier in view.tiers if not tier.is_writable) or "the store",
+            reason="the pin stands in a place that is not written from here",
+            remedy="remove it where that place is writable",
+        )
+    return tuple(record for name, record in chosen.items() if name in removed)
+
+
+def _remove(view: TieredBackend, names: Sequence[str]) -> set[str]:
+    removed: set[str] = set()
+    failures: list[StoreUnavailable] = []
+    for place in view.alone():
+        try:
+            removed.update(name for name in names if place.move(name, None))
+        except StoreUnavailable as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    return removed
 
 
 def read_pins(backend: BlobBackend) -> tuple[Pin, ...]:

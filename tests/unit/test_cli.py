@@ -40,7 +40,8 @@ COMMANDS = (
 
 
 def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    # Wide, so that no path is folded, however long the test's directory is.
+    return CliRunner(env={"COLUMNS": "400"}).invoke(app, [str(argument) for argument in arguments])
 
 
 class FakeLaunch:

@@ -10,6 +10,7 @@ import pytest
 
 from cache_store.backends.backend import NewFile
 from cache_store.backends.directory import DirectoryBackend
+from cache_store.backends.objects.format import _FORMAT_DATA
 from cache_store.digests import digest_bytes
 from cache_store.errors import Corrupt, NewerFormat, StoreUnavailable
 from cache_store.parallel import each
@@ -61,6 +62,13 @@ def test_damaged_format_is_corrupt(backend, root):
     (root / "FORMAT").chmod(0o600)
     (root / "FORMAT").write_text('{"format":1')
     with pytest.raises(Corrupt, match=r'FORMAT: .*restore its one line, {"format":1,"digest":"sha256"}'):
+        DirectoryBackend(root)
+
+
+def test_object_store_seen_as_a_directory_is_told_by_its_remedy(backend, root):
+    (root / "FORMAT").chmod(0o600)
+    (root / "FORMAT").write_bytes(_FORMAT_DATA)
+    with pytest.raises(Corrupt, match="opened by its URL"):
         DirectoryBackend(root)
 
 
@@ -249,6 +257,69 @@ def test_list_leaves_tmp_out(backend, root):
     (root / "tmp").mkdir(exist_ok=True)
     (root / "tmp" / "left").touch()
     assert [info.name for info in backend.list("")] == ["FORMAT"]
+
+
+def test_last_file_of_the_trash_takes_its_directories_with_it(backend, root):
+    trashed = [f"trash/20260131T120000Z/ac/ab/{name}" for name in ("one", "two", "three")]
+    for name in trashed:
+        backend.put_new([new_file(name)])
+    backend.move(trashed[0], None)
+    backend.move(trashed[1], NAME)
+    assert stored(root, "trash") == [root / trashed[2]]
+    backend.move(trashed[2], None)
+    assert list((root / "trash").iterdir()) == []
+
+
+def test_directories_of_what_stands_stay(backend, root):
+    backend.put_new([new_file()])
+    backend.move(NAME, None)
+    assert (root / NAME).parent.is_dir()
+
+
+def test_move_makes_a_directory_again_that_another_process_removes(backend, root, monkeypatch):
+    backend.put_new([new_file()])
+    trashed = "trash/20260131T120000Z/ac/ab/one"
+    real, removed = os.link, []
+
+    def link(source: Path, target: Path) -> None:
+        if target.parent.is_dir() and not removed:
+            removed.append(target)
+            target.parent.rmdir()
+            target.parent.parent.rmdir()
+        real(source, target)
+
+    monkeypatch.setattr(os, "link", link)
+    assert backend.move(NAME, trashed)
+    assert (removed, stored(root, "trash")) == ([root / trashed], [root / trashed])
+
+
+def test_move_into_the_trash_counts_although_it_is_taken_out_at_once(backend, root, monkeypatch):
+    backend.put_new([new_file()])
+    trashed = "trash/20260131T120000Z/ac/ab/one"
+    other = DirectoryBackend(root)
+    real = Path.unlink
+
+    def unlink(path: Path) -> None:
+        real(path)
+        if path == root / NAME:
+            other.move(trashed, "ac/ab/two")
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    assert backend.move(NAME, trashed)
+    assert list((root / "trash").iterdir()) == []
+
+
+def test_moves_into_a_directory_that_goes_and_comes_lose_nothing(root):
+    names = [f"ac/ab/{number}" for number in range(40)]
+    DirectoryBackend(root).put_new([new_file(name) for name in names])
+
+    def there_and_back(name: str) -> bool:
+        backend = DirectoryBackend(root, create=False)
+        trashed = f"trash/20260131T120000Z/{name}"
+        return all(backend.move(name, trashed) and backend.move(trashed, name) for _ in range(10))
+
+    assert all(each(there_and_back, names, num_threads=8))
+    assert [info.name for info in DirectoryBackend(root).list("ac/")] == sorted(names)
 
 
 def test_quarantine_keeps_the_bytes_and_the_reason(backend, root):

@@ -415,7 +415,7 @@ def test_what_is_needed_and_nowhere_is_a_problem(memory):
 
 def test_store_evicts_every_place_by_itself(memory):
     memory.launch()
-    (report,) = memory.store.evict(EvictPolicy())
+    (report,) = memory.store.evict(EvictPolicy()).reports
     assert report.location == "memory"
 
 

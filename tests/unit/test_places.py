@@ -1,0 +1,200 @@
+"""Upkeep of a store in two places, each of which has its own files and its own faults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cache_store.backends.tier import Tier, TierMode, TierState
+from cache_store.backends.tiers import TieredBackend
+from cache_store.digests import digest_bytes
+from cache_store.errors import NotInStore, StoreUnavailable
+from cache_store.layout import blob_name, pin_name
+from cache_store.store import Store
+from cache_store.upkeep.evict_plan import EvictPolicy
+from tests.support.failing_backends import WaywardBackend, new_file, unavailable
+from tests.support.stored import FUNCTIONS, OFF, publish_launch
+
+DAY_S = 86400.0
+DECODE = blob_name(digest_bytes(FUNCTIONS["Llama.decode"]).sha256)
+STRAY = blob_name(digest_bytes(b"stray").sha256)
+AWAY = TierState(location="third", mode="rw", state="away", reason="third is silent")
+
+
+class Both:
+    """A near and a far place that hold one launch, and stores over both."""
+
+    def __init__(self, work: Path) -> None:
+        self.near, self.far = WaywardBackend(), WaywardBackend()
+        publish_launch(self.store(), work)
+        self.record = next(info.name for info in self.far.list("launch/"))
+
+    def store(
+        self, *, near: TierMode = "rw", far: TierMode = "rw", left_out: tuple[TierState, ...] = ()
+    ) -> Store:
+        tiers = [
+            Tier(name="near", backend=self.near, mode=near),
+            Tier(name="far", backend=self.far, mode=far),
+        ]
+        return Store(TieredBackend(tiers), trust=OFF, location="near, far", left_out=left_out)
+
+    def age(self) -> None:
+        """A blob that nothing needs appears in each place, and all becomes old."""
+        for place in (self.near, self.far):
+            place.put_new([new_file(STRAY, b"stray")])
+            place.now_s += 3 * DAY_S
+
+    def damage(self, place: WaywardBackend) -> None:
+        place.move(DECODE, None)
+        place.put_new([new_file(DECODE, b"damaged")])
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Both:
+    return Both(tmp_path / "cache")
+
+
+def strays(place: WaywardBackend) -> bool:
+    return bool(place.stat([STRAY]))
+
+
+def test_every_writable_place_is_evicted_the_farthest_first(both):
+    both.age()
+    outcome = both.store().evict(EvictPolicy())
+    assert [report.location for report in outcome.reports] == ["far", "near"]
+    assert (strays(both.near), strays(both.far), outcome.faults) == (False, False, ())
+
+
+def test_only_the_named_place_is_evicted(both):
+    both.age()
+    both.store().evict(EvictPolicy(), place="near")
+    assert (strays(both.near), strays(both.far)) == (False, True)
+
+
+def test_read_only_place_is_not_evicted(both):
+    both.age()
+    store = both.store(far="ro")
+    assert [report.location for report in store.evict(EvictPolicy()).reports] == ["near"]
+    with pytest.raises(NotInStore, match="writable are: near"):
+        store.evict(EvictPolicy(), place="far")
+    assert strays(both.far)
+
+
+def test_place_that_refuses_takes_nothing_from_the_report_of_the_other(both):
+    both.age()
+    both.far.put_new([new_file(f"ac/ab/{'ab' * 32}", b"no manifest")])
+    outcome = both.store().evict(EvictPolicy())
+    assert [report.location for report in outcome.reports] == ["near"]
+    assert [(fault.location, "verify --repair" in fault.reason) for fault in outcome.faults] == [
+        ("far", True)
+    ]
+    assert (strays(both.near), strays(both.far)) == (False, True)
+
+
+def test_place_that_does_not_answer_takes_nothing_from_the_report_of_the_other(both):
+    both.age()
+    both.near.failure = unavailable("connection refused", transport=True)
+    outcome = both.store().evict(EvictPolicy())
+    assert [report.location for report in outcome.reports] == ["far"]
+    assert [fault.location for fault in outcome.faults] == ["near"]
+    assert "connection refused" in outcome.faults[0].reason
+
+
+@pytest.mark.parametrize("place", [None, "third"])
+def test_place_that_is_away_is_said_by_an_evict(both, place):
+    both.age()
+    outcome = both.store(left_out=(AWAY,)).evict(EvictPolicy(), place=place)
+    assert [(fault.location, fault.reason) for fault in outcome.faults] == [("third", "third is silent")]
+    assert len(outcome.reports) == (2 if place is None else 0)
+
+
+def test_whole_places_have_no_faults(both):
+    report = both.store().verify()
+    assert (report.faults, report.num_launches, report.num_blobs) == ((), 2, 4)
+
+
+@pytest.mark.parametrize("name", ["near", "far"])
+def test_damage_in_either_place_is_found_and_named(both, name):
+    both.damage(getattr(both, name))
+    faults = both.store().verify().faults
+    assert faults
+    assert all(fault.startswith(f"{name}: ") for fault in faults)
+    assert any(DECODE in fault for fault in faults)
+
+
+def test_repair_moves_damage_away_in_its_place_only(both):
+    both.damage(both.near)
+    report = both.store().verify(repair=True)
+    assert report.repairs == (f"near: {DECODE}: moved into quarantine",)
+    assert (len(both.near.stat([DECODE])), len(both.far.stat([DECODE]))) == (0, 1)
+
+
+def test_repair_leaves_a_read_only_place_alone_and_claims_nothing(both):
+    both.damage(both.far)
+    report = both.store(far="ro").verify(repair=True)
+    assert (report.repairs, len(both.far.stat([DECODE]))) == ((), 1)
+    assert report.faults
+
+
+def test_what_a_nearer_place_lacks_is_no_fault(both):
+    for info in [*both.near.list("cas/"), *both.near.list("ac/")]:
+        both.near.move(info.name, None)
+    assert both.store().verify().faults == ()
+
+
+def test_what_the_farthest_place_lacks_is_a_fault_though_a_nearer_one_has_it(both):
+    both.far.move(DECODE, None)
+    (fault,) = both.store().verify().faults
+    assert fault.startswith("far: ")
+    assert "missing" in fault
+
+
+def test_verify_says_which_place_cannot_be_read(both):
+    both.near.failure = unavailable()
+    both.near.fails_on = frozenset({"list"})
+    faults = both.store().verify().faults
+    assert [fault.startswith("near: ") and "No space left" in fault for fault in faults] == [True]
+
+
+def test_place_that_is_away_is_a_fault(both):
+    assert both.store(left_out=(AWAY,)).verify().faults == ("third: third is silent",)
+
+
+def test_pin_and_unpin_act_on_every_place(both):
+    store, name = both.store(), pin_name(both.record)
+    store.pin(both.record.rpartition("/")[2])
+    assert [len(place.stat([name])) for place in (both.near, both.far)] == [1, 1]
+    assert store.unpin(both.record.rpartition("/")[2]) == (both.record,)
+    assert [len(place.stat([name])) for place in (both.near, both.far)] == [0, 0]
+
+
+def test_pin_in_a_nearer_place_alone_is_removed_too(both):
+    both.store().pin(both.record.rpartition("/")[2])
+    both.far.move(pin_name(both.record), None)
+    both.store().unpin(both.record.rpartition("/")[2])
+    assert both.store().pins() == ()
+
+
+def test_unpin_goes_on_after_a_place_that_fails_and_says_so(both):
+    store = both.store()
+    store.pin(both.record.rpartition("/")[2])
+    both.far.failure, both.far.fails_on = unavailable("Read-only file system"), frozenset({"move"})
+    with pytest.raises(StoreUnavailable, match="Read-only file system"):
+        store.unpin(both.record.rpartition("/")[2])
+    assert both.near.stat([pin_name(both.record)]) == {}
+
+
+def test_pin_in_a_read_only_place_is_not_said_to_be_removed(both):
+    both.store().pin(both.record.rpartition("/")[2])
+    with pytest.raises(StoreUnavailable, match="not written from here"):
+        both.store(far="ro").unpin(both.record.rpartition("/")[2])
+
+
+def test_pin_that_fails_leaves_none_in_any_place(both):
+    for place in (both.near, both.far):
+        for info in list(place.list("ac/")):
+            place.move(info.name, None)
+    with pytest.raises(NotInStore):
+        both.store().pin(both.record.rpartition("/")[2])
+    assert both.store().pins() == ()

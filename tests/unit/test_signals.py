@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from orchestrator.signals import EXIT_TERMINATED, Terminated, exit_code_of, sigterm_raises
+
+
+def call_native_code() -> None:
+    """Run the handler as ray.get does."""
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except Terminated:
+        raise KeyboardInterrupt from None
+
+
+def test_sigterm_raises_terminated():
+    with pytest.raises(Terminated), sigterm_raises():
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_interrupt_that_native_code_raises_for_a_sigterm_is_terminated():
+    with pytest.raises(KeyboardInterrupt) as caught, sigterm_raises():
+        call_native_code()
+    assert exit_code_of(caught.value) == EXIT_TERMINATED
+
+
+def test_interrupt_without_a_sigterm_stays_what_it_is():
+    with pytest.raises(KeyboardInterrupt) as caught, sigterm_raises():
+        raise KeyboardInterrupt
+    assert not isinstance(caught.value, Terminated)
+
+
+def test_handler_is_put_back():
+    before = signal.getsignal(signal.SIGTERM)
+    with sigterm_raises():
+        pass
+    assert signal.getsignal(signal.SIGTERM) is before
