@@ -71,4 +71,4 @@ def _folded(text: str) -> str:
 
 
 def _size_bytes(text: str) -> int:
-    return len(text.encode("utf-8", "surrogatepass"))
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

@@ -33,10 +33,11 @@ def list_(
     """List the launches in a store."""
     with session(debug=debug):
         from orchestrator import look
+        from orchestrator.listing import list_store
         from orchestrator.look_tables import render_listing
 
         loaded = load_optional(config, overrides)
-        listing = look.list_store(look.open_to_look(loaded, store), loaded)
+        listing = list_store(look.open_to_look(loaded, store), loaded)
         if as_json:
             print_json(listing)
         else:
@@ -94,13 +95,14 @@ def readable(
 ) -> None:
     """Print an artifact as text: request, guards, and the graph as Python."""
     with session(debug=debug):
+        from orchestrator.terminal import defused
         from worker.inference import readable_cache
 
         text = readable_cache(file, print_output=False, file=out)
         if as_json:
             print_json({"file": file, "out": out, "text": text})
         elif out is None:
-            typer.echo(text)
+            typer.echo(defused(text))
         else:
             output().print(f"written to {out}", soft_wrap=True, markup=False)
 

@@ -38,6 +38,7 @@ from orchestrator.errors import (
 from orchestrator.look import NothingThere
 from orchestrator.preseed import NoStore, UnknownNode
 from orchestrator.submit import OutsideDirectory
+from orchestrator.terminal import SafeConsole, SafeFormatter, defused_json
 from worker.errors import NotYet, WorkerError
 
 PLAIN_WIDTH = 120
@@ -82,12 +83,12 @@ def output(*, stderr: bool = False) -> Console:
     """A console for stdout or stderr as they are now; plain and of fixed width where there is no terminal."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
-    return Console(file=stream, width=width, highlight=False)
+    return SafeConsole(file=stream, width=width, highlight=False)
 
 
 def print_json(value: object) -> None:
     """Write a plain value, or a frozen dataclass of such, to stdout as JSON."""
-    typer.echo(json.dumps(plain(value), indent=2, ensure_ascii=False))
+    typer.echo(defused_json(json.dumps(plain(value), indent=2, ensure_ascii=False)))
 
 
 def plain(value: object) -> Any:
@@ -109,9 +110,9 @@ def session(*, debug: bool = False) -> Iterator[None]:
 
     What is no expected kind of error is a defect of warmrank and keeps its traceback.
     """
-    logging.basicConfig(
-        level=logging.DEBUG if debug else logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
-    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(SafeFormatter("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, handlers=[handler])
     try:
         with signals.sigterm_raises():
             yield

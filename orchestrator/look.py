@@ -1,4 +1,4 @@
-"""Looking into a store: what launches it holds, and what one partition holds, as plain values.
+"""Looking into a store: opening it to look, and what one partition holds, as plain values.
 
 Nothing here builds a model, or imports torch or Ray. Without a config nobody is trusted, so signatures are
 then not looked at.
@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cache_store.errors import StoreError, StoreUnavailable, os_errors_are_unavailable
+from cache_store.errors import StoreUnavailable, os_errors_are_unavailable
 from cache_store.keys import changed_components
 from cache_store.layout import FORMAT_FILE, TOP_LEVEL
 from cache_store.records.manifest import (
     ArtifactEntry,
     CaptureEntry,
     LaunchRecord,
-    PartitionManifest,
-    PartitionRef,
     RequestEntry,
 )
 from cache_store.store import Store
@@ -35,63 +33,6 @@ MIN_KEY_CHARS = 6
 
 class NothingThere(OrchestratorError):
     """What was asked for is not there; the message says what is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionLine:
-    """One partition of a launch, in short."""
-
-    partition: str
-    rank: int
-    key: str
-    num_artifacts: int
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchLine:
-    """One launch record of the store.
-
-    Attributes:
-        launch_key: its key; several records may have the same.
-        of_config: it is the launch of the config that was named.
-        created: ISO 8601, UTC.
-        what: entrypoint or script.
-        identity: named components of what was launched.
-        world_size: number of ranks.
-        functions: names of the cached functions.
-        num_artifacts: distinct artifacts.
-        size_bytes: their size.
-        changes: components of the environment that differ here, such as ``torch 2.13.0 -> 2.13.1``.
-        partitions: every rank's partition.
-    """
-
-    launch_key: str
-    of_config: bool
-    created: str
-    what: str
-    identity: dict[str, str]
-    world_size: int
-    functions: tuple[str, ...]
-    num_artifacts: int
-    size_bytes: int
-    changes: tuple[str, ...]
-    partitions: tuple[PartitionLine, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    """What is in a store.
-
-    Attributes:
-        store: its location.
-        launches: every launch, newest first.
-        problems: what could not be read, one line each.
-    """
-
-    store: str
-    launches: tuple[LaunchLine, ...]
-    problems: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,61 +108,13 @@ def _is_yet_to_be_made(location: str) -> bool:
         return path.is_dir() and {entry.name for entry in path.iterdir()} <= TOP_LEVEL - {FORMAT_FILE}
 
 
-def list_store(store: Store, config: Config | None = None) -> Listing:
-    """Every launch in the store; with a config, its own launches are marked.
-
-    Raises:
-        StoreError: the store cannot be listed.
-    """
-    wanted = launch_key(config) if config else ""
-    problems: list[str] = []
-    lines = tuple(_launch_line(store, record, wanted, problems) for record in store.launches())
-    return Listing(store=store.location, launches=lines, problems=(*store.problems, *problems))
-
-
-def _launch_line(store: Store, record: LaunchRecord, wanted: str, problems: list[str]) -> LaunchLine:
-    found: list[tuple[PartitionRef, PartitionManifest]] = []
-    for ref in sorted(record.partitions, key=lambda ref: ref.rank):
-        try:
-            found.append((ref, store.manifest(ref.manifest_key, expected_sha256=ref.manifest_sha256)))
-        except StoreError as error:
-            problems.append(str(error))
-    distinct = {entry.sha256: entry for _, manifest in found for entry in manifest.artifacts}
-    return LaunchLine(
-        launch_key=record.launch_key,
-        of_config=record.launch_key == wanted,
-        created=record.created,
-        what=what_is_launched(record.identity),
-        identity=record.identity,
-        world_size=record.world_size,
-        functions=tuple(sorted({entry.function for entry in distinct.values()})),
-        num_artifacts=len(distinct),
-        size_bytes=sum(entry.size_bytes for entry in distinct.values()),
-        changes=_changes(record.environment),
-        partitions=tuple(
-            PartitionLine(
-                partition=ref.partition,
-                rank=ref.rank,
-                key=ref.manifest_key,
-                num_artifacts=len(manifest.artifacts),
-                size_bytes=sum(entry.size_bytes for entry in manifest.artifacts),
-            )
-            for ref, manifest in found
-        ),
-    )
-
-
 def time_text(created: str) -> str:
     """An ISO 8601 time in UTC, down to the minute."""
     return f"{created[:16].replace('T', ' ')} UTC"
 
 
-def what_is_launched(identity: dict[str, str]) -> str:
-    """The entrypoint or script of a launch."""
-    return identity.get("entrypoint") or identity.get("script") or "(unnamed)"
-
-
-def _changes(stored: dict[str, str]) -> tuple[str, ...]:
+def changes_here(stored: dict[str, str]) -> tuple[str, ...]:
+    """Components of a stored environment that differ here, such as ``torch 2.13.0 -> 2.13.1``."""
     return tuple(str(change) for change in changed_components(stored, environment()))
 
 
@@ -250,7 +143,7 @@ def show_partition(store: Store, wanted: str, config: Config | None = None) -> P
         launch_key=record.launch_key,
         created=manifest.created,
         environment=manifest.environment,
-        changes=_changes(manifest.environment),
+        changes=changes_here(manifest.environment),
         requests=manifest.requests,
         artifacts=manifest.artifacts,
         captures=manifest.captures,

@@ -13,7 +13,8 @@ from rich.text import Text
 
 from orchestrator.errors import ranks_text
 from orchestrator.explain import CachedView, Explanation, FunctionView
-from orchestrator.look import LaunchLine, Listing, PartitionView, time_text
+from orchestrator.listing import LaunchLine, Listing
+from orchestrator.look import PartitionView, time_text
 from orchestrator.preseed import NodeSeed
 from orchestrator.report_table import seconds_text, size_text
 from orchestrator.verify import Verified
@@ -29,12 +30,14 @@ def render_listing(listing: Listing, *, long: bool = False) -> RenderableType:
     head = Text(f"store {listing.store}: {count} launch{'' if count == 1 else 'es'}", style="bold")
     parts: list[RenderableType] = [head]
     if listing.launches:
-        table = _table("", "launch", "made", "what", "ranks", "files", "size", "environment")
+        table = _table("", "launch", "made", "used", "what", "ranks", "files", "size", "environment")
         for line in listing.launches:
             table.add_row(*_launch_cells(line))
         parts.append(table)
         if any(line.of_config for line in listing.launches):
             parts.append(Text("* the launch of this config", style="dim"))
+        if any(line.pinned for line in listing.launches):
+            parts.append(Text("P pinned: no evict takes it", style="dim"))
     if long:
         for line in listing.launches:
             parts += _launch_details(line)
@@ -154,9 +157,10 @@ def _outcome(item: NodeSeed) -> Text:
 
 def _launch_cells(line: LaunchLine) -> tuple[Text | str, ...]:
     return (
-        "*" if line.of_config else "",
+        ("*" if line.of_config else "") + ("P" if line.pinned else ""),
         line.launch_key[:KEY_CHARS],
         time_text(line.created),
+        line.last_used[:10] or "-",
         Text(line.what),
         str(line.world_size),
         str(line.num_artifacts),
@@ -236,7 +240,7 @@ def _heading(text: str) -> Text:
     return Text(f"\n{text}", style="bold")
 
 
-_WHOLE = frozenset({"launch", "made", "function", "sha256", "manifest"})
+_WHOLE = frozenset({"", "launch", "made", "used", "function", "sha256", "manifest"})
 """Columns that are not folded."""
 
 _RIGHT = frozenset(

@@ -84,15 +84,17 @@ def create_private(path: Path) -> io.BufferedWriter:
 
 def make_private_directories(path: Path) -> None:
     """Create ``path`` and its missing parents, each with mode 0700; raises ``OSError``."""
-    # Mostly there is the parent, and often the directory.
-    with contextlib.suppress(FileNotFoundError, FileExistsError):
-        path.mkdir(mode=DIRECTORY_MODE)
-        return
     # Path.mkdir(parents=True) gives its mode to the last directory only.
-    for directory in (*reversed(path.parents), path):
-        if not directory.is_dir():
-            with contextlib.suppress(FileExistsError):  # another process was faster
-                directory.mkdir(mode=DIRECTORY_MODE)
+    try:
+        path.mkdir(mode=DIRECTORY_MODE)
+    except FileExistsError:
+        return  # it was there, or another process was faster
+    except FileNotFoundError:
+        if path.parent == path:
+            raise
+        make_private_directories(path.parent)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=DIRECTORY_MODE)
 
 
 def ensure_cache_dir(path: Path) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import BinaryIO
 
 from cache_store.backends.backend import FileInfo, NewFile
 from cache_store.digests import digest_bytes
 from cache_store.errors import Corrupt, NotInStore
-from cache_store.node.private_files import open_private, os_errors_are_unusable
 
 
 class MemoryBackend:
@@ -55,13 +53,9 @@ class MemoryBackend:
 
 
 def _bytes(file: NewFile) -> bytes:
-    data = file.source if isinstance(file.source, bytes) else _read(file.source)
+    with file.open() as source:
+        data = source.read()
     if digest_bytes(data) != file.expected:
         actual = str(digest_bytes(data))
         raise Corrupt(what=file.name, where="source", expected=str(file.expected), actual=actual)
     return bytes(bytearray(data))  # an object of its own, so that identity tells who won
-
-
-def _read(path: Path) -> bytes:
-    with os_errors_are_unusable("file", path), open_private(path) as file:
-        return file.read()

@@ -279,7 +279,8 @@ def test_directories_of_what_stands_stay(backend, root):
 def test_move_makes_a_directory_again_that_another_process_removes(backend, root, monkeypatch):
     backend.put_new([new_file()])
     trashed = "trash/20260131T120000Z/ac/ab/one"
-    real, removed = os.link, []
+    real = os.link
+    removed: list[Path] = []
 
     def link(source: Path, target: Path) -> None:
         if target.parent.is_dir() and not removed:

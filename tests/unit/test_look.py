@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from cache_store.errors import StoreUnavailable
 from orchestrator.config import Config
-from orchestrator.look import NothingThere, list_store, open_if_there, open_to_look, show_partition
+from orchestrator.listing import list_store
+from orchestrator.look import NothingThere, open_if_there, open_to_look, show_partition
 from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import stored
 from worker.environment import environment
@@ -37,6 +39,21 @@ def test_listing_marks_the_launch_of_the_config(config: Config, tmp_path: Path):
         for line in list_store(open_to_look(config, None), config).launches
     }
     assert marks == {"cpu": True, "npu": False}
+
+
+def test_listing_says_which_record_is_pinned_and_when_each_was_used(config: Config, tmp_path: Path):
+    newer = "2026-02-28T12:00:00+00:00"
+    store_launch(config, tmp_path / "newer", functions={"Llama.decode": b"other"}, created=newer)
+    store = open_to_look(config, None)
+    newest, oldest = store.stored_launches()
+    store.pin(oldest.name.rpartition("/")[2])
+    store.mark_used(newest.name)
+    lines = {line.created: line for line in list_store(store).launches}
+    assert [lines[created].pinned for created in (newer, oldest.record.created)] == [False, True]
+    assert lines[oldest.record.created].record == oldest.name.rpartition("/")[2]
+    assert lines[oldest.record.created].last_used == ""
+    used = datetime.fromisoformat(lines[newer].last_used)
+    assert (used.utcoffset(), used.microsecond) == (timedelta(0), 0)
 
 
 def test_listing_names_what_differs_in_the_environment(tmp_path: Path):

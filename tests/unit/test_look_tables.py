@@ -11,7 +11,8 @@ from rich.console import Console, RenderableType
 from cache_store.reports import VerifyReport
 from orchestrator.config import Config
 from orchestrator.explain import explain
-from orchestrator.look import list_store, open_to_look, show_partition
+from orchestrator.listing import list_store
+from orchestrator.look import open_to_look, show_partition
 from orchestrator.look_tables import (
     render_explanation,
     render_listing,
@@ -23,6 +24,7 @@ from orchestrator.look_tables import (
 from orchestrator.preseed import Node, NodeSeed
 from orchestrator.verify import Verified
 from tests.support.launched import loaded_config, store_launch
+from tests.support.stored import open_store
 from worker.environment import environment
 
 
@@ -57,8 +59,21 @@ def test_heading_of_a_listing_fits_in_100_columns(tmp_path: Path, entrypoint: st
     store_launch(config, tmp_path / "work", here={**environment(), "torch": "2.12.0", "cann": "8.3"})
     lines = text_of(render_listing(list_store(open_to_look(config, None), config))).splitlines()
     headings = [line.split() for line in lines if "launch  " in line]
-    assert headings == [["launch", "made", "what", "ranks", "files", "size", "environment"]]
+    assert headings == [["launch", "made", "used", "what", "ranks", "files", "size", "environment"]]
     assert any("2026-01-31 12:00 UTC" in line for line in lines)
+
+
+def test_listing_marks_pins_and_names_the_day_of_the_last_use(config: Config, tmp_path: Path):
+    store = open_store(tmp_path / "store")
+    (stored,) = store.stored_launches()
+    assert "12:00 UTC  -  " in text_of(render_listing(list_store(store)))
+    store.pin(stored.record.launch_key)
+    store.mark_used(stored.name)
+    text = text_of(render_listing(list_store(store, config)))
+    (used,) = store.last_uses().values()
+    assert f"12:00 UTC  {used.date().isoformat()}  " in text
+    assert text.splitlines()[3].startswith("*P ")
+    assert "P pinned: no evict takes it" in text
 
 
 def test_long_listing_adds_arguments_and_partitions(config: Config):

@@ -213,3 +213,9 @@ def test_sweep_debris_leaves_what_may_be_in_use(tmp_path, ended_pid):
 def test_sweep_debris_of_no_directory_is_no_error(tmp_path):
     sweep_debris(tmp_path / "gone")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_directory_below_a_link_that_leads_nowhere_is_an_error(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError):
+        make_private_directories(tmp_path / "link" / "inside")

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -268,6 +270,18 @@ def test_damaged_listing_is_skipped_for_an_older_one(documents, cache, root, tmp
     report = pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
     assert (tmp_path / "elsewhere" / "graph.py").read_bytes() == b"def call(): ...\n"
     assert len(report.problems) == 1
+
+
+def test_pull_whose_staging_directory_cannot_be_removed_is_done(documents, cache, tmp_path, monkeypatch):
+    push(documents, "mine", cache, COMPONENTS)
+
+    def stale(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(shutil, "rmtree", stale)
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "elsewhere" / "own").write_bytes(b"own")
+    assert pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS).num_new == len(kept(cache))
 
 
 def test_killed_pull_leaves_nothing_that_the_tool_would_see(documents, cache, tmp_path, monkeypatch):

@@ -1,0 +1,249 @@
+"""The commands that decide what a store keeps, over a store in a directory whose clock runs ahead."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cache_store.store import Store
+from cache_store.upkeep import evict as evicting
+from orchestrator.cli import app
+from tests.support.launched import loaded_config, write_config
+from tests.support.stored import (
+    FUNCTIONS,
+    LAUNCH_KEY,
+    blob_path,
+    open_store,
+    overwrite,
+    publish_launch,
+    stored,
+)
+
+DAY_S = 86400.0
+LATER = "2026-02-28T12:00:00+00:00"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def store(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """Two launches of one key, 40 days ago by the clock of the evict."""
+    store = open_store(root)
+    publish_launch(store, tmp_path / "old", functions={0: {"Llama.decode": b"old"}})
+    publish_launch(store, tmp_path / "new", created=LATER)
+    monkeypatch.setattr(evicting, "store_time_s", lambda backend: time.time() + 40 * DAY_S)
+    return store
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner(env={"COLUMNS": "400"}).invoke(app, [str(argument) for argument in arguments])
+
+
+def done(*arguments: object) -> str:
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def as_json(*arguments: object) -> Any:
+    return json.loads(done(*arguments, "--json"))
+
+
+def old_record(store: Store) -> str:
+    return store.stored_launches()[-1].name
+
+
+def test_evict_takes_what_is_old_and_says_so(store, root):
+    text = done("evict", "--store", root, "--older-than", "30d")
+    assert f"evict  launch {LAUNCH_KEY[:12]} {old_record_digest(root)}: unused for 40.0 d" in text
+    assert "1 records, 1 manifests, 1 blobs went into the trash" in text
+    assert [record.created for record in store.launches()] == [LATER]
+    assert not blob_path(root, b"old").exists()
+
+
+def old_record_digest(root: Path) -> str:
+    """The record in the trash, by its first characters."""
+    (path,) = [path for path in stored(root, "trash") if "launch" in path.parts]
+    return path.name[:12]
+
+
+def test_evict_without_limits_keeps_every_launch(store, root):
+    done("evict", "--store", root)
+    assert len(store.launches()) == 2
+
+
+def test_evict_within_the_grace_keeps_everything(store, root):
+    text = done("evict", "--store", root, "--older-than", "1d", "--grace", "50d")
+    assert "within the grace" in text
+    assert len(store.launches()) == 2
+
+
+def test_evict_keeps_as_many_as_it_is_told(store, root):
+    done("evict", "--store", root, "--older-than", "1d", "--keep", "2")
+    assert len(store.launches()) == 2
+    done("evict", "--store", root, "--older-than", "1d", "--keep", "0")
+    assert store.launches() == ()
+
+
+def test_evict_until_it_fits(store, root):
+    text = done("evict", "--store", root, "--max-size", "1B")
+    assert "over --max-size" in text
+    assert [record.created for record in store.launches()] == [LATER]
+
+
+def test_dry_run_changes_nothing(store, root):
+    before = stored(root, "launch"), stored(root, "cas"), stored(root, "trash")
+    assert "would go" in done("evict", "--store", root, "--older-than", "30d", "--dry-run")
+    assert (stored(root, "launch"), stored(root, "cas"), stored(root, "trash")) == before
+
+
+def test_evict_as_json(store, root):
+    name = old_record(store)
+    found = as_json("evict", "--store", root, "--older-than", "30d")
+    (place,) = found["places"]
+    assert (found["dry_run"], found["faults"], place["location"]) == (False, [], str(root))
+    assert [choice["name"] for choice in place["taken"] if choice["kind"] == "record"] == [name]
+    assert place["remaining_bytes"] == sum(
+        path.stat().st_size for prefix in ("launch", "ac", "cas") for path in stored(root, prefix)
+    )
+
+
+def test_evict_refuses_a_store_without_a_launch_unless_told(store, root):
+    for path in stored(root, "launch"):
+        path.unlink()
+    result = run("evict", "--store", root)
+    assert (result.exit_code, "--no-records" in result.stderr) == (4, True)
+    assert stored(root, "cas")
+    done("evict", "--store", root, "--no-records")
+    assert stored(root, "cas") == []
+
+
+def test_evict_refuses_a_damaged_document_and_names_the_repair(store, root):
+    overwrite(stored(root, "ac")[0], b"damaged")
+    result = run("evict", "--store", root, "--older-than", "30d")
+    assert (result.exit_code, "verify --repair" in result.stderr) == (4, True)
+    assert run("verify", "--store", root, "--repair").exit_code == 4
+    done("evict", "--store", root, "--older-than", "30d", "--keep", "0")
+    assert store.launches() == ()
+
+
+def test_evict_of_an_unknown_place_names_the_known(store, root):
+    result = run("evict", "--store", root, "--tier", "elsewhere")
+    assert (result.exit_code, f"writable are: {root}" in result.stderr) == (4, True)
+
+
+def test_evict_of_two_places_reports_one_when_the_other_refuses(store, root, tmp_path):
+    second = tmp_path / "second"
+    publish_launch(open_store(second), tmp_path / "old")
+    tiers = [{"path": str(root)}, {"path": str(second)}]
+    write_config(tmp_path, store={"tiers": tiers, "trust": {"policy": "off"}})
+    overwrite(stored(second, "ac")[0], b"damaged")
+    result = run("evict", tmp_path / "tiny.yaml", "--older-than", "30d", "--json")
+    found = json.loads(result.stdout)
+    assert result.exit_code == 4
+    assert [place["location"] for place in found["places"]] == [str(root)]
+    assert [fault["location"] for fault in found["faults"]] == [str(second)]
+    assert [record.created for record in store.launches()] == [LATER]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--older-than", "30"),
+        ("--max-size", "500"),
+        ("--grace", "tomorrow"),
+        ("--keep", "-1"),
+    ],
+)
+def test_evict_refuses_what_it_does_not_understand(store, root, arguments):
+    assert run("evict", "--store", root, *arguments).exit_code == 2
+
+
+def test_evict_needs_one_store():
+    assert run("evict").exit_code == 2
+
+
+def test_evict_makes_no_store(root):
+    assert run("evict", "--store", root).exit_code == 4
+    assert not root.exists()
+
+
+def test_pinned_launch_outlives_an_evict_until_the_pin_is_removed(store, root):
+    digest = old_record(store).rpartition("/")[2]
+    assert "baseline" in done("pin", digest[:12], "--store", root, "--reason", "baseline")
+    done("evict", "--store", root, "--older-than", "30d")
+    assert len(store.launches()) == 2
+    assert "nothing is pinned" in done("pin", digest[:12], "--store", root, "--remove")
+    done("evict", "--store", root, "--older-than", "30d")
+    assert len(store.launches()) == 1
+
+
+def test_pins_as_json(store, root):
+    name = old_record(store)
+    digest = name.rpartition("/")[2]
+    found = as_json("pin", digest, "--store", root, "--reason", "baseline")
+    assert [(pin["record"], pin["reason"]) for pin in found["pins"]] == [(name, "baseline")]
+    assert as_json("pin", "--list", "--store", root)["pins"] == found["pins"]
+    removed = as_json("pin", digest, "--remove", "--store", root)
+    assert (removed["removed"], removed["pins"]) == ([name], [])
+
+
+def test_launch_key_pins_all_its_records_by_the_store_of_a_config(store, root, tmp_path):
+    loaded_config(tmp_path)
+    found = as_json("pin", LAUNCH_KEY[:8], "--config", tmp_path / "tiny.yaml")
+    assert len(found["pins"]) == 2
+
+
+@pytest.mark.parametrize("arguments", [(), ("abcdef12", "--list"), ("--list", "--remove"), ("--remove",)])
+def test_pin_takes_a_launch_or_lists(store, root, arguments):
+    assert run("pin", *arguments, "--store", root).exit_code == 2
+
+
+def test_pin_of_what_is_not_there_says_how_to_find_it(store, root):
+    result = run("pin", "f" * 12, "--store", root)
+    assert (result.exit_code, "warmrank ls" in result.stderr) == (4, True)
+
+
+def test_ls_shows_pins(store, root):
+    digest = old_record(store).rpartition("/")[2]
+    done("pin", digest, "--store", root)
+    pinned = {line["record"]: line["pinned"] for line in as_json("ls", "--store", root)["launches"]}
+    assert (pinned[digest], sum(pinned.values())) == (True, 1)
+
+
+def test_verify_repair_moves_damage_away_and_says_so(store, root):
+    path = blob_path(root, FUNCTIONS["Llama.decode"])
+    overwrite(path, b"damaged")
+    plain = run("verify", "--store", root)
+    assert (plain.exit_code, path.exists(), "repair:" in plain.stdout) == (4, True, False)
+    repaired = run("verify", "--store", root, "--repair")
+    assert (repaired.exit_code, path.exists()) == (4, False)
+    assert f"repair: cas/sha256/{path.parent.name}/{path.name}: moved into quarantine" in repaired.stdout
+    assert path.name in stored(root, "quarantine")[0].name
+
+
+def test_verify_repair_brings_back_what_lies_in_the_trash(store, root):
+    path = blob_path(root, FUNCTIONS["Llama.decode"])
+    trashed = root / "trash" / "20260131T120000Z" / path.relative_to(root)
+    trashed.parent.mkdir(parents=True)
+    path.rename(trashed)
+    assert "restored from the trash" in run("verify", "--store", root, "--repair").stdout
+    assert "no faults" in done("verify", "--store", root)
+    assert path.read_bytes() == FUNCTIONS["Llama.decode"]
+
+
+def test_verify_repair_as_json(store, root):
+    overwrite(blob_path(root, b"old"), b"damaged")
+    result = run("verify", "--store", root, "--repair", "--json")
+    found = json.loads(result.stdout)
+    assert result.exit_code == 4
+    assert len(found["store"]["repairs"]) == 1
+    assert found["faults"]

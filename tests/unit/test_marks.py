@@ -1,0 +1,241 @@
+"""What refers to what in a store, as an evict sees it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cache_store.backends.backend import NewFile
+from cache_store.digests import digest_bytes
+from cache_store.errors import Corrupt, EvictRefused, NewerFormat, NotInStore
+from cache_store.layout import blob_name, launch_name, pin_name
+from cache_store.records.documents import read_stored_form
+from cache_store.records.manifest import created_at
+from cache_store.upkeep.last_use import mark_used
+from cache_store.upkeep.marks import Inventory, is_record, record_group, references, take_inventory
+from tests.support.evicting import SHARED, Evicting
+from tests.support.stored import LAUNCH_KEY, OFF
+
+KEY, OTHER = "ab" * 32, "cd" * 32
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Evicting:
+    return Evicting(tmp_path)
+
+
+def put(memory: Evicting, name: str, data: bytes) -> None:
+    memory.backend.put_new([NewFile(name=name, source=data, expected=digest_bytes(data))])
+
+
+def blob(data: bytes) -> str:
+    return blob_name(digest_bytes(data).sha256)
+
+
+def inventory(memory: Evicting, earlier: Inventory | None = None) -> Inventory:
+    return take_inventory(memory.backend, memory.backend.now_s, earlier=earlier)
+
+
+def into_trash(memory: Evicting, name: str, *, hour: int = 12) -> str:
+    trashed = f"trash/20260131T{hour}0000Z/{name}"
+    assert memory.backend.move(name, trashed)
+    return trashed
+
+
+def opened(memory: Evicting, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names that are read from now on."""
+    names: list[str] = []
+    real = memory.backend.open
+
+    def note(name: str) -> object:
+        names.append(name)
+        return real(name)
+
+    monkeypatch.setattr(memory.backend, "open", note)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        (launch_name(KEY, OTHER), True),
+        (f"dir/ab/{KEY}/{OTHER}", True),
+        (f"ac/ab/{KEY}", False),
+        (blob_name(KEY), False),
+        (f"launch/ab/{KEY}", False),
+        (f"launch/cd/{KEY}/{OTHER}", False),
+        (pin_name(launch_name(KEY, OTHER)), False),
+        ("launch/ab/notes", False),
+    ],
+)
+def test_records_are_told_by_their_names(name, is_one):
+    assert is_record(name) == is_one
+
+
+def test_records_of_one_key_are_one_group():
+    assert record_group(launch_name(KEY, OTHER)) == record_group(launch_name(KEY, KEY)) == f"launch/ab/{KEY}"
+    assert record_group(launch_name(KEY, OTHER)) != record_group(f"dir/ab/{KEY}/{OTHER}")
+
+
+def test_launch_refers_to_manifests_and_they_to_blobs(memory):
+    record = memory.launch()
+    found = references(record, read_stored_form(memory.backend, record))
+    assert found.references == tuple(memory.names("ac/"))
+    assert found.created_s == created_at(memory.store.launches()[0]).timestamp()
+    (manifest,) = found.references
+    needed = references(manifest, read_stored_form(memory.backend, manifest)).references
+    assert set(needed) == memory.names("cas/") == {blob(b"own 1"), blob(SHARED)}
+
+
+def test_listing_refers_to_each_blob_once(memory, tmp_path):
+    (tmp_path / "tool").mkdir(mode=0o700)
+    for name in ("one", "two"):
+        (tmp_path / "tool" / name).write_bytes(b"equal")
+    memory.store.push_directory("mine", tmp_path / "tool", {"model": "8b"})
+    (name,) = memory.names("dir/")
+    assert references(name, read_stored_form(memory.backend, name)).references == (blob(b"equal"),)
+
+
+def test_document_under_the_name_of_another_is_corrupt(memory):
+    record = memory.launch()
+    sealed = read_stored_form(memory.backend, record)
+    for name in (
+        launch_name(LAUNCH_KEY, OTHER),
+        launch_name(KEY, OTHER),
+        f"dir/ab/{KEY}/{OTHER}",
+        f"ac/ab/{KEY}",
+    ):
+        with pytest.raises(Corrupt):
+            references(name, sealed)
+
+
+def test_document_of_a_later_release_is_newer(memory):
+    record = memory.launch()
+    payload = memory.store.launches()[0].to_bytes().replace(b'"format":1', b'"format":2')
+    name = launch_name(LAUNCH_KEY, digest_bytes(payload).sha256)
+    assert name != record
+    with pytest.raises(NewerFormat):
+        references(name, OFF.seal("launch", LAUNCH_KEY, payload))
+
+
+def test_inventory_has_all_that_stands_and_no_strangers(memory):
+    record = memory.launch()
+    mark_used(memory.backend, record)
+    memory.store.pin(record.rpartition("/")[2])
+    for stranger in ("cas/sha256/ab/notes", "ac/notes", "launch/ab/notes", "dir/x", "pins/a/b"):
+        put(memory, stranger, b"x")
+    found = inventory(memory)
+    assert set(found.files) == {record} | {
+        name for name in memory.names("ac/") | memory.names("cas/") if "notes" not in name
+    }
+    assert set(found.documents) == {name for name in found.files if not name.startswith("cas/")}
+    assert (set(found.pins), set(found.uses), len(found.marks)) == ({record}, {record}, 1)
+
+
+def test_unchanged_documents_are_not_read_again(memory, monkeypatch):
+    memory.launch()
+    first = inventory(memory)
+    new = memory.launch()
+    names = opened(memory, monkeypatch)
+    second = inventory(memory, earlier=first)
+    assert set(names) == set(second.documents) - set(first.documents)
+    assert new in names
+
+
+def test_document_that_was_replaced_is_read_again(memory, monkeypatch):
+    record = memory.launch()
+    first = inventory(memory)
+    sealed = read_stored_form(memory.backend, record)
+    memory.backend.move(record, None)
+    memory.pass_time(1.0)
+    put(memory, record, sealed)
+    names = opened(memory, monkeypatch)
+    inventory(memory, earlier=first)
+    assert names == [record]
+
+
+def test_manifest_in_the_trash_counts_while_a_standing_record_needs_it(memory):
+    memory.launch()
+    (manifest,) = memory.names("ac/")
+    into_trash(memory, manifest)
+    found = inventory(memory)
+    assert set(found.documents[manifest].references) == memory.names("cas/")
+    assert manifest not in found.files
+    assert manifest in found.trash
+
+
+def test_manifest_in_the_trash_that_nothing_needs_is_not_read(memory):
+    memory.launch()
+    memory.publish({"Llama.own": b"no launch"}, 50)
+    (standing,) = inventory(memory).documents.keys() & {
+        name for record in memory.names("launch/") for name in inventory(memory).documents[record].references
+    }
+    (free,) = memory.names("ac/") - {standing}
+    into_trash(memory, free)
+    assert free not in inventory(memory).documents
+
+
+def test_damaged_manifest_in_the_trash_needs_nothing(memory):
+    memory.launch()
+    (manifest,) = memory.names("ac/")
+    memory.backend.move(manifest, None)
+    put(memory, f"trash/20260131T120000Z/{manifest}", b"damaged")
+    assert manifest not in inventory(memory).documents
+
+
+def test_damaged_manifest_that_stands_stops_everything(memory):
+    memory.launch()
+    (manifest,) = memory.names("ac/")
+    memory.backend.move(manifest, None)
+    put(memory, manifest, b"damaged")
+    with pytest.raises(EvictRefused, match="verify --repair"):
+        inventory(memory)
+
+
+def test_document_that_another_process_takes_meanwhile_is_left_out(memory, monkeypatch):
+    memory.launch()
+    gone = memory.launch()
+    real = memory.backend.open
+
+    def take(name: str) -> object:
+        if name == gone:
+            raise NotInStore(what=name, where="memory")
+        return real(name)
+
+    monkeypatch.setattr(memory.backend, "open", take)
+    found = inventory(memory)
+    assert gone not in found.documents
+    assert gone not in found.files
+    assert len(found.documents) == 3
+
+
+def test_newest_of_several_trashed_copies_is_read(memory, monkeypatch):
+    memory.launch()
+    (manifest,) = memory.names("ac/")
+    sealed = read_stored_form(memory.backend, manifest)
+    into_trash(memory, manifest, hour=11)
+    memory.pass_time(60.0)
+    put(memory, manifest, sealed)
+    newest = into_trash(memory, manifest, hour=12)
+    names = opened(memory, monkeypatch)
+    inventory(memory)
+    assert [name for name in names if name.startswith("trash/")] == [newest]
+
+
+def test_record_with_a_pin_that_the_listing_leaves_out_is_refused(memory, monkeypatch):
+    hidden = memory.launch()
+    memory.store.pin(hidden.rpartition("/")[2])
+    real = memory.backend.list
+    monkeypatch.setattr(
+        memory.backend, "list", lambda prefix: (info for info in real(prefix) if info.name != hidden)
+    )
+    with pytest.raises(EvictRefused, match="not in its listing"):
+        inventory(memory)
+
+
+def test_pin_of_a_record_that_is_gone_is_no_reason_to_refuse(memory):
+    record = memory.launch()
+    memory.store.pin(record.rpartition("/")[2])
+    memory.backend.move(record, None)
+    assert inventory(memory).pins == {record}

@@ -1,0 +1,102 @@
+"""Names from documents that nobody signed, on their way to a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+from typer.testing import CliRunner
+
+from orchestrator.cli import app
+from orchestrator.terminal import SafeConsole, SafeFormatter, defused, defused_json
+from tests.support.launched import loaded_config, store_launch
+from tests.support.stored import FUNCTIONS
+from worker.environment import environment
+
+HOSTILE = "de\x1b]0;owned\x07code\x1b[2J\x9b31m\u202e\x7f"
+
+
+def printed(renderable: object, *, terminal: bool = False) -> str:
+    file = io.StringIO()
+    console = SafeConsole(
+        file=file, width=100, force_terminal=terminal, color_system=None, legacy_windows=False
+    )
+    console.print(renderable)
+    return file.getvalue()
+
+
+def is_safe(text: str) -> bool:
+    return all(char.isprintable() or char in "\n\t" for char in text)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Llama.decode", "Llama.decode"),
+        ("a\tb\n", "a\tb\n"),
+        ("\x1b[2J", "?[2J"),
+        ("\x9b\r\x7f\udc80", "????"),
+    ],
+)
+def test_defused(text, shown):
+    assert defused(text) == shown
+
+
+def test_no_control_character_is_printed_from_text_cells_and_strings():
+    table = Table(HOSTILE)
+    table.add_row(Text(HOSTILE))
+    for renderable in (Text(HOSTILE), table, HOSTILE):
+        text = printed(renderable)
+        assert is_safe(text)
+        assert "?]0;owned" in text
+
+
+def test_styles_stay():
+    file = io.StringIO()
+    SafeConsole(file=file, force_terminal=True, color_system="standard").print(Text("a", style="bold"))
+    assert file.getvalue() == "\x1b[1ma\x1b[0m\n"
+
+
+def test_progress_moves_its_own_cursor():
+    file = io.StringIO()
+    console = SafeConsole(file=file, width=100, force_terminal=True)
+    with Progress(console=console) as progress:
+        progress.add_task(HOSTILE, total=1)
+    assert "\x1b[?25l" in file.getvalue()
+    assert "\x1b]0;" not in file.getvalue()
+
+
+def test_log_lines_are_defused():
+    record = logging.LogRecord("store", logging.WARNING, "", 0, "Skipped %s", (HOSTILE,), None)
+    assert is_safe(SafeFormatter("%(message)s").format(record))
+
+
+def test_json_escapes_what_its_grammar_lets_through():
+    text = defused_json(json.dumps(HOSTILE, ensure_ascii=False))
+    assert json.loads(text) == HOSTILE
+    assert not {"\x1b", "\x07", "\x9b", "\x7f"} & set(text)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("ls", "--long"),
+        ("ls", "--json"),
+        ("show", "world2global_rank0"),
+        ("show", "world2global_rank0", "--json"),
+    ],
+)
+def test_hostile_names_in_a_store_reach_no_terminal(tmp_path: Path, arguments):
+    config = loaded_config(tmp_path)
+    functions = {f"{HOSTILE}.decode": FUNCTIONS["Llama.decode"]}
+    here = {**environment(), HOSTILE: HOSTILE}
+    store_launch(config, tmp_path / "work", here=here, functions=functions)
+    result = CliRunner().invoke(app, [*arguments, "--store", str(tmp_path / "store")])
+    assert (result.exit_code, "owned" in result.stdout) == (0, True)
+    assert not {"\x1b", "\x07", "\x9b", "\x7f"} & set(result.output)
