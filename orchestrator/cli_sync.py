@@ -12,6 +12,7 @@ from orchestrator.console import ExitCode, output, print_json, session
 
 if TYPE_CHECKING:
     from cache_store.store import Store
+    from orchestrator.store_config import StoreConfig
     from orchestrator.sync import Target
 
 app = typer.Typer(
@@ -53,6 +54,14 @@ _Keys = Annotated[
         "the environment.",
     ),
 ]
+_SigningKey = Annotated[
+    Path | None,
+    typer.Option(
+        "--signing-key",
+        metavar="KEY",
+        help="With --store: sign with this key of the keyring, or PEM file (warmrank keys generate).",
+    ),
+]
 _Per = Annotated[
     Literal["node", "rank"],
     typer.Option("--per", help="One directory for a node, or one for each rank ({rank} in DIR)."),
@@ -74,6 +83,7 @@ def push(  # noqa: PLR0913 - a command has one parameter for each option
     per: _Per = "node",
     rank: _Rank = None,
     world_size: _WorldSize = None,
+    signing_key: _SigningKey = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -82,7 +92,7 @@ def push(  # noqa: PLR0913 - a command has one parameter for each option
         from orchestrator.sync_tables import render_pushes
 
         wanted = _targets(directories, keys, per, rank, world_size)
-        opened = _open(config, store, create=True)
+        opened = _open(config, store, signing_key, to_push=True)
         reports = [opened.push_directory(name, each.directory, each.components) for each in wanted]
         if as_json:
             print_json(reports)
@@ -114,7 +124,7 @@ def pull(  # noqa: PLR0913 - a command has one parameter for each option
         from orchestrator.sync_tables import render_pulls
 
         wanted = _targets(directories, keys, per, rank, world_size)
-        opened = _open(config, store, create=False)
+        opened = _open(config, store, None, to_push=False)
         reports, misses = [], []
         for each in wanted:
             try:
@@ -141,18 +151,29 @@ def _targets(
     return targets(directories, keys or (), Seat(scope=per, rank=rank, world_size=world_size))
 
 
-def _open(config: Path | None, location: str | None, *, create: bool) -> Store:
+def _open(config: Path | None, location: str | None, key: Path | None, *, to_push: bool) -> Store:
     from orchestrator.errors import BadArgument
-    from orchestrator.store_config import StoreConfig, TierConfig
-    from orchestrator.stores import open_store
+    from orchestrator.stores import open_store, open_to_fetch
 
     loaded = load_optional(config, None)
     if (loaded is None) == (location is None):
         msg = "expected either --config FILE or --store LOCATION, to say which store"
         raise BadArgument(msg)
-    if location is not None:
-        return open_store(StoreConfig(tiers=(TierConfig(path=location),)), create=create)
-    if loaded is None or loaded.store is None:
+    if loaded is not None and key is not None:
+        msg = "--signing-key goes with --store; a config names its own in store.trust.signing_key"
+        raise BadArgument(msg)
+    store = _named_store(location, key) if location is not None else loaded.store if loaded else None
+    if store is None:
         msg = f"{config} names no store; expected store.path in it, or --store LOCATION"
         raise BadArgument(msg)
-    return open_store(loaded.store, create=create)
+    return open_store(store) if to_push else open_to_fetch(store)
+
+
+def _named_store(location: str, key: Path | None) -> StoreConfig:
+    """A store without a config: whom to trust stands in the keyring."""
+    from orchestrator.store_config import StoreConfig, TierConfig, TrustConfig, is_url
+    from orchestrator.trust import locate_trust
+
+    path = location if is_url(location) else str(Path(location).expanduser().absolute())
+    trust = locate_trust(TrustConfig(signing_key=key), base=Path.cwd())
+    return StoreConfig(tiers=(TierConfig(path=path),), trust=trust)

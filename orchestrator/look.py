@@ -75,7 +75,7 @@ def open_to_look(config: Config | None, location: Path | str | None) -> Store:
     if config.store is None:
         msg = f"config {config.name} names no store; expected store.path in it, or name one with --store PATH"
         raise NothingThere(msg)
-    return open_store(config.store, create=False)
+    return open_store(config.store, create=False, to_sign=False)
 
 
 def open_if_there(config: Config) -> Store | None:
@@ -87,7 +87,7 @@ def open_if_there(config: Config) -> Store | None:
     if config.store is None:
         return None
     try:
-        return open_store(config.store, create=False)
+        return open_store(config.store, create=False, to_sign=False)
     except StoreUnavailable:
         # To look at a silent place would hang.
         if silent_places(config.store) or not all(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 from cache_store import connect
@@ -70,14 +71,20 @@ def access(config: StoreConfig) -> Access:
     )
 
 
-def open_store(config: StoreConfig, *, create: bool = True) -> Store:
-    """Open the store with the trust that the config asks for; make it if need be.
+def open_store(config: StoreConfig, *, create: bool = True, to_sign: bool = True) -> Store:
+    """Open the store with the trust that the config asks for.
+
+    Args:
+        config: the store.
+        create: make it if need be.
+        to_sign: the signing key must be here; a node that only reads can do without.
 
     Raises:
         cache_store.errors.StoreUnavailable: it cannot be read or written, or does not answer.
         cache_store.errors.StoreError: it is no store this release reads, or a key file is unusable.
     """
-    return connect.open_store([_spec(tier) for tier in config.tiers], trust=load(config), create=create)
+    trust = load(config, to_sign=to_sign)
+    return connect.open_store([_spec(tier) for tier in config.tiers], trust=trust, create=create)
 
 
 def open_to_fetch(config: StoreConfig) -> Store:
@@ -89,12 +96,12 @@ def open_to_fetch(config: StoreConfig) -> Store:
     if len(config.tiers) > 1:
         farthest = config.model_copy(update={"tiers": config.tiers[-1:]})
         try:
-            open_store(farthest, create=False)
+            open_store(farthest, create=False, to_sign=False)
         except StoreUnavailable:
             logger.info("Nearer places of the store are not made: the farthest cannot fill them")
         else:
-            return open_store(config)
-    return open_store(config, create=False)
+            return open_store(config, to_sign=False)
+    return open_store(config, create=False, to_sign=False)
 
 
 def open_unchecked(location: str) -> Store:
@@ -124,8 +131,8 @@ def decided(config: StoreConfig) -> StoreConfig:
     return config.model_copy(update={"trust": config.trust.model_copy(update={"policy": policy})})
 
 
-def load(config: StoreConfig) -> Trust:
-    """Read the keys that a store's config names.
+def load(config: StoreConfig, *, to_sign: bool) -> Trust:
+    """Read the keys that a store's config names; the one that signs must be there if it is ``to_sign``.
 
     Raises:
         cache_store.errors.StoreError: a key file is unusable.
@@ -133,7 +140,7 @@ def load(config: StoreConfig) -> Trust:
     trust = decided(config).trust
     return load_trust(
         cast("TrustPolicy", trust.policy),
-        signing_key=trust.signing_key,
+        signing_key=trust.signing_key if to_sign or _is_there(trust.signing_key) else None,
         trusted_keys=trust.trusted_keys,
         keyring=trust.keyring,
         revoked=trust.revoked,
@@ -156,6 +163,10 @@ def tiers_away(config: StoreConfig, error: StoreUnavailable) -> tuple[TierState,
         TierState(location=tier.path, mode=tier.mode, state="away", reason=str(error))
         for tier in config.tiers
     )
+
+
+def _is_there(key: Path | None) -> bool:
+    return key is not None and key.exists()
 
 
 def _spec(tier: TierConfig) -> connect.TierSpec:

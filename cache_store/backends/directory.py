@@ -43,6 +43,7 @@ _OBJECTS_REMEDY = (
 )
 # Most names, at a tenth of the time that `path_fault` takes, which has the last word on all others.
 _PLAIN_NAME = re.compile(r"[0-9a-z]{1,64}(?:/[0-9a-z]{1,64}){0,4}", re.ASCII)
+_MAX_REMOVALS = 10  # of one directory under the feet of one link
 _NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
@@ -217,16 +218,7 @@ class DirectoryBackend:
     def _link(self, path: Path, name: str) -> bool:
         target = self._path(name)
         try:
-            for is_last in (False, False, False, True):
-                try:
-                    os.link(path, target)
-                    break
-                except FileNotFoundError:
-                    if is_last or not path.exists():
-                        raise
-                    # Another process may remove an empty directory of the trash again before it is used.
-                    with contextlib.suppress(FileNotFoundError):
-                        target.parent.mkdir(parents=True, exist_ok=True)
+            _link_with_parents(path, target)
         except FileExistsError:
             # Over NFS a link may have been made although its answer was lost and the second try says EEXIST.
             return path.samefile(target)
@@ -271,6 +263,22 @@ class DirectoryBackend:
     def _check_name(self, name: str) -> None:
         if not _PLAIN_NAME.fullmatch(name) and (fault := path_fault(name)):
             raise ValueError(f"name {name!r} {fault}")
+
+
+def _link_with_parents(path: Path, target: Path) -> None:
+    for _ in range(_MAX_REMOVALS):
+        try:
+            os.link(path, target)
+        except FileNotFoundError:
+            if not path.exists():
+                raise
+        else:
+            return
+        # Another process may remove an empty directory of the trash again before it is used.
+        with contextlib.suppress(FileNotFoundError, FileExistsError):
+            target.parent.mkdir(parents=True, exist_ok=True)
+    reason = f"its directory was removed {_MAX_REMOVALS} times while it was made"
+    raise StoreUnavailable(what="file", where=str(target), reason=reason, remedy="try again")
 
 
 def _info(name: str, status: os.stat_result) -> FileInfo:

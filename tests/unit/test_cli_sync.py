@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from cache_store.signing.keyring import generate
 from orchestrator.cli import app
 from orchestrator.errors import BadArgument
 from orchestrator.sync import Seat, targets
@@ -104,3 +105,42 @@ def test_key_named_like_a_part_of_the_seat_is_kept_apart():
 def test_directories_go_by_their_order():
     one, two = targets(["a", "b"], ["model=x"], NODE)
     assert (one.components["directory"], two.components["directory"]) == ("1 of 2", "2 of 2")
+
+
+@pytest.fixture
+def keyring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    generate(tmp_path / "config" / "warmrank" / "keys", "ci")
+    return tmp_path / "config" / "warmrank" / "keys"
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A store that others can write, so that it asks for signatures."""
+    store = tmp_path / "store"
+    store.mkdir()
+    store.chmod(0o777)
+    return store
+
+
+def test_shared_store_takes_what_the_named_key_signs_and_gives_what_the_keyring_trusts(
+    cache, tmp_path, keyring, shared
+):
+    code, text = run("push", "mine", cache, "--store", shared)
+    assert (code, "signing" in text) == (4, True)
+    assert run("push", "mine", cache, "--store", shared, "--signing-key", "ci")[0] == 0
+    (keyring / "ci.pem").unlink()  # whoever only reads has the public key
+    assert run("pull", "mine", tmp_path / "new", "--store", shared)[0] == 0
+    assert (tmp_path / "new" / "kernel").read_bytes() == b"compiled"
+
+
+def test_pull_with_a_config_whose_signing_key_is_not_on_this_node(cache, tmp_path, keyring, shared):
+    config = tmp_path / "launch.yaml"
+    config.write_text(
+        "workload: {entrypoint: 'examples.llama:workload'}\nranks: 1\n"
+        f"store: {{path: {shared}, trust: {{signing_key: ci}}}}\n"
+    )
+    assert run("push", "mine", cache, "--config", config)[0] == 0
+    (keyring / "ci.pem").unlink()
+    assert run("pull", "mine", tmp_path / "new", "--config", config)[0] == 0
+    assert run("push", "mine", cache, "--config", config)[0] == 4

@@ -294,6 +294,14 @@ def test_move_makes_a_directory_again_that_another_process_removes(backend, root
     assert (removed, stored(root, "trash")) == ([root / trashed], [root / trashed])
 
 
+def test_move_that_never_finds_its_directory_says_so_and_loses_nothing(backend, root, monkeypatch):
+    backend.put_new([new_file()])
+    monkeypatch.setattr(os, "link", failing(errno.ENOENT))
+    with pytest.raises(StoreUnavailable, match="removed 10 times"):
+        backend.move(NAME, "trash/20260131T120000Z/ac/ab/one")
+    assert (root / NAME).read_bytes() == b"data"
+
+
 def test_move_into_the_trash_counts_although_it_is_taken_out_at_once(backend, root, monkeypatch):
     backend.put_new([new_file()])
     trashed = "trash/20260131T120000Z/ac/ab/one"
