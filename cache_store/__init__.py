@@ -2,7 +2,7 @@
 
 The public names below are loaded at their first use (PEP 562): a rank's warm load needs
 `cache_store.node.local` and `cache_store.keys` only, and must not pay for pydantic and cryptography. The
-function `cache_store.fetching.seed.seed` is not among them, because its module has its name.
+function `cache_store.seed.seed` is not among them, because its module has its name.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cache_store.backends.backend import BlobBackend, NewFile
     from cache_store.canonical import canonical_json
+    from cache_store.connect import TierSpec, open_store
     from cache_store.digests import Digest, digest_bytes, digest_file
     from cache_store.errors import (
         Conflict,
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
         UnusableCache,
     )
     from cache_store.explain import Nearest, explain_miss, nearest
-    from cache_store.fetching.seed import SeedReport
+    from cache_store.fetching.reports import FetchOutcome, FetchReport
     from cache_store.keys import ComponentChange, changed_components, key_of
+    from cache_store.publishing.reports import PublishReport
     from cache_store.records.manifest import (
         ArtifactEntry,
         CaptureEntry,
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
         partition_key,
         utc_now,
     )
-    from cache_store.reports import FetchReport, PublishReport, VerifyReport
+    from cache_store.seed import SeedReport
     from cache_store.signing.trust import (
         Signer,
         Trust,
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
         save_key_pair,
     )
     from cache_store.store import Store
+    from cache_store.upkeep.reports import EvictReport, VerifyReport
 
 __all__ = [
     "ArtifactEntry",
@@ -58,6 +61,8 @@ __all__ = [
     "Conflict",
     "Corrupt",
     "Digest",
+    "EvictReport",
+    "FetchOutcome",
     "FetchReport",
     "LaunchRecord",
     "Nearest",
@@ -73,6 +78,7 @@ __all__ = [
     "Store",
     "StoreError",
     "StoreUnavailable",
+    "TierSpec",
     "Trust",
     "TrustPolicy",
     "Untrusted",
@@ -89,6 +95,7 @@ __all__ = [
     "load_signer",
     "load_trust",
     "nearest",
+    "open_store",
     "partition_key",
     "save_key_pair",
     "utc_now",
@@ -120,8 +127,11 @@ _HOME = {
         "partition_key",
         "utc_now",
     ),
-    "reports": ("FetchReport", "PublishReport", "VerifyReport"),
-    "fetching.seed": ("SeedReport",),
+    "fetching.reports": ("FetchOutcome", "FetchReport"),
+    "publishing.reports": ("PublishReport",),
+    "upkeep.reports": ("EvictReport", "VerifyReport"),
+    "connect": ("TierSpec", "open_store"),
+    "seed": ("SeedReport",),
     "store": ("Store",),
     "signing.trust": (
         "Signer",

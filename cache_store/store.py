@@ -16,29 +16,32 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from cache_store.backends import spreading
+from cache_store import spreading
 from cache_store.backends.backend import BlobBackend
 from cache_store.backends.supervisor import Supervisor
 from cache_store.backends.tier import Tier, TierState
 from cache_store.backends.tiers import TieredBackend
 from cache_store.digests import Digest
 from cache_store.errors import NotInStore, StoreUnavailable
-from cache_store.fetching import fetch
+from cache_store.fetching import fetch, pinned
+from cache_store.fetching.pinned import Pinned
 from cache_store.fetching.progress import OnProgress
+from cache_store.fetching.reports import FetchOutcome
 from cache_store.layout import USED, manifest_name
 from cache_store.node.single_flight import LOCK_TIMEOUT_S, single_flight
-from cache_store.records import launches, pinned
+from cache_store.publishing import launches
+from cache_store.publishing.launches import StoredLaunch
+from cache_store.publishing.reports import PublishReport
 from cache_store.records.documents import Documents
-from cache_store.records.launches import StoredLaunch
 from cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef
-from cache_store.records.pinned import Pinned
-from cache_store.reports import EvictOutcome, FetchOutcome, PublishReport, VerifyReport
+from cache_store.retention import last_use
 from cache_store.signing.trust import Trust, TrustPolicy
 from cache_store.sync.pull import PullReport, pull
 from cache_store.sync.push import PushReport, push
-from cache_store.upkeep import last_use, pins, places
+from cache_store.upkeep import pins, places
 from cache_store.upkeep.evict_plan import EvictPolicy
 from cache_store.upkeep.pins import Pin
+from cache_store.upkeep.reports import EvictOutcome, VerifyReport
 
 T = TypeVar("T")
 

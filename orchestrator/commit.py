@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 
 from cache_store.errors import StoreError, StoreUnavailable, UnusableCache
-from cache_store.node.publish_queue import AwaitedPartition, WaitingLaunch, add_launch
+from cache_store.publishing.publish_queue import AwaitedPartition, WaitingLaunch, add_launch
 from cache_store.records.manifest import LaunchRecord, utc_now
 from orchestrator.errors import ranks_text
 from orchestrator.identity import identity, launch_key

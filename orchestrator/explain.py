@@ -15,10 +15,10 @@ from typing import Literal
 
 from cache_store.errors import StoreError
 from cache_store.explain import nearest
-from cache_store.fetching.seed import pick_launch
 from cache_store.keys import changed_components
 from cache_store.node.local import find_variant
 from cache_store.records.manifest import ArtifactEntry, LaunchRecord, PartitionManifest
+from cache_store.seed import pick_launch
 from cache_store.store import Store
 from orchestrator.config import Config
 from orchestrator.identity import identity, launch_key

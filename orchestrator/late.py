@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from cache_store.publishing.publish_pending import QueueReport, publish_pending
+from cache_store.publish_pending import QueueReport, publish_pending
 from orchestrator.config import Config
 from orchestrator.look import NothingThere
 from orchestrator.stores import open_store

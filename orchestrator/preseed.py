@@ -15,7 +15,7 @@ from typing import Any
 
 from cache_store.errors import StoreError
 from cache_store.fetching.progress import OnProgress
-from cache_store.fetching.seed import SeedReport, Wanted, seed
+from cache_store.seed import SeedReport, Wanted, seed
 from orchestrator import ray_session
 from orchestrator.config import Config
 from orchestrator.errors import OrchestratorError

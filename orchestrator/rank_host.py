@@ -22,7 +22,7 @@ from worker.errors import CompileForbidden
 from worker.results import FunctionResult, Published, RankPlace
 
 if TYPE_CHECKING:
-    from cache_store.fetching.seed import SeedReport
+    from cache_store.seed import SeedReport
     from cache_store.store import Store
     from worker.rank_spec import RankSpec
 
@@ -71,7 +71,7 @@ class RankHost:
 
     def fetch(self, launch_key: str, ranks: tuple[int, ...]) -> SeedReport | None:
         """Bring the partitions of this node's ranks from the store to its disk; None without a store."""
-        from cache_store.fetching.seed import Wanted, seed
+        from cache_store.seed import Wanted, seed
         from worker.environment import environment
 
         if self._store is None:
@@ -107,7 +107,7 @@ class RankHost:
         Raises:
             cache_store.errors.StoreError: the store refused it, or it is away and nothing may be queued.
         """
-        from cache_store.node.publish_queue import discard_partition
+        from cache_store.publishing.publish_queue import discard_partition
 
         if self._store is None:
             return self._queue(launch_key, self._away) if may_queue else None
@@ -123,7 +123,7 @@ class RankHost:
         return replace(found, queued=self._queue(launch_key, _BEHIND).queued) if may_queue else found
 
     def _queue(self, launch_key: str, reason: str) -> Published:
-        from cache_store.node.publish_queue import add_partition
+        from cache_store.publishing.publish_queue import add_partition
 
         manifest = self._worker.manifest()
         key = add_partition(self._opening.config.cache_dir, launch_key, manifest)

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from cache_store.reports import EvictOutcome, EvictReport
 from cache_store.upkeep.evict_plan import Choice
 from cache_store.upkeep.pins import Pin, short_name
+from cache_store.upkeep.reports import EvictOutcome, EvictReport
 from orchestrator.look import time_text
 from orchestrator.report_table import size_text
 

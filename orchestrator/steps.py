@@ -17,7 +17,7 @@ from worker.errors import NotYet
 from worker.results import FunctionProbe, FunctionResult, RankPlace, Verification
 
 if TYPE_CHECKING:
-    from cache_store.fetching.seed import SeedReport
+    from cache_store.seed import SeedReport
     from orchestrator.stores import Access
 
 Results = dict[int, tuple[FunctionResult, ...]]

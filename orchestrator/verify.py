@@ -11,8 +11,8 @@ from pathlib import Path
 from cache_store.errors import StoreError
 from cache_store.fetching.progress import OnProgress
 from cache_store.node.local import check_private, is_variant_name
-from cache_store.reports import VerifyReport
 from cache_store.store import Store
+from cache_store.upkeep.reports import VerifyReport
 from orchestrator.look import NothingThere
 
 

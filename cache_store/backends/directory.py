@@ -28,8 +28,8 @@ from cache_store.errors import Corrupt, NotInStore, StoreUnavailable, os_errors_
 from cache_store.layout import FORMAT_FILE, TMP, TOP_LEVEL, TRASH
 from cache_store.node.private_files import discard_tree, sweep_debris, temporary_name
 from cache_store.parallel import each, threads_for
+from cache_store.parsing import parse_document
 from cache_store.paths import path_fault
-from cache_store.records.parsing import parse_document
 from cache_store.steps import Step, reached
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from cache_store.digests import Digest
 from cache_store.errors import Corrupt, NotInStore, StoreError, StoreUnavailable, is_final
 from cache_store.layout import blob_name
 from cache_store.records.documents import quarantine_if_damaged
-from cache_store.upkeep import trash
+from cache_store.retention import trash
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,9 @@ from cache_store.fetching.completeness import blob_faults, bring_back
 from cache_store.fetching.copying import BlobSource, copy_blob
 from cache_store.fetching.fetch_plan import Partition, Target, partition_of
 from cache_store.fetching.laying_out import NUM_THREADS, staging, sweep_staging
+from cache_store.fetching.pinned import take_pinned
 from cache_store.fetching.progress import Meter, OnProgress
+from cache_store.fetching.reports import FetchFault, FetchOutcome, FetchReport
 from cache_store.layout import blob_name
 from cache_store.node.digest_index import DigestIndex
 from cache_store.node.local import find_variant, place, temporary_file
@@ -30,8 +32,6 @@ from cache_store.node.unverified import admit, mark_unverified
 from cache_store.parallel import each
 from cache_store.records.documents import Documents
 from cache_store.records.manifest import PartitionRef
-from cache_store.records.pinned import take_pinned
-from cache_store.reports import FetchFault, FetchOutcome, FetchReport
 from cache_store.steps import Step, reached
 
 logger = logging.getLogger(__name__)

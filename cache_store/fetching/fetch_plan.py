@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from cache_store.digests import Digest
 from cache_store.errors import NotInStore, StoreError
+from cache_store.fetching.reports import FetchReport
 from cache_store.records.manifest import PartitionManifest, PartitionRef
-from cache_store.reports import FetchReport
 
 
 @dataclass(frozen=True, slots=True)

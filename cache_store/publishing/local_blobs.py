@@ -20,7 +20,7 @@ from cache_store.node.digest_index import DigestIndex
 from cache_store.node.private_files import digest_private, os_errors_are_unusable
 from cache_store.parallel import each, threads_for
 from cache_store.records.documents import quarantine_if_damaged
-from cache_store.upkeep import trash
+from cache_store.retention import trash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

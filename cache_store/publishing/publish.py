@@ -20,9 +20,9 @@ from cache_store.layout import blob_name, manifest_name
 from cache_store.node.digest_index import DigestIndex
 from cache_store.node.private_files import digest_private, os_errors_are_unusable
 from cache_store.publishing.local_blobs import LocalBlobs, absent_blobs
+from cache_store.publishing.reports import PublishReport
 from cache_store.records.documents import Documents, StandingManifest, quarantine
 from cache_store.records.manifest import PartitionManifest, PartitionRef, partition_key
-from cache_store.reports import PublishReport
 from cache_store.steps import Step, reached
 
 logger = logging.getLogger(__name__)

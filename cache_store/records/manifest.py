@@ -28,8 +28,8 @@ from cache_store.digests import Digest, is_sha256
 from cache_store.errors import Corrupt
 from cache_store.keys import key_of
 from cache_store.node.local import VARIANT_NAME, is_variant_name
+from cache_store.parsing import parse_document
 from cache_store.paths import collision, part_fault, path_fault
-from cache_store.records.parsing import parse_document
 
 FORMAT: Final = 1
 MAX_DOCUMENT_BYTES = 16 << 20  # a manifest has about 200 KB, a launch record 0.3 KB a rank

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from cache_store.canonical import canonical_json
 from cache_store.errors import Corrupt
 from cache_store.node.private_files import create_private, sync_directory, temporary_name
-from cache_store.records.parsing import parse_document
+from cache_store.parsing import parse_document
 from cache_store.signing.signing_keys import read_vouched
 
 REVOKED_FORMAT: Final = 1

@@ -19,7 +19,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from cache_store.errors import Untrusted, UntrustedReason
-from cache_store.records.envelope import Envelope, Producer, Signature, parse_envelope, signed_message
+from cache_store.signing.envelope import Envelope, Producer, Signature, parse_envelope, signed_message
 from cache_store.signing.keyring import Keyring, read_keyring
 from cache_store.signing.revocations import Revocation
 from cache_store.signing.signing_keys import (

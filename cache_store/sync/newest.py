@@ -10,8 +10,8 @@ from cache_store.digests import digest_bytes
 from cache_store.errors import Corrupt, NotInStore, StoreError
 from cache_store.explain import explain_miss
 from cache_store.layout import DIRECTORIES, directory_prefix, split_directory_name
+from cache_store.records.directory_listing import DirectoryListing, listing_key, parse_listing
 from cache_store.records.documents import Documents, quarantine_if_damaged
-from cache_store.sync.directory_listing import DirectoryListing, listing_key, parse_listing
 
 logger = logging.getLogger(__name__)
 

@@ -35,12 +35,12 @@ from cache_store.node.private_files import (
 )
 from cache_store.node.single_flight import LOCK_TIMEOUT_S, single_flight
 from cache_store.node.unverified import mark_unverified
+from cache_store.records.directory_listing import DirectoryListing, ListedFile, listing_key
 from cache_store.records.documents import Documents
-from cache_store.sync.directory_listing import DirectoryListing, ListedFile, listing_key
+from cache_store.retention.last_use import mark_used
 from cache_store.sync.newest import nearest_listing, newest_listing
 from cache_store.sync.relocate import Relocation, relocation
 from cache_store.sync.tools import tool_named
-from cache_store.upkeep.last_use import mark_used
 
 logger = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache
 from cache_store.layout import blob_name, directory_name
 from cache_store.node.private_files import open_owned, os_errors_are_unusable
 from cache_store.publishing.local_blobs import absent_blobs
+from cache_store.records.directory_listing import DirectoryListing, ListedFile, listing_key
 from cache_store.records.documents import Documents
 from cache_store.records.manifest import utc_now
-from cache_store.sync.directory_listing import DirectoryListing, ListedFile, listing_key
 from cache_store.sync.newest import newest_listing
 from cache_store.sync.walk import FoundFile, walk
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cache_store.errors import Conflict
-from cache_store.sync.directory_listing import ListedFile
+from cache_store.records.directory_listing import ListedFile
 from cache_store.sync.tools import Tool, is_rewritten
 
 MAX_REWRITTEN_BYTES = 64 << 20

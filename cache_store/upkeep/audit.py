@@ -26,12 +26,12 @@ from cache_store.layout import (
     split_fanned_name,
 )
 from cache_store.parallel import each
+from cache_store.publishing.launches import read_launch
 from cache_store.records.documents import Documents, StandingManifest, quarantine
-from cache_store.records.launches import read_launch
 from cache_store.records.manifest import LaunchRecord
-from cache_store.reports import VerifyReport
-from cache_store.upkeep.marks import references
-from cache_store.upkeep.trash import restore
+from cache_store.retention.marks import references
+from cache_store.retention.trash import restore
+from cache_store.upkeep.reports import VerifyReport
 
 READERS = 8
 _T = TypeVar("_T")

@@ -23,11 +23,11 @@ from cache_store.errors import StoreUnavailable
 from cache_store.layout import split_trash_name, trash_name
 from cache_store.node.private_files import temporary_name
 from cache_store.parallel import each
-from cache_store.reports import EvictReport
+from cache_store.retention.marks import Inventory, take_inventory
+from cache_store.retention.trash import restore_from
 from cache_store.steps import Step, reached
 from cache_store.upkeep.evict_plan import Choice, EvictPolicy, Plan, blobs_first, plan_evict, total_bytes
-from cache_store.upkeep.marks import Inventory, take_inventory
-from cache_store.upkeep.trash import restore_from
+from cache_store.upkeep.reports import EvictReport
 
 logger = logging.getLogger(__name__)
 

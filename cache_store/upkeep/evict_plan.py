@@ -15,8 +15,8 @@ from typing import Literal
 from cache_store.backends.backend import FileInfo
 from cache_store.errors import EvictRefused
 from cache_store.layout import BLOBS, MANIFESTS
-from cache_store.upkeep.last_use import RESOLUTION_S
-from cache_store.upkeep.marks import Inventory, is_record, record_group
+from cache_store.retention.last_use import RESOLUTION_S
+from cache_store.retention.marks import Inventory, is_record, record_group
 
 DAY_S = 86400.0
 Kind = Literal["record", "manifest", "blob"]

@@ -29,11 +29,11 @@ from cache_store.layout import (
     split_launch_name,
     split_pin_name,
 )
+from cache_store.parsing import parse_document
 from cache_store.records.documents import read_stored_form
 from cache_store.records.manifest import Document, Utc, utc_now
-from cache_store.records.parsing import parse_document
-from cache_store.upkeep.marks import is_record, references
-from cache_store.upkeep.trash import restore
+from cache_store.retention.marks import is_record, references
+from cache_store.retention.trash import restore
 
 logger = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ from cache_store.backends.tiers import TieredBackend
 from cache_store.errors import NotInStore, StoreError, is_final
 from cache_store.fetching.progress import OnProgress
 from cache_store.records.documents import Documents
-from cache_store.reports import EvictOutcome, PlaceFault, VerifyReport
 from cache_store.signing.trust import Trust
 from cache_store.upkeep.audit import verify_store
 from cache_store.upkeep.evict import evict
 from cache_store.upkeep.evict_plan import EvictPolicy
+from cache_store.upkeep.reports import EvictOutcome, PlaceFault, VerifyReport
 
 T = TypeVar("T")
 

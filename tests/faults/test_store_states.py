@@ -25,8 +25,8 @@ from cache_store.digests import digest_bytes, digest_file
 from cache_store.errors import Conflict, EvictRefused, NotInStore, StoreError
 from cache_store.layout import blob_name, manifest_name
 from cache_store.records.manifest import LaunchRecord
+from cache_store.retention.marks import references
 from cache_store.steps import EVENT, Step
-from cache_store.upkeep.marks import references
 from tests.support.evicting import DAY_S, GRACE_S, Evicting
 
 EXAMPLES_A_ROUND = 15

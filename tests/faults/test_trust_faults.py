@@ -17,7 +17,6 @@ from cache_store.digests import digest_bytes
 from cache_store.errors import Corrupt, NewerFormat, StoreError, Untrusted
 from cache_store.layout import manifest_name
 from cache_store.paths import collision, path_fault
-from cache_store.records.envelope import ENVELOPE_FORMAT, MAX_HEADER_BYTES
 from cache_store.records.manifest import (
     MAX_COMPONENTS,
     MAX_DOCUMENT_BYTES,
@@ -29,6 +28,7 @@ from cache_store.records.manifest import (
     PartitionRef,
     parse_manifest,
 )
+from cache_store.signing.envelope import ENVELOPE_FORMAT, MAX_HEADER_BYTES
 from cache_store.signing.revocations import Revocation
 from cache_store.signing.signing_keys import key_id
 from cache_store.signing.trust import DocumentKind, Signer, Trust, TrustPolicy, generate_key_pair

@@ -10,10 +10,10 @@ from cache_store.digests import digest_bytes
 from cache_store.keys import key_of
 from cache_store.layout import launch_name
 from cache_store.records.manifest import LaunchRecord
-from cache_store.reports import EvictReport
 from cache_store.store import Store
 from cache_store.upkeep.evict import evict
 from cache_store.upkeep.evict_plan import EvictPolicy
+from cache_store.upkeep.reports import EvictReport
 from tests.support.memory_backend import MemoryBackend
 from tests.support.stored import LAUNCH_KEY, OFF, make_partition, make_record
 

@@ -46,4 +46,4 @@ def test_warm_load_imports_the_standard_library_only():
 
 
 def test_whole_package_imports_neither_torch_nor_ray():
-    assert loaded_by("import cache_store.fetching.seed, cache_store.store") & {"torch", "ray"} == set()
+    assert loaded_by("import cache_store.seed, cache_store.store") & {"torch", "ray"} == set()

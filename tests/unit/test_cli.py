@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cache_store.errors import StoreUnavailable
-from cache_store.node.publish_queue import add_partition
+from cache_store.publishing.publish_queue import add_partition
 from orchestrator.cli import app
 from orchestrator.config import Config
 from orchestrator.errors import CompileForbidden, ForbiddenCompile, LaunchFailed, WorkerFailure

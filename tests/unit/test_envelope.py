@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache_store.errors import Corrupt, NewerFormat, StoreError
-from cache_store.records.envelope import (
+from cache_store.signing.envelope import (
     MAX_HEADER_BYTES,
     Envelope,
     Producer,

@@ -12,11 +12,11 @@ from cache_store.backends.backend import NewFile
 from cache_store.digests import digest_bytes
 from cache_store.errors import EvictRefused, NotInStore, StoreUnavailable
 from cache_store.layout import blob_name, quarantine_name, used_name
-from cache_store.records import launches
+from cache_store.publishing import launches
+from cache_store.retention.last_use import mark_used
 from cache_store.steps import Step
 from cache_store.upkeep import evict as evicting
 from cache_store.upkeep.evict_plan import EvictPolicy
-from cache_store.upkeep.last_use import mark_used
 from tests.support.evicting import DAY_S, GRACE_S, SHARED, Evicting
 
 OTHER_KEY = "7" * 64

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cache_store.errors import StoreUnavailable
-from cache_store.fetching.seed import Wanted, seed
+from cache_store.seed import Wanted, seed
 from orchestrator.config import Config
 from orchestrator.explain import GUARDS_NOTE, Explanation, explain
 from orchestrator.identity import launch_key

@@ -16,20 +16,13 @@ from typing import Any, BinaryIO
 import pytest
 
 from cache_store.digests import digest_bytes
-from cache_store.errors import (
-    Conflict,
-    Corrupt,
-    NotInStore,
-    StoreError,
-    StoreUnavailable,
-    UnusableCache,
-)
+from cache_store.errors import Conflict, Corrupt, NotInStore, StoreError, StoreUnavailable, UnusableCache
 from cache_store.fetching.progress import Progress
+from cache_store.fetching.reports import FetchReport
 from cache_store.layout import blob_name, manifest_name, trash_name
 from cache_store.node.local import add_variant, variants
 from cache_store.node.unverified import UNVERIFIED
 from cache_store.records.manifest import PartitionRef
-from cache_store.reports import FetchReport
 from cache_store.signing.trust import Trust, generate_key_pair
 from cache_store.store import Store
 from tests.support.stored import (

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
+from cache_store.fetching.reports import FetchReport
 from cache_store.node.unverified import UNVERIFIED
 from cache_store.records.manifest import PartitionRef
-from cache_store.reports import FetchReport
 from cache_store.store import Store
 from tests.support.stored import FUNCTIONS, LAUNCH_KEY, REPOSITORY, make_partition, open_store
 from tests.support.stored import tree as all_files

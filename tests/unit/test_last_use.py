@@ -6,7 +6,7 @@ import pytest
 
 from cache_store.errors import StoreUnavailable
 from cache_store.layout import launch_name, used_name
-from cache_store.upkeep.last_use import last_uses, mark_used
+from cache_store.retention.last_use import last_uses, mark_used
 from tests.support.memory_backend import MemoryBackend
 
 RECORD = launch_name("1" * 64, "2" * 64)

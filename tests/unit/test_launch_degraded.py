@@ -12,7 +12,7 @@ from cache_store import connect
 from cache_store.backends.circuit import Circuits
 from cache_store.errors import StoreUnavailable
 from cache_store.layout import FORMAT_FILE
-from cache_store.node.publish_queue import pending
+from cache_store.publishing.publish_queue import pending
 from orchestrator.config import Config, parse
 from orchestrator.console import ExitCode, exit_code_of
 from orchestrator.errors import LaunchFailed

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
-from cache_store.reports import VerifyReport
+from cache_store.upkeep.reports import VerifyReport
 from orchestrator.config import Config
 from orchestrator.explain import explain
 from orchestrator.listing import list_store

@@ -12,8 +12,8 @@ from cache_store.errors import Corrupt, EvictRefused, NewerFormat, NotInStore
 from cache_store.layout import blob_name, launch_name, pin_name
 from cache_store.records.documents import read_stored_form
 from cache_store.records.manifest import created_at
-from cache_store.upkeep.last_use import mark_used
-from cache_store.upkeep.marks import Inventory, is_record, record_group, references, take_inventory
+from cache_store.retention.last_use import mark_used
+from cache_store.retention.marks import Inventory, is_record, record_group, references, take_inventory
 from tests.support.evicting import SHARED, Evicting
 from tests.support.stored import LAUNCH_KEY, OFF
 

@@ -18,8 +18,8 @@ from cache_store.digests import Digest, digest_stream
 from cache_store.errors import Corrupt, NotInStore, StoreUnavailable, Untrusted, UnusableCache
 from cache_store.layout import trash_name
 from cache_store.node.digest_index import DigestIndex
+from cache_store.publishing.reports import PublishReport
 from cache_store.records.manifest import partition_key
-from cache_store.reports import PublishReport
 from cache_store.signing.trust import Trust, generate_key_pair
 from cache_store.steps import Step
 from cache_store.store import Store

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from cache_store.digests import digest_bytes
 from cache_store.errors import Corrupt, UnusableCache
-from cache_store.node import publish_queue
-from cache_store.node.publish_queue import (
+from cache_store.parsing import parse_document
+from cache_store.publishing import publish_queue
+from cache_store.publishing.publish_queue import (
     QUEUE,
     AwaitedPartition,
     WaitingLaunch,
@@ -22,7 +23,6 @@ from cache_store.node.publish_queue import (
     pending,
 )
 from cache_store.records.manifest import PartitionManifest
-from cache_store.records.parsing import parse_document
 from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY, make_partition
 
 KEYS = st.binary(min_size=1, max_size=8).map(lambda data: digest_bytes(data).sha256)

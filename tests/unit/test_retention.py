@@ -6,9 +6,9 @@ import pytest
 import typer
 from rich.console import Console, RenderableType
 
-from cache_store.reports import EvictOutcome, EvictReport, PlaceFault
 from cache_store.upkeep.evict_plan import Choice
 from cache_store.upkeep.pins import Pin
+from cache_store.upkeep.reports import EvictOutcome, EvictReport, PlaceFault
 from orchestrator.retention import parse_duration_s, parse_size_bytes
 from orchestrator.retention_tables import render_evicted, render_pins
 

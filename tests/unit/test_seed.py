@@ -6,10 +6,10 @@ from typing import Any, BinaryIO
 import pytest
 
 from cache_store.errors import StoreUnavailable, UnusableCache
-from cache_store.fetching.seed import MAX_LAUNCHES, SeedReport, Wanted, pick_launch, seed
 from cache_store.keys import key_of
 from cache_store.layout import BLOBS, USED, split_used_name
 from cache_store.node.unverified import UNVERIFIED
+from cache_store.seed import MAX_LAUNCHES, SeedReport, Wanted, pick_launch, seed
 from cache_store.signing.trust import Trust, generate_key_pair
 from cache_store.store import Store
 from tests.support.stored import (
@@ -208,7 +208,7 @@ def test_seed_of_another_world_takes_earlier_launches_too(store, cache, tmp_path
 
 
 def test_seed_of_another_world_reads_a_bounded_number_of_manifests(store, cache, tmp_path, monkeypatch):
-    monkeypatch.setattr("cache_store.fetching.seed.MAX_OTHER_RANKS", 2)
+    monkeypatch.setattr("cache_store.seed.MAX_OTHER_RANKS", 2)
     publish_texts(store, tmp_path, b"old", b"newer", b"newest")
     run(store, cache, world_size=2)
     assert list(tree(cache).values()) == [b"newest", b"newer"]

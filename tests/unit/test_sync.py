@@ -11,9 +11,9 @@ import pytest
 from cache_store.backends.directory import DirectoryBackend
 from cache_store.errors import Conflict, Corrupt, NotInStore, Untrusted, UnusableCache
 from cache_store.layout import DIRECTORIES
+from cache_store.records.directory_listing import DirectoryListing
 from cache_store.records.documents import Documents
 from cache_store.signing.trust import Trust, generate_key_pair
-from cache_store.sync.directory_listing import DirectoryListing
 from cache_store.sync.pull import pull
 from cache_store.sync.push import push
 from tests.support.stored import blob_path, overwrite, stored

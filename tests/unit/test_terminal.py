@@ -97,6 +97,7 @@ def test_hostile_names_in_a_store_reach_no_terminal(tmp_path: Path, arguments):
     functions = {f"{HOSTILE}.decode": FUNCTIONS["Llama.decode"]}
     here = {**environment(), HOSTILE: HOSTILE}
     store_launch(config, tmp_path / "work", here=here, functions=functions)
-    result = CliRunner().invoke(app, [*arguments, "--store", str(tmp_path / "store")])
+    wide = CliRunner(env={"COLUMNS": "400"})  # so that nothing is folded
+    result = wide.invoke(app, [*arguments, "--store", str(tmp_path / "store")])
     assert (result.exit_code, "owned" in result.stdout) == (0, True)
     assert not {"\x1b", "\x07", "\x9b", "\x7f"} & set(result.output)

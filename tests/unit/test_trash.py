@@ -7,7 +7,7 @@ import pytest
 from cache_store.backends.backend import NewFile
 from cache_store.digests import digest_bytes
 from cache_store.layout import blob_name, trash_name
-from cache_store.upkeep.trash import restore, restore_from, trashed
+from cache_store.retention.trash import restore, restore_from, trashed
 from tests.support.memory_backend import MemoryBackend
 
 NAME, OTHER = blob_name("1" * 64), blob_name("2" * 64)

@@ -20,7 +20,7 @@ from cache_store.backends.objects.frames import STORED_FORM
 from cache_store.canonical import canonical_json
 from cache_store.errors import Corrupt, NotInStore, StoreUnavailable
 from cache_store.layout import FORMAT_FILE, TMP, TOP_LEVEL
-from cache_store.records.parsing import parse_document
+from cache_store.parsing import parse_document
 
 STORE_FORMAT: Final = 1
 PROBE: Final = f"{TMP}create-only-probe"

@@ -17,10 +17,10 @@ from pathlib import Path
 from cache_store.errors import StoreError, is_final
 from cache_store.explain import explain_miss
 from cache_store.fetching.progress import OnProgress
+from cache_store.fetching.reports import FetchReport
 from cache_store.node.unverified import admit
-from cache_store.records.launches import StoredLaunch
+from cache_store.publishing.launches import StoredLaunch
 from cache_store.records.manifest import LaunchRecord, PartitionRef
-from cache_store.reports import FetchReport
 from cache_store.store import Store
 
 logger = logging.getLogger(__name__)

@@ -31,12 +31,12 @@ from cache_store.layout import (
     split_pin_name,
 )
 from cache_store.parallel import each
+from cache_store.records.directory_listing import parse_listing
 from cache_store.records.documents import read_stored_form
-from cache_store.records.envelope import parse_envelope
 from cache_store.records.manifest import created_at, parse_launch_record, parse_manifest
-from cache_store.sync.directory_listing import parse_listing
-from cache_store.upkeep.last_use import last_uses
-from cache_store.upkeep.trash import trashed
+from cache_store.retention.last_use import last_uses
+from cache_store.retention.trash import trashed
+from cache_store.signing.envelope import parse_envelope
 
 READERS = 8
 _REPAIR = "run `warmrank verify --repair`, which moves it into quarantine, then evict again"

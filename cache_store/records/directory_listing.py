@@ -21,9 +21,9 @@ from pydantic import AfterValidator, Field, model_validator
 from cache_store.digests import Digest
 from cache_store.errors import Corrupt
 from cache_store.keys import key_of
+from cache_store.parsing import parse_document
 from cache_store.paths import collision, part_fault, path_fault
 from cache_store.records.manifest import MAX_DOCUMENT_BYTES, Components, Document, FileSize, Sha256, Utc
-from cache_store.records.parsing import parse_document
 
 LISTING_FORMAT: Final = 1
 MAX_FILES = 100_000

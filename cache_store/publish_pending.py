@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from cache_store.errors import StoreError, is_final
-from cache_store.node.publish_queue import AwaitedPartition, WaitingLaunch, WaitingPartition, forget, pending
+from cache_store.publishing.publish_queue import (
+    AwaitedPartition,
+    WaitingLaunch,
+    WaitingPartition,
+    forget,
+    pending,
+)
 from cache_store.store import Store
 
 T = TypeVar("T")

@@ -16,11 +16,10 @@ from cache_store.backends.tiers import TieredBackend
 from cache_store.digests import Digest, digest_bytes
 from cache_store.errors import StoreError
 from cache_store.layout import blob_name, launch_name, manifest_name
-from cache_store.publishing import publish
-from cache_store.records import launches
+from cache_store.publishing import launches, publish
+from cache_store.publishing.reports import PublishReport
 from cache_store.records.documents import Documents, read_stored_form
 from cache_store.records.manifest import LaunchRecord, PartitionManifest
-from cache_store.reports import PublishReport
 from cache_store.signing.trust import Trust
 
 T = TypeVar("T")

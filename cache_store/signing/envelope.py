@@ -23,8 +23,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from cache_store.canonical import canonical_json
 from cache_store.digests import digest_bytes
 from cache_store.errors import Corrupt
+from cache_store.parsing import parse_document
 from cache_store.paths import part_fault
-from cache_store.records.parsing import parse_document
 
 ENVELOPE_FORMAT: Final = 2
 MAX_HEADER_BYTES = 4096

@@ -19,10 +19,10 @@ from cache_store.layout import LAUNCHES, launch_name, launch_prefix, manifest_na
 from cache_store.parallel import each
 from cache_store.records.documents import Documents, quarantine, quarantine_if_damaged, read_stored_form
 from cache_store.records.manifest import LaunchRecord, created_at, parse_launch_record
+from cache_store.retention.last_use import mark_used
+from cache_store.retention.marks import references
+from cache_store.retention.trash import restore_from, trashed
 from cache_store.steps import Step, reached
-from cache_store.upkeep.last_use import mark_used
-from cache_store.upkeep.marks import references
-from cache_store.upkeep.trash import restore_from, trashed
 
 logger = logging.getLogger(__name__)
 

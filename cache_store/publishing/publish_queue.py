@@ -39,6 +39,7 @@ from cache_store.node.private_files import (
     sync_directory,
     temporary_name,
 )
+from cache_store.parsing import parse_document
 from cache_store.records.manifest import (
     MAX_DOCUMENT_BYTES,
     Count,
@@ -52,7 +53,6 @@ from cache_store.records.manifest import (
     WorldSize,
     partition_key,
 )
-from cache_store.records.parsing import parse_document
 
 logger = logging.getLogger(__name__)
 
