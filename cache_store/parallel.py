@@ -1,4 +1,4 @@
-"""One function over many items in a few threads, for work that gives up the GIL: hashing, files, flushes.
+"""One function over many items in a few threads, for work that gives up the GIL: files, hashes, requests.
 
 Invariants: results come in the order of the items; of several errors the first in that order is raised, when
 no thread runs any more; what had not begun by then never begins. A call that never returns keeps no process

@@ -57,7 +57,7 @@ def open_owned(path: Path) -> io.BufferedReader:
         UnusableCache: it is no regular file, belongs to another user, or others can write it.
         OSError: it is not there, or cannot be opened.
     """
-    return _open_checked(path, _check_owned)
+    return _open_checked(path, check_owned)
 
 
 def read_private(path: Path) -> bytes:
@@ -217,17 +217,23 @@ def _open_checked(path: Path, check: Callable[[Path, os.stat_result], None]) -> 
     return file
 
 
-def _check_owned(path: Path, status: os.stat_result) -> None:
-    remedy = "publish only what you alone could have written: leave it out, or chmod go-w it"
-    if not stat.S_ISREG(status.st_mode):
-        expected, actual = "a regular file", stat.filemode(status.st_mode)
+def check_owned(path: Path, status: os.stat_result, *, directory: bool = False) -> None:
+    """Refuse a file, or a directory, that somebody but this user could have written.
+
+    Raises:
+        UnusableCache: it belongs to another user, others can write it, or it is something else.
+    """
+    kind = "directory" if directory else "file"
+    if not (stat.S_ISDIR if directory else stat.S_ISREG)(status.st_mode):
+        expected, actual = f"a {'directory' if directory else 'regular file'}", stat.filemode(status.st_mode)
     elif status.st_uid != os.geteuid():
         expected, actual = f"owner uid {os.geteuid()}", f"uid {status.st_uid}"
     elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         expected, actual = "not writable by group or others", f"mode {stat.S_IMODE(status.st_mode):04o}"
     else:
         return
-    raise UnusableCache(what="file", where=str(path), expected=expected, actual=actual, remedy=remedy)
+    remedy = "publish only what you alone could have written: leave it out, or chmod go-w it"
+    raise UnusableCache(what=kind, where=str(path), expected=expected, actual=actual, remedy=remedy)
 
 
 def _check_status(path: Path, status: os.stat_result) -> None:

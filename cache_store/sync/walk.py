@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cache_store.errors import UnusableCache
-from cache_store.node.private_files import os_errors_are_unusable
+from cache_store.node.private_files import check_owned, os_errors_are_unusable
 from cache_store.paths import path_fault
 from cache_store.sync.tools import is_left_out
 
@@ -47,7 +46,7 @@ def walk(root: Path) -> Found:
     """
     left_out: list[str] = []
     with os_errors_are_unusable("directory", root):
-        _check_directory(root, root.stat())
+        check_owned(root, root.stat(), directory=True)
         files = sorted(_walk(root, "", left_out), key=lambda file: file.path)
     return Found(files=tuple(files), left_out=tuple(sorted(left_out)))
 
@@ -62,23 +61,10 @@ def _walk(root: Path, prefix: str, left_out: list[str]) -> Iterator[FoundFile]:
             if fault := path_fault(path):
                 left_out.append(f"{path!r}: its name {fault}")
             elif is_directory:
-                _check_directory(root / path, entry.stat(follow_symlinks=False))
+                check_owned(root / path, entry.stat(follow_symlinks=False), directory=True)
                 yield from _walk(root, f"{path}/", left_out)
             elif not entry.is_file(follow_symlinks=False):
                 left_out.append(f"{path}: no regular file (a link, socket or device)")
             else:
                 status = entry.stat(follow_symlinks=False)
                 yield FoundFile(path=path, executable=bool(status.st_mode & stat.S_IXUSR))
-
-
-def _check_directory(path: Path, status: os.stat_result) -> None:
-    if not stat.S_ISDIR(status.st_mode):
-        expected, actual = "a directory", stat.filemode(status.st_mode)
-    elif status.st_uid != os.geteuid():
-        expected, actual = f"owner uid {os.geteuid()}", f"uid {status.st_uid}"
-    elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        expected, actual = "not writable by group or others", f"mode {stat.S_IMODE(status.st_mode):04o}"
-    else:
-        return
-    remedy = "publish only what you alone could have written: chmod go-w it, or name another directory"
-    raise UnusableCache(what="directory", where=str(path), expected=expected, actual=actual, remedy=remedy)

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from cache_store.store import Store
+
 _VARIABLES = ("TORCHAIR_CACHE_HOME", "WARMRANK_NO_COMPILE", "WARMRANK_JOURNAL")
 
 
@@ -74,6 +76,26 @@ def forget_modules() -> Iterator[None]:
 def cache(tmp_path: Path) -> Path:
     """A cache directory that is not there yet."""
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Another cache directory that is not there yet, from which a test publishes."""
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A store's directory that is not there yet."""
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def store(root: Path) -> Store:
+    """An empty store in `root`, where nothing is signed."""
+    from tests.support.stored import open_store
+
+    return open_store(root)
 
 
 @pytest.fixture(scope="session")

@@ -13,11 +13,6 @@ DECODE = FUNCTIONS["Llama.decode"]
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
 def store(root: Path, tmp_path: Path) -> Store:
     store = open_store(root)
     publish_launch(store, tmp_path / "cache", world_size=2)

@@ -29,11 +29,6 @@ LATER = "2026-02-28T12:00:00+00:00"
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
 def store(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """Two launches of one key, 40 days ago by the clock of the evict."""
     store = open_store(root)

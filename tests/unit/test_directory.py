@@ -22,11 +22,6 @@ NAME = "ac/ab/one"
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
 def backend(root: Path) -> DirectoryBackend:
     return DirectoryBackend(root)
 

@@ -52,26 +52,6 @@ DAMAGE = {
 }
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return tmp_path / "source"
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def store(root: Path) -> Store:
-    return open_store(root)
-
-
 def publish(store: Store, source: Path, **changes: Any) -> PartitionRef:
     return store.publish_partition(LAUNCH_KEY, make_partition(source, **changes), source).ref
 

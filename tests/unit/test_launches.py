@@ -28,21 +28,6 @@ SIGNER = generate_key_pair("ci")
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def store(root: Path) -> Store:
-    return open_store(root)
-
-
-@pytest.fixture
 def ref(store: Store, cache: Path) -> PartitionRef:
     return store.publish_partition(LAUNCH_KEY, make_partition(cache), cache).ref
 

@@ -40,21 +40,6 @@ from tests.support.stored import (
 DECODE = FUNCTIONS["Llama.decode"]
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def store(root: Path) -> Store:
-    return open_store(root)
-
-
 def publish(store: Store, cache: Path, *, functions: dict[str, bytes] = FUNCTIONS) -> PublishReport:
     return store.publish_partition(LAUNCH_KEY, make_partition(cache, functions=functions), cache)
 

@@ -30,26 +30,6 @@ EARLY, LATE = "2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"
 OTHER_ENVIRONMENT = ENVIRONMENT | {"torch": "2.13.1"}
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return tmp_path / "source"
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def store(root: Path) -> Store:
-    return open_store(root)
-
-
 def run(store: Store, cache: Path, **changes: Any) -> SeedReport:
     arguments: dict[str, Any] = {
         "launch_key": LAUNCH_KEY,

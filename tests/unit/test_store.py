@@ -26,16 +26,6 @@ from tests.support.stored import (
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def store(root: Path) -> Store:
-    return open_store(root)
-
-
-@pytest.fixture
 def key(store: Store, tmp_path: Path) -> str:
     manifest = make_partition(tmp_path / "cache")
     return store.publish_partition(LAUNCH_KEY, manifest, tmp_path / "cache").key

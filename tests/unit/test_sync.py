@@ -22,11 +22,6 @@ COMPONENTS = {"torch": "2.13.0", "per": "node"}
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
 def documents(root: Path) -> Documents:
     return Documents(backend=DirectoryBackend(root), trust=Trust(policy="off"))
 

@@ -28,12 +28,12 @@ from cache_store.backends.objects.frames import (
     encode_stream,
     is_framed,
 )
-from cache_store.backends.objects.workers import for_each
 from cache_store.backends.tier import ANSWER_S
 from cache_store.digests import CHUNK_BYTES, Digest, TooLong, digest_bytes, digest_stream
 from cache_store.errors import Corrupt, UnusableCache
 from cache_store.layout import BLOBS, TMP, split_trash_name
 from cache_store.node.private_files import os_errors_are_unusable
+from cache_store.parallel import each
 from cache_store.paths import path_fault
 from cache_store.steps import Step, reached
 
@@ -94,12 +94,12 @@ class ObjectBackend:
             _check_name(file.name)
             room_bytes -= file.expected.size_bytes
             jobs.append(_Job(file=file, keep=room_bytes >= 0))
-        ready = [job for job in for_each(self._prepared, jobs, num_at_once=_NUM_AT_ONCE) if job is not None]
+        ready = [job for job in each(self._prepared, jobs, num_threads=_NUM_AT_ONCE) if job is not None]
         reached(Step.PUT_STAGED)
         small = [job for job in ready if not job.is_large]
         large = [job for job in ready if job.is_large]
-        created = for_each(self._create, small, num_at_once=_NUM_AT_ONCE)
-        for_each(self._upload, large, num_at_once=_NUM_LARGE_AT_ONCE)
+        created = each(self._create, small, num_threads=_NUM_AT_ONCE)
+        each(self._upload, large, num_threads=_NUM_LARGE_AT_ONCE)
         reached(Step.PUT_DURABLE)
         new = [job for job, is_new in zip(small, created, strict=True) if is_new]
         return tuple(job.file.name for job in (*new, *large))
@@ -119,7 +119,7 @@ class ObjectBackend:
         names = list(names)
         for name in names:
             _check_name(name)
-        found = for_each(self._client.head, names, num_at_once=_NUM_AT_ONCE)
+        found = each(self._client.head, names, num_threads=_NUM_AT_ONCE)
         return {info.name: info for info in found if info is not None}
 
     def list(self, prefix: str) -> Iterator[FileInfo]:
