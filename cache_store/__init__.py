@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cache_store.explain import Nearest, explain_miss, nearest
     from cache_store.fetching.reports import FetchOutcome, FetchReport
     from cache_store.keys import ComponentChange, changed_components, key_of
-    from cache_store.publishing.reports import PublishReport
+    from cache_store.publishing.reports import BlobReport, PublishReport
     from cache_store.records.manifest import (
         ArtifactEntry,
         CaptureEntry,
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
         load_public_key,
         load_signer,
         load_trust,
-        save_key_pair,
     )
     from cache_store.store import Store
     from cache_store.upkeep.reports import EvictReport, VerifyReport
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ArtifactEntry",
     "BlobBackend",
+    "BlobReport",
     "CaptureEntry",
     "ComponentChange",
     "Conflict",
@@ -97,7 +97,6 @@ __all__ = [
     "nearest",
     "open_store",
     "partition_key",
-    "save_key_pair",
     "utc_now",
 ]
 
@@ -128,7 +127,7 @@ _HOME = {
         "utc_now",
     ),
     "fetching.reports": ("FetchOutcome", "FetchReport"),
-    "publishing.reports": ("PublishReport",),
+    "publishing.reports": ("BlobReport", "PublishReport"),
     "upkeep.reports": ("EvictReport", "VerifyReport"),
     "connect": ("TierSpec", "open_store"),
     "seed": ("SeedReport",),
@@ -141,7 +140,6 @@ _HOME = {
         "load_public_key",
         "load_signer",
         "load_trust",
-        "save_key_pair",
     ),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

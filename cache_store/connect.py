@@ -1,7 +1,8 @@
 """Opening a store by the places that keep it.
 
 Invariants: no place can hold a launch up for longer than its ``answer_s``, and all are opened side by side;
-a place that is away is left out and said so in `Store.problems`, unless it is required or the only one.
+a place that is away, or is no store that this release reads, is left out and said so in `Store.problems`,
+unless it is required or the only one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from cache_store.backends.directory import DirectoryBackend
 from cache_store.backends.durability import FlushChoice
 from cache_store.backends.tier import ANSWER_S, Tier, TierMode, TierState, away
 from cache_store.backends.tiers import TieredBackend
-from cache_store.errors import StoreUnavailable
+from cache_store.errors import StoreError, StoreUnavailable
 from cache_store.signing.trust import Trust
 from cache_store.store import Store
 
@@ -53,12 +54,12 @@ def open_store(tiers: Sequence[TierSpec], *, trust: Trust, create: bool = True) 
     Args:
         tiers: its places.
         trust: whom to believe, and what to sign with.
-        create: make an absent or empty writable place into a store.
+        create: make an absent or empty place whose mode is ``rw`` into a store.
 
     Raises:
         StoreUnavailable: a required place, or every place, is away or cannot be used.
-        NewerFormat: a later release made one of them.
-        Corrupt: the FORMAT of one is damaged.
+        NewerFormat: a later release made it.
+        Corrupt: its FORMAT is damaged.
     """
     openings = [_Opening(spec, create=create) for spec in tiers if spec.mode != "off"]
     if not openings:
@@ -68,19 +69,17 @@ def open_store(tiers: Sequence[TierSpec], *, trust: Trust, create: bool = True) 
     for opening in openings:
         spent_s = opening.wait(spent_s)
     found = [opening.tier() for opening in openings]
-    failures = [outcome for outcome in found if isinstance(outcome, StoreUnavailable)]
+    failures = [outcome for outcome in found if isinstance(outcome, StoreError)]
     if len(failures) == len(found):
         raise failures[-1]
-    off = (
-        TierState(location=spec.location, mode=spec.mode, state="off") for spec in tiers if spec.mode == "off"
-    )
+    off = [spec.location for spec in tiers if spec.mode == "off"]
     return Store(
         TieredBackend([outcome for outcome in found if isinstance(outcome, Tier)]),
         trust=trust,
         location=", ".join(opening.spec.location for opening in openings),
         left_out=(
             *(opening.left_out for opening in openings if opening.left_out),
-            *(TierState(location=spec.location, mode="off", state="off") for spec in off),
+            *(TierState(location=location, mode="off", state="off") for location in off),
         ),
     )
 
@@ -102,7 +101,8 @@ class _Opening:
         self.spec = spec
         self.left_out: TierState | None = None
         self._circuit = _circuits.of(spec.location, spec.options)
-        self._create = create and spec.mode != "ro"
+        # What is required must be there: in its place, a disk that is not mounted would get a new store.
+        self._create = create and spec.mode == "rw"
         self._ended = threading.Event()
         self._backend: list[BlobBackend] = []
         self._error: BaseException | None = None
@@ -120,7 +120,7 @@ class _Opening:
                 break
         return spent_s
 
-    def tier(self) -> Tier | StoreUnavailable:
+    def tier(self) -> Tier | StoreError:
         """The open place, or why it is left out; raises what is no reason to go on without it."""
         spec = self.spec
         error = self._failure()
@@ -133,20 +133,22 @@ class _Opening:
                 answer_s=spec.answer_s,
                 circuit=self._circuit,
             )
-        if error.required:
+        if spec.mode == "required":
             raise error
         self.left_out = TierState(location=spec.location, mode=spec.mode, state="away", reason=str(error))
         return error
 
-    def _failure(self) -> StoreUnavailable | None:
+    def _failure(self) -> StoreError | None:
         is_required = self.spec.mode == "required"
         error = self._error if self._ended.is_set() else None
         if error is None:
             if not self._circuit.is_open:
                 return None
             return away(self.spec.location, self._circuit.reason, required=is_required)
-        if not isinstance(error, StoreUnavailable):
+        if not isinstance(error, StoreError):
             raise error
+        if not isinstance(error, StoreUnavailable):
+            return error  # no circuit: it answers, and may be repaired while this process runs
         if error.transport:
             self._circuit.open(error.reason, where=self.spec.location)
         return replace(error, required=is_required)

@@ -24,7 +24,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
-from cache_store.digests import is_sha256
+from cache_store.digests import digest_bytes, is_sha256
 
 FORMAT_FILE = "FORMAT"
 BLOBS = "cas/sha256/"
@@ -36,8 +36,12 @@ PINS = "pins/"
 TRASH = "trash/"
 QUARANTINE = "quarantine/"
 TMP = "tmp/"
+PROBE = f"{TMP}create-only-probe"  # in an object store only
 _PREFIXES = (BLOBS, MANIFESTS, LAUNCHES, DIRECTORIES, USED, PINS, TRASH, QUARANTINE, TMP)
 TOP_LEVEL = frozenset({FORMAT_FILE, *(prefix.partition("/")[0] for prefix in _PREFIXES)})
+# Number of parts of the names in each room; a deeper directory stands where a file should.
+_DEPTHS = {"cas": 4, "ac": 3, "launch": 4, "dir": 4, "used": 3, "pins": 2, "quarantine": 2}
+_MAX_PART_BYTES = 255 - len(".reason")
 _TRASHED = re.compile(r"trash/([0-9]{8}T[0-9]{6}Z)/(.+)", re.ASCII)
 _DAY = re.compile(r"used/([0-9]{4}-[0-9]{2}-[0-9]{2})/([^/]+)", re.ASCII)
 _STAMP = "%Y%m%dT%H%M%SZ"
@@ -122,8 +126,20 @@ def split_trash_name(name: str) -> tuple[str, datetime] | None:
 
 
 def quarantine_name(name: str, unique: str) -> str:
-    """Where a bad file goes; ``unique`` keeps several of one name apart."""
-    return f"{QUARANTINE}{_flat(name)}.{unique}"
+    """Where a bad file goes; ``unique`` keeps several of one name apart, and a long name is cut."""
+    flat, room_bytes = _flat(name).encode(), _MAX_PART_BYTES - len(f".{unique}".encode())
+    if len(flat) > room_bytes:
+        digest = digest_bytes(flat).sha256[:16]
+        flat = flat[: room_bytes - len(digest) - 1] + f"-{digest}".encode()
+    return f"{QUARANTINE}{flat.decode(errors='ignore')}.{unique}"
+
+
+def file_depth(name: str) -> int:
+    """How many parts the name of a file has at most that lies where ``name`` does."""
+    parts = name.split("/", 3)
+    if parts[0] == TRASH.rstrip("/"):
+        return 2 + _DEPTHS.get(parts[2] if len(parts) > 2 else "", max(_DEPTHS.values()))
+    return _DEPTHS.get(parts[0], max(_DEPTHS.values()))
 
 
 def _split_record_name(prefix: str, name: str) -> tuple[str, str] | None:

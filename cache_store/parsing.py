@@ -35,7 +35,7 @@ def parse_document(model: type[_M], data: bytes, *, supported_format: int, what:
     try:
         return model.model_validate_json(data, strict=True)
     except ValidationError as error:
-        raise Corrupt(what=what, where=where, expected="valid fields", actual=_faults(error)) from error
+        raise Corrupt(what=what, where=where, expected="valid fields", actual=faults_of(error)) from error
 
 
 def _declared_format(data: bytes, *, what: str, where: str) -> int:
@@ -50,7 +50,8 @@ def _declared_format(data: bytes, *, what: str, where: str) -> int:
     return found
 
 
-def _faults(error: ValidationError) -> str:
+def faults_of(error: ValidationError) -> str:
+    """What is wrong with which fields, one after the other, cut short."""
     faults = [
         f"{'.'.join(map(str, item['loc'])) or 'document'}: {item['msg']}"[:_SHOWN_CHARACTERS]
         for item in error.errors(include_url=False, include_input=False)

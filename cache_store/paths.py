@@ -8,7 +8,7 @@ file system that ignores case.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 MAX_PATH_BYTES = 1024
 MAX_PART_BYTES = 255  # NAME_MAX of every file system in use
@@ -42,7 +42,12 @@ def part_fault(part: str) -> str | None:
 
 
 def collision(paths: Iterable[str]) -> str | None:
-    """Say which two of several paths cannot stand side by side; None when all can.
+    """Say which two of several paths cannot stand side by side; None when all can."""
+    return next((fault for _, fault in collisions(paths)), None)
+
+
+def collisions(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Each path that cannot stand beside those before it that could, and why not.
 
     Every prefix counts: ``A/x`` and ``a/y`` would share one directory where case is ignored.
     """
@@ -52,16 +57,25 @@ def collision(paths: Iterable[str]) -> str | None:
     for path in paths:
         parts = path.split("/")
         prefixes = ["/".join(parts[: count + 1]) for count in range(len(parts))]
-        for prefix in prefixes:
-            known = spelling.setdefault(_folded(prefix), prefix)
-            if known != prefix:
-                return f"{known!r} and {prefix!r} are one name where case is ignored"
-        if path in files:
-            return f"{path!r} appears twice"
-        files.add(path)
-        directories.update(prefixes[:-1])
-    both = files & directories
-    return f"{min(both)!r} is a file and a directory" if both else None
+        folded = {_folded(prefix): prefix for prefix in prefixes}
+        if known := _other_spelling(folded, spelling):
+            yield path, f"{known!r} and {folded[_folded(known)]!r} are one name where case is ignored"
+        elif path in files:
+            yield path, f"{path!r} appears twice"
+        elif path in directories or not files.isdisjoint(prefixes):
+            both = path if path in directories else next(prefix for prefix in prefixes if prefix in files)
+            yield path, f"{both!r} is a file and a directory"
+        else:
+            spelling |= folded
+            files.add(path)
+            directories.update(prefixes[:-1])
+
+
+def _other_spelling(folded: Mapping[str, str], spelling: Mapping[str, str]) -> str | None:
+    for key, new in folded.items():
+        if (known := spelling.get(key, new)) != new:
+            return known
+    return None
 
 
 def _folded(text: str) -> str:

@@ -19,7 +19,7 @@ from cache_store.explain import explain_miss
 from cache_store.fetching.progress import OnProgress
 from cache_store.fetching.reports import FetchReport
 from cache_store.node.unverified import admit
-from cache_store.publishing.launches import StoredLaunch
+from cache_store.publishing.stored_launches import LaunchSummary, StoredLaunch
 from cache_store.records.manifest import LaunchRecord, PartitionRef
 from cache_store.store import Store
 
@@ -120,44 +120,62 @@ def pick_launch(
 
 
 def pick_launches(
-    launches: Iterable[StoredLaunch], *, environment: Mapping[str, str], world_size: int
-) -> tuple[StoredLaunch, ...]:
+    launches: Iterable[LaunchSummary], *, environment: Mapping[str, str], world_size: int
+) -> tuple[LaunchSummary, ...]:
     """Up to `MAX_LAUNCHES` with this environment, newest first: of this world size, or else of others.
 
     All manifests of other worlds have to be read, so there the number of their ranks is bounded too.
     """
-    fitting = [stored for stored in launches if stored.record.environment == environment]
-    same_world = [stored for stored in fitting if stored.record.world_size == world_size]
+    fitting = [item for item in launches if item.environment == environment]
+    same_world = [item for item in fitting if item.world_size == world_size]
     if same_world:
         return tuple(same_world[:MAX_LAUNCHES])
-    num_ranks = itertools.accumulate(stored.record.world_size for stored in fitting)
-    bounded = [stored for stored, total in zip(fitting, num_ranks, strict=True) if total <= MAX_OTHER_RANKS]
+    num_ranks = itertools.accumulate(item.world_size for item in fitting)
+    bounded = [item for item, total in zip(fitting, num_ranks, strict=True) if total <= MAX_OTHER_RANKS]
     return tuple((bounded or fitting[:1])[:MAX_LAUNCHES])
 
 
 def _find(store: Store, wanted: Wanted, faults: list[str]) -> tuple[tuple[StoredLaunch, ...], str]:
-    launch_key, environment = wanted.launch_key, wanted.environment
     num_known = len(store.problems)
     try:
-        launches = store.stored_launches(launch_key)
+        launches = store.launch_summaries(wanted.launch_key)
+        chosen = _take(store, launches, wanted)
     except StoreError as error:
         if is_final(error):
             raise
         faults.append(str(error))
         return (), f"the store could not be read: {error}"
     faults.extend(store.problems[num_known:])
-    chosen = pick_launches(launches, environment=environment, world_size=wanted.world_size)
-    if chosen:
-        newest = chosen[0].record
-        earlier = f", and {len(chosen) - 1} earlier" if len(chosen) > 1 else ""
-        ranks = f"{newest.world_size} ranks"
-        return chosen, f"launch {launch_key[:12]} of {ranks}, made {newest.created}{earlier}"
-    if not launches:
-        skipped = f"; {len(faults)} records could not be used, the first: {faults[0]}" if faults else ""
-        return (), f"no launch {launch_key[:12]} is in the store{skipped}"
-    records = (stored.record for stored in launches)
-    candidates = [(f"the launch made {item.created}", item.environment) for item in records]
-    return (), f"no launch {launch_key[:12]} has this environment; {explain_miss(environment, candidates)}"
+    return chosen, _taken(chosen, wanted) if chosen else _none_fits(launches, wanted, faults)
+
+
+def _take(store: Store, launches: Sequence[LaunchSummary], wanted: Wanted) -> tuple[StoredLaunch, ...]:
+    """The records of the picked ones; one that cannot be used after all makes room for the next."""
+    unusable: set[str] = set()
+    while True:
+        usable = [item for item in launches if item.name not in unusable]
+        picked = pick_launches(usable, environment=wanted.environment, world_size=wanted.world_size)
+        taken = store.take_launches([item.name for item in picked])
+        if len(taken) == len(picked):
+            return taken
+        unusable |= {item.name for item in picked} - {stored.name for stored in taken}
+
+
+def _taken(chosen: Sequence[StoredLaunch], wanted: Wanted) -> str:
+    newest = chosen[0].record
+    earlier = f", and {len(chosen) - 1} earlier" if len(chosen) > 1 else ""
+    ranks = f"{newest.world_size} ranks"
+    return f"launch {wanted.launch_key[:12]} of {ranks}, made {newest.created}{earlier}"
+
+
+def _none_fits(launches: Sequence[LaunchSummary], wanted: Wanted, faults: Sequence[str]) -> str:
+    launch = f"no launch {wanted.launch_key[:12]}"
+    skipped = f"; {len(faults)} records could not be used, the first: {faults[0]}" if faults else ""
+    others = [item for item in launches if item.environment != wanted.environment]
+    if not others:
+        return f"{launch} is in the store{skipped}"
+    candidates = [(f"the launch made {item.created}", item.environment) for item in others]
+    return f"{launch} has this environment; {explain_miss(wanted.environment, candidates)}"
 
 
 def _choose(

@@ -1,4 +1,4 @@
-"""What writing means where a store lies in several places.
+"""What writing, and fetching, mean where a store lies in several places.
 
 Invariants: what is written goes to the farthest writable place alone first, by the same rules as if it were
 the only one, because what a nearer place holds says nothing about it; then copies go into the nearer ones, as
@@ -15,11 +15,14 @@ from cache_store.backends.backend import NewFile
 from cache_store.backends.tiers import TieredBackend
 from cache_store.digests import Digest, digest_bytes
 from cache_store.errors import StoreError
+from cache_store.fetching import fetch
+from cache_store.fetching.progress import OnProgress, while_asked
+from cache_store.fetching.reports import FetchOutcome
 from cache_store.layout import blob_name, launch_name, manifest_name
 from cache_store.publishing import launches, publish
-from cache_store.publishing.reports import PublishReport
+from cache_store.publishing.reports import BlobReport, PublishReport
 from cache_store.records.documents import Documents, read_stored_form
-from cache_store.records.manifest import LaunchRecord, PartitionManifest
+from cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef
 from cache_store.signing.trust import Trust
 
 T = TypeVar("T")
@@ -30,12 +33,13 @@ def write(view: TieredBackend, trust: Trust, verb: Callable[[Documents], T]) -> 
     return view.write_farthest(lambda backend: verb(Documents(backend=backend, trust=trust)))
 
 
-def put_blob(view: TieredBackend, trust: Trust, path: Path) -> Digest:
+def put_blob(view: TieredBackend, trust: Trust, path: Path) -> BlobReport:
     """As `publish.put_blob`, and into the nearer places."""
-    digest = write(view, trust, lambda documents: publish.put_blob(documents.backend, path))
+    report = write(view, trust, lambda documents: publish.put_blob(documents.backend, path))
     if view.nearer():
+        digest = report.digest
         view.fill([NewFile(name=blob_name(digest.sha256), source=path, expected=digest)])
-    return digest
+    return report
 
 
 def publish_partition(
@@ -63,16 +67,31 @@ def commit_launch(view: TieredBackend, trust: Trust, record: LaunchRecord) -> st
     return sha256
 
 
+def fetch_partitions(
+    view: TieredBackend,
+    trust: Trust,
+    refs: Sequence[PartitionRef],
+    cache_root: Path,
+    on_progress: OnProgress | None,
+) -> FetchOutcome:
+    """As `fetch.fetch_partitions`, whose caller hears nothing more once ``view`` was left."""
+    documents = Documents(backend=view, trust=trust)
+    return fetch.fetch_partitions(documents, refs, cache_root, on_progress=while_asked(on_progress, view))
+
+
 def fill(view: TieredBackend, blobs: Sequence[NewFile], documents: Iterable[str]) -> None:
     """Copy blobs and documents into the nearer places that lack them, as far as possible.
 
     Args:
         view: the places.
-        blobs: verified local copies.
+        blobs: verified local copies of all that the documents refer to, so that none stands without them.
         documents: names, each after those that it refers to.
     """
-    missing = view.missing_nearer(documents)
-    view.fill([*blobs, *(file for name in missing if (file := _document(view, name)))])
+    wanted = list(documents)
+    missing = set(view.missing_nearer([*(blob.name for blob in blobs), *wanted]))
+    if missing:
+        absent = [name for name in wanted if name in missing]
+        view.fill([*blobs, *(file for name in absent if (file := _document(view, name)))])
 
 
 def _artifact(path: Path, digest: Digest) -> NewFile:

@@ -16,6 +16,7 @@ EVENT = "warmrank.step"
 class Step(StrEnum):
     """Where a process may end without harm; the order is that of the code."""
 
+    MOVE_LINKED = "move: linked, former name stands"
     PUT_STAGED = "put: staged, not flushed"
     PUT_FLUSHED = "put: flushed, no name yet"
     PUT_LINKED = "put: names linked, not flushed"

@@ -10,7 +10,6 @@ open it where it is used (`cache_store.connect.open_store`), and send its locati
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,22 +20,21 @@ from cache_store.backends.backend import BlobBackend
 from cache_store.backends.supervisor import Supervisor
 from cache_store.backends.tier import Tier, TierState
 from cache_store.backends.tiers import TieredBackend
-from cache_store.digests import Digest
-from cache_store.errors import NotInStore, StoreUnavailable
+from cache_store.errors import StoreUnavailable
 from cache_store.fetching import fetch, pinned
 from cache_store.fetching.pinned import Pinned
 from cache_store.fetching.progress import OnProgress
 from cache_store.fetching.reports import FetchOutcome
 from cache_store.layout import USED, manifest_name
 from cache_store.node.single_flight import LOCK_TIMEOUT_S, single_flight
-from cache_store.publishing import launches
-from cache_store.publishing.launches import StoredLaunch
-from cache_store.publishing.reports import PublishReport
+from cache_store.publishing import stored_launches
+from cache_store.publishing.reports import BlobReport, PublishReport
+from cache_store.publishing.stored_launches import LaunchSummary, StoredLaunch
 from cache_store.records.documents import Documents
 from cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef
 from cache_store.retention import last_use
 from cache_store.signing.trust import Trust, TrustPolicy
-from cache_store.sync.pull import PullReport, pull
+from cache_store.sync.pull import PullReport, plan_pull, pull, pull_lock
 from cache_store.sync.push import PushReport, push
 from cache_store.upkeep import pins, places
 from cache_store.upkeep.evict_plan import EvictPolicy
@@ -84,7 +82,7 @@ class Store:
         """Whether a writable place is away, so that what is published now must be published to it later."""
         return any(tier.state == "away" and tier.mode != "ro" for tier in self.tiers)
 
-    def put_blob(self, path: Path) -> Digest:
+    def put_blob(self, path: Path) -> BlobReport:
         """Add a private local file; see `publish.put_blob`."""
         trust = self._trust
         return self._supervisor.run(lambda view: spreading.put_blob(view, trust, path))
@@ -111,17 +109,31 @@ class Store:
         return self._supervisor.run(lambda view: spreading.commit_launch(view, trust, record))
 
     def launches(self, launch_key: str | None = None) -> tuple[LaunchRecord, ...]:
-        """All launch records, or those of one key, newest first; see `launches.read_launches`."""
+        """All launch records, or those of one key, newest first; see `stored_launches.read_launches`."""
         return tuple(stored.record for stored in self.stored_launches(launch_key))
 
     def stored_launches(self, launch_key: str | None = None) -> tuple[StoredLaunch, ...]:
         """As `launches`, with the name that each record has in the store."""
-        records, problems = self._run(lambda documents: _read_launches(documents, launch_key))
-        self.problems.extend(problems)
+        found = self._noting(
+            lambda documents, problems: stored_launches.read_launches(documents, launch_key, problems)
+        )
         if launch_key is not None:
-            names = {ref: stored.name for stored in records for ref in stored.record.partitions}
-            self._record_names.update(names)
-        return records
+            self._note_names(found)
+        return found
+
+    def launch_summaries(self, launch_key: str) -> tuple[LaunchSummary, ...]:
+        """What the launches of one key are chosen by, newest first; see `stored_launches`."""
+        return self._noting(
+            lambda documents, problems: stored_launches.summarize_launches(documents, launch_key, problems)
+        )
+
+    def take_launches(self, names: Sequence[str]) -> tuple[StoredLaunch, ...]:
+        """Records by their names, in their order; what cannot be used is skipped, as by `launches`."""
+        taken = self._noting(
+            lambda documents, problems: stored_launches.take_launches(documents, names, problems)
+        )
+        self._note_names(taken)
+        return taken
 
     def last_uses(self) -> dict[str, datetime]:
         """When each record that has a mark of use was last used, by its name; see `last_use.last_uses`."""
@@ -130,11 +142,13 @@ class Store:
 
     def mark_used(self, record_name: str) -> None:
         """Note that the record of that name was used; see `last_use.mark_used`."""
-        self._run(lambda documents: last_use.mark_used(documents.backend, record_name))
+        problem = self._run(lambda documents: last_use.mark_used(documents.backend, record_name))
+        if problem and problem not in self.problems:
+            self.problems.append(problem)
 
     def launch_keys(self) -> tuple[str, ...]:
         """All launch keys, sorted."""
-        return self._run(launches.launch_keys)
+        return self._run(stored_launches.launch_keys)
 
     def manifest(self, key: str, *, expected_sha256: str | None = None) -> PartitionManifest:
         """The manifest of a partition.
@@ -150,7 +164,7 @@ class Store:
             Untrusted: refused by the trust policy.
         """
         return self._run(
-            lambda documents: pinned.take_manifest(documents, key, expected_sha256=expected_sha256)
+            lambda documents: pinned.take_manifest(documents, key, expected_sha256=expected_sha256).manifest
         )
 
     def standing(self, keys: Sequence[str]) -> dict[str, PartitionRef]:
@@ -159,7 +173,7 @@ class Store:
         Raises:
             Corrupt, Untrusted: as `manifest`.
         """
-        return self._run(lambda documents: _standing(documents, keys))
+        return self._run(lambda documents: pinned.standing_refs(documents, keys))
 
     def distinct_partitions(self, refs: Sequence[PartitionRef]) -> Pinned[str]:
         """One reference for each distinct set of artifacts; see `pinned.distinct_partitions`."""
@@ -184,9 +198,10 @@ class Store:
         Raises:
             UnusableCache, StoreUnavailable: as `fetch.fetch_partitions`.
         """
+        trust = self._trust
         with single_flight(cache_root, timeout_s=lock_timeout_s):
-            outcome = self._run(
-                lambda documents: fetch.fetch_partitions(documents, refs, cache_root, on_progress=on_progress)
+            outcome = self._supervisor.run(
+                lambda view: spreading.fetch_partitions(view, trust, refs, cache_root, on_progress)
             )
         self._fill(outcome, refs)
         return outcome
@@ -196,8 +211,10 @@ class Store:
         return self._write(lambda documents: push(documents, tool, root, components))
 
     def pull_directory(self, tool: str, root: Path, components: Mapping[str, str]) -> PullReport:
-        """Restore a directory of another tool; see `cache_store.sync.pull.pull`."""
-        return self._run(lambda documents: pull(documents, tool, root, components))
+        """Restore a directory of another tool; see `cache_store.sync.pull`."""
+        plan = self._run(lambda documents: plan_pull(documents, tool, root, components))
+        with pull_lock(plan.root):
+            return self._run(lambda documents: pull(documents, plan))
 
     def verify(self, *, repair: bool = False, on_progress: OnProgress | None = None) -> VerifyReport:
         """Read every place again and say what is wrong; see `places.verify_places`."""
@@ -212,7 +229,12 @@ class Store:
     def evict(self, policy: EvictPolicy, *, place: str | None = None, dry_run: bool = False) -> EvictOutcome:
         """Take away what ``policy`` does not keep; see `places.evict_places`."""
         return places.evict_places(
-            self._supervisor.tiers, policy, place=place, dry_run=dry_run, left_out=self._left_out
+            self._supervisor.tiers,
+            policy,
+            trust=self._trust,
+            place=place,
+            dry_run=dry_run,
+            left_out=self._left_out,
         )
 
     def pin(self, prefix: str, *, reason: str = "") -> tuple[Pin, ...]:
@@ -226,6 +248,10 @@ class Store:
     def pins(self) -> tuple[Pin, ...]:
         """All pins; see `pins.read_pins`."""
         return self._run(lambda documents: pins.read_pins(documents.backend))
+
+    def _note_names(self, found: Sequence[StoredLaunch]) -> None:
+        """Remember which record names a partition, for the places that get it with the partition."""
+        self._record_names.update({ref: stored.name for stored in found for ref in stored.record.partitions})
 
     def _fill(self, outcome: FetchOutcome, refs: Sequence[PartitionRef]) -> None:
         """Put what was fetched into the nearer places, with the manifests and the records that name it."""
@@ -256,23 +282,13 @@ class Store:
         trust = self._trust
         return self._supervisor.run(lambda view: verb(Documents(backend=view, trust=trust)))
 
+    def _noting(self, verb: Callable[[Documents, list[str]], T]) -> T:
+        """As `_run`, for what skips faulty files: they become problems, each once whatever was repeated."""
 
-def _read_launches(
-    documents: Documents, launch_key: str | None
-) -> tuple[tuple[StoredLaunch, ...], list[str]]:
-    problems: list[str] = []
-    return launches.read_launches(documents, launch_key, problems), problems
+        def with_problems(documents: Documents) -> tuple[T, list[str]]:
+            problems: list[str] = []
+            return verb(documents, problems), problems
 
-
-def _standing(documents: Documents, keys: Sequence[str]) -> dict[str, PartitionRef]:
-    refs: dict[str, PartitionRef] = {}
-    for key in keys:
-        with contextlib.suppress(NotInStore):
-            standing = documents.take_manifest(key)
-            refs[key] = PartitionRef(
-                partition=standing.manifest.partition,
-                rank=standing.manifest.rank,
-                manifest_key=key,
-                manifest_sha256=standing.sha256,
-            )
-    return refs
+        result, problems = self._run(with_problems)
+        self.problems.extend(problems)
+        return result

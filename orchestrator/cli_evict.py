@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli_options import AsJson, Debug, OptionalConfig, Overrides, StorePath, load_optional
+from cache_store.errors import Conflict, NotInStore
+from orchestrator.cli_options import (
+    AsJson,
+    Debug,
+    OptionalConfig,
+    Overrides,
+    StorePath,
+    check_line,
+    load_optional,
+)
 from orchestrator.console import ExitCode, output, print_json, session
 from orchestrator.retention import parse_duration_s, parse_size_bytes
 
@@ -51,7 +60,7 @@ def evict(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     debug: Debug = False,
 ) -> None:
     """Take away what no launch needs any more; the trash keeps it for the grace."""
-    with session(debug=debug):
+    with session(debug=debug, bad_input=(NotInStore,)):
         from cache_store.upkeep.evict_plan import EvictPolicy
         from orchestrator import look
         from orchestrator.retention_tables import render_evicted
@@ -89,9 +98,10 @@ def pin(  # noqa: PLR0913, PLR0917 - as evict
     debug: Debug = False,
 ) -> None:
     """Keep a launch from being evicted, until the pin is removed."""
+    check_line(reason, "--reason")
     if list_ == (launch is not None) or (list_ and remove):
         raise typer.BadParameter("expected either LAUNCH, or --list")
-    with session(debug=debug):
+    with session(debug=debug, bad_input=(Conflict,)):
         from pathlib import Path
 
         from orchestrator import look
@@ -101,7 +111,10 @@ def pin(  # noqa: PLR0913, PLR0917 - as evict
         if launch is not None and remove:
             removed = opened.unpin(launch)
         elif launch is not None:
-            opened.pin(launch, reason=reason)
+            pinned = opened.pin(launch, reason=reason)
+            if reason and any(each.reason != reason for each in pinned):
+                note = "note: pinned before, and the first reason stays; to change it, --remove the pin first"
+                output(stderr=True).print(note)
         pins = opened.pins()
         if as_json:
             print_json({"removed": removed if launch and remove else (), "pins": pins})

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli_options import AsJson, Debug
+from cache_store.errors import Conflict
+from orchestrator.cli_options import AsJson, Debug, check_line
 from orchestrator.console import output, print_json, session
 from worker.settings import settings
 
@@ -42,13 +43,15 @@ def generate(
     debug: Debug = False,
 ) -> None:
     """Make a key pair and trust its public half."""
-    with session(debug=debug):
+    with session(debug=debug, bad_input=(Conflict,)):
         from cache_store.signing.keyring import generate as run
-        from cache_store.signing.keyring import private_path, public_path
+        from cache_store.signing.keyring import private_path, public_path, read_keyring
         from cache_store.signing.signing_keys import key_id
 
         place = _place(keyring)
-        wanted = key_id(run(place, _name(name)).public_key)
+        called = _name(name)
+        read_keyring(place)  # a key must not be added where nobody can tell what is revoked
+        wanted = key_id(run(place, called).public_key)
         private, public = private_path(place, name), public_path(place, name)
         if as_json:
             print_json({"name": name, "key_id": wanted, "private": private, "public": public})
@@ -80,7 +83,14 @@ def list_(keyring: KeyringPath = None, as_json: AsJson = False, debug: Debug = F
 @app.command()
 def trust(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="PEM file of a public key.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="PEM file of a public key.",
+            show_default=False,
+            exists=True,
+            dir_okay=False,
+        ),
     ],
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="What to call it; else as the file.")
@@ -122,9 +132,10 @@ def revoke(
         from cache_store.signing.revocations import revocation_of
         from orchestrator.key_list import list_keys
 
+        check_line(reason, "--reason")
         place = _place(keyring)
         name, wanted = _meant(list_keys(place), key)
-        revocation = revocation_of(wanted, name=name, reason=_printable(reason), now=datetime.now(UTC))
+        revocation = revocation_of(wanted, name=name, reason=reason, now=datetime.now(UTC))
         standing, is_new = run(place, revocation)
         shown = f"key {name} {wanted}" if name else f"key {wanted}"
         if not is_new:
@@ -150,12 +161,6 @@ def _name(name: str) -> str:
     if fault := name_fault(name):
         raise typer.BadParameter(f"{name!r} {fault}", param_hint="NAME")
     return name
-
-
-def _printable(reason: str) -> str:
-    if not reason.isprintable() or len(reason) > 500:
-        raise typer.BadParameter("expected at most 500 characters without line breaks", param_hint="--reason")
-    return reason
 
 
 def _meant(found: KeyList, text: str) -> tuple[str, str]:

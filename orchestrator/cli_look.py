@@ -41,7 +41,8 @@ def list_(
         if as_json:
             print_json(listing)
         else:
-            output().print(render_listing(listing, long=long))
+            console = output()
+            console.print(render_listing(listing, long=long, width=console.width))
 
 
 def show(
@@ -73,12 +74,10 @@ def explain(
 ) -> None:
     """Say what a launch here would find, and name what differs from what is stored."""
     with session(debug=debug):
-        from orchestrator.explain import explain as run
-        from orchestrator.look import open_if_there
+        from orchestrator.explain import explain_if_away
         from orchestrator.look_tables import render_explanation
 
-        loaded = load_config(config, overrides)
-        found = run(loaded, open_if_there(loaded))
+        found = explain_if_away(load_config(config, overrides))
         if as_json:
             print_json(found)
         else:

@@ -33,6 +33,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and 
 Debug = Annotated[bool, typer.Option("--debug", help="Log everything, and show the traceback of an error.")]
 
 
+def check_line(text: str, option: str) -> None:
+    """Refuse what would not be one line for whoever reads it later."""
+    if not text.isprintable() or len(text) > 500:
+        raise typer.BadParameter("expected at most 500 characters without line breaks", param_hint=option)
+
+
 def load_config(config: Path, overrides: list[str] | None) -> Config:
     """Load a config with its overrides; raises `ConfigError`."""
     from orchestrator.config import load

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -89,11 +92,18 @@ def push(  # noqa: PLR0913 - a command has one parameter for each option
 ) -> None:
     """Store directories; locks and temporary files are left out."""
     with session(debug=debug):
+        from orchestrator.errors import BadArgument
         from orchestrator.sync_tables import render_pushes
 
         wanted = _targets(directories, keys, per, rank, world_size)
+        if absent := [str(each.directory) for each in wanted if not each.directory.is_dir()]:
+            msg = f"{absent[0]}: expected a directory to push, found {_kind(absent[0])}"
+            raise BadArgument(msg)
         opened = _open(config, store, signing_key, to_push=True)
-        reports = [opened.push_directory(name, each.directory, each.components) for each in wanted]
+        reports = []
+        for each in wanted:
+            with _signing_key_named_so(store):
+                reports.append(opened.push_directory(name, each.directory, each.components))
         if as_json:
             print_json(reports)
         else:
@@ -139,6 +149,24 @@ def pull(  # noqa: PLR0913 - a command has one parameter for each option
         raise typer.Exit(ExitCode.MISSED)
 
 
+def _kind(path: str) -> str:
+    return "something else" if Path(path).exists() else "nothing"
+
+
+@contextmanager
+def _signing_key_named_so(location: str | None) -> Iterator[None]:
+    """Without a config there is no ``store.trust.signing_key`` to set."""
+    from cache_store.errors import Untrusted
+
+    try:
+        yield
+    except Untrusted as error:
+        if location is None or error.reason != "no_signing_key":
+            raise
+        remedy = "name a key with --signing-key (warmrank keys generate makes one)"
+        raise replace(error, remedy=remedy) from None
+
+
 def _targets(
     directories: list[str],
     keys: list[str] | None,
@@ -171,9 +199,9 @@ def _open(config: Path | None, location: str | None, key: Path | None, *, to_pus
 
 def _named_store(location: str, key: Path | None) -> StoreConfig:
     """A store without a config: whom to trust stands in the keyring."""
-    from orchestrator.store_config import StoreConfig, TierConfig, TrustConfig, is_url
+    from orchestrator.store_config import StoreConfig, TrustConfig, tier_at
     from orchestrator.trust import locate_trust
 
-    path = location if is_url(location) else str(Path(location).expanduser().absolute())
+    tier = tier_at(location)
     trust = locate_trust(TrustConfig(signing_key=key), base=Path.cwd())
-    return StoreConfig(tiers=(TierConfig(path=path),), trust=trust)
+    return StoreConfig(tiers=(tier,), trust=trust)

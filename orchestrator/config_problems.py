@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
+from cache_store.backends.objects.connection import KNOWN_OPTIONS
 from orchestrator import config_models as models
 from orchestrator import store_config
 from orchestrator.errors import ConfigProblem
@@ -38,12 +39,16 @@ def is_short(data: Mapping[str, Any]) -> bool:
 
 def translate(detail: ErrorDetails, place: str, overrides: tuple[str, ...], *, short: bool) -> ConfigProblem:
     """One problem out of one of pydantic's details; ``short`` as `is_short` says of the data."""
-    where = tuple(str(part) for part in detail["loc"])
+    where, given = _blamed(detail)
     dotted = _as_written(where, short=short)
     key = ".".join(dotted) or "ranks, parallel"
     secret = detail["type"] == "secret" or _is_secret(where)
-    found, nearest = _HIDDEN if secret else shown(detail["input"]), ""
-    if detail["type"] == "extra_forbidden":
+    found, nearest = _HIDDEN if secret else shown(given), ""
+    if detail["type"] == "unknown_option":
+        found, expected = f"an unknown option with value {found}", detail["msg"]
+        close = difflib.get_close_matches(where[-1], KNOWN_OPTIONS, n=1)
+        nearest = ".".join((*dotted[:-1], *close)) if close else ""
+    elif detail["type"] == "extra_forbidden":
         found = f"an unknown key with value {found}"
         known = _known(where, short=short)
         expected, nearest = f"only {', '.join(known)}", _nearest(where, dotted, known)
@@ -58,6 +63,13 @@ def translate(detail: ErrorDetails, place: str, overrides: tuple[str, ...], *, s
         from_override = from_override.partition("=")[0]
     place = f"--set {from_override}" if from_override else place
     return ConfigProblem(place=place, key=key, found=found, expected=expected, nearest=nearest)
+
+
+def _blamed(detail: ErrorDetails) -> tuple[tuple[str, ...], object]:
+    """Where the mistake stands, and the value there: of a mapping of options that one option."""
+    where, given = tuple(str(part) for part in detail["loc"]), detail["input"]
+    option = detail.get("ctx", {}).get("option")
+    return (where, given) if option is None else ((*where, option), given[option])
 
 
 def _is_secret(where: tuple[str, ...]) -> bool:

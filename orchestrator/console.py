@@ -24,20 +24,22 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cache_store.errors import StoreError
+from cache_store.errors import StoreError, is_final
 from orchestrator import signals
-from orchestrator.demo import DemoFailed, NotOurs
 from orchestrator.errors import (
     BadArgument,
     CompileForbidden,
     ConfigError,
     ConfigProblem,
+    DemoFailed,
     LaunchFailed,
+    NoStore,
+    NothingThere,
+    NotOurs,
     OrchestratorError,
+    OutsideDirectory,
+    UnknownNode,
 )
-from orchestrator.look import NothingThere
-from orchestrator.preseed import NoStore, UnknownNode
-from orchestrator.submit import OutsideDirectory
 from orchestrator.terminal import SafeConsole, SafeFormatter, defused_json
 from worker.errors import NotYet, WorkerError
 
@@ -71,6 +73,7 @@ _CODES: tuple[tuple[type[Exception], ExitCode], ...] = (
 )
 _FAILURE_CODES = {
     "WorkloadError": ExitCode.BAD_INPUT,
+    "BadArgument": ExitCode.BAD_INPUT,
     "UnusableCache": ExitCode.FAULT,
     "StoreUnavailable": ExitCode.FAULT,
 }
@@ -105,9 +108,10 @@ def plain(value: object) -> Any:
 
 
 @contextmanager
-def session(*, debug: bool = False) -> Iterator[None]:
+def session(*, debug: bool = False, bad_input: tuple[type[StoreError], ...] = ()) -> Iterator[None]:
     """Configure logging, and turn an error into its block on stderr and its exit code.
 
+    Errors of the store that are ``bad_input`` come of what this command was given, and end so.
     What is no expected kind of error is a defect of warmrank and keeps its traceback.
     """
     handler = logging.StreamHandler()
@@ -123,7 +127,9 @@ def session(*, debug: bool = False) -> Iterator[None]:
         if debug:
             traceback.print_exc()
         show_error(error)
-        raise typer.Exit(exit_code_of(error)) from None
+        raise typer.Exit(
+            ExitCode.BAD_INPUT if isinstance(error, bad_input) else exit_code_of(error)
+        ) from None
 
 
 def exit_code_of(error: Exception) -> int:
@@ -165,6 +171,8 @@ def describe(error: Exception) -> tuple[str, tuple[Rows, ...], tuple[str, ...]]:
         return head, tuple(_problem_rows(problem) for problem in error.problems), ()
     if isinstance(error, StoreError):
         rows = [(name, str(getattr(error, field))) for field, name in _STORE_ROWS if hasattr(error, field)]
+        if is_final(error):
+            rows.append(("required", "mode: required stands in the config, so nothing goes on without it"))
         return f"{_words(type(error).__name__)}: {error.what}", (tuple(rows),), ()
     text = str(error).strip() or type(error).__name__
     head, *rest = text.splitlines()

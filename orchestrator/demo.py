@@ -20,29 +20,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import DemoFailed, NotOurs
 from orchestrator.report import RankReport, Report, from_json, sum_seconds
 from orchestrator.report_table import seconds_text
 from orchestrator.signals import Terminated, undisturbed
 
 MARKER = ".made-by-warmrank-demo"
 _STATE = ("cache", "store", "cold.json", "warm.json")
-
-
-class NotOurs(OrchestratorError):
-    """The demo's directory exists, and no demo made it."""
-
-
-class DemoFailed(OrchestratorError):
-    """A launch of the demo did not end as it must.
-
-    Attributes:
-        exit_code: what the demo ends with.
-    """
-
-    def __init__(self, message: str, *, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ Every error keeps its fields, survives pickling, and says what happened, where, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,6 +136,50 @@ class VerificationFailed(OrchestratorError):
 
 class CannotStart(OrchestratorError):
     """The ranks could not be started; the message names what is missing and the remedy."""
+
+
+class NothingThere(OrchestratorError):
+    """What was asked for is not there; the message says what is."""
+
+
+class NoStore(OrchestratorError):
+    """The config names no store, so there is nothing to bring."""
+
+
+class UnknownNode(OrchestratorError):
+    """A node that was asked for is not in the cluster, or its name fits several."""
+
+    def __init__(self, wanted: str, matches: Sequence[object], known: Sequence[object]) -> None:
+        self.wanted = wanted
+        self.known = tuple(known)
+        what = f"{len(matches)} nodes are called" if matches else "no alive node is called"
+        lines = "\n".join(f"  {node}" for node in known)
+        remedy = "name one by its node id" if matches else "expected a node id, an address or a host name"
+        super().__init__(f"{what} {wanted!r}; {remedy}. Alive nodes:\n{lines}")
+
+
+class SubmitFailed(OrchestratorError):
+    """The job could not be handed to a cluster."""
+
+
+class OutsideDirectory(SubmitFailed):
+    """The config does not lie in what goes to the cluster."""
+
+
+class NotOurs(OrchestratorError):
+    """The demo's directory exists, and no demo made it."""
+
+
+class DemoFailed(OrchestratorError):
+    """A launch of the demo did not end as it must.
+
+    Attributes:
+        exit_code: what the demo ends with.
+    """
+
+    def __init__(self, message: str, *, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,24 +11,21 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from cache_store.errors import StoreError
+from cache_store.errors import StoreError, StoreUnavailable
 from cache_store.explain import nearest
-from cache_store.keys import changed_components
 from cache_store.node.local import find_variant
 from cache_store.records.manifest import ArtifactEntry, LaunchRecord, PartitionManifest
 from cache_store.seed import pick_launch
 from cache_store.store import Store
 from orchestrator.config import Config
 from orchestrator.identity import identity, launch_key
-from orchestrator.look import time_text
+from orchestrator.look import open_if_there
+from orchestrator.outlook import Outlook, changes_of, judge, judge_away, nearest_record
 from orchestrator.verify import cached_files
 from worker.environment import environment
 
 logger = logging.getLogger(__name__)
-
-Outlook = Literal["load", "adopt", "compile"]
 
 GUARDS_NOTE = "guards on the model's source, structure and inputs are checked by a launch, on every rank"
 
@@ -138,13 +135,31 @@ class Explanation:
     note: str = GUARDS_NOTE
 
 
-def explain(config: Config, store: Store | None, here: Mapping[str, str] | None = None) -> Explanation:
+def explain_if_away(config: Config) -> Explanation:
+    """Say what a launch of this config would find, also where its store is away: a launch goes on without it.
+
+    Raises:
+        StoreUnavailable: a place is away that is required, so that a launch would fail.
+        StoreError: there is something else than a store, or a key file is unusable.
+    """
+    try:
+        return explain(config, open_if_there(config))
+    except StoreUnavailable as error:
+        if error.required:
+            raise
+        return explain(config, None, away=str(error))
+
+
+def explain(
+    config: Config, store: Store | None, here: Mapping[str, str] | None = None, *, away: str = ""
+) -> Explanation:
     """Say what a launch of this config would find here.
 
     Args:
         config: the launch.
         store: its store, opened; none when there is none.
         here: this machine's environment; none computes it.
+        away: why the store cannot be used now, where that is so.
 
     Raises:
         StoreUnavailable: the store cannot be listed.
@@ -155,17 +170,19 @@ def explain(config: Config, store: Store | None, here: Mapping[str, str] | None 
     records = store.launches(key) if store else ()
     chosen = pick_launch(records, environment=here, world_size=config.ranks)
     problems: list[str] = []
-    shown = chosen or _nearest_record(records, here)
+    shown = chosen or nearest_record(records, here)
     manifests = _manifests(store, shown, problems) if store and shown else ()
     others = _others(store, asked) if store and not records else ()
-    outlook, verdict = judge(config, records, chosen, here, has_store=store is not None)
+    outlook, verdict = (
+        judge(config, records, chosen, here, has_store=store is not None) if not away else judge_away(away)
+    )
     return Explanation(
         name=config.name,
         launch_key=key,
         identity=asked,
         environment=dict(here),
         world_size=config.ranks,
-        store=store.location if store else "",
+        store=store.location if store else config.store.location if away and config.store else "",
         cache_dir=str(config.cache_dir),
         outlook=outlook,
         verdict=verdict,
@@ -174,61 +191,15 @@ def explain(config: Config, store: Store | None, here: Mapping[str, str] | None 
                 created=record.created,
                 world_size=record.world_size,
                 chosen=record is chosen,
-                changes=_changes(record.environment, here),
+                changes=changes_of(record.environment, here),
             )
             for record in records
         ),
         functions=_functions(config, manifests, here),
         cached=_cached(config.cache_dir),
         nearest_launch=others,
-        problems=(*(store.problems if store else ()), *problems),
+        problems=tuple(dict.fromkeys((*(store.problems if store else ()), *problems))),
     )
-
-
-def judge(
-    config: Config,
-    records: Sequence[LaunchRecord],
-    chosen: LaunchRecord | None,
-    here: Mapping[str, str],
-    *,
-    has_store: bool,
-) -> tuple[Outlook, str]:
-    """What the ranks would do, and why, in one line that begins with it."""
-    if config.store is None:
-        return (
-            "compile",
-            "compile: no store is configured: ranks load what their own cache directory holds, or compile",
-        )
-    if chosen and chosen.world_size == config.ranks:
-        return "load", (
-            "load, if the model's code is unchanged: a launch here loads what "
-            f"{chosen.world_size} ranks stored at {time_text(chosen.created)}"
-        )
-    if chosen:
-        return "adopt", (
-            f"adopt: stored by {chosen.world_size} ranks, launched with {config.ranks}: "
-            "ranks adopt what their guards allow, and compile the rest"
-        )
-    if not has_store:
-        return "compile", (
-            f"compile: there is no store at {config.store.location} yet (no FORMAT file); the first launch "
-            "makes it. A launch here compiles, unless its cache holds it"
-        )
-    if not records:
-        return "compile", (
-            "compile: this launch is not in the store: a launch here compiles, unless its cache holds it"
-        )
-    near = _nearest_record(records, here)
-    changes = _changes(near.environment, here) if near else ()
-    return "compile", f"compile: stored for another environment only: {'; '.join(changes)}"
-
-
-def _nearest_record(records: Sequence[LaunchRecord], here: Mapping[str, str]) -> LaunchRecord | None:
-    return min(records, key=lambda record: len(_changes(record.environment, here)), default=None)
-
-
-def _changes(stored: Mapping[str, str], here: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(str(change) for change in changed_components(stored, here))
 
 
 def _others(store: Store, asked: Mapping[str, str]) -> tuple[str, ...]:
@@ -293,7 +264,7 @@ def _requests(
             key=key,
             ranks=tuple(ranks[key]),
             components=stored,
-            changes=_changes(_shared(stored, here), _shared(here, stored)),
+            changes=changes_of(_shared(stored, here), _shared(here, stored)),
         )
         for key, stored in components.items()
     )

@@ -7,13 +7,15 @@ driver's last, because only there its record waits.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from cache_store.publish_pending import QueueReport, publish_pending
 from orchestrator.config import Config
-from orchestrator.look import NothingThere
+from orchestrator.errors import NothingThere
+from orchestrator.report_table import count_text
 from orchestrator.stores import open_store
 
 
@@ -30,17 +32,21 @@ def publish_late(config: Config) -> QueueReport:
     return publish_pending(open_store(config.store), config.cache_dir)
 
 
-def render_late(report: QueueReport) -> RenderableType:
-    """What was published, what waits still, and what went wrong."""
-    return Group(*_lines(report))
+def render_late(report: QueueReport, cache_dir: Path) -> RenderableType:
+    """What of a cache directory was published, what waits still, what is lost, and what went wrong."""
+    return Group(*_lines(report, cache_dir))
 
 
-def _lines(report: QueueReport) -> Iterator[Text]:
-    if not (report.published or report.committed or report.kept or report.problems):
-        yield Text("nothing waits on this node")
+def _lines(report: QueueReport, cache_dir: Path) -> Iterator[Text]:
+    if not (report.published or report.committed or report.kept or report.dropped or report.problems):
+        yield Text(f"nothing waits on this node in {cache_dir}")
         return
-    yield Text(f"published {len(report.published)} partitions, committed {len(report.committed)} launches")
+    published = count_text(len(report.published), "partition")
+    committed = count_text(len(report.committed), "launch")
+    yield Text(f"from {cache_dir}: published {published}, committed {committed}")
     for what, reason in report.kept.items():
         yield Text(f"waits: {what}: {reason}", style="yellow")
+    for what, reason in report.dropped.items():
+        yield Text(f"dropped: {what}: {reason}", style="bold red")
     for problem in report.problems:
         yield Text(f"problem: {problem}", style="bold red")

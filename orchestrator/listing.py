@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cache_store.errors import StoreError
-from cache_store.publishing.launches import StoredLaunch
+from cache_store.publishing.stored_launches import StoredLaunch
 from cache_store.records.manifest import PartitionManifest, PartitionRef
 from cache_store.store import Store
 from orchestrator.config import Config

@@ -21,7 +21,7 @@ from cache_store.records.manifest import (
 )
 from cache_store.store import Store
 from orchestrator.config import Config
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import NothingThere
 from orchestrator.identity import launch_key
 from orchestrator.store_config import is_url
 from orchestrator.stores import open_store, open_unchecked, silent_places
@@ -29,10 +29,6 @@ from worker.environment import environment
 
 MIN_KEY_CHARS = 6
 """Fewer characters of a key than this are taken for a name."""
-
-
-class NothingThere(OrchestratorError):
-    """What was asked for is not there; the message says what is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

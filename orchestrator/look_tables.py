@@ -16,23 +16,31 @@ from orchestrator.explain import CachedView, Explanation, FunctionView
 from orchestrator.listing import LaunchLine, Listing
 from orchestrator.look import PartitionView, time_text
 from orchestrator.preseed import NodeSeed
-from orchestrator.report_table import seconds_text, size_text
+from orchestrator.report_table import count_text, seconds_text, size_text
 from orchestrator.verify import Verified
 
 KEY_CHARS = 12
+WIDE = 100
+"""Columns of a terminal that has room for all that is listed."""
+
+_LISTED = ("", "launch", "made", "used", "what", "ranks", "files", "size", "environment")
 _OUTLOOK_STYLES = {"load": "bold green", "adopt": "bold cyan", "compile": "bold yellow"}
 _AS_HERE = Text("as here", style="green")
 
 
-def render_listing(listing: Listing, *, long: bool = False) -> RenderableType:
-    """The launches of a store; ``long`` adds what each launches and its partitions."""
-    count = len(listing.launches)
-    head = Text(f"store {listing.store}: {count} launch{'' if count == 1 else 'es'}", style="bold")
+def render_listing(listing: Listing, *, long: bool = False, width: int = WIDE) -> RenderableType:
+    """The launches of a store, without their last use where there is little room.
+
+    ``long`` adds what each launches and its partitions; ``width`` is the terminal's, in columns.
+    """
+    head = Text(f"store {listing.store}: {count_text(len(listing.launches), 'launch')}", style="bold")
     parts: list[RenderableType] = [head]
     if listing.launches:
-        table = _table("", "launch", "made", "used", "what", "ranks", "files", "size", "environment")
+        left_out = {"used", "files", "size"} if width < WIDE else set()
+        table = _table(*(name for name in _LISTED if name not in left_out))
         for line in listing.launches:
-            table.add_row(*_launch_cells(line))
+            cells = zip(_LISTED, _launch_cells(line), strict=True)
+            table.add_row(*(cell for name, cell in cells if name not in left_out))
         parts.append(table)
         if any(line.of_config for line in listing.launches):
             parts.append(Text("* the launch of this config", style="dim"))
@@ -101,15 +109,16 @@ def render_verified(found: Verified) -> RenderableType:
     lines = []
     if found.store:
         lines.append(
-            f"store {found.location}: {found.store.num_launches} launches, "
-            f"{found.store.num_listings} directories, {found.store.num_manifests} manifests, "
-            f"{found.store.num_blobs} blobs, {size_text(found.store.bytes_hashed)} hashed"
+            f"store {found.location}: {count_text(found.store.num_launches, 'launch')}, "
+            f"{count_text(found.store.num_listings, 'directory')}, "
+            f"{count_text(found.store.num_manifests, 'manifest')}, "
+            f"{count_text(found.store.num_blobs, 'blob')}, {size_text(found.store.bytes_hashed)} hashed"
         )
         if not found.signatures_checked:
             lines.append("signatures not checked: name a CONFIG, whose trust policy then applies")
     if found.cache:
         lines.append(
-            f"cache {found.cache.path}: {found.cache.num_files} artifacts, "
+            f"cache {found.cache.path}: {count_text(found.cache.num_files, 'artifact')}, "
             f"{size_text(found.cache.size_bytes)} read"
         )
     faults = [Text(f"fault: {fault}", style="bold red") for fault in found.faults]
@@ -175,7 +184,8 @@ def _launch_details(line: LaunchLine) -> list[RenderableType]:
         partitions.add_row(
             Text(part.partition), part.key[:KEY_CHARS], str(part.num_artifacts), size_text(part.size_bytes)
         )
-    title = f"launch {line.launch_key[:KEY_CHARS]} of {line.world_size} ranks, made {time_text(line.created)}"
+    ranks = count_text(line.world_size, "rank")
+    title = f"launch {line.launch_key[:KEY_CHARS]} of {ranks}, made {time_text(line.created)}"
     return [_heading(title), _pairs(line.identity.items()), partitions]
 
 
@@ -214,7 +224,7 @@ def _cached(cached: Iterable[CachedView]) -> list[str]:
         functions.setdefault(model, set()).add(function)
         partitions.setdefault(model, set()).add("/".join(middle))
     return [
-        f"{model}: {', '.join(sorted(names))} in {len(partitions[model])} partitions"
+        f"{model}: {', '.join(sorted(names))} in {count_text(len(partitions[model]), 'partition')}"
         for model, names in functions.items()
     ]
 

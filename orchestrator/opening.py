@@ -23,14 +23,15 @@ class Opening:
         gang: all ranks and where they meet.
         rank: which of them this process is.
         no_compile: compiling is forbidden.
-        use_store: false when the driver found the store away; its config then says how to publish later.
+        store_away: why the driver found the store away, so that no rank asks it; its config then says how to
+            publish later. Empty when ranks ask it.
     """
 
     config: Config
     gang: Gang
     rank: int
     no_compile: bool
-    use_store: bool
+    store_away: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

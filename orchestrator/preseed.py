@@ -18,7 +18,7 @@ from cache_store.fetching.progress import OnProgress
 from cache_store.seed import SeedReport, Wanted, seed
 from orchestrator import ray_session
 from orchestrator.config import Config
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import NoStore, UnknownNode
 from orchestrator.identity import launch_key
 from orchestrator.store_config import StoreConfig
 from orchestrator.stores import open_to_fetch
@@ -66,22 +66,6 @@ class NodeSeed:
     bytes_copied: int = 0
     faults: tuple[str, ...] = ()
     seconds: float = 0.0
-
-
-class UnknownNode(OrchestratorError):
-    """A node that was asked for is not in the cluster, or its name fits several."""
-
-    def __init__(self, wanted: str, matches: Sequence[Node], known: Sequence[Node]) -> None:
-        self.wanted = wanted
-        self.known = tuple(known)
-        what = f"{len(matches)} nodes are called" if matches else "no alive node is called"
-        lines = "\n".join(f"  {node}" for node in known)
-        remedy = "name one by its node id" if matches else "expected a node id, an address or a host name"
-        super().__init__(f"{what} {wanted!r}; {remedy}. Alive nodes:\n{lines}")
-
-
-class NoStore(OrchestratorError):
-    """The config names no store, so there is nothing to bring."""
 
 
 def preseed(config: Config, wanted: Sequence[str] = ()) -> tuple[NodeSeed, ...]:

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 MakeWorker = Callable[["RankSpec", "Store | None"], Any]
 """Makes what has the methods of `worker.rank.RankWorker`."""
 
+_AWAY = "the store could not be used when the launch began"
 _BEHIND = "a place of the store is away, and has yet to take it"
 _ALL_MUST_SUCCEED = frozenset({"compile", "capture", "first_call"})
 
@@ -55,15 +56,19 @@ class RankHost:
             cache_store.errors.StoreError: the cache directory or the store cannot be used.
             worker.errors.WorkerError: the rank cannot be brought up.
         """
+        from cache_store.node.signers import refuse_revoked
         from cache_store.node.unverified import refuse_unverified
 
         config = opening.config
         ensure_cache_dir(config.cache_dir)
         if config.store is not None:
-            refuse_unverified(config.cache_dir, config.store.trust.policy or "require")
+            policy = config.store.trust.policy or "require"
+            refuse_unverified(config.cache_dir, policy)
+            if policy != "off":
+                refuse_revoked(config.cache_dir, config.store.trust.revoked)
         self._opening = opening
         self._store, problem = _open_store(opening)
-        self._away = problem or "the store was away when the launch began"
+        self._away = problem or f"{_AWAY}: {opening.store_away}"
         self._worker = self._make_worker(rank_spec(opening), self._store)
         if isinstance(config.workload, ScriptWorkload):
             return Opened(place=_place_of_script(opening.rank), problem=problem)
@@ -228,7 +233,7 @@ def _is_store_fault(error: Exception) -> bool:
 def _open_store(opening: Opening) -> tuple[Store | None, str]:
     from orchestrator.stores import open_store
 
-    if opening.config.store is None or not opening.use_store:
+    if opening.config.store is None or opening.store_away:
         return None, ""
     try:
         return open_store(opening.config.store), ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from dataclasses import fields
 
@@ -53,8 +54,15 @@ def size_text(size_bytes: int) -> str:
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
+def count_text(count: int, noun: str) -> str:
+    """A number of things, such as ``1 launch`` or ``2 launches``."""
+    plural = "es" if noun.endswith(("ch", "s", "x")) else "ies" if noun.endswith("y") else "s"
+    stem = noun[:-1] if plural == "ies" else noun
+    return f"1 {noun}" if count == 1 else f"{count} {stem}{plural}"
+
+
 def _table(report: Report) -> Table:
-    title = f"{report.name}: {report.world_size} ranks"
+    title = f"{report.name}: {count_text(report.world_size, 'rank')}"
     table = Table(
         title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
     )
@@ -123,8 +131,8 @@ def _verification(report: Report) -> list[Text]:
     worst = max(checks, key=lambda check: check.max_error)
     return [
         Text(
-            f"verified on {len(checks)} ranks: {worst.compared}; largest difference {worst.max_error:.3g}, "
-            f"allowed {worst.tolerance:.3g}"
+            f"verified on {count_text(len(checks), 'rank')}: {worst.compared}; "
+            f"largest difference {worst.max_error:.3g}, allowed {worst.tolerance:.3g}"
         )
     ]
 
@@ -177,10 +185,11 @@ def _queued(report: Report) -> list[Text]:
         [f"{len(others) - MAX_NAMES_SHOWN} more hosts"] if others[MAX_NAMES_SHOWN:] else []
     )
     where = f"on {', '.join(named)}, and then on {last}" if named else f"on {last}"
+    waiting = count_text(report.totals.num_queued, "partition")
     return [
         Text(
-            f"queued: {report.totals.num_queued} partitions wait for the store. When it answers again, run "
-            f"{where}: warmrank publish CONFIG",
+            f"queued for the store: {waiting}. When it answers again, "
+            f"run {where}: warmrank publish CONFIG --set {shlex.quote(f'cache_dir={report.cache_dir}')}",
             style="bold yellow",
         )
     ]

@@ -55,7 +55,9 @@ def open_store(stages: Stages) -> Access | None:
 
 def start(stages: Stages, access: Access | None, *, no_compile: bool) -> tuple[RankPlace, ...]:
     """Start all ranks and let them meet."""
-    config, use_store = stages.config, access is not None and access.for_ranks is not None
+    config = stages.config
+    is_away = access is not None and access.for_ranks is None
+    store_away = access.tiers[-1].reason if access is not None and is_away else ""
     if access is not None:
         config = config.model_copy(update={"store": access.for_ranks or access.config})
     with stages.stage("start"):
@@ -67,7 +69,7 @@ def start(stages: Stages, access: Access | None, *, no_compile: bool) -> tuple[R
                     gang=gang,
                     rank=seat.rank,
                     no_compile=no_compile,
-                    use_store=use_store,
+                    store_away=store_away,
                 ),
             )
             for seat in gang.seats

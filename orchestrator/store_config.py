@@ -5,15 +5,17 @@ Invariant: no secret stands in a config, because it goes to every node and into 
 
 from __future__ import annotations
 
+import os.path
 import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from cache_store.backends.objects.connection import KNOWN_OPTIONS, SCHEMES
+from cache_store.backends.objects.connection import KNOWN_OPTIONS, SCHEMES, is_usable
 from cache_store.backends.tier import ANSWER_S
+from orchestrator.errors import BadArgument
 from orchestrator.strict import Seconds, Strict
 
 TierMode = Literal["off", "ro", "rw", "required"]
@@ -28,10 +30,17 @@ _SECRET = re.compile(
     r"secret|token|passw|credentials?$|(access|account|customer|private|shared)_?key|sas_", re.IGNORECASE
 )
 
+_SLASH_LOST = re.compile(r"([A-Za-z0-9]+):/")
+
 
 def is_url(path: str) -> bool:
     """Whether a store's path is a URL, and no directory."""
     return "://" in path
+
+
+def _normalised(path: str) -> str:
+    """The same for each way to write one place; links are not followed, because a dead disk would hang."""
+    return path.rstrip("/") if is_url(path) else os.path.normpath(Path(path).expanduser().absolute())
 
 
 def is_secret(name: str) -> bool:
@@ -107,6 +116,10 @@ class TierConfig(Strict):
         if is_a_url and "@" in rest.partition("/")[0]:
             text = "a URL without user and password; {remedy}"
             raise PydanticCustomError("secret", text, {"remedy": IN_ENVIRON})
+        if not is_a_url and (meant := _SLASH_LOST.match(value)):
+            text = "a directory, or a URL with two slashes; {url}?"
+            url = f"{meant[1]}://{value[meant.end() :]}"
+            raise PydanticCustomError("scheme", text, {"url": url})
         if is_a_url and scheme not in SCHEMES:
             known = ", ".join(sorted(SCHEMES))
             raise PydanticCustomError("scheme", "a URL of one of the kinds {known}", {"known": known})
@@ -120,12 +133,32 @@ class TierConfig(Strict):
             raise PydanticCustomError("secret", text, {"names": ", ".join(secret), "remedy": IN_ENVIRON})
         if value and not is_url(info.data.get("path", "")):
             raise PydanticCustomError("options", "none: they are for object stores, and path is a directory")
-        if unknown := sorted(set(value) - KNOWN_OPTIONS):
-            known = ", ".join(sorted(KNOWN_OPTIONS))
-            raise PydanticCustomError(
-                "options", "only {known}, so not {unknown}", {"known": known, "unknown": ", ".join(unknown)}
-            )
+        for name, text in value.items():
+            if name not in KNOWN_OPTIONS:
+                known = ", ".join(sorted(KNOWN_OPTIONS))
+                raise PydanticCustomError("unknown_option", "only {known}", {"known": known, "option": name})
+            if not is_usable(name, text):
+                raise PydanticCustomError("option", "true or false, in quotes", {"option": name})
         return value
+
+
+def tier_at(location: str) -> TierConfig:
+    """The place that an argument such as ``--store`` names, its path absolute.
+
+    Raises:
+        BadArgument: no store can be there.
+    """
+    try:
+        tier = TierConfig(path=location)
+    except ValidationError as error:
+        (detail, *_) = error.errors(include_url=False)
+        expected = detail["msg"] if location else "a directory or a URL"
+        found = "" if detail["type"] == "secret" else f", found {location!r}"
+        msg = f"--store: expected {expected}{found}"
+        raise BadArgument(msg) from None
+    if is_url(location):
+        return tier
+    return tier.model_copy(update={"path": str(Path(location).expanduser().absolute())})
 
 
 class StoreConfig(Strict):
@@ -145,6 +178,19 @@ class StoreConfig(Strict):
         # Not as min_length: a tier that is refused would be refused a second time, as missing.
         if not value:
             raise PydanticCustomError("empty", "at least one tier")
+        return value
+
+    @field_validator("tiers")
+    @classmethod
+    def _each_place_once(cls, value: tuple[TierConfig, ...]) -> tuple[TierConfig, ...]:
+        # Two of one place would each wait for it, and count what it holds twice.
+        seen: set[str] = set()
+        for tier in value:
+            place = _normalised(tier.path)
+            if tier.mode != "off" and place in seen:
+                text = "each place once, so not {path} again"
+                raise PydanticCustomError("twice", text, {"path": tier.path})
+            seen |= {place} if tier.mode != "off" else set()
         return value
 
     @property

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import cast
 
 from cache_store import connect
@@ -17,7 +16,8 @@ from cache_store.backends.tier import TierState
 from cache_store.errors import StoreUnavailable
 from cache_store.signing.trust import Trust, TrustPolicy, load_trust
 from cache_store.store import Store
-from orchestrator.store_config import StoreConfig, TierConfig, TrustConfig
+from orchestrator.errors import BadArgument
+from orchestrator.store_config import StoreConfig, TierConfig, TrustConfig, tier_at
 from orchestrator.trust import policy_of
 
 logger = logging.getLogger(__name__)
@@ -87,6 +87,31 @@ def open_store(config: StoreConfig, *, create: bool = True, to_sign: bool = True
     return connect.open_store([_spec(tier) for tier in config.tiers], trust=trust, create=create)
 
 
+def make(config: StoreConfig) -> dict[str, bool]:
+    """Make the places of a store that are not there yet, those that are only read apart.
+
+    Returns:
+        For each place, whether it was made now.
+
+    Raises:
+        cache_store.errors.StoreError: a place does not answer, or cannot be made.
+    """
+    made: dict[str, bool] = {}
+    for tier in config.tiers:
+        if tier.mode == "ro":
+            continue
+        spec = replace(_spec(tier), mode="rw")
+        made[tier.path] = False
+        try:
+            connect.open_store([spec], trust=Trust(policy="off"), create=False)
+        except StoreUnavailable as error:
+            if error.transport:
+                raise
+            connect.open_store([spec], trust=Trust(policy="off"))
+            made[tier.path] = True
+    return made
+
+
 def open_to_fetch(config: StoreConfig) -> Store:
     """Open the store to fetch from it: nearer places are made, so that they are filled, the farthest is not.
 
@@ -108,9 +133,10 @@ def open_unchecked(location: str) -> Store:
     """Open a store without a config, so without looking at signatures; never creates one.
 
     Raises:
+        BadArgument: no store can be at such a location.
         cache_store.errors.StoreError: there is no store, or it cannot be used.
     """
-    return connect.open_store([connect.TierSpec(location=location)], trust=Trust(policy="off"), create=False)
+    return connect.open_store([_spec(tier_at(location))], trust=Trust(policy="off"), create=False)
 
 
 def silent_places(config: StoreConfig) -> tuple[str, ...]:
@@ -135,12 +161,20 @@ def load(config: StoreConfig, *, to_sign: bool) -> Trust:
     """Read the keys that a store's config names; the one that signs must be there if it is ``to_sign``.
 
     Raises:
+        BadArgument: there is no such key.
         cache_store.errors.StoreError: a key file is unusable.
     """
     trust = decided(config).trust
+    has_key = trust.signing_key is not None and trust.signing_key.exists()
+    if to_sign and trust.signing_key is not None and not has_key:
+        msg = (
+            f"signing key {trust.signing_key}: no such file; make it with warmrank keys generate, or name "
+            "another as store.trust.signing_key or --signing-key"
+        )
+        raise BadArgument(msg)
     return load_trust(
         cast("TrustPolicy", trust.policy),
-        signing_key=trust.signing_key if to_sign or _is_there(trust.signing_key) else None,
+        signing_key=trust.signing_key if has_key else None,
         trusted_keys=trust.trusted_keys,
         keyring=trust.keyring,
         revoked=trust.revoked,
@@ -163,10 +197,6 @@ def tiers_away(config: StoreConfig, error: StoreUnavailable) -> tuple[TierState,
         TierState(location=tier.path, mode=tier.mode, state="away", reason=str(error))
         for tier in config.tiers
     )
-
-
-def _is_there(key: Path | None) -> bool:
-    return key is not None and key.exists()
 
 
 def _spec(tier: TierConfig) -> connect.TierSpec:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from orchestrator import signals
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import OutsideDirectory, SubmitFailed
 
 logger = logging.getLogger(__name__)
 
@@ -31,14 +31,6 @@ _TALKATIVE = (
 _STOP_TIMEOUT_S = 30.0
 _POLL_S = 0.5
 _MAX_RECONNECTS = 5
-
-
-class SubmitFailed(OrchestratorError):
-    """The job could not be handed to a cluster."""
-
-
-class OutsideDirectory(SubmitFailed):
-    """The config does not lie in what goes to the cluster."""
 
 
 class JobLost(SubmitFailed):

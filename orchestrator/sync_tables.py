@@ -11,7 +11,7 @@ from cache_store.errors import NotInStore
 from cache_store.sync.pull import PullReport
 from cache_store.sync.push import PushReport
 from orchestrator.look import time_text
-from orchestrator.report_table import size_text
+from orchestrator.report_table import count_text, size_text
 
 _SHOWN = 10
 
@@ -22,10 +22,11 @@ def render_pushes(reports: Sequence[PushReport]) -> RenderableType:
     for report in reports:
         what = "pushed" if report.created else "unchanged"
         parts.append(Text.assemble((what, "bold green"), f" {report.directory}"))
+        files, blobs = count_text(report.num_files, "file"), count_text(report.num_blobs_new, "blob")
         parts.append(
             Text(
-                f"  {report.num_files} files, {size_text(report.size_bytes)}; new in the store: "
-                f"{report.num_blobs_new} blobs, {size_text(report.bytes_new)}; key {report.key[:12]}"
+                f"  {files}, {size_text(report.size_bytes)}; new in the store: "
+                f"{blobs}, {size_text(report.bytes_new)}; key {report.key[:12]}"
             )
         )
         parts += _lines("left out", report.left_out)
@@ -40,8 +41,8 @@ def render_pulls(reports: Sequence[PullReport], misses: Sequence[NotInStore]) ->
         rewritten = f", {report.num_rewritten} changed to name it" if report.num_rewritten else ""
         parts.append(
             Text(
-                f"  {report.num_new} files new ({size_text(report.bytes_copied)}{rewritten}), "
-                f"{report.num_kept} were there; pushed {time_text(report.pushed)}; key {report.key[:12]}"
+                f"  {count_text(report.num_new, 'file')} new ({size_text(report.bytes_copied)}{rewritten}), "
+                f"{report.num_kept} there before; pushed {time_text(report.pushed)}; key {report.key[:12]}"
             )
         )
         parts += _lines("not used", report.problems)

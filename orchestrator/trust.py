@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from cache_store.errors import UnusableCache
 from cache_store.signing.trust import TrustPolicy
 from cache_store.signing.trust_policy import PolicyChoice, choose_policy
 from orchestrator.bounded import all_within
+from orchestrator.errors import BadArgument
 from orchestrator.store_config import TrustConfig
 from worker.settings import settings
 
@@ -30,8 +30,8 @@ def locate_trust(trust: TrustConfig, *, base: Path) -> TrustConfig:
 
     Raises:
         cache_store.errors.Corrupt: the keyring is damaged.
-        cache_store.errors.UnusableCache: the keyring that the config names is not there, or others can write
-            it.
+        BadArgument: the keyring that the config names is not there.
+        cache_store.errors.UnusableCache: others can write it.
     """
     keyring = _keyring(trust, base)
     return trust.model_copy(
@@ -82,7 +82,7 @@ def _keyring(trust: TrustConfig, base: Path) -> Path | None:
         return usual if usual is not None and usual.is_dir() else None
     keyring = _absolute(trust.keyring, base)
     if not keyring.is_dir():
-        raise _missing_keyring(str(keyring), "no directory")
+        raise _missing_keyring("store.trust.keyring", f"no directory at {keyring}")
     return keyring
 
 
@@ -92,7 +92,7 @@ def _signing_key(trust: TrustConfig, keyring: Path | None, base: Path) -> Path |
     if key is None or not trust.names_a_key:
         return key and _absolute(key, base)
     if keyring is None:
-        raise _missing_keyring(f"key {key}", "no keyring")
+        raise _missing_keyring(f"signing key {key}", "no keyring")
     return keyring / f"{key}.pem"
 
 
@@ -103,13 +103,10 @@ def _revoked(trust: TrustConfig, keyring: Path | None) -> tuple[str, ...]:
     return tuple(sorted({*trust.revoked, *known}))
 
 
-def _missing_keyring(where: str, actual: str) -> UnusableCache:
-    return UnusableCache(
-        what="keyring",
-        where=where,
-        expected="the directory of store.trust.keyring, else ~/.config/warmrank/keys",
-        actual=actual,
-        remedy="make a key with warmrank keys generate, or correct store.trust",
+def _missing_keyring(where: str, actual: str) -> BadArgument:
+    return BadArgument(
+        f"{where}: expected a directory of keys, as it is at ~/.config/warmrank/keys where none is named; "
+        f"found {actual}; make a key with warmrank keys generate, or correct store.trust"
     )
 
 

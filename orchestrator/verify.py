@@ -13,7 +13,7 @@ from cache_store.fetching.progress import OnProgress
 from cache_store.node.local import check_private, is_variant_name
 from cache_store.store import Store
 from cache_store.upkeep.reports import VerifyReport
-from orchestrator.look import NothingThere
+from orchestrator.errors import NothingThere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,7 @@ if TYPE_CHECKING:
     from tests.support.s3_server import S3Server
 
 FAULT_ROUNDS = 2
+_OF_THE_DEVELOPER = re.compile(r"(AWS|AZURE|GOOGLE)_.*|.*_PROXY", re.IGNORECASE)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,6 +25,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="rounds of each fault in tests/faults, which multiply them (default: %(default)s; in full: 200)",
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def environment_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No clouds, proxies and keyrings of who runs the tests, here and in what the tests start."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ:
+            if _OF_THE_DEVELOPER.fullmatch(name):
+                patch.delenv(name)
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +62,7 @@ def cluster() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def s3_server() -> Iterator[S3Server]:
+def s3_server(environment_of_nobody: None) -> Iterator[S3Server]:
     """A real S3 server, and the credentials for it in the environment."""
     pytest.importorskip("obstore", reason="object stores are an extra: pip install 'warmrank[s3]'")
     pytest.importorskip("moto", reason="the local S3 server comes with pip install 'warmrank[test]'")

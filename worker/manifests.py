@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from worker.results import Published
 from worker.script import journal_of
 
 if TYPE_CHECKING:
+    from cache_store.digests import Digest
     from cache_store.store import Store
     from worker.cached_function import CachedFunction
     from worker.rank_spec import RankSpec
@@ -113,15 +114,30 @@ def _listed(function: str, path: Path, root: Path) -> str | None:
     return found.relative_to(wanted).as_posix()
 
 
-def publish(store: Store, launch_key: str, manifest: PartitionManifest, root: Path) -> Published:
-    """Publish a manifest with its artifacts, and say where it lies."""
+def publish(
+    store: Store,
+    launch_key: str,
+    manifest: PartitionManifest,
+    root: Path,
+    *,
+    shared: Collection[Digest] = (),
+) -> Published:
+    """Publish a manifest with its artifacts, and say where it lies.
+
+    Args:
+        store: the store.
+        launch_key: the launch's.
+        manifest: of this rank.
+        root: the launch's cache directory.
+        shared: blobs that this rank added to the store before.
+    """
     report = store.publish_partition(launch_key, manifest, root)
     return Published(
         ref=report.ref,
         partition=manifest.partition,
         key=report.key,
         conflicts=report.conflicts,
-        num_blobs_new=report.num_blobs_new,
-        bytes_new=report.bytes_new,
+        num_blobs_new=report.num_blobs_new + len(shared),
+        bytes_new=report.bytes_new + sum(digest.size_bytes for digest in shared),
         problems=tuple(store.problems),
     )

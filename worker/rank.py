@@ -26,6 +26,7 @@ from worker.results import FunctionProbe, FunctionResult, Published, RankPlace, 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from cache_store.digests import Digest
     from cache_store.records.manifest import PartitionManifest
     from cache_store.store import Store
     from worker.cached_function import CachedFunction
@@ -64,6 +65,7 @@ class RankWorker:
         self._units: dict[str, _Unit] = {}
         self._groups: dict[str, ProcessGroup] = {}
         self._owns_process_group = False
+        self._shared: set[Digest] = set()  # blobs that this rank added to the store before it published
 
     def start(self) -> RankPlace:
         """Bring up the device and the process groups.
@@ -186,9 +188,11 @@ class RankWorker:
         if self._store is None:
             return
         try:
-            self._store.put_blob(path)
+            shared = self._store.put_blob(path)
         except StoreError as error:
             _log.warning("the artifact is not shared with other nodes: %s", error)
+        else:
+            self._shared |= {shared.digest} if shared.created else set()
 
     def load(self, functions: tuple[str, ...]) -> tuple[FunctionResult, ...]:
         """Load what the probe found (or what was compiled here since)."""
@@ -331,12 +335,16 @@ class RankWorker:
         return of_units(spec, units)
 
     def publish(self, launch_key: str) -> Published | None:
-        """Put this rank's manifest and artifacts into the store; None without a store."""
+        """Put this rank's manifest and artifacts into the store; None without a store.
+
+        What it shared right after compiling counts as new too.
+        """
         from worker.manifests import publish
 
         if self._store is None:
             return None
-        return publish(self._store, launch_key, self.manifest(), Path(self._spec.cache_dir))
+        root = Path(self._spec.cache_dir)
+        return publish(self._store, launch_key, self.manifest(), root, shared=self._shared)
 
     def stop(self) -> None:
         """Take the process groups down."""

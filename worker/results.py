@@ -115,7 +115,7 @@ class Published:
     Attributes:
         ref: what a launch record says of it; None for one that is not in the store.
         conflicts: functions that compiled to other bytes than the store holds.
-        num_blobs_new: blobs that the store did not have.
+        num_blobs_new: blobs that the store did not have before this rank compiled or published them.
         bytes_new: their size.
         partition: its name.
         key: its key.

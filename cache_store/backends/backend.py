@@ -10,13 +10,19 @@ rests on no lock. Any number of threads may call one backend at once; a forked c
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from cache_store.digests import Digest
+from cache_store.errors import StoreUnavailable
 from cache_store.node.private_files import open_owned, open_private, os_errors_are_unusable
+from cache_store.paths import path_fault
+
+# Most names, at a tenth of the time that `path_fault` takes, which has the last word on all others.
+_PLAIN_NAME = re.compile(r"[0-9a-z]{1,64}(?:/[0-9a-z]{1,64}){0,4}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +43,7 @@ class NewFile:
     is_private: bool = True
 
     def open(self) -> BinaryIO:
-        """Open the source for reading.
+        """Open the source for reading; what is returned raises `UnusableCache` where it cannot be read.
 
         Raises:
             UnusableCache: it is not there, or others could have written it: what another user wrote must not
@@ -46,7 +52,20 @@ class NewFile:
         if isinstance(self.source, bytes):
             return io.BytesIO(self.source)
         with os_errors_are_unusable("file", self.source):
-            return open_private(self.source) if self.is_private else open_owned(self.source)
+            file = open_private(self.source) if self.is_private else open_owned(self.source)
+        return _SourceFile(file, self.source)
+
+
+class _SourceFile(io.BufferedReader):
+    """Keeps a fault of the local disk apart from one of the store, which the same copy can meet."""
+
+    def __init__(self, file: io.BufferedReader, path: Path) -> None:
+        super().__init__(file.detach())
+        self._path = path
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        with os_errors_are_unusable("file", self._path):
+            return super().read(size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,16 +78,41 @@ class FileInfo:
         content_bytes: the number of bytes that `BlobBackend.open` gives; None where only reading tells,
             because the place keeps it compressed.
         modified_s: when it was created or moved here, in seconds since the epoch by the *place's* clock.
+        is_regular: it is a file; something else, which somebody put there, can only be moved or removed.
     """
 
     name: str
     stored_bytes: int
     content_bytes: int | None
     modified_s: float
+    is_regular: bool = True
+
+
+def name_fault(name: str) -> str | None:
+    """Say why no file of a store can have that name; None when one can."""
+    return None if _PLAIN_NAME.fullmatch(name) else path_fault(name)
+
+
+def check_name(name: str, *, where: str) -> None:
+    """Refuse what `name_fault` finds fault with.
+
+    Raises:
+        StoreUnavailable: so that whoever goes on without the store does so.
+    """
+    if fault := name_fault(name):
+        raise StoreUnavailable(
+            what=f"name {name!r}",
+            where=where,
+            reason=f"it {fault}",
+            remedy="no file of a store has such a name; remove it by hand",
+        )
 
 
 class BlobBackend(Protocol):
-    """Keeps immutable files under names."""
+    """Keeps immutable files under names.
+
+    A name that `name_fault` finds fault with is refused with `StoreUnavailable`, and never listed.
+    """
 
     def put_new(self, files: Sequence[NewFile]) -> tuple[str, ...]:
         """Create those of ``files`` whose names are free.
@@ -91,6 +135,7 @@ class BlobBackend(Protocol):
 
         Raises:
             NotInStore: there is none.
+            Corrupt: something else than a file stands there.
             StoreUnavailable: it cannot be read.
         """
 

@@ -2,17 +2,16 @@
 
 Invariants, beyond those of the port: what is on its way in lies in a private directory under ``tmp/``; all
 bytes of a batch, which several threads copy, are flushed before the first name is linked; names are linked,
-never renamed, because a link does not replace. Directories stay, but for those of the trash, which go with
-their last file. Correctness rests on no lock: flock is local to a node on many shared file systems.
+because a link does not replace. Directories stay, but for those of the trash, which go with their last file;
+others may write into a new one only where they may into the root. Correctness rests on no lock: flock is
+local to a node on many shared file systems.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import logging
+import functools
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,15 @@ from typing import BinaryIO, Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from cache_store.backends.backend import FileInfo, NewFile
+from cache_store.backends.backend import FileInfo, NewFile, check_name
+from cache_store.backends.directory_files import (
+    directory_mode,
+    info_of,
+    make_directories,
+    open_regular,
+    walk,
+)
+from cache_store.backends.directory_moves import Mover
 from cache_store.backends.durability import Flush, FlushChoice, choose_flush, flush_all
 from cache_store.canonical import canonical_json
 from cache_store.digests import TooLong, copy_and_digest, digest_bytes
@@ -29,10 +36,7 @@ from cache_store.layout import FORMAT_FILE, TMP, TOP_LEVEL, TRASH
 from cache_store.node.private_files import discard_tree, sweep_debris, temporary_name
 from cache_store.parallel import each, threads_for
 from cache_store.parsing import parse_document
-from cache_store.paths import path_fault
 from cache_store.steps import Step, reached
-
-logger = logging.getLogger(__name__)
 
 STORE_FORMAT: Final = 1
 _MAX_FORMAT_BYTES = 4096
@@ -41,10 +45,6 @@ _OBJECTS_REMEDY = (
     "this is an object store's line, seen through a mount or a copy: an object store is opened by its URL, "
     "such as s3://bucket/warmrank"
 )
-# Most names, at a tenth of the time that `path_fault` takes, which has the last word on all others.
-_PLAIN_NAME = re.compile(r"[0-9a-z]{1,64}(?:/[0-9a-z]{1,64}){0,4}", re.ASCII)
-_MAX_REMOVALS = 10  # of one directory under the feet of one link
-_NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
 class _Format(BaseModel):
@@ -94,7 +94,7 @@ class DirectoryBackend:
         path = self._path(name)
         with os_errors_are_unavailable("file", path):
             try:
-                return path.open("rb")
+                return open_regular(path, name)
             except FileNotFoundError:
                 raise NotInStore(what=name, where=str(self.root)) from None
 
@@ -103,9 +103,9 @@ class DirectoryBackend:
         found: dict[str, FileInfo] = {}
         with os_errors_are_unavailable("files", self.root):
             for name in names:
-                self._check_name(name)
+                check_name(name, where=str(self.root))
                 try:
-                    found[name] = _info(name, os.stat(f"{self.root}/{name}"))  # noqa: PTH116 - by the thousand
+                    found[name] = info_of(name, os.lstat(f"{self.root}/{name}"))
                 except FileNotFoundError:
                     continue
         return found
@@ -115,50 +115,54 @@ class DirectoryBackend:
         directory = prefix.rpartition("/")[0]
         start = self._path(directory) if directory else self.root
         with os_errors_are_unavailable("listing", start):
-            yield from (info for info in self._walk(start) if info.name.startswith(prefix))
+            yield from (info for info in walk(self.root, directory) if info.name.startswith(prefix))
 
     def move(self, name: str, target: str | None) -> bool:
         """See `BlobBackend.move`."""
         path = self._path(name)
         with os_errors_are_unavailable("file", path):
             try:
-                if target is not None and not self._link(path, target):
+                if target is None:
+                    self._mover.remove(path)
+                elif not self._mover.move(path, self._path(target)):
                     return False
-                path.unlink()
             except FileNotFoundError:
                 return False
-            self._flush_names([name for name in (name, target) if name and not name.startswith(TRASH)])
+            self._flush_names([name for name in (name, target) if name and not name.startswith((TRASH, TMP))])
             if target and target.startswith(TRASH):
                 with contextlib.suppress(FileNotFoundError):  # taken out again meanwhile, with its directory
                     self._flush_names([target])
-            if name.startswith(TRASH):
+            if name.startswith((TRASH, TMP)):
                 self._prune(path.parent)
         return True
 
     def _prune(self, directory: Path) -> None:
-        """Remove directories of the trash that are empty now; who wants one meanwhile makes it again."""
-        trash = self.root / TRASH
+        """Remove directories of the trash that are empty now; who wants one meanwhile makes it again.
+
+        Also those under ``tmp/``; who put nothing into one for so long that it counts as debris tries again.
+        """
+        tops = (self.root, self.root / TRASH, self.root / TMP)
         with contextlib.suppress(OSError):  # not empty, or another process was quicker
-            while directory.is_relative_to(trash) and directory != trash:
+            while directory not in tops:
                 self._durable_directories.discard(directory)
                 directory.rmdir()
                 directory = directory.parent
 
     def _check_format(self, *, create: bool) -> None:
         path = self.root / FORMAT_FILE
-        if create and not path.exists():
+        if create and not os.path.lexists(path):
             self._check_empty()
             data = canonical_json(_Format().model_dump())
             self.put_new([NewFile(name=FORMAT_FILE, source=data, expected=digest_bytes(data))])
         try:
-            with path.open("rb") as file:
+            with open_regular(path, FORMAT_FILE) as file:
                 data = file.read(_MAX_FORMAT_BYTES)
         except FileNotFoundError:
             raise StoreUnavailable(
                 what="store",
                 where=str(self.root),
                 reason=f"there is no store here (no {FORMAT_FILE} file)",
-                remedy="check the path, or make one by publishing a launch",
+                remedy="check that its disk is mounted; if the store is to be made, run warmrank init once",
             ) from None
         try:
             parse_document(_Format, data, supported_format=STORE_FORMAT, what="store", where=str(path))
@@ -193,7 +197,7 @@ class DirectoryBackend:
     @contextlib.contextmanager
     def _temporary(self) -> Iterator[Path]:
         path = self.root / TMP / temporary_name()
-        path.parent.mkdir(exist_ok=True)
+        make_directories(path.parent, root=self.root, mode=self._mode)
         path.mkdir(mode=0o700)
         try:
             yield path
@@ -216,22 +220,7 @@ class DirectoryBackend:
         flush_all(paths, root=self.root, flush=self.flush)
 
     def _link(self, path: Path, name: str) -> bool:
-        target = self._path(name)
-        try:
-            _link_with_parents(path, target)
-        except FileExistsError:
-            # Over NFS a link may have been made although its answer was lost and the second try says EEXIST.
-            return path.samefile(target)
-        except OSError as error:
-            if error.errno not in _NO_HARD_LINKS:
-                raise
-            raise StoreUnavailable(
-                what=name,
-                where=str(self.root),
-                reason=f"no hard link can be made ({error.strerror})",
-                remedy="put the store on a file system that has hard links, such as ext4, xfs, NFS or Lustre",
-            ) from error
-        return True
+        return self._mover.link(path, self._path(name))
 
     def _flush_names(self, names: Iterable[str]) -> None:
         # Also directories of names that existed: whoever made them may not have flushed them yet. Directories
@@ -242,49 +231,17 @@ class DirectoryBackend:
         flush_all(directories | above, root=self.root, flush=self.flush)
         self._durable_directories |= new
 
-    def _walk(self, directory: Path) -> Iterator[FileInfo]:
-        try:
-            entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                if directory != self.root or entry.name != TMP.rstrip("/"):
-                    yield from self._walk(directory / entry.name)
-                continue
-            with contextlib.suppress(FileNotFoundError):  # another process moved it since
-                status = entry.stat(follow_symlinks=False)
-                yield _info((directory / entry.name).relative_to(self.root).as_posix(), status)
+    @functools.cached_property
+    def _mode(self) -> int:
+        return directory_mode(self.root)
+
+    @functools.cached_property
+    def _mover(self) -> Mover:
+        return Mover(self.root, mode=self._mode)
 
     def _path(self, name: str) -> Path:
-        self._check_name(name)
+        check_name(name, where=str(self.root))
         return self.root / name
-
-    def _check_name(self, name: str) -> None:
-        if not _PLAIN_NAME.fullmatch(name) and (fault := path_fault(name)):
-            raise ValueError(f"name {name!r} {fault}")
-
-
-def _link_with_parents(path: Path, target: Path) -> None:
-    for _ in range(_MAX_REMOVALS):
-        try:
-            os.link(path, target)
-        except FileNotFoundError:
-            if not path.exists():
-                raise
-        else:
-            return
-        # Another process may remove an empty directory of the trash again before it is used.
-        with contextlib.suppress(FileNotFoundError, FileExistsError):
-            target.parent.mkdir(parents=True, exist_ok=True)
-    reason = f"its directory was removed {_MAX_REMOVALS} times while it was made"
-    raise StoreUnavailable(what="file", where=str(target), reason=reason, remedy="try again")
-
-
-def _info(name: str, status: os.stat_result) -> FileInfo:
-    # A link changes the inode's time of change, so that is when the file got its present name.
-    size_bytes = status.st_size
-    return FileInfo(name=name, stored_bytes=size_bytes, content_bytes=size_bytes, modified_s=status.st_ctime)
 
 
 def _not_as_expected(file: NewFile, actual: str) -> Corrupt:

@@ -32,6 +32,7 @@ class TieredBackend:
         tiers: the places.
         problems: what failed although the verb went on, one line each.
         num_answers: by place, how often it answered.
+        is_left: the verb was given up, and its view with it.
     """
 
     def __init__(self, tiers: Sequence[Tier]) -> None:
@@ -40,8 +41,10 @@ class TieredBackend:
         self.tiers = tuple(tiers)
         self.problems: list[str] = []
         self.num_answers = {tier.name: 0 for tier in tiers}
-        self._is_left = False
+        self.is_left = False
         self._failures: dict[str, StoreUnavailable] = {}
+        self._read_from: dict[str, Tier] = {}
+        self._unreadable: dict[str, StoreUnavailable] = {}
         self._passed_over: set[tuple[str, str]] = set()
 
     @property
@@ -51,7 +54,7 @@ class TieredBackend:
 
     def leave(self) -> None:
         """Refuse every further call."""
-        self._is_left = True
+        self.is_left = True
 
     def put_new(self, files: Sequence[NewFile]) -> tuple[str, ...]:
         """See `BlobBackend.put_new`; every writable place takes them.
@@ -79,19 +82,33 @@ class TieredBackend:
         return created
 
     def open(self, name: str) -> BinaryIO:
-        """See `BlobBackend.open`."""
-        failure: StoreError | None = None
-        for tier in self._readers(name):
-            if (tier.name, name) in self._passed_over:
-                continue
+        """See `BlobBackend.open`; what meets a fault while reading: `cache_store.backends.reading`."""
+        self._read_from.pop(name, None)
+        failure: StoreError | None = self._unreadable.get(name)
+        for tier in self._not_passed_over(name):
             try:
-                return self._ask(tier, lambda backend: backend.open(name))
+                file = self._ask(tier, lambda backend: backend.open(name))
             except NotInStore as error:
                 failure = failure or error
             except StoreUnavailable as error:
                 self._note(tier, error)
                 failure = error
+            else:
+                self._read_from[name] = tier
+                return file
         raise failure or NotInStore(what=name, where=self._names())
+
+    def read_elsewhere(self, name: str, error: StoreUnavailable) -> bool:
+        """After a fault while reading: not again from where `open` found it; False if no place is left."""
+        if (tier := self._read_from.pop(name, None)) is None or len(self.tiers) == 1:
+            return False
+        self._check_not_left(tier)
+        if error.transport:
+            tier.circuit.open(error.reason, where=tier.name)
+        self._unreadable[name] = error
+        self._passed_over.add((tier.name, name))
+        self._note(tier, error)
+        return True
 
     def stat(self, names: Iterable[str]) -> dict[str, FileInfo]:
         """See `BlobBackend.stat`; a place that cannot answer is as one that has nothing, if another can."""
@@ -126,9 +143,7 @@ class TieredBackend:
 
         If it is not, that place is not read for this name again, so that another can serve it.
         """
-        for tier in self._readers(name):
-            if (tier.name, name) in self._passed_over:
-                continue
+        for tier in self._not_passed_over(name):
             if len(self.tiers) == 1 and tier.is_writable:
                 return self._ask(tier, lambda backend: backend.move(name, target))
             if not self._ask(tier, lambda backend: backend.stat([name])):
@@ -159,10 +174,13 @@ class TieredBackend:
 
     def fill(self, files: Sequence[NewFile]) -> None:
         """Put files into the writable places nearer than the farthest, blobs first, as far as possible."""
-        ordered = sorted(files, key=lambda file: not file.name.startswith(BLOBS))
+        blobs = [file for file in files if file.name.startswith(BLOBS)]
+        # One document after the other: their order is that of their references.
+        batches = [blobs] if blobs else []
+        batches += [[file] for file in files if not file.name.startswith(BLOBS)]
         for tier in self.nearer():
             try:
-                for batch in _batches(ordered):
+                for batch in batches:
                     self._put(tier, batch)
             except StoreUnavailable as error:
                 self._failures.setdefault(tier.name, error)
@@ -227,14 +245,11 @@ class TieredBackend:
             if error.transport:
                 tier.circuit.open(error.reason, where=tier.name)
             raise
-        self._answered(tier)
+        self.num_answers[tier.name] += 1
         return value
 
-    def _answered(self, tier: Tier) -> None:
-        self.num_answers[tier.name] += 1
-
     def _check_not_left(self, tier: Tier) -> None:
-        if self._is_left:
+        if self.is_left:
             reason = "this call was given up, because a place of the store fell silent"
             raise StoreUnavailable(what="store", where=tier.name, reason=reason)
 
@@ -266,6 +281,9 @@ class TieredBackend:
     def _readers(self, name: str) -> Sequence[Tier]:
         return self.tiers if name.startswith(BLOBS) else self.tiers[::-1]
 
+    def _not_passed_over(self, name: str) -> Iterator[Tier]:
+        return (tier for tier in self._readers(name) if (tier.name, name) not in self._passed_over)
+
     def _names(self) -> str:
         return ", ".join(tier.name for tier in self.tiers)
 
@@ -280,13 +298,3 @@ class _Part(TieredBackend):
 
     def _check_not_left(self, tier: Tier) -> None:
         self._whole._check_not_left(tier)  # noqa: SLF001 - one class in two parts
-
-
-def _batches(files: Sequence[NewFile]) -> Iterator[Sequence[NewFile]]:
-    """Blobs, then one document after the other: their order is that of their references."""
-    blobs = [file for file in files if file.name.startswith(BLOBS)]
-    if blobs:
-        yield blobs
-    for file in files:
-        if not file.name.startswith(BLOBS):
-            yield [file]

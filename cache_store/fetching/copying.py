@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cache_store.backends.backend import BlobBackend
+from cache_store.backends.reading import read_from_any
 from cache_store.digests import CHUNK_BYTES, Digest, TooLong, copy_and_digest, digest_stream
 from cache_store.errors import Corrupt, NotInStore, os_errors_are_unavailable
 from cache_store.layout import blob_name
@@ -58,7 +59,8 @@ class BlobSource:
 def copy_blob(source: BlobSource, path: Path, count: CountBytes) -> Digest:
     """Copy a blob into the new private file ``path``, verified.
 
-    A damaged blob goes into quarantine, and is asked for once more: another tier may hold a good one.
+    A damaged blob goes into quarantine, and is asked for once more: another place may hold a good one. One
+    that its place cannot read is asked of the next.
 
     Args:
         source: the blob.
@@ -136,7 +138,8 @@ def _give_up(path: Path) -> None:
 
 def _copy_once(source: BlobSource, path: Path, count: CountBytes) -> Digest:
     name = blob_name(source.sha256)
-    with source.backend.open(name) as file:
+
+    def copy(file: BinaryIO) -> Digest:
         reader = _StoreReader(file=file, name=name, count=count)
         try:
             return _pour(reader, source, path)
@@ -144,6 +147,8 @@ def _copy_once(source: BlobSource, path: Path, count: CountBytes) -> Digest:
             count(-reader.num_bytes)
             _give_up(path)
             raise
+
+    return read_from_any(source.backend, name, copy)
 
 
 def _pour(reader: _StoreReader, source: BlobSource, path: Path) -> Digest:

@@ -12,6 +12,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cache_store.backends.backend import BlobBackend, NewFile
@@ -28,6 +29,7 @@ from cache_store.layout import blob_name
 from cache_store.node.digest_index import DigestIndex
 from cache_store.node.local import find_variant, place, temporary_file
 from cache_store.node.private_files import make_private_directories, os_errors_are_unusable
+from cache_store.node.signers import mark_signers, refuse_revoked
 from cache_store.node.unverified import admit, mark_unverified
 from cache_store.parallel import each
 from cache_store.records.documents import Documents
@@ -93,38 +95,61 @@ def fetch_partitions(
         StoreUnavailable: of a place of the store that is required.
     """
     started_s = clock()
-    policy = documents.trust.policy
-    admit(cache_root, policy)
+    admit(cache_root, documents.trust.policy)
+    if documents.trust.policy != "off":
+        refuse_revoked(cache_root, documents.trust.revoked)
     sweep_staging(cache_root)
     known: dict[Target, Target] = {}
     pinned = take_pinned(documents, refs, lambda ref, manifest: partition_of(ref, manifest, known))
-    partitions = tuple(pinned.kept.values())
     index = DigestIndex.open(cache_root, INDEX_NAME)
-    absent, faults = _look(partitions, cache_root, index)
-    missing = blob_faults(documents.backend, (target.digest for target in absent))
-    faults |= {target: missing[target.digest] for target in absent if target.digest in missing}
+    job = _look(tuple(pinned.kept.values()), cache_root, index)
+    missing = blob_faults(documents.backend, (target.digest for target in job.absent))
+    job.faults |= {target: missing[target.digest] for target in job.absent if target.digest in missing}
     reached(Step.FETCH_CHECKED)
-    copied: dict[Target, Path] = {}
-    if wanted := _wanted(partitions, absent, faults):
-        mark_unverified(cache_root, policy)
+    if wanted := job.wanted():
+        mark_unverified(cache_root, documents.trust.policy)
+        mark_signers(cache_root, pinned.signers)
         meter = _meter(cache_root, wanted, on_progress, clock)
-        with staging(cache_root, wanted) as staged:
-            faults |= staged.fill(documents.backend, meter)
-            reached(Step.FETCH_STAGED)
-            copied, failed = staged.place(cache_root, _wanted(partitions, absent, faults), index)
-            faults |= failed
+        _copy(documents.backend, job, cache_root, index, meter)
         meter.finish()
     index.save()
     reached(Step.FETCH_DONE)
-    outcome = _outcome(partitions, copied, faults, pinned.errors, seconds=clock() - started_s)
+    outcome = _outcome(job, pinned.errors, seconds=clock() - started_s)
     _log(outcome, cache_root)
     return outcome
 
 
-def _look(
-    partitions: Sequence[Partition], cache_root: Path, index: DigestIndex
-) -> tuple[list[Target], dict[Target, StoreError]]:
-    """The targets that the cache directory lacks, in their order, and those that cannot be looked for."""
+@dataclass(slots=True, kw_only=True)
+class _Job:
+    """How far a fetch is.
+
+    Attributes:
+        partitions: what was asked for, and can be had.
+        absent: the targets that the cache directory lacks, in their order.
+        standing: where the others are.
+        copied: where those are that were copied.
+        faults: why targets cannot be laid out.
+    """
+
+    partitions: Sequence[Partition]
+    absent: Sequence[Target]
+    standing: Mapping[Target, Path]
+    copied: dict[Target, Path] = field(default_factory=dict)
+    faults: dict[Target, StoreError]
+
+    def wanted(self) -> list[Target]:
+        """The absent targets of the partitions that have no fault, in their order."""
+        whole = self.whole()
+        return [target for target in self.absent if target in whole]
+
+    def whole(self) -> set[Target]:
+        """All targets of the partitions that have no fault."""
+        partitions = (partition for partition in self.partitions if not partition.fault(self.faults))
+        return {target for partition in partitions for target in partition.functions}
+
+
+def _look(partitions: Sequence[Partition], cache_root: Path, index: DigestIndex) -> _Job:
+    """See what the cache directory has."""
     targets = list(dict.fromkeys(target for partition in partitions for target in partition.functions))
 
     def look(some: Sequence[Target]) -> list[tuple[Target, Path | UnusableCache | None]]:
@@ -132,8 +157,12 @@ def _look(
 
     shares = [targets[number::_NUM_SHARES] for number in range(_NUM_SHARES)]
     found = dict(itertools.chain.from_iterable(each(look, shares, num_threads=NUM_THREADS)))
-    absent = [target for target in targets if found[target] is None]
-    return absent, {target: answer for target, answer in found.items() if isinstance(answer, UnusableCache)}
+    return _Job(
+        partitions=partitions,
+        absent=[target for target in targets if found[target] is None],
+        standing={target: answer for target, answer in found.items() if isinstance(answer, Path)},
+        faults={target: answer for target, answer in found.items() if isinstance(answer, UnusableCache)},
+    )
 
 
 def _look_for(target: Target, cache_root: Path, index: DigestIndex) -> Path | UnusableCache | None:
@@ -143,14 +172,12 @@ def _look_for(target: Target, cache_root: Path, index: DigestIndex) -> Path | Un
         return error
 
 
-def _wanted(
-    partitions: Sequence[Partition], absent: Sequence[Target], faults: Mapping[Target, StoreError]
-) -> list[Target]:
-    """The absent targets of the partitions that have no fault, in their order."""
-    whole = {
-        target for partition in partitions if not partition.fault(faults) for target in partition.functions
-    }
-    return [target for target in absent if target in whole]
+def _copy(backend: BlobBackend, job: _Job, cache_root: Path, index: DigestIndex, meter: Meter) -> None:
+    with staging(cache_root, job.wanted()) as staged:
+        job.faults |= staged.fill(backend, meter)
+        reached(Step.FETCH_STAGED)
+        job.copied, failed = staged.place(cache_root, job.wanted(), index)
+        job.faults |= failed
 
 
 def _meter(
@@ -165,31 +192,25 @@ def _meter(
     )
 
 
-def _outcome(
-    partitions: Sequence[Partition],
-    copied: Mapping[Target, Path],
-    faults: Mapping[Target, StoreError],
-    refused: Mapping[PartitionRef, StoreError],
-    *,
-    seconds: float,
-) -> FetchOutcome:
+def _outcome(job: _Job, refused: Mapping[PartitionRef, StoreError], *, seconds: float) -> FetchOutcome:
     reports: list[FetchReport] = []
     failed = [FetchFault(ref=ref, error=error) for ref, error in refused.items()]
-    left = set(copied)
-    for partition in partitions:
-        if error := partition.fault(faults):
+    left = set(job.copied)
+    for partition in job.partitions:
+        if error := partition.fault(job.faults):
             failed.append(FetchFault(ref=partition.ref, error=error))
             continue
         reports.append(partition.report(left))
         left -= partition.functions.keys()  # what two partitions share came with the first
-    blobs = {target.digest: path for target, path in copied.items()}
+    whole, paths = job.whole(), {**job.standing, **job.copied}
+    copies = {target.digest: path for target, path in paths.items() if target in whole}
     return FetchOutcome(
         partitions=tuple(reports),
         faults=tuple(failed),
-        bytes_read=sum(digest.size_bytes for digest in blobs),
+        bytes_read=sum(digest.size_bytes for digest in {target.digest for target in job.copied}),
         copies=tuple(
             NewFile(name=blob_name(digest.sha256), source=path, expected=digest)
-            for digest, path in blobs.items()
+            for digest, path in copies.items()
         ),
         seconds=seconds,
     )

@@ -6,6 +6,7 @@ used is an error of its own, and the others go on.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -16,7 +17,7 @@ from cache_store.errors import Conflict, NotInStore, StoreError, is_final
 from cache_store.fetching.completeness import bring_back
 from cache_store.layout import manifest_name
 from cache_store.parallel import each
-from cache_store.records.documents import Documents
+from cache_store.records.documents import Documents, StandingManifest
 from cache_store.records.manifest import PartitionManifest, PartitionRef
 
 T = TypeVar("T")
@@ -25,13 +26,14 @@ _NUM_THREADS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pinned(Generic[T]):
-    """What was kept of manifests, in the order asked for, and why the others could not be taken."""
+    """What was kept of manifests, in the order asked for, why others could not be taken, and who signed."""
 
     kept: dict[PartitionRef, T]
     errors: dict[PartitionRef, StoreError]
+    signers: frozenset[str] = frozenset()
 
 
-def take_manifest(documents: Documents, key: str, *, expected_sha256: str | None = None) -> PartitionManifest:
+def take_manifest(documents: Documents, key: str, *, expected_sha256: str | None = None) -> StandingManifest:
     """Read the manifest of a partition key for use.
 
     Args:
@@ -54,7 +56,7 @@ def take_manifest(documents: Documents, key: str, *, expected_sha256: str | None
             actual=standing.sha256[:12],
             remedy="it was published again since; the next launch commits a record that fits",
         )
-    return standing.manifest
+    return standing
 
 
 def take_pinned(
@@ -74,16 +76,19 @@ def take_pinned(
         StoreUnavailable: of a place of the store that is required.
     """
     distinct = list(dict.fromkeys(refs))
-    answers = dict(zip(distinct, _take_each(documents, distinct, keep), strict=True))
+    signers: set[str] = set()
+    answers = dict(zip(distinct, _take_each(documents, distinct, keep, signers), strict=True))
     gone = [ref for ref, answer in answers.items() if isinstance(answer, NotInStore)]
     back = bring_back(documents.backend, (manifest_name(ref.manifest_key) for ref in gone))
     again = [ref for ref in gone if manifest_name(ref.manifest_key) in back]
-    answers |= zip(again, _take_each(documents, again, keep), strict=True)
+    answers |= zip(again, _take_each(documents, again, keep, signers), strict=True)
     errors = {ref: answer for ref, answer in answers.items() if isinstance(answer, StoreError)}
     kept = {ref: answer for ref, answer in answers.items() if not isinstance(answer, StoreError)}
     taken = {ref.manifest_key for ref in kept}
     return Pinned(
-        kept=kept, errors={ref: error for ref, error in errors.items() if ref.manifest_key not in taken}
+        kept=kept,
+        errors={ref: error for ref, error in errors.items() if ref.manifest_key not in taken},
+        signers=frozenset(signers - {""}),
     )
 
 
@@ -96,21 +101,44 @@ def distinct_partitions(documents: Documents, refs: Sequence[PartitionRef]) -> P
     return Pinned(kept={ref: key for key, ref in first.items()}, errors=pinned.errors)
 
 
+def standing_refs(documents: Documents, keys: Sequence[str]) -> dict[str, PartitionRef]:
+    """What a launch record says about the manifests under ``keys``; absent ones are left out.
+
+    Raises:
+        Corrupt, Untrusted: as `take_manifest`.
+    """
+    refs: dict[str, PartitionRef] = {}
+    for key in keys:
+        with contextlib.suppress(NotInStore):
+            standing = documents.take_manifest(key)
+            refs[key] = PartitionRef(
+                partition=standing.manifest.partition,
+                rank=standing.manifest.rank,
+                manifest_key=key,
+                manifest_sha256=standing.sha256,
+            )
+    return refs
+
+
 def _artifacts_key(_: PartitionRef, manifest: PartitionManifest) -> str:
     artifacts = sorted([entry.function, entry.sha256] for entry in manifest.artifacts)
     return digest_bytes(canonical_json(artifacts)).sha256
 
 
 def _take_each(
-    documents: Documents, refs: Sequence[PartitionRef], keep: Callable[[PartitionRef, PartitionManifest], T]
+    documents: Documents,
+    refs: Sequence[PartitionRef],
+    keep: Callable[[PartitionRef, PartitionManifest], T],
+    signers: set[str],
 ) -> list[T | StoreError]:
     def take(ref: PartitionRef) -> T | StoreError:
         try:
-            manifest = take_manifest(documents, ref.manifest_key, expected_sha256=ref.manifest_sha256)
+            standing = take_manifest(documents, ref.manifest_key, expected_sha256=ref.manifest_sha256)
         except StoreError as error:
             if is_final(error):
                 raise
             return error
-        return keep(ref, manifest)
+        signers.add(standing.signer_id)
+        return keep(ref, standing.manifest)
 
     return each(take, refs, num_threads=_NUM_THREADS)

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cache_store.backends.tiers import TieredBackend
+
 logger = logging.getLogger(__name__)
 
 CALL_EVERY_S = 0.25
@@ -30,6 +32,18 @@ class Progress:
 
 
 OnProgress = Callable[[Progress], None]
+
+
+def while_asked(on_progress: OnProgress | None, view: TieredBackend) -> OnProgress | None:
+    """As ``on_progress``, which hears nothing more of a verb once its view was left."""
+    if on_progress is None:
+        return None
+
+    def tell(progress: Progress) -> None:
+        if not view.is_left:
+            on_progress(progress)
+
+    return tell
 
 
 class Meter:

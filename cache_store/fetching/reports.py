@@ -42,7 +42,7 @@ class FetchOutcome:
         partitions: those laid out.
         faults: the others.
         bytes_read: bytes that came out of the store: of each blob once, whatever the number of its copies.
-        copies: one verified private copy of each of these blobs.
+        copies: one verified private copy of each blob of the partitions that were laid out, read or not.
         seconds: wall time.
     """
 

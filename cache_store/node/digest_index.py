@@ -22,7 +22,7 @@ import stat
 import threading
 import time
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from cache_store.canonical import canonical_json
 from cache_store.digests import Digest, digest_bytes, digest_stream, is_sha256
@@ -236,11 +236,16 @@ def _parse(data: bytes) -> dict[str, _Seen]:
     document = json.loads(line)
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise ValueError("another format")
-    return {key: _entry(item) for key, item in document["files"].items()}
+    if type(files := document.get("files")) is not dict:
+        raise ValueError("no files")
+    return {key: _entry(item) for key, item in files.items()}
 
 
-def _entry(item: list[Any]) -> _Seen:
+def _entry(item: object) -> _Seen:
     # The seal shows that a release of this program wrote it; this is against an edited file.
-    if len(item) != len(_Seen._fields) or not is_sha256(str(item[-1])):
+    if not isinstance(item, list) or len(item) != len(_Seen._fields):
+        raise ValueError("an entry is not as expected")
+    *numbers, sha256 = item
+    if set(map(type, numbers)) != {int} or type(sha256) is not str or not is_sha256(sha256):
         raise ValueError("an entry is not as expected")
     return _Seen(*item)

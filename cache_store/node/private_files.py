@@ -184,7 +184,7 @@ def os_errors_are_unusable(what: str, path: Path) -> Iterator[None]:
 
 
 def _remove_if_old(path: Path) -> None:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, RecursionError):  # others may have made a tree too deep for rmtree
         status = path.lstat()
         if time.time() - status.st_mtime <= DEBRIS_AGE_S:
             return

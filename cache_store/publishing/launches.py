@@ -9,32 +9,23 @@ brought back from the trash, blobs first, and where that fails the record is mov
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from cache_store.backends.backend import BlobBackend, FileInfo
 from cache_store.digests import digest_bytes
-from cache_store.errors import Conflict, Corrupt, NewerFormat, NotInStore, StoreError, Untrusted, is_final
-from cache_store.layout import LAUNCHES, launch_name, launch_prefix, manifest_name, split_launch_name
+from cache_store.errors import Conflict, Corrupt, NewerFormat, NotInStore, Untrusted
+from cache_store.layout import launch_name, manifest_name
 from cache_store.parallel import each
-from cache_store.records.documents import Documents, quarantine, quarantine_if_damaged, read_stored_form
-from cache_store.records.manifest import LaunchRecord, created_at, parse_launch_record
+from cache_store.publishing.stored_launches import read_launch, summarize_launches, take_launches
+from cache_store.records.documents import Documents, quarantine, read_stored_form
+from cache_store.records.manifest import LaunchRecord
+from cache_store.records.taking import READERS
 from cache_store.retention.last_use import mark_used
 from cache_store.retention.marks import references
 from cache_store.retention.trash import restore_from, trashed
 from cache_store.steps import Step, reached
 
 logger = logging.getLogger(__name__)
-
-_READERS = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredLaunch:
-    """A launch record and its name in the store."""
-
-    name: str
-    record: LaunchRecord
 
 
 def commit_launch(documents: Documents, record: LaunchRecord) -> str:
@@ -83,76 +74,15 @@ def _write(documents: Documents, name: str, sealed: bytes) -> None:
         documents.write(name, sealed)
 
 
-def read_launch(documents: Documents, name: str) -> LaunchRecord:
-    """Read one record without touching it.
-
-    Raises:
-        NotInStore, Corrupt, NewerFormat, Untrusted: as `Documents.read`.
-    """
-    key_and_sha256 = split_launch_name(name)
-    if key_and_sha256 is None:
-        raise Corrupt(what="launch record", where=name, expected="a name of the layout", actual="another")
-    launch_key, sha256 = key_and_sha256
-    payload, _ = documents.read("launch", launch_key, name)
-    actual = digest_bytes(payload).sha256
-    if actual != sha256:
-        raise Corrupt(what="launch record", where=name, expected=f"sha256 {sha256}", actual=actual)
-    record = parse_launch_record(payload, name)
-    if record.launch_key != launch_key:
-        raise Corrupt(what="launch record", where=name, expected=launch_key, actual=record.launch_key)
-    return record
-
-
-def read_launches(
-    documents: Documents, launch_key: str | None, problems: list[str]
-) -> tuple[StoredLaunch, ...]:
-    """Read all records, or those of one key, newest first.
-
-    A record that cannot be used is skipped, logged, and described in ``problems``; a damaged one goes into
-    quarantine.
-
-    Raises:
-        StoreUnavailable: the store cannot be listed.
-    """
-    found = _take_launches(documents, launch_key, problems)
-    return tuple(StoredLaunch(name=name, record=record) for name, record in sorted(found, key=_newest_first))
-
-
-def launch_keys(documents: Documents) -> tuple[str, ...]:
-    """All keys under which records stand, sorted."""
-    names = (split_launch_name(info.name) for info in documents.backend.list(LAUNCHES))
-    return tuple(sorted({parts[0] for parts in names if parts}))
-
-
-def _take_launches(
-    documents: Documents, launch_key: str | None, problems: list[str]
-) -> Iterator[tuple[str, LaunchRecord]]:
-    prefix = LAUNCHES if launch_key is None else launch_prefix(launch_key)
-    for name in [info.name for info in documents.backend.list(prefix)]:
-        try:
-            yield name, read_launch(documents, name)
-        except NotInStore:
-            continue  # another reader put it into quarantine since the listing
-        except StoreError as error:
-            if is_final(error):
-                raise
-            logger.warning("Skipped a launch record: %s", error)
-            problems.append(str(error))
-            quarantine_if_damaged(documents.backend, name, error)
-
-
-def _newest_first(item: tuple[str, LaunchRecord]) -> tuple[float, str]:
-    name, record = item
-    return -created_at(record).timestamp(), name
-
-
 def _standing(documents: Documents, record: LaunchRecord) -> str | None:
     # Only the newest counts: an older equal record must be made the newest again.
-    found = sorted(_take_launches(documents, record.launch_key, []), key=_newest_first)
-    for name, other in found:
-        if (other.world_size, other.environment) == (record.world_size, record.environment):
-            same = other.model_copy(update={"created": record.created}) == record
-            return name if same else None
+    wanted = (record.world_size, record.environment)
+    for summary in summarize_launches(documents, record.launch_key, []):
+        if (summary.world_size, summary.environment) != wanted:
+            continue
+        for stored in take_launches(documents, [summary.name], []):
+            same = stored.record.model_copy(update={"created": record.created}) == record
+            return stored.name if same else None
     return None
 
 
@@ -203,7 +133,7 @@ def _stored_sha256(backend: BlobBackend, keys: Sequence[str]) -> dict[str, str |
             return None
 
     distinct = list(dict.fromkeys(keys))
-    return dict(zip(distinct, each(read, distinct, num_threads=_READERS), strict=True))
+    return dict(zip(distinct, each(read, distinct, num_threads=READERS), strict=True))
 
 
 def _restore_whole(backend: BlobBackend, key: str, contents: Mapping[str, tuple[FileInfo, ...]]) -> bool:

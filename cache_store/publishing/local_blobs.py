@@ -7,7 +7,7 @@ or known from an index; no file is held in memory whole. With several places, ea
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from cache_store.layout import blob_name
 from cache_store.node.digest_index import DigestIndex
 from cache_store.node.private_files import digest_private, os_errors_are_unusable
 from cache_store.parallel import each, threads_for
-from cache_store.records.documents import quarantine_if_damaged
+from cache_store.records.documents import quarantine
 from cache_store.retention import trash
 
 
@@ -51,7 +51,7 @@ class LocalBlobs:
         Raises:
             Corrupt: a file is not what it must be; nothing was added.
             UnusableCache: a file is not there, or not private.
-            StoreUnavailable: the store cannot be written.
+            StoreUnavailable: the store cannot be written, or a bad blob stands in it and cannot be moved.
         """
         sources = self._sources()
         absent = absent_blobs(backend, {name: self.digests[path] for name, path in sources.items()})
@@ -65,6 +65,7 @@ class LocalBlobs:
             self.index.remember(Path(path), self.digests[path], read_ns=read_ns)
         # Where another publisher was faster the files may not have been read.
         self._check_all([sources[name] for name in sorted(absent - created)])
+        self._check_standing(backend, absent - created, sources)
         return tuple(self.digests[path] for name, path in sources.items() if name in created)
 
     def put_again(self, backend: BlobBackend, digests: Iterable[Digest]) -> frozenset[str]:
@@ -78,8 +79,14 @@ class LocalBlobs:
         """
         absent = absent_blobs(backend, {blob_name(item.sha256): item for item in digests}, restore=True)
         sources = self._sources()
-        self._put(backend, sorted(absent & sources.keys()), sources)
+        created = self._put(backend, sorted(absent & sources.keys()), sources)
+        self._check_standing(backend, (absent & sources.keys()) - set(created), sources)
         return absent - sources.keys()
+
+    def _check_standing(
+        self, backend: BlobBackend, names: Collection[str], sources: Mapping[str, str]
+    ) -> None:
+        check_standing(backend, {name: self.digests[sources[name]] for name in names})
 
     def _sources(self) -> dict[str, str]:
         """One file for each blob, by the blob's name."""
@@ -135,19 +142,47 @@ def absent_blobs(
         restore: first bring back from the trash what lies there, which costs a listing of it.
 
     Raises:
-        StoreUnavailable: a required place, or the only one, cannot be looked at. Of several places the others
-            are only left out: putting passes them over too.
+        StoreUnavailable: a required place, or the only one, cannot be looked at, or has a bad blob that
+            cannot be moved. Of several places the others are only left out: putting passes them over too.
     """
     absent: set[str] = set()
-    for place in _places(backend):
+    places = _places(backend)
+    for place in places:
         try:
             gone = wanted.keys() - _whole(place, wanted)
             absent |= gone - trash.restore(place, gone) if restore and gone else gone
         except StoreUnavailable as error:
-            if is_final(error) or place is backend:
+            if is_final(error) or len(places) == 1:
                 raise
             absent |= wanted.keys()  # so that `put_new` is asked, and says what is wrong
     return frozenset(absent)
+
+
+def check_standing(backend: BlobBackend, wanted: Mapping[str, Digest]) -> None:
+    """Make sure of blobs that were put, but that the store said it had already.
+
+    Raises:
+        StoreUnavailable: one of them is not there whole in a required place, or in no writable place at all.
+    """
+    if not wanted:
+        return
+    failures: list[StoreUnavailable] = []
+    places = _places(backend)
+    for place in places:
+        try:
+            _check_whole(place, wanted)
+        except StoreUnavailable as error:
+            if is_final(error) or len(places) == 1:
+                raise
+            failures.append(error)
+    if len(failures) == len(places):
+        raise failures[0]
+
+
+def _check_whole(place: BlobBackend, wanted: Mapping[str, Digest]) -> None:
+    if missing := sorted(wanted.keys() - _whole(place, wanted)):
+        reason = "it was put, and is not there; something else stood in its place, or took it away"
+        raise StoreUnavailable(what="blob", where=missing[0], reason=reason, remedy="publish again")
 
 
 def _places(backend: BlobBackend) -> tuple[BlobBackend, ...]:
@@ -160,13 +195,13 @@ def _whole(backend: BlobBackend, wanted: Mapping[str, Digest]) -> set[str]:
     whole: set[str] = set()
     for name, info in backend.stat(wanted).items():
         digest = wanted[name]
-        if info.content_bytes in (None, digest.size_bytes):
+        if info.is_regular and info.content_bytes in (None, digest.size_bytes):
             whole.add(name)
             continue
-        expected, actual = f"{digest.size_bytes} bytes", f"{info.content_bytes} bytes"
-        quarantine_if_damaged(
-            backend, name, Corrupt(what="blob", where=name, expected=expected, actual=actual)
-        )
+        actual = f"{info.content_bytes} bytes" if info.is_regular else "no regular file"
+        fault = Corrupt(what="blob", where=name, expected=f"{digest.size_bytes} bytes", actual=actual)
+        # Not only logged where that fails: nothing could be put in its place, and nothing said so.
+        quarantine(backend, name, str(fault))
     return whole
 
 

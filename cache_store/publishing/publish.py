@@ -14,13 +14,12 @@ from collections.abc import Collection
 from pathlib import Path
 
 from cache_store.backends.backend import BlobBackend, NewFile
-from cache_store.digests import Digest
 from cache_store.errors import NotInStore, StoreError, Untrusted, is_damage
 from cache_store.layout import blob_name, manifest_name
 from cache_store.node.digest_index import DigestIndex
 from cache_store.node.private_files import digest_private, os_errors_are_unusable
-from cache_store.publishing.local_blobs import LocalBlobs, absent_blobs
-from cache_store.publishing.reports import PublishReport
+from cache_store.publishing.local_blobs import LocalBlobs, absent_blobs, check_standing
+from cache_store.publishing.reports import BlobReport, PublishReport
 from cache_store.records.documents import Documents, StandingManifest, quarantine
 from cache_store.records.manifest import PartitionManifest, PartitionRef, partition_key
 from cache_store.steps import Step, reached
@@ -28,7 +27,7 @@ from cache_store.steps import Step, reached
 logger = logging.getLogger(__name__)
 
 
-def put_blob(backend: BlobBackend, path: Path) -> Digest:
+def put_blob(backend: BlobBackend, path: Path) -> BlobReport:
     """Add one private local file; durable on return.
 
     Raises:
@@ -40,8 +39,10 @@ def put_blob(backend: BlobBackend, path: Path) -> Digest:
         digest = digest_private(path)
     name = blob_name(digest.sha256)
     absent_blobs(backend, {name: digest})  # a blob of the wrong size goes out of the way
-    backend.put_new([NewFile(name=name, source=path, expected=digest)])
-    return digest
+    created = backend.put_new([NewFile(name=name, source=path, expected=digest)])
+    if not created:
+        check_standing(backend, {name: digest})
+    return BlobReport(digest=digest, created=bool(created))
 
 
 def publish_partition(
@@ -89,7 +90,11 @@ def publish_partition(
 
 
 def _standing(documents: Documents, key: str) -> tuple[StandingManifest | None, Untrusted | None]:
-    """The manifest that stands, or why the one that stands is not believed here."""
+    """The manifest that stands, or why the one that stands is not believed here.
+
+    Raises:
+        NewerFormat: a later release wrote it, and somebody trusted here signed it, or nobody needs to.
+    """
     try:
         return documents.take_manifest(key), None
     except NotInStore:

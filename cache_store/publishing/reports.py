@@ -1,10 +1,24 @@
-"""What a publish did: a plain, picklable value."""
+"""What a publish did: plain, picklable values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cache_store.digests import Digest
 from cache_store.records.manifest import PartitionRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlobReport:
+    """Outcome of adding one file.
+
+    Attributes:
+        digest: its digest, which names the blob.
+        created: this call added the blob; otherwise it was there.
+    """
+
+    digest: Digest
+    created: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

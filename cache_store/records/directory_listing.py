@@ -14,16 +14,26 @@ alone, so a miss can be explained.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from cache_store.digests import Digest
-from cache_store.errors import Corrupt
+from cache_store.errors import Corrupt, UnusableCache
 from cache_store.keys import key_of
-from cache_store.parsing import parse_document
+from cache_store.parsing import faults_of, parse_document
 from cache_store.paths import collision, part_fault, path_fault
-from cache_store.records.manifest import MAX_DOCUMENT_BYTES, Components, Document, FileSize, Sha256, Utc
+from cache_store.records.manifest import (
+    MAX_DOCUMENT_BYTES,
+    Components,
+    Document,
+    FileSize,
+    Sha256,
+    Utc,
+    utc_now,
+)
 
 LISTING_FORMAT: Final = 1
 MAX_FILES = 100_000
@@ -98,6 +108,35 @@ class DirectoryListing(Document):
 def listing_key(tool: str, components: dict[str, str]) -> str:
     """Key under which listings of ``tool`` with these components stand."""
     return key_of({"tool": tool, **{f"component {name}": value for name, value in components.items()}})
+
+
+def make_listing(
+    tool: str, components: Mapping[str, str], root: Path, files: Iterable[ListedFile]
+) -> DirectoryListing:
+    """A listing made now, which `parse_listing` takes.
+
+    Raises:
+        UnusableCache: the directory, its tool or its components are more than a listing can hold.
+    """
+    try:
+        listing = DirectoryListing(
+            tool=tool,
+            components=dict(components),
+            root=str(root),
+            files=tuple(files),
+            created=utc_now(),
+        )
+    except ValidationError as error:
+        raise _unlistable(root, "names and numbers that a listing can hold", faults_of(error)) from error
+    if (size_bytes := len(listing.to_bytes())) > MAX_DOCUMENT_BYTES:
+        expected = f"a listing of at most {MAX_DOCUMENT_BYTES} bytes"
+        raise _unlistable(root, expected, f"{size_bytes} bytes for {len(listing.files)} files")
+    return listing
+
+
+def _unlistable(root: Path, expected: str, actual: str) -> UnusableCache:
+    remedy = "push its directories one by one, under plain names and keys of a few characters"
+    return UnusableCache(what="directory", where=str(root), expected=expected, actual=actual, remedy=remedy)
 
 
 def parse_listing(data: bytes, where: str) -> DirectoryListing:

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import BinaryIO
 
 from cache_store.backends.backend import BlobBackend, NewFile
+from cache_store.backends.reading import read_from_any
+from cache_store.backends.tiers import TieredBackend
 from cache_store.digests import digest_bytes
 from cache_store.errors import Corrupt, StoreError, StoreUnavailable, is_damage, os_errors_are_unavailable
 from cache_store.layout import manifest_name, quarantine_name
 from cache_store.node.private_files import temporary_name
 from cache_store.records.manifest import MAX_DOCUMENT_BYTES, PartitionManifest, parse_manifest
+from cache_store.signing.envelope import signer_id
 from cache_store.signing.trust import DocumentKind, Trust
 
 logger = logging.getLogger(__name__)
@@ -30,10 +34,12 @@ class StandingManifest:
     Attributes:
         manifest: its contents.
         sha256: digest of its stored form, which a launch record pins.
+        signer_id: id of the key that signed it; empty where nobody did.
     """
 
     manifest: PartitionManifest
     sha256: str
+    signer_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +73,13 @@ class Documents:
     def read_manifest(self, key: str) -> StandingManifest:
         """Read the manifest of a partition key without touching it; raises as `read` does."""
         name = manifest_name(key)
-        payload, sha256 = self.read("manifest", key, name)
-        return StandingManifest(manifest=parse_manifest(payload, name), sha256=sha256)
+        sealed = self.read_sealed(name)
+        payload = self.trust.open_envelope("manifest", key, sealed, where=name)
+        return StandingManifest(
+            manifest=parse_manifest(payload, name),
+            sha256=digest_bytes(sealed).sha256,
+            signer_id=signer_id(sealed),
+        )
 
     def take_manifest(self, key: str) -> StandingManifest:
         """Read a manifest for use: as `read_manifest`, but what is damaged goes into quarantine."""
@@ -85,9 +96,14 @@ def read_stored_form(backend: BlobBackend, name: str) -> bytes:
     Raises:
         NotInStore: there is none.
         Corrupt: it is too large.
+        StoreUnavailable: it cannot be read.
     """
-    with backend.open(name) as file, os_errors_are_unavailable("file", name):
-        sealed = file.read(_MAX_ENVELOPE_BYTES + 1)
+
+    def read(file: BinaryIO) -> bytes:
+        with os_errors_are_unavailable("file", name):
+            return file.read(_MAX_ENVELOPE_BYTES + 1)
+
+    sealed = read_from_any(backend, name, read)
     if len(sealed) > _MAX_ENVELOPE_BYTES:
         expected = f"at most {_MAX_ENVELOPE_BYTES} bytes"
         raise Corrupt(what="document", where=name, expected=expected, actual="more")
@@ -108,7 +124,7 @@ def quarantine_if_damaged(backend: BlobBackend, name: str, error: StoreError) ->
 
 
 def quarantine(backend: BlobBackend, name: str, reason: str) -> None:
-    """Move a file out of the way, with the reason beside it, so that it can be put again.
+    """Move a file out of the way, with the reason beside it in that place, so that it can be put again.
 
     A name that is gone already is no error: another process was faster.
 
@@ -120,4 +136,7 @@ def quarantine(backend: BlobBackend, name: str, reason: str) -> None:
         return
     logger.warning("Quarantined %s as %s: %s", name, target, reason)
     note = f"{reason}\n".encode("utf-8", "replace")
-    backend.put_new([NewFile(name=f"{target}.reason", source=note, expected=digest_bytes(note))])
+    file = NewFile(name=f"{target}.reason", source=note, expected=digest_bytes(note))
+    for place in backend.alone() if isinstance(backend, TieredBackend) else (backend,):
+        if place.stat([target]):
+            place.put_new([file])

@@ -24,13 +24,16 @@ RESOLUTION_S = 86400.0
 _EMPTY = digest_bytes(b"")
 
 
-def mark_used(backend: BlobBackend, record_name: str, *, today: date | None = None) -> None:
+def mark_used(backend: BlobBackend, record_name: str, *, today: date | None = None) -> str:
     """Note that the record of that name was used; best effort, at most one write for a record and a day.
 
     Args:
         backend: the store.
         record_name: the record's name in it.
         today: the day; None takes that of this machine's clock, in UTC.
+
+    Returns:
+        Why it was not noted, for a report; empty where it was.
     """
     name = used_name(record_name, (today or datetime.now(UTC).date()).isoformat())
     try:
@@ -38,6 +41,11 @@ def mark_used(backend: BlobBackend, record_name: str, *, today: date | None = No
             backend.put_new([NewFile(name=name, source=b"", expected=_EMPTY)])
     except StoreError as error:
         logger.debug("The use of %s was not noted: %s", record_name, error)
+        return (
+            f"use not noted, so an evict may take {record_name} for unused: {error}; "
+            "`warmrank pin` keeps it, from where the store is writable"
+        )
+    return ""
 
 
 def last_uses(marks: Iterable[FileInfo]) -> dict[str, FileInfo]:

@@ -1,45 +1,24 @@
-"""What refers to what: a store's files, read once, for whoever decides what may go.
-
-Invariants: a document counts by its structure alone, whoever signed it: a signature says who may *use* it,
-not whether it is needed; one that cannot be read stops everything, because what it needs is not known.
-What another process moves meanwhile is looked for in both places, the store and its trash. Memory: one
-string for each name, and one pointer for each reference.
-"""
+"""What a record or manifest needs, by its structure alone, whoever signed it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
-from cache_store.backends.backend import BlobBackend, FileInfo
 from cache_store.digests import digest_bytes
-from cache_store.errors import Corrupt, EvictRefused, NewerFormat, NotInStore, StoreError
+from cache_store.errors import Corrupt
 from cache_store.layout import (
-    BLOBS,
-    DIRECTORIES,
-    LAUNCHES,
     MANIFESTS,
-    PINS,
-    QUARANTINE,
-    USED,
     blob_name,
     manifest_name,
     split_directory_name,
     split_fanned_name,
     split_launch_name,
-    split_pin_name,
 )
-from cache_store.parallel import each
 from cache_store.records.directory_listing import parse_listing
-from cache_store.records.documents import read_stored_form
 from cache_store.records.manifest import created_at, parse_launch_record, parse_manifest
-from cache_store.retention.last_use import last_uses
-from cache_store.retention.trash import trashed
 from cache_store.signing.envelope import parse_envelope
-
-READERS = 8
-_REPAIR = "run `warmrank verify --repair`, which moves it into quarantine, then evict again"
+from cache_store.signing.trust import DocumentKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,35 +28,12 @@ class Document:
     Attributes:
         references: names that it needs.
         created_s: when it was made, by its maker's clock, in seconds since the epoch.
+        is_believed: the trust policy lets this process use it; told of records only.
     """
 
     references: tuple[str, ...]
     created_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inventory:
-    """A store at one time.
-
-    Attributes:
-        now_s: the time, by the store's clock.
-        files: every record, manifest and blob that stands, by name.
-        documents: every record and manifest that stands, and what of the trash a standing record needs.
-        trash: what lies in the trash, by former name.
-        pins: names of the records that are pinned.
-        uses: the newest mark of use of each record that has one.
-        marks: all marks of use.
-        quarantine: what is in quarantine.
-    """
-
-    now_s: float
-    files: Mapping[str, FileInfo]
-    documents: Mapping[str, Document]
-    trash: Mapping[str, tuple[FileInfo, ...]] = field(default_factory=dict)
-    pins: frozenset[str] = frozenset()
-    uses: Mapping[str, FileInfo] = field(default_factory=dict)
-    marks: tuple[FileInfo, ...] = ()
-    quarantine: tuple[FileInfo, ...] = ()
+    is_believed: bool = True
 
 
 def is_record(name: str) -> bool:
@@ -125,112 +81,10 @@ def _payload(name: str, sealed: bytes, *, kind: str, key: str, sha256: str | Non
     return envelope.payload
 
 
-def take_inventory(backend: BlobBackend, now_s: float, *, earlier: Inventory | None = None) -> Inventory:
-    """List a store and read its documents.
-
-    Args:
-        backend: one place of the store.
-        now_s: the time by the store's clock, of before the call: a process that is stopped in here must not
-            find that what it listed has aged.
-        earlier: an inventory of before; documents that stand unchanged are not read again.
-
-    Raises:
-        EvictRefused: a document cannot be read, or the listing leaves out what is there.
-        StoreUnavailable: the store cannot be listed or read.
-    """
-    # Roots last: a record that was committed meanwhile is seen, with manifests that were there before it.
-    trash = trashed(backend)
-    files = {info.name: info for info in backend.list(BLOBS) if split_fanned_name(BLOBS, info.name)}
-    files |= {info.name: info for info in backend.list(MANIFESTS) if split_fanned_name(MANIFESTS, info.name)}
-    marks = tuple(backend.list(USED))
-    pins = frozenset(name for info in backend.list(PINS) if (name := split_pin_name(info.name)))
-    for prefix in (LAUNCHES, DIRECTORIES):
-        files |= {info.name: info for info in backend.list(prefix) if is_record(info.name)}
-    uses = last_uses(marks)
-    _check_listing(backend, {*pins, *uses} - files.keys())
-    documents = _read_documents(backend, files, trash, earlier)
-    return Inventory(
-        now_s=now_s,
-        files={name: info for name, info in files.items() if name.startswith(BLOBS) or name in documents},
-        documents=documents,
-        trash=trash,
-        pins=pins,
-        uses=uses,
-        marks=marks,
-        quarantine=tuple(backend.list(QUARANTINE)),
-    )
-
-
-def _check_listing(backend: BlobBackend, unlisted: Iterable[str]) -> None:
-    """What is pinned or was used, and stands, must be in the listing."""
-    if found := sorted(backend.stat(name for name in unlisted if is_record(name))):
-        raise EvictRefused(
-            what=f"{len(found)} records stand in the store but not in its listing",
-            where=found[0],
-            reason="a listing that leaves things out would make an evict take what is needed",
-            remedy="evict again; if it stays, ask whoever runs this file system or object store",
-        )
-
-
-def _read_documents(
-    backend: BlobBackend,
-    files: Mapping[str, FileInfo],
-    trash: Mapping[str, tuple[FileInfo, ...]],
-    earlier: Inventory | None,
-) -> dict[str, Document]:
-    names = {name: name for name in files}  # one string for each name, however many documents refer to it
-    standing = [name for name in files if not name.startswith(BLOBS)]
-    documents = _unchanged(files, earlier)
-    documents.update(_read_all(backend, [(name, name) for name in standing if name not in documents], names))
-    gone = {
-        name
-        for record, document in documents.items()
-        if is_record(record)
-        for name in document.references
-        if name.startswith(MANIFESTS) and name not in documents
-    }
-    # Another evict may be at work: what it took is in the trash, what was restored meanwhile stands again.
-    taken = [(name, trash[name][0].name if name in trash else name) for name in sorted(gone)]
-    documents.update(_read_all(backend, taken, names))
-    return documents
-
-
-def _unchanged(files: Mapping[str, FileInfo], earlier: Inventory | None) -> dict[str, Document]:
-    if earlier is None:
-        return {}
-    return {
-        name: document
-        for name, document in earlier.documents.items()
-        if name in files and files[name] == earlier.files.get(name)
-    }
-
-
-def _read_all(
-    backend: BlobBackend, names: Iterable[tuple[str, str]], interned: dict[str, str]
-) -> Iterator[tuple[str, Document]]:
-    """Read documents, each by its own name and the place where it lies; what is gone is left out."""
-
-    def read(item: tuple[str, str]) -> Document | None:
-        name, place = item
-        try:
-            document = references(name, read_stored_form(backend, place))
-        except NotInStore:
-            return None
-        except (Corrupt, NewerFormat) as error:
-            if place != name and isinstance(error, Corrupt):
-                return None  # nobody can use it, so it needs nothing
-            raise _unreadable(error) from error
-        needed = tuple(interned.setdefault(reference, reference) for reference in document.references)
-        return Document(references=needed, created_s=document.created_s)
-
-    wanted = list(names)
-    for (name, _), document in zip(wanted, each(read, wanted, num_threads=READERS), strict=True):
-        if document is not None:
-            yield name, document
-
-
-def _unreadable(error: StoreError) -> EvictRefused:
-    is_newer = isinstance(error, NewerFormat)
-    remedy = "upgrade warmrank here, and evict with that release" if is_newer else _REPAIR
-    reason = f"what it needs is not known, so nothing can be taken away ({error})"
-    return EvictRefused(what=error.what, where=error.where, reason=reason, remedy=remedy)
+def made_for(name: str) -> tuple[DocumentKind, str]:
+    """Kind and key of the document of that name."""
+    if parts := split_launch_name(name):
+        return "launch", parts[0]
+    if parts := split_directory_name(name):
+        return "directory", parts[0]
+    return "manifest", split_fanned_name(MANIFESTS, name) or ""

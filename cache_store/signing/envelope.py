@@ -10,11 +10,13 @@ or, in place of the signature's object, ``"signature":"unsigned"``.
 
 Invariants: the payload's digest is checked whenever an envelope is taken apart, signed or not; a header has
 one spelling only; a signature covers everything in the header but its own value (`signed_message`), so kind,
-key, payload and producer, and with the payload its ``created``, the time.
+key, payload and producer, and with the payload its ``created``, the time. The envelope is to stay as it is
+when payloads change: what stands in a newer one cannot be judged here, so `require` refuses it like unsigned.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
@@ -128,3 +130,9 @@ def parse_envelope(data: bytes, *, what: str, where: str) -> Envelope:
         raise Corrupt(what=what, where=where, expected=expected, actual=str(digest))
     signature = None if header.signature == "unsigned" else header.signature
     return Envelope(kind=header.kind, key=header.key, payload=payload, signature=signature)
+
+
+def signer_id(data: bytes) -> str:
+    """Id of the key that a stored form says signed it, which was judged before; empty where nobody did."""
+    signature = json.loads(data.partition(b"\n")[0])["signature"]
+    return str(signature["key_id"]) if isinstance(signature, dict) else ""

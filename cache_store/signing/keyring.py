@@ -5,11 +5,11 @@ Layout::
     <keyring>/
       NAME.pem                private keys (0600)
       trusted/NAME.pub.pem    public keys that are believed
-      revoked.json            see `cache_store.signing.revocations`
+      revoked/KEY_ID.json     see `cache_store.signing.revocations`
 
 Invariants: what is in it decides whose code runs, so whatever somebody but this user and root could have
 written is refused; a key file is never overwritten; a revocation is never lost, also to another process that
-revokes at the same time.
+revokes at the same time, on another node, where locks do nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from filelock import FileLock
 
 from cache_store.errors import Conflict, UnusableCache
 from cache_store.node.private_files import make_private_directories, os_errors_are_unusable
-from cache_store.signing.revocations import Revocation, read_revoked, write_revoked
+from cache_store.signing.revocations import Revocation, read_revocation, read_revoked, write_revocation
 from cache_store.signing.signing_keys import (
     Signer,
     generate_key_pair,
@@ -40,7 +40,7 @@ from cache_store.signing.signing_keys import (
 
 logger = logging.getLogger(__name__)
 
-TRUSTED, REVOKED = "trusted", "revoked.json"
+TRUSTED, REVOKED = "trusted", "revoked"
 PRIVATE_SUFFIX, PUBLIC_SUFFIX = ".pem", ".pub.pem"
 _LOCK_TIMEOUT_S = 10.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
@@ -97,7 +97,8 @@ def read_keyring(path: Path) -> Keyring:
                 trusted[file.name.removesuffix(PUBLIC_SUFFIX)] = load_public_key(file)
             else:
                 logger.warning("Not trusted: %s; expected a name such as NAME%s", file, PUBLIC_SUFFIX)
-    return Keyring(trusted=trusted, revoked=read_revoked(path / REVOKED))
+    revoked = read_revoked(path / REVOKED) if _is_usable_directory(path / REVOKED) else {}
+    return Keyring(trusted=trusted, revoked=revoked)
 
 
 def private_keys(keyring: Path) -> tuple[Path, ...]:
@@ -148,7 +149,7 @@ def trust_key(keyring: Path, name: str, public_key: Ed25519PublicKey) -> bool:
                 where=str(keyring),
                 expected="a key that is not revoked",
                 actual=str(revocation),
-                remedy=f"ask for a new key; revocation wins, until {REVOKED} no longer has it",
+                remedy=f"ask for a new key; revocation wins, until {REVOKED}/{wanted}.json is removed",
             )
         if path.exists():
             if key_id(load_public_key(path)) == wanted:
@@ -165,15 +166,13 @@ def revoke(keyring: Path, revocation: Revocation) -> tuple[Revocation, bool]:
         The revocation that counts, which is the first one of a key, and whether it is new.
 
     Raises:
-        Corrupt: ``revoked.json`` is damaged.
+        Corrupt: the revocation of this key is damaged.
         UnusableCache: the keyring cannot be written, or others can write it.
     """
     with _changing(keyring):
-        revoked = read_revoked(keyring / REVOKED)
-        if standing := revoked.get(revocation.key_id):
-            return standing, False
-        write_revoked(keyring / REVOKED, {**revoked, revocation.key_id: revocation})
-    return revocation, True
+        is_new = write_revocation(keyring / REVOKED, revocation)
+        standing = read_revocation(keyring / REVOKED, revocation.key_id)
+    return standing or revocation, is_new
 
 
 def _checked(name: str) -> str:
@@ -206,7 +205,8 @@ def _changing(keyring: Path) -> Iterator[None]:
     """Hold the keyring for a change; makes its directories."""
     with os_errors_are_unusable("keyring", keyring):
         make_private_directories(keyring / TRUSTED)
-    for directory in (keyring, keyring / TRUSTED):
+        make_private_directories(keyring / REVOKED)
+    for directory in (keyring, keyring / TRUSTED, keyring / REVOKED):
         _is_usable_directory(directory)
     lock = FileLock(keyring / ".lock", timeout=_LOCK_TIMEOUT_S, mode=0o600, fallback_to_soft=False)
     with os_errors_are_unusable("keyring", keyring), lock:

@@ -1,31 +1,32 @@
-"""Keys that are not to be believed any more, and the file that lists them.
+"""Keys that are not to be believed any more, and the directory that lists them.
 
-Layout: canonical JSON::
+Layout: one file for each key, named by its id, so that no lock is needed to keep those of others::
 
-    {"format":1,"revoked":{"<key id>":{"name":"ci","reason":"...","when":"2026-01-31T12:00:00+00:00"}}}
+    revoked/<key id>.json      {"format":1,"name":"ci","reason":"...","when":"2026-01-31T12:00:00+00:00"}
 
-Invariants: a damaged file is an error, never an empty list; the file is replaced whole or not at all.
+Invariants: a file is created whole or not at all, and never overwritten, so the first revocation of a key
+counts; a damaged file, or one whose name is no key's, is an error, never passed over.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from cache_store.canonical import canonical_json
 from cache_store.errors import Corrupt
-from cache_store.node.private_files import create_private, sync_directory, temporary_name
+from cache_store.node.private_files import os_errors_are_unusable
 from cache_store.parsing import parse_document
-from cache_store.signing.signing_keys import read_vouched
+from cache_store.signing.signing_keys import read_vouched, write_new
 
 REVOKED_FORMAT: Final = 1
 _MAX_BYTES = 1 << 20
+_FILE = re.compile(r"([0-9a-f]{32})\.json", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +50,12 @@ class Revocation:
         return f"revoked{f' on {self.when}' if self.when else ''}{f' ({self.reason})' if self.reason else ''}"
 
 
-class _Entry(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    name: str
-    reason: str
-    when: str
-
-
 class _RevokedFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     format: Literal[1] = REVOKED_FORMAT
-    revoked: dict[Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")], _Entry]
+    name: str
+    reason: str
+    when: str
 
 
 def revocation_of(wanted: str, *, name: str, reason: str, now: datetime) -> Revocation:
@@ -67,44 +63,52 @@ def revocation_of(wanted: str, *, name: str, reason: str, now: datetime) -> Revo
     return Revocation(key_id=wanted, name=name, reason=reason, when=now.isoformat(timespec="seconds"))
 
 
-def read_revoked(path: Path) -> dict[str, Revocation]:
-    """Read revocations by key id; none where there is no file.
+def read_revoked(directory: Path) -> dict[str, Revocation]:
+    """Read the revocations of a directory by key id.
 
     Raises:
-        Corrupt: it is damaged.
-        UnusableCache: it cannot be read, or somebody but this user and root could have written it.
+        Corrupt: one is damaged.
+        UnusableCache: one cannot be read, or somebody but this user and root could have written it.
     """
+    with os_errors_are_unusable("directory", directory):
+        paths = sorted(path for path in directory.iterdir() if not path.name.startswith("."))
+    found = (_read(path) for path in paths)
+    return {revocation.key_id: revocation for revocation in found if revocation}
+
+
+def read_revocation(directory: Path, key_id: str) -> Revocation | None:
+    """The revocation of one key, None where there is none; raises as `read_revoked`."""
+    return _read(directory / f"{key_id}.json")
+
+
+def write_revocation(directory: Path, revocation: Revocation) -> bool:
+    """Create the file of a revocation; durable on return.
+
+    Returns:
+        False when its key is revoked already; then nothing is changed.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    item = _RevokedFile(name=revocation.name, reason=revocation.reason, when=revocation.when)
+    try:
+        write_new(directory / f"{revocation.key_id}.json", canonical_json(item.model_dump(mode="json")))
+    except FileExistsError:
+        return False
+    return True
+
+
+def _read(path: Path) -> Revocation | None:
     data = read_vouched(path, limit_bytes=_MAX_BYTES)
     if data is None:
-        return {}
+        return None
+    what, remedy = "revocation", "restore it, or revoke the key anew after moving it away"
+    match = _FILE.fullmatch(path.name)
+    if match is None:
+        expected = "a name such as <key id>.json"
+        raise Corrupt(what=what, where=str(path), expected=expected, actual="another", remedy=remedy)
     try:
-        parsed = parse_document(
-            _RevokedFile, data, supported_format=REVOKED_FORMAT, what="list of revoked keys", where=str(path)
-        )
+        item = parse_document(_RevokedFile, data, supported_format=REVOKED_FORMAT, what=what, where=str(path))
     except Corrupt as error:
-        remedy = "restore it, or write it anew with warmrank keys revoke after moving it away"
-        raise Corrupt(
-            what=error.what, where=error.where, expected=error.expected, actual=error.actual, remedy=remedy
-        ) from error
-    return {
-        wanted: Revocation(key_id=wanted, name=entry.name, when=entry.when, reason=entry.reason)
-        for wanted, entry in parsed.revoked.items()
-    }
-
-
-def write_revoked(path: Path, revoked: Mapping[str, Revocation]) -> None:
-    """Replace the file of revocations in one step; durable on return; raises ``OSError``."""
-    entries = {
-        wanted: {"name": item.name, "reason": item.reason, "when": item.when}
-        for wanted, item in revoked.items()
-    }
-    temporary = path.parent / f".{temporary_name()}.tmp"
-    try:
-        with create_private(temporary) as file:
-            file.write(canonical_json({"format": REVOKED_FORMAT, "revoked": entries}))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_directory(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+        raise replace(error, remedy=remedy) from error
+    return Revocation(key_id=match[1], name=item.name, when=item.when, reason=item.reason)

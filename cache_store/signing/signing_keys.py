@@ -20,7 +20,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from cache_store.errors import Conflict, Corrupt, UnusableCache
+from cache_store.errors import Corrupt, UnusableCache
 from cache_store.node.private_files import (
     FILE_MODE,
     create_private,
@@ -62,43 +62,20 @@ def generate_key_pair(name: str) -> Signer:
     return Signer(name=name, private_key=Ed25519PrivateKey.generate())
 
 
-def save_key_pair(signer: Signer, directory: Path) -> tuple[Path, Path]:
-    """Write ``<name>.pem`` (private, 0600) and ``<name>.pub.pem``.
-
-    Returns:
-        Both paths, the private key's first.
-
-    Raises:
-        Conflict: one of the files exists; neither is changed.
-        UnusableCache: they cannot be written.
-    """
-    private_path, public_path = directory / f"{signer.name}.pem", directory / f"{signer.name}.pub.pem"
-    for path in (private_path, public_path):
-        if path.exists():
-            raise Conflict(
-                what="key file",
-                where=str(path),
-                expected="no such file",
-                actual="a file",
-                remedy="choose another name; a key is never overwritten",
-            )
-    save_private_key(signer, private_path)
-    save_public_key(signer.public_key, public_path)
-    return private_path, public_path
-
-
 def save_private_key(signer: Signer, path: Path) -> None:
     """Write a private key (0600); raises `UnusableCache`, also when the file exists."""
     pem = signer.private_key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    _write_new(path, pem)
+    with os_errors_are_unusable("file", path):
+        write_new(path, pem)
 
 
 def save_public_key(public_key: Ed25519PublicKey, path: Path) -> None:
     """Write a public key (0644); raises `UnusableCache`, also when the file exists."""
     pem = public_key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    _write_new(path, pem, mode=0o644)
+    with os_errors_are_unusable("file", path):
+        write_new(path, pem, mode=0o644)
 
 
 def load_signer(path: Path, *, name: str = "") -> Signer:
@@ -165,6 +142,26 @@ def read_vouched(path: Path, *, limit_bytes: int) -> bytes | None:
     return data
 
 
+def write_new(path: Path, data: bytes, *, mode: int = FILE_MODE) -> None:
+    """Create a file whole, because a launch may read the directory at any moment; durable on return.
+
+    Raises:
+        OSError: it exists, or cannot be written.
+    """
+    temporary = path.parent / f".{temporary_name()}.tmp"
+    make_private_directories(path.parent)
+    try:
+        with create_private(temporary) as file:
+            file.write(data)
+            os.fchmod(file.fileno(), mode)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
 def _private_key(path: Path, data: bytes) -> Ed25519PrivateKey:
     try:
         key = serialization.load_pem_private_key(data, password=None)
@@ -183,23 +180,6 @@ def _public_key(path: Path, data: bytes) -> Ed25519PublicKey:
     if not isinstance(key, Ed25519PublicKey):
         raise _no_key("public key", path, type(key).__name__)
     return key
-
-
-def _write_new(path: Path, data: bytes, *, mode: int = FILE_MODE) -> None:
-    """Create a file whole: a launch may read the directory at any moment."""
-    temporary = path.parent / f".{temporary_name()}.tmp"
-    with os_errors_are_unusable("file", path):
-        make_private_directories(path.parent)
-        try:
-            with create_private(temporary) as file:
-                file.write(data)
-                os.fchmod(file.fileno(), mode)
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync_directory(path.parent)
 
 
 def _check_owned(path: Path, status: os.stat_result) -> None:

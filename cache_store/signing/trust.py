@@ -18,7 +18,7 @@ from typing import Literal
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from cache_store.errors import Untrusted, UntrustedReason
+from cache_store.errors import NewerFormat, Untrusted, UntrustedReason
 from cache_store.signing.envelope import Envelope, Producer, Signature, parse_envelope, signed_message
 from cache_store.signing.keyring import Keyring, read_keyring
 from cache_store.signing.revocations import Revocation
@@ -28,7 +28,6 @@ from cache_store.signing.signing_keys import (
     key_id,
     load_public_key,
     load_signer,
-    save_key_pair,
 )
 
 __all__ = [
@@ -40,7 +39,6 @@ __all__ = [
     "load_public_key",
     "load_signer",
     "load_trust",
-    "save_key_pair",
 ]
 
 logger = logging.getLogger(__name__)
@@ -92,11 +90,41 @@ class Trust:
 
         Raises:
             Corrupt: no envelope, or not the payload that it was made for.
-            NewerFormat: a later release wrote it.
+            NewerFormat: a later release wrote the envelope, and the policy does not ask for signatures.
             Untrusted: made for another kind or key, or refused by the policy.
         """
+        envelope, doubt = self._judge(kind, key, data, where=where)
+        if doubt and self._refuses(doubt):
+            raise doubt
+        if doubt:
+            logger.warning("Taken all the same under trust policy 'warn': %s", doubt)
+        return envelope.payload
+
+    def refusal(
+        self, kind: DocumentKind, key: str, data: bytes, *, where: str = "memory"
+    ) -> Untrusted | None:
+        """Why this process must not use a document, or None; raises `Corrupt` and `NewerFormat` as above."""
+        try:
+            _, doubt = self._judge(kind, key, data, where=where)
+        except Untrusted as error:
+            return error
+        return doubt if doubt and self._refuses(doubt) else None
+
+    def _refuses(self, doubt: Untrusted) -> bool:
+        return self.policy == "require" or doubt.reason in _ALWAYS_REFUSED
+
+    def _judge(
+        self, kind: DocumentKind, key: str, data: bytes, *, where: str
+    ) -> tuple[Envelope, Untrusted | None]:
+        """The envelope, and why it is not to be believed where the policy looks at that."""
         what = f"{kind} {key[:12]}"
-        envelope = parse_envelope(data, what=what, where=where)
+        try:
+            envelope = parse_envelope(data, what=what, where=where)
+        except NewerFormat as error:
+            if self.policy == "require":
+                # Anybody can write a higher number: without a signature that counts here, it must make way.
+                raise _newer_envelope(error) from error
+            raise
         if (envelope.kind, envelope.key) != (kind, key):
             raise Untrusted(
                 reason="replayed",
@@ -105,13 +133,9 @@ class Trust:
                 detail=f"it was made for {envelope.kind!r} {envelope.key!r}",
                 remedy="somebody copied it there; publish again",
             )
-        if self.policy != "off" and (refusal := self._refusal(envelope, what=what, where=where)):
-            if self.policy == "require" or refusal.reason in _ALWAYS_REFUSED:
-                raise refusal
-            logger.warning("Taken all the same under trust policy 'warn': %s", refusal)
-        return envelope.payload
+        return envelope, None if self.policy == "off" else self._doubt(envelope, what=what, where=where)
 
-    def _refusal(self, envelope: Envelope, *, what: str, where: str) -> Untrusted | None:
+    def _doubt(self, envelope: Envelope, *, what: str, where: str) -> Untrusted | None:
         reason, detail, remedy = self._fault(envelope)
         if reason is None:
             return None
@@ -178,6 +202,16 @@ def load_trust(
         trusted={f"{name} (keyring)" if name in named else name: ring.trusted[name] for name in ring.trusted}
         | named,
         revoked=by_config | dict(ring.revoked),
+    )
+
+
+def _newer_envelope(error: NewerFormat) -> Untrusted:
+    return Untrusted(
+        reason="unsigned",
+        what=error.what,
+        where=error.where,
+        detail=f"it carries no signature that this release can check: {error}",
+        remedy="a publish with this release replaces it",
     )
 
 

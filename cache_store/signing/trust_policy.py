@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Literal
 
 from cache_store.backends.durability import LOCAL_TYPES, file_system_type
-from cache_store.layout import TOP_LEVEL
+from cache_store.layout import QUARANTINE, TMP, TOP_LEVEL
 
 _MOUNTS = Path("/proc/self/mounts")
+_NEVER_USED = frozenset({QUARANTINE.rstrip("/"), TMP.rstrip("/")})  # nothing in there gets a name again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class StorePlace:
 
     Attributes:
         file_system: type of its file system; empty where it is not known.
-        entries: the directory, what a store has in it, and all directories above it.
+        entries: the directory, what a store has in it, the directories of its names, and all above it.
     """
 
     file_system: str
@@ -87,11 +88,6 @@ def choose_policy(location: str) -> PolicyChoice:
     return resolve_policy(place, uid=os.geteuid())
 
 
-def default_policy(location: str) -> Literal["require", "off"]:
-    """The policy of `choose_policy`, without its reason."""
-    return choose_policy(location).policy
-
-
 def _look_at(path: Path) -> StorePlace:
     mounts = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
     absolute = path.absolute()
@@ -107,9 +103,25 @@ def _entries(path: Path) -> Iterator[Entry]:
         for name in sorted(TOP_LEVEL):
             if os.path.lexists(path / name):
                 yield _entry(path / name, is_above=False)
+        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):  # otherwise nobody else gets in
+            yield from _directories([path / name for name in sorted(TOP_LEVEL - _NEVER_USED)])
     for directory in path.parents:
         if directory.exists():
             yield _entry(directory, is_above=True)
+
+
+def _directories(roots: list[Path]) -> Iterator[Entry]:
+    """Everything below but files: a directory that others can write lets them put a document there."""
+    waiting = [root for root in roots if root.is_dir()]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as found:
+                others = [Path(entry.path) for entry in found if not entry.is_file(follow_symlinks=False)]
+            below = [_entry(path, is_above=False) for path in others]
+        except FileNotFoundError:
+            continue  # an evict removed an empty directory of the trash
+        waiting += [Path(entry.path) for entry in below if stat.S_ISDIR(entry.mode)]
+        yield from below
 
 
 def _entry(path: Path, *, is_above: bool) -> Entry:

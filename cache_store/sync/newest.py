@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from datetime import datetime
 
 from cache_store.digests import digest_bytes
-from cache_store.errors import Corrupt, NotInStore, StoreError
+from cache_store.errors import Corrupt, NotInStore
 from cache_store.explain import explain_miss
 from cache_store.layout import DIRECTORIES, directory_prefix, split_directory_name
 from cache_store.records.directory_listing import DirectoryListing, listing_key, parse_listing
-from cache_store.records.documents import Documents, quarantine_if_damaged
-
-logger = logging.getLogger(__name__)
+from cache_store.records.documents import Documents
+from cache_store.records.taking import take_usable
 
 
 def newest_listing(documents: Documents, key: str, problems: list[str]) -> DirectoryListing:
@@ -23,7 +20,7 @@ def newest_listing(documents: Documents, key: str, problems: list[str]) -> Direc
         NotInStore: there is none.
         StoreUnavailable: the store cannot be listed.
     """
-    found = [listing for _, listing in take_listings(documents, directory_prefix(key), problems)]
+    found = _take_listings(documents, directory_prefix(key), problems)
     if not found:
         raise NotInStore(what=f"listing {key[:12]}", where=directory_prefix(key), remedy="push it first")
     return max(found, key=lambda listing: datetime.fromisoformat(listing.created))
@@ -33,25 +30,10 @@ def nearest_listing(documents: Documents, tool: str, components: dict[str, str])
     """One line that says which components differ from the nearest listing of ``tool``."""
     candidates = [
         (f"the directory pushed {listing.created}", listing.components)
-        for _, listing in take_listings(documents, DIRECTORIES, [])
+        for listing in _take_listings(documents, DIRECTORIES, [])
         if listing.tool == tool
     ]
     return explain_miss(components, candidates)
-
-
-def take_listings(
-    documents: Documents, prefix: str, problems: list[str]
-) -> Iterator[tuple[str, DirectoryListing]]:
-    """All listings below ``prefix`` with their names; a damaged one goes into quarantine."""
-    for name in [info.name for info in documents.backend.list(prefix)]:
-        try:
-            yield name, read_listing(documents, name)
-        except NotInStore:
-            continue  # evicted, or put into quarantine by another reader, since the list was made
-        except StoreError as error:
-            logger.warning("Skipped a listing: %s", error)
-            problems.append(str(error))
-            quarantine_if_damaged(documents.backend, name, error)
 
 
 def read_listing(documents: Documents, name: str) -> DirectoryListing:
@@ -72,3 +54,8 @@ def read_listing(documents: Documents, name: str) -> DirectoryListing:
     if (made_for := listing_key(listing.tool, listing.components)) != key:
         raise Corrupt(what="listing", where=name, expected=f"key {key}", actual=made_for)
     return listing
+
+
+def _take_listings(documents: Documents, prefix: str, problems: list[str]) -> tuple[DirectoryListing, ...]:
+    names = [info.name for info in documents.backend.list(prefix)]
+    return take_usable(documents.backend, names, lambda name: read_listing(documents, name), problems)

@@ -4,48 +4,37 @@ Invariants: nothing gets its name before every file is verified, changed where i
 and flushed, because other tools verify nothing; an absent or empty directory appears by one rename, one
 that holds files gets those that it lacks, and none of its own is replaced; files are private to this user
 (0600, or 0700 where the owner could execute them). A file lock keeps the processes of a node from copying at
-once, which saves work only.
+once, which saves work only; it is held around the whole of a pull, also where that is tried again because a
+part of the store fell silent.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from cache_store.backends.backend import BlobBackend
-from cache_store.backends.durability import choose_flush, flush_all
 from cache_store.digests import digest_bytes
 from cache_store.errors import NotInStore
 from cache_store.fetching.completeness import blob_faults
-from cache_store.fetching.copying import BlobSource, copy_blob
 from cache_store.layout import directory_name
-from cache_store.node.private_files import (
-    discard_tree,
-    ensure_cache_dir,
-    make_private_directories,
-    os_errors_are_unusable,
-    sweep_debris,
-    temporary_name,
-)
+from cache_store.node.private_files import ensure_cache_dir
 from cache_store.node.single_flight import LOCK_TIMEOUT_S, single_flight
 from cache_store.node.unverified import mark_unverified
 from cache_store.records.directory_listing import DirectoryListing, ListedFile, listing_key
 from cache_store.records.documents import Documents
 from cache_store.retention.last_use import mark_used
+from cache_store.sync.laying_out import beside, lay_out
 from cache_store.sync.newest import nearest_listing, newest_listing
 from cache_store.sync.relocate import Relocation, relocation
 from cache_store.sync.tools import tool_named
 
 logger = logging.getLogger(__name__)
 
-_MAX_THREADS = 8
-_STAGING = ".tmp-"
 _ARTIFACTS = "torchair"  # whose directory a launch may use, so it must know what nobody signed
 _SHOWN = 3
 
@@ -77,57 +66,88 @@ class PullReport:
     problems: tuple[str, ...]
 
 
-def pull(
-    documents: Documents,
-    tool: str,
-    root: Path,
-    components: Mapping[str, str],
-    *,
-    lock_timeout_s: float = LOCK_TIMEOUT_S,
-) -> PullReport:
-    """Restore the newest directory of ``tool`` that was pushed under these components at ``root``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullPlan:
+    """What is to be restored where.
+
+    Attributes:
+        tool: whose directory.
+        root: where to.
+        listing: the newest that can be used.
+        moved: what of it must name the new path.
+        problems: listings that could not be used, one line each.
+    """
+
+    tool: str
+    root: Path
+    listing: DirectoryListing
+    moved: Relocation
+    problems: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """Key of the directory's listings."""
+        return listing_key(self.tool, self.listing.components)
+
+
+def plan_pull(documents: Documents, tool: str, root: Path, components: Mapping[str, str]) -> PullPlan:
+    """Find the newest directory of ``tool`` that was pushed under these components; nothing is written.
 
     Raises:
-        NotInStore: none was pushed (says what differs from the nearest), or blobs of it are missing.
+        NotInStore: none was pushed (says what differs from the nearest).
         Conflict: it names its old path in a way that nobody here knows how to change.
-        Corrupt: a blob is damaged, and now in quarantine; nothing was laid out.
-        UnusableCache: ``root`` cannot be written, or another user could.
         StoreUnavailable: the store cannot be read.
     """
     root = Path(os.path.abspath(root))  # noqa: PTH100 - the tool sees this path, not the resolved one
-    key = listing_key(tool, dict(components))
     problems: list[str] = []
-    listing = _newest(documents, key, tool, dict(components), problems)
+    listing = _newest(documents, listing_key(tool, dict(components)), tool, dict(components), problems)
     moved = relocation(tool_named(tool), listing.files, old=listing.root, new=str(root))
+    return PullPlan(tool=tool, root=root, listing=listing, moved=moved, problems=tuple(problems))
+
+
+@contextlib.contextmanager
+def pull_lock(root: Path, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
+    """Hold the lock of a directory to be pulled, which is made if absent; see `single_flight`.
+
+    Raises:
+        UnusableCache: ``root`` cannot be written, or another user could.
+    """
+    root = root.absolute()
     ensure_cache_dir(root)
-    ensure_cache_dir(_beside(root))
-    with single_flight(_beside(root), timeout_s=lock_timeout_s):
-        absent = [file for file in listing.files if not (root / file.path).exists()]
-        _check_complete(documents.backend, absent)
-        if absent and tool == _ARTIFACTS:
-            mark_unverified(root, documents.trust.policy)
-        placed = _lay_out(documents.backend, absent, root, moved)
-    mark_used(documents.backend, directory_name(key, digest_bytes(listing.to_bytes()).sha256))
-    report = PullReport(
+    with single_flight(beside(root), timeout_s=timeout_s):
+        yield
+
+
+def pull(documents: Documents, plan: PullPlan) -> PullReport:
+    """Restore what was planned; the caller holds `pull_lock`.
+
+    Raises:
+        NotInStore: blobs of it are missing.
+        Corrupt: a blob is damaged, and now in quarantine; nothing was laid out.
+        UnusableCache: the directory cannot be written, or another user could.
+        StoreUnavailable: the store cannot be read.
+    """
+    root, files = plan.root, plan.listing.files
+    for directory in (root, beside(root)):
+        ensure_cache_dir(directory)
+    absent = [file for file in files if not (root / file.path).exists()]
+    _check_complete(documents.backend, absent)
+    if absent and plan.tool == _ARTIFACTS:
+        mark_unverified(root, documents.trust.policy)
+    placed = lay_out(documents.backend, absent, root, plan.moved)
+    mark_used(documents.backend, directory_name(plan.key, digest_bytes(plan.listing.to_bytes()).sha256))
+    logger.info("Pulled %s of %s: %d files new, %d kept", root, plan.tool, placed, len(files) - placed)
+    return PullReport(
         directory=str(root),
-        key=key,
-        pushed=listing.created,
-        num_files=len(listing.files),
+        key=plan.key,
+        pushed=plan.listing.created,
+        num_files=len(files),
         num_new=placed,
-        num_kept=len(listing.files) - placed,
+        num_kept=len(files) - placed,
         bytes_copied=sum(file.size_bytes for file in absent),
-        num_rewritten=len(moved.paths & {file.path for file in absent}),
-        problems=tuple(problems),
+        num_rewritten=len(plan.moved.paths & {file.path for file in absent}),
+        problems=plan.problems,
     )
-    logger.info(
-        "Pulled %s of %s: %d files new, %d kept, %d bytes",
-        root,
-        tool,
-        report.num_new,
-        report.num_kept,
-        report.bytes_copied,
-    )
-    return report
 
 
 def _newest(
@@ -154,76 +174,3 @@ def _check_complete(backend: BlobBackend, files: list[ListedFile]) -> None:
         raise first
     what = f"blobs of {', '.join(wanting[:_SHOWN])}{more}"
     raise NotInStore(what=what, where="the store", remedy="push the directory again")
-
-
-def _lay_out(backend: BlobBackend, files: list[ListedFile], root: Path, moved: Relocation) -> int:
-    if not files:
-        return 0
-    with _staging(_beside(root)) as staging:
-        with ThreadPoolExecutor(_MAX_THREADS) as pool:
-            list(pool.map(lambda file: _stage(backend, file, staging, moved), files))
-        with os_errors_are_unusable("directory", root):
-            flush_all(_everything(staging), root=staging, flush=choose_flush(staging))
-            return _place_all(staging, files, root)
-
-
-def _place_all(staging: Path, files: list[ListedFile], root: Path) -> int:
-    try:
-        staging.rename(root)  # replaces an empty directory
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-            raise
-    else:
-        flush_all([root.parent], root=root.parent, flush="fsync")
-        return len(files)
-    placed = sum(_place(staging / file.path, root / file.path) for file in files)
-    flush_all({(root / file.path).parent for file in files}, root=root, flush=choose_flush(root))
-    return placed
-
-
-def _stage(backend: BlobBackend, file: ListedFile, staging: Path, moved: Relocation) -> None:
-    path = staging / file.path
-    with os_errors_are_unusable("directory", path.parent):
-        make_private_directories(path.parent)
-    source = BlobSource(backend=backend, sha256=file.sha256, size_bytes=file.size_bytes)
-    copy_blob(source, path, _uncounted)
-    with os_errors_are_unusable("file", path):
-        if file.path in moved.paths:
-            path.write_bytes(moved.apply(path.read_bytes()))
-        if file.executable:
-            path.chmod(0o700)
-
-
-def _uncounted(num_bytes: int) -> None:
-    """Nobody watches the progress of a pull."""
-
-
-def _place(staged: Path, target: Path) -> bool:
-    make_private_directories(target.parent)
-    try:
-        os.link(staged, target)  # a link does not replace; the staged name goes with its directory
-    except FileExistsError:
-        return False
-    return True
-
-
-def _everything(directory: Path) -> Iterator[Path]:
-    yield directory
-    yield from directory.rglob("*")
-
-
-@contextlib.contextmanager
-def _staging(beside: Path) -> Iterator[Path]:
-    sweep_debris(beside, _STAGING)
-    path = beside / f"{_STAGING}{temporary_name()}"
-    with os_errors_are_unusable("directory", path):
-        path.mkdir(mode=0o700)
-    try:
-        yield path
-    finally:
-        discard_tree(path)
-
-
-def _beside(root: Path) -> Path:
-    """Where lock and staging lie: on the same file system, but not in the directory, which is the tool's."""
-    return root.parent / f".{root.name}.warmrank"

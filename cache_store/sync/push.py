@@ -1,8 +1,8 @@
 """Pushing a directory of another tool: its files as blobs, then a sealed listing of them.
 
-Invariants: the listing comes last, so it is whole in the store or absent; a file that changes while it is
-read, or goes away, is left out with a word, because the tool may be at work; nothing is written below the
-directory.
+Invariants: the listing comes last, so it is whole in the store or absent, and what no pull could read is
+refused before the first blob; a file that changes while it is read, or goes away, is left out with a word,
+because the tool may be at work; nothing is written below the directory.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,16 +19,16 @@ from cache_store.digests import digest_bytes, digest_stream
 from cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache
 from cache_store.layout import blob_name, directory_name
 from cache_store.node.private_files import open_owned, os_errors_are_unusable
+from cache_store.parallel import NUM_THREADS, each
+from cache_store.paths import collisions
 from cache_store.publishing.local_blobs import absent_blobs
-from cache_store.records.directory_listing import DirectoryListing, ListedFile, listing_key
+from cache_store.records.directory_listing import DirectoryListing, ListedFile, listing_key, make_listing
 from cache_store.records.documents import Documents
-from cache_store.records.manifest import utc_now
+from cache_store.records.manifest import MAX_FILE_BYTES
 from cache_store.sync.newest import newest_listing
 from cache_store.sync.walk import FoundFile, walk
 
 logger = logging.getLogger(__name__)
-
-_MAX_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,57 +60,52 @@ def push(documents: Documents, tool: str, root: Path, components: Mapping[str, s
     """Store the directory ``root`` of ``tool`` under named components.
 
     Raises:
-        UnusableCache: it cannot be read, or another user could have written to it.
+        UnusableCache: it cannot be read, another user could have written to it, or it is more than a listing
+            can hold; nothing was written.
         Untrusted: there is no key to sign with; nothing was written.
         StoreUnavailable: the store cannot be written; to try again is safe.
     """
     root = Path(os.path.abspath(root))  # noqa: PTH100 - the tool wrote this path, not the resolved one
-    found = walk(root)
-    left_out = list(found.left_out)
-    files = _read_all(root, found.files, left_out)
+    left_out: list[str] = []
+    files = _read_all(root, left_out)
+    make_listing(tool, components, root, files.values())  # refuses what it cannot hold before all else
     key = listing_key(tool, dict(components))
     documents.trust.seal("directory", key, b"")  # without a key to sign with nothing is written at all
     new = _put_blobs(documents, root, files, left_out)
-    listing = DirectoryListing(
-        tool=tool,
-        components=dict(components),
-        root=str(root),
-        files=tuple(files.values()),
-        created=utc_now(),
-    )
-    report = PushReport(
+    listing = make_listing(tool, components, root, files.values())
+    created = _write(documents, key, listing)
+    # An evict that did not see the listing yet may have taken what it names.
+    _put_blobs(documents, root, {file.path: file for file in listing.files}, [])
+    said = "created" if created else "stood there"
+    logger.info("Pushed %s of %s: %d new blobs, listing %s", root, tool, len(new), said)
+    return PushReport(
         directory=str(root),
         key=key,
         num_files=len(listing.files),
         size_bytes=listing.size_bytes,
         num_blobs_new=len(new),
         bytes_new=sum(new.values()),
-        created=_write(documents, key, listing),
+        created=created,
         left_out=tuple(left_out),
     )
-    # An evict that did not see the listing yet may have taken what it names.
-    _put_blobs(documents, root, {file.path: file for file in listing.files}, [])
-    logger.info(
-        "Pushed %s of %s: %d files, %d new blobs, %d bytes, listing %s",
-        root,
-        tool,
-        report.num_files,
-        report.num_blobs_new,
-        report.bytes_new,
-        "created" if report.created else "stood there",
-    )
-    return report
 
 
-def _read_all(root: Path, found: Sequence[FoundFile], left_out: list[str]) -> dict[str, ListedFile]:
+def _read_all(root: Path, left_out: list[str]) -> dict[str, ListedFile]:
+    """What a listing can say of the directory's files, by path; what it cannot goes to ``left_out``."""
+    found = walk(root)
+    left_out += found.left_out
+    unlike = dict(collisions(one.path for one in found.files))
+    left_out += (f"{path}: {fault}" for path, fault in unlike.items())
+    taken = [one for one in found.files if one.path not in unlike]
     mentions = tuple({os.fsencode(root), os.fsencode(root.resolve())})
     files: dict[str, ListedFile] = {}
-    with ThreadPoolExecutor(_MAX_THREADS) as pool:
-        for one, result in zip(found, pool.map(lambda one: _read(root, one, mentions), found), strict=True):
-            if isinstance(result, ListedFile):
-                files[one.path] = result
-            else:
-                left_out.append(f"{one.path}: {result}")
+    for one, result in zip(
+        taken, each(lambda one: _read(root, one, mentions), taken, num_threads=NUM_THREADS), strict=True
+    ):
+        if isinstance(result, ListedFile):
+            files[one.path] = result
+        else:
+            left_out.append(f"{one.path}: {result}")
     return files
 
 
@@ -119,6 +113,7 @@ def _read(root: Path, found: FoundFile, mentions: tuple[bytes, ...]) -> ListedFi
     path = root / found.path
     try:
         with os_errors_are_unusable("file", path), open_owned(path) as file:
+            _check_size(path, os.fstat(file.fileno()).st_size)
             digest = digest_stream(file)
             names_root = False
             if digest.size_bytes:
@@ -137,6 +132,17 @@ def _read(root: Path, found: FoundFile, mentions: tuple[bytes, ...]) -> ListedFi
         executable=found.executable,
         names_root=names_root,
     )
+
+
+def _check_size(path: Path, size_bytes: int) -> None:
+    if size_bytes > MAX_FILE_BYTES:
+        raise UnusableCache(
+            what="file",
+            where=str(path),
+            expected=f"at most {MAX_FILE_BYTES} bytes",
+            actual=f"{size_bytes} bytes",
+            remedy="copy it by other means",
+        )
 
 
 def _put_blobs(

@@ -2,12 +2,14 @@
 
 Invariants: without ``repair`` nothing is changed. With it, what is damaged goes into quarantine, so that the
 next publish can put it again, and what is missing and lies in the trash comes back; what a document says is
-never changed. Several files are read at a time, each in pieces.
+never changed. What was found damaged is read again directly before it is moved, because a publisher may have
+put it again since. Several files are read at a time, each in pieces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -26,9 +28,10 @@ from cache_store.layout import (
     split_fanned_name,
 )
 from cache_store.parallel import each
-from cache_store.publishing.launches import read_launch
+from cache_store.publishing.stored_launches import read_launch
 from cache_store.records.documents import Documents, StandingManifest, quarantine
 from cache_store.records.manifest import LaunchRecord
+from cache_store.retention.debris import DEBRIS_S, list_debris
 from cache_store.retention.marks import references
 from cache_store.retention.trash import restore
 from cache_store.upkeep.reports import VerifyReport
@@ -43,6 +46,7 @@ def verify_store(
     repair: bool = False,
     is_whole: bool = True,
     on_progress: OnProgress | None = None,
+    clock: Callable[[], float] = time.time,
 ) -> VerifyReport:
     """Hash every blob, judge every document, and follow every reference.
 
@@ -51,11 +55,12 @@ def verify_store(
         repair: also move what is damaged away, and bring back what is missing and lies in the trash.
         is_whole: what a document needs must be here; a place nearer than the farthest may hold it in part.
         on_progress: told now and then how far it is.
+        clock: seconds since the epoch; the store's own would need a write.
 
     Raises:
         StoreUnavailable: the store cannot be listed, or, with ``repair``, not written.
     """
-    return _Audit(documents=documents, repair=repair, is_whole=is_whole).run(on_progress)
+    return _Audit(documents=documents, repair=repair, is_whole=is_whole).run(on_progress, clock())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,30 +71,24 @@ class _Audit:
     faults: list[str] = field(default_factory=list)
     repairs: list[str] = field(default_factory=list)
 
-    def run(self, on_progress: OnProgress | None) -> VerifyReport:
+    def run(self, on_progress: OnProgress | None, now_s: float) -> VerifyReport:
         launches, num_launches = self._read_launches()
         listings, num_listings = self._read_listings()
-        pinned = {
+        self._bring_back(
             manifest_name(ref.manifest_key) for record in launches.values() for ref in record.partitions
-        }
-        self._bring_back(pinned)
+        )
         manifests = self._read_manifests()
-        needed = {
-            name: [entry.digest for entry in standing.manifest.artifacts]
-            for name, standing in manifests.items()
-            if standing is not None
-        }
-        self._bring_back(blob_name(digest.sha256) for digests in needed.values() for digest in digests)
+        self._bring_back(
+            blob_name(entry.sha256)
+            for standing in manifests.values()
+            for entry in (standing.manifest.artifacts if standing else ())
+        )
         self._bring_back(name for names in listings.values() for name in names)
         sizes = self._hash_blobs(on_progress)
         self._check_launches(launches, manifests)
         self._check_manifests(manifests, sizes)
-        for name, blobs in listings.items():
-            self.faults.extend(
-                f"{name}: needs {blob}, which is missing"
-                for blob in blobs
-                if self.is_whole and blob not in sizes
-            )
+        self._check_listings(listings, sizes)
+        self._check_debris(now_s)
         return VerifyReport(
             num_blobs=len(sizes),
             num_manifests=len(manifests),
@@ -129,20 +128,18 @@ class _Audit:
         """Read documents; one that cannot be used is a fault, and None."""
 
         def judge(name: str) -> _T | StoreError:
-            try:
-                return read(name)
-            except StoreError as error:
-                return error
+            answer = _attempt(read, name)
+            if isinstance(answer, StoreError) and is_damage(answer) and self.repair:
+                answer = _attempt(read, name)
+                if isinstance(answer, StoreError) and is_damage(answer):
+                    self._move_away(name, str(answer))
+            return answer
 
         found: dict[str, _T | None] = {}
         for name, answer in zip(names, each(judge, names, num_threads=READERS), strict=True):
+            found[name] = None if isinstance(answer, StoreError) else answer
             if isinstance(answer, StoreError):
-                found[name] = None
                 self.faults.append(str(answer))
-                if is_damage(answer):
-                    self._move_away(name, str(answer))
-            else:
-                found[name] = answer
         return found
 
     def _hash_blobs(self, on_progress: OnProgress | None) -> dict[str, int]:
@@ -151,51 +148,58 @@ class _Audit:
         infos = list(backend.list(BLOBS))
         total_bytes = sum(info.content_bytes or info.stored_bytes for info in infos)
         meter = Meter("Verifying", total_bytes=total_bytes, total_files=len(infos), on_progress=on_progress)
-        names = [info.name for info in infos]
-        self.faults.extend(f"{name}: no name of a blob" for name in names if not _sha256_of(name))
-        sizes: dict[str, int] = {}
+        strangers = [info.name for info in infos if not _sha256_of(info.name)]
+        self.faults.extend(f"{name}: no name of a blob" for name in strangers)
 
-        def digest(info: FileInfo) -> Digest | StoreError:
-            answer = _digest(backend, info.name)
+        def judge(info: FileInfo) -> tuple[Digest | None, str]:
+            found = self._judge_blob(info.name)
             meter.count(info.content_bytes or info.stored_bytes, 1)
-            return answer
+            return found
 
         blobs = [info for info in infos if _sha256_of(info.name)]
-        for info, answer in zip(blobs, each(digest, blobs, num_threads=READERS), strict=True):
-            if isinstance(answer, StoreError):
-                self._unread(info.name, answer)
-                continue
-            sizes[info.name] = answer.size_bytes
-            if answer.sha256 != _sha256_of(info.name):
-                self.faults.append(f"{info.name}: its bytes have {answer}")
-                self._replace(info.name, self.faults[-1], sizes)
+        sizes: dict[str, int] = {}
+        for info, (digest, fault) in zip(blobs, each(judge, blobs, num_threads=READERS), strict=True):
+            if digest is not None:
+                sizes[info.name] = digest.size_bytes
+            if fault:
+                self.faults.append(fault)
         meter.finish()
         return sizes
 
-    def _unread(self, name: str, error: StoreError) -> None:
-        if isinstance(error, NotInStore):
-            return  # another process moved it since the listing
-        self.faults.append(str(error))
-        if is_damage(error):
-            self._move_away(name, str(error))
+    def _judge_blob(self, name: str) -> tuple[Digest | None, str]:
+        """What a blob is, and what is wrong with it; one that stays damaged is moved away."""
+        digest, fault, is_damaged = self._look_at_blob(name)
+        if not (is_damaged and self.repair):
+            return digest, fault
+        again, fault_again, is_damaged = self._look_at_blob(name)
+        if not is_damaged:
+            return again, fault_again
+        self._move_away(name, fault_again)
+        return self._restored(name) or digest, fault_again
 
-    def _replace(self, name: str, reason: str, sizes: dict[str, int]) -> None:
-        """Move a damaged blob away; a good copy in the trash takes its place."""
-        if not self.repair:
-            return
-        self._move_away(name, reason)
-        if name in restore(self.documents.backend, [name]):
-            copy = _digest(self.documents.backend, name)
-            if isinstance(copy, Digest) and copy.sha256 == _sha256_of(name):
-                sizes[name] = copy.size_bytes
-                self.repairs.append(f"{name}: restored from the trash")
-            else:
-                self._move_away(name, "the copy in the trash was damaged too")
+    def _look_at_blob(self, name: str) -> tuple[Digest | None, str, bool]:
+        answer = _digest(self.documents.backend, name)
+        if isinstance(answer, NotInStore) and not self.documents.backend.stat([name]):
+            return None, "", False  # another process moved it since the listing
+        if isinstance(answer, StoreError):
+            return None, str(answer), is_damage(answer)
+        is_damaged = answer.sha256 != _sha256_of(name)
+        return answer, f"{name}: its bytes have {answer}" if is_damaged else "", is_damaged
+
+    def _restored(self, name: str) -> Digest | None:
+        """A good copy in the trash takes the place of a damaged blob."""
+        if name not in restore(self.documents.backend, [name]):
+            return None
+        copy = _digest(self.documents.backend, name)
+        if isinstance(copy, Digest) and copy.sha256 == _sha256_of(name):
+            self.repairs.append(f"{name}: restored from the trash")
+            return copy
+        self._move_away(name, "the copy in the trash was damaged too")
+        return None
 
     def _move_away(self, name: str, reason: str) -> None:
-        if self.repair:
-            quarantine(self.documents.backend, name, reason)
-            self.repairs.append(f"{name}: moved into quarantine")
+        quarantine(self.documents.backend, name, reason)
+        self.repairs.append(f"{name}: moved into quarantine")
 
     def _bring_back(self, names: Iterable[str]) -> None:
         """Restore what is missing from the trash; what comes back is judged as everything else."""
@@ -218,6 +222,20 @@ class _Audit:
                         f"which is {actual}"
                     )
 
+    def _check_listings(self, listings: Mapping[str, Sequence[str]], sizes: Mapping[str, int]) -> None:
+        for name, blobs in listings.items():
+            missing = [blob for blob in blobs if self.is_whole and blob not in sizes]
+            self.faults.extend(f"{name}: needs {blob}, which is missing" for blob in missing)
+
+    def _check_debris(self, now_s: float) -> None:
+        found, _ = list_debris(self.documents.backend)  # what other users write now is no fault
+        for info in found:
+            if (age_s := now_s - info.modified_s) > DEBRIS_S:
+                self.faults.append(
+                    f"{info.name}: {info.stored_bytes} bytes on their way in for {age_s / 3600.0:.0f} h, "
+                    f"by a process that must have died; `warmrank evict` removes them"
+                )
+
     def _check_launches(
         self, launches: dict[str, LaunchRecord], manifests: dict[str, StandingManifest | None]
     ) -> None:
@@ -229,6 +247,13 @@ class _Audit:
                     self.faults.append(f"{name}: the manifest of {ref.partition} is missing")
                 elif standing is not None and standing.sha256 != ref.manifest_sha256:
                     self.faults.append(f"{name}: the manifest of {ref.partition} is another one than it pins")
+
+
+def _attempt(read: Callable[[str], _T], name: str) -> _T | StoreError:
+    try:
+        return read(name)
+    except StoreError as error:
+        return error
 
 
 def _digest(backend: BlobBackend, name: str) -> Digest | StoreError:

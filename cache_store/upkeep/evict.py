@@ -11,6 +11,7 @@ any step: the next one, or any reader, repairs. All times are those of the store
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -23,11 +24,13 @@ from cache_store.errors import StoreUnavailable
 from cache_store.layout import split_trash_name, trash_name
 from cache_store.node.private_files import temporary_name
 from cache_store.parallel import each
-from cache_store.retention.marks import Inventory, take_inventory
+from cache_store.retention.inventory import Inventory, take_inventory
 from cache_store.retention.trash import restore_from
+from cache_store.signing.trust import Trust
 from cache_store.steps import Step, reached
-from cache_store.upkeep.evict_plan import Choice, EvictPolicy, Plan, blobs_first, plan_evict, total_bytes
+from cache_store.upkeep.evict_plan import Choice, EvictPolicy, Plan, plan_evict, total_bytes
 from cache_store.upkeep.reports import EvictReport
+from cache_store.upkeep.room import blobs_first
 
 logger = logging.getLogger(__name__)
 
@@ -35,34 +38,37 @@ _MOVERS = 8
 _T = TypeVar("_T")
 
 
-def evict(backend: BlobBackend, policy: EvictPolicy, *, location: str, dry_run: bool = False) -> EvictReport:
+def evict(
+    backend: BlobBackend,
+    policy: EvictPolicy,
+    *,
+    trust: Trust,
+    location: str,
+    dry_run: bool = False,
+    clock: Callable[[], float] = time.time,
+) -> EvictReport:
     """Take away from one place of a store what the policy does not keep.
 
     Args:
         backend: one place; several are evicted one after the other, because each has its own times.
         policy: what may go.
+        trust: with which records are judged.
         location: its location, for the report.
-        dry_run: only say what would go, and why.
+        dry_run: only say what would go, and why; writes nothing.
+        clock: seconds since the epoch, for a dry run: to ask the store's own takes a write.
 
     Raises:
         EvictRefused: a document cannot be read, or the listing is implausible; nothing was taken away.
         StoreUnavailable: the store cannot be listed or written.
     """
-    inventory = take_inventory(backend, store_time_s(backend))
+    inventory = take_inventory(backend, clock() if dry_run else store_time_s(backend), trust=trust)
     plan = plan_evict(inventory, policy)
     reached(Step.EVICT_MARKED)
     if dry_run:
         return _report(location, policy, plan, taken=plan.take, deleted=plan.delete, restored=plan.restore)
-    restored = _restore(backend, plan.restore, inventory)
-    deleted = _delete(backend, plan.delete)
-    taken = _take(backend, plan.take)
-    returned = _mark_again(backend, inventory, policy, taken) if taken else frozenset()
-    gone = tuple(choice for choice in taken if choice.name not in returned)
-    report = _report(
-        location, policy, plan, taken=gone, deleted=deleted, restored=(*restored, *sorted(returned))
-    )
+    report = _carry_out(backend, inventory, plan, policy, trust=trust, location=location)
     logger.info(
-        "Evicted %d files, %d bytes, from %s; restored %d; deleted %d of the trash, %d bytes",
+        "Evicted %d files, %d bytes, from %s; restored %d; deleted %d for good, %d bytes",
         len(report.taken),
         report.bytes_taken,
         location,
@@ -71,6 +77,25 @@ def evict(backend: BlobBackend, policy: EvictPolicy, *, location: str, dry_run: 
         report.bytes_deleted,
     )
     return report
+
+
+def _carry_out(
+    backend: BlobBackend,
+    inventory: Inventory,
+    plan: Plan,
+    policy: EvictPolicy,
+    *,
+    trust: Trust,
+    location: str,
+) -> EvictReport:
+    restored = _restore(backend, plan.restore, inventory)
+    deleted = _delete(backend, plan.delete)
+    taken = _take(backend, plan.take)
+    returned = _mark_again(backend, inventory, policy, taken, trust=trust) if taken else frozenset()
+    gone = tuple(choice for choice in taken if choice.name not in returned)
+    return _report(
+        location, policy, plan, taken=gone, deleted=deleted, restored=(*restored, *sorted(returned))
+    )
 
 
 def store_time_s(backend: BlobBackend) -> float:
@@ -119,10 +144,10 @@ def _restore(backend: BlobBackend, names: Iterable[str], inventory: Inventory) -
 
 
 def _mark_again(
-    backend: BlobBackend, before: Inventory, policy: EvictPolicy, taken: Sequence[Choice]
+    backend: BlobBackend, before: Inventory, policy: EvictPolicy, taken: Sequence[Choice], *, trust: Trust
 ) -> frozenset[str]:
     """Bring back what became needed since it was marked; also records pinned or used since."""
-    after = take_inventory(backend, store_time_s(backend), earlier=before)
+    after = take_inventory(backend, store_time_s(backend), trust=trust, earlier=before)
     reached(Step.EVICT_CHECKED)
     # Whatever stands now is kept: to decide about it is for the next run.
     keep_all = replace(policy, older_than_s=None, max_bytes=None, expects_records=False)

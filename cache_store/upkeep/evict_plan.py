@@ -1,22 +1,27 @@
 """What an evict takes away, and why: pure functions of an inventory and a policy.
 
 Invariants: nothing younger than the grace goes, by the store's clock; a record goes only if it is neither
-pinned nor among the newest of its key; a manifest only if no remaining record needs it, a blob only if no
-remaining manifest or listing needs it; what a remaining document needs and lies in the trash comes back.
+pinned nor among the newest of its key; who can write but not sign decides about nothing that others signed:
+a record that the trust policy refuses ranks behind those that it does not, and neither its bytes nor those
+that nothing needs push a believed one out; a manifest goes only if no remaining record needs it, a blob
+only if no remaining manifest or listing needs it; what a remaining document needs comes back from the trash.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from cache_store.backends.backend import FileInfo
 from cache_store.errors import EvictRefused
-from cache_store.layout import BLOBS, MANIFESTS
+from cache_store.layout import MANIFESTS
+from cache_store.retention.debris import DEBRIS_S
+from cache_store.retention.inventory import Inventory
 from cache_store.retention.last_use import RESOLUTION_S
-from cache_store.retention.marks import Inventory, is_record, record_group
+from cache_store.retention.marks import is_record, record_group
+from cache_store.upkeep.room import Room, blobs_first, is_believed
 
 DAY_S = 86400.0
 Kind = Literal["record", "manifest", "blob"]
@@ -29,7 +34,7 @@ class EvictPolicy:
     Attributes:
         older_than_s: records not used for so long go; None keeps them whatever their age.
         max_bytes: least recently used records go until what stands has at most this size; None is no limit.
-        keep: so many of the newest records of each key stay in any case.
+        keep: so many of the newest records of each key stay in any case, believed ones first.
         grace_s: nothing younger goes, and the trash is emptied after so long; longer than the longest
             publish, the longest fetch, and any time for which a process may be stopped.
         quarantine_s: what was found bad is kept for so long as evidence, at least for the grace.
@@ -74,9 +79,9 @@ class Plan:
         take: what goes into the trash: records, then manifests, then blobs.
         keep: the records that stay, and why.
         restore: former names of what lies in the trash and is needed: blobs, then manifests.
-        delete: files to remove for good: of the trash, the quarantine and the marks of use.
+        delete: files to remove for good: of the trash, the quarantine, the marks of use and ``tmp/``.
         remaining_bytes: size of what stands afterwards; the trash is not counted.
-        problems: what remaining documents need and is nowhere, one line each.
+        problems: what remaining documents need and is nowhere, and what was left alone, one line each.
     """
 
     take: tuple[Choice, ...]
@@ -94,19 +99,20 @@ def plan_evict(inventory: Inventory, policy: EvictPolicy) -> Plan:
         EvictRefused: the inventory looks like half a listing.
     """
     _check_plausible(inventory, policy)
-    room = _Room(inventory, policy.grace_s)
+    room = Room(inventory, policy.grace_s)
     taken, kept = _choose_records(inventory, policy, room)
-    taken += room.unreferenced()
+    taken += (_choice(inventory, name, "nothing needs it") for name in room.unreferenced())
     needed = room.needed()
     restore = [name for name in needed if name not in inventory.files and name in inventory.trash]
     missing = [name for name in needed if name not in inventory.files and name not in inventory.trash]
+    nowhere = (f"{name} is needed, and neither in the store nor in its trash" for name in missing)
     return Plan(
         take=tuple(taken),
         keep=tuple(kept),
         restore=tuple(sorted(restore, key=blobs_first)),
         delete=tuple(_spent(inventory, policy, needed)),
         remaining_bytes=room.remaining_bytes,
-        problems=tuple(f"{name} is needed, and neither in the store nor in its trash" for name in missing),
+        problems=(*nowhere, *inventory.problems),
     )
 
 
@@ -133,7 +139,7 @@ def _check_plausible(inventory: Inventory, policy: EvictPolicy) -> None:
 
 
 def _choose_records(
-    inventory: Inventory, policy: EvictPolicy, room: _Room
+    inventory: Inventory, policy: EvictPolicy, room: Room
 ) -> tuple[list[Choice], list[Choice]]:
     protected = _protected(inventory, policy)
     taken: list[Choice] = []
@@ -141,7 +147,7 @@ def _choose_records(
     unused = {
         name: inventory.now_s - last_use_s(inventory, name) for name in inventory.files if is_record(name)
     }
-    for name in sorted(unused, key=lambda name: (-unused[name], name)):
+    for name in sorted(unused, key=lambda name: (is_believed(inventory, name), -unused[name], name)):
         reason = protected.get(name, "")
         if not reason and unused[name] <= policy.grace_s:
             reason = f"used {_age(unused[name])} ago, within the grace"
@@ -150,8 +156,7 @@ def _choose_records(
         elif policy.older_than_s is not None and unused[name] > policy.older_than_s:
             taken.append(_choice(inventory, name, f"unused for {_age(unused[name])}"))
             room.take(name)
-        elif policy.max_bytes is not None and room.remaining_bytes > policy.max_bytes:
-            over = room.remaining_bytes - policy.max_bytes
+        elif policy.max_bytes is not None and (over := room.counted_bytes(name) - policy.max_bytes) > 0:
             taken.append(_choice(inventory, name, f"{over} bytes too many, unused for {_age(unused[name])}"))
             room.take(name)
         else:
@@ -166,77 +171,16 @@ def _protected(inventory: Inventory, policy: EvictPolicy) -> dict[str, str]:
         groups[record_group(name)].append(name)
     reasons: dict[str, str] = {}
     for names in groups.values():
-        names.sort(key=lambda name: (-inventory.documents[name].created_s, name))
+        # Not "believed only": who evicts without the keys must not take every newest record.
+        names.sort(
+            key=lambda name: (
+                not is_believed(inventory, name),
+                -inventory.documents[name].created_s,
+                name,
+            )
+        )
         reasons.update(dict.fromkeys(names[: policy.keep], "among the newest of its key"))
     return reasons | {name: "pinned" for name in inventory.pins if name in inventory.files}
-
-
-class _Room:
-    """The files that stand, with the number of documents that need each.
-
-    Taking a record away takes what only it needed, if that is older than the grace.
-    """
-
-    def __init__(self, inventory: Inventory, grace_s: float) -> None:
-        self._inventory = inventory
-        self._grace_s = grace_s
-        self._counts: Counter[str] = Counter()
-        self._unreferenced: dict[str, None] = {}
-        self.remaining_bytes = sum(info.stored_bytes for info in inventory.files.values())
-        self._taken: set[str] = set()
-        self._count_references()
-
-    def take(self, name: str) -> None:
-        """A file goes, and with it what nothing else needs."""
-        self._taken.add(name)
-        self.remaining_bytes -= self._inventory.files[name].stored_bytes
-        if not is_record(name):
-            self._unreferenced[name] = None
-        document = self._inventory.documents.get(name)
-        for needed in document.references if document else ():
-            self._release(needed)
-
-    def unreferenced(self) -> list[Choice]:
-        """What goes because nothing that remains needs it: manifests, then blobs."""
-        names = sorted(self._unreferenced, key=blobs_first)
-        blobs = [name for name in names if name.startswith(BLOBS)]
-        documents = names[len(blobs) :]
-        return [_choice(self._inventory, name, "nothing needs it") for name in (*documents, *blobs)]
-
-    def needed(self) -> frozenset[str]:
-        """All names that remaining documents need."""
-        return frozenset(name for name, count in self._counts.items() if count > 0)
-
-    def _count_references(self) -> None:
-        inventory = self._inventory
-        for name in filter(is_record, inventory.files):
-            self._counts.update(inventory.documents[name].references)
-        manifests = [name for name in inventory.documents if not is_record(name)]
-        for name in manifests:
-            self._counts.update(inventory.documents[name].references)
-        for name in manifests:
-            if not self._counts[name] and self._may_go(name):
-                self.take(name)
-        for name in inventory.files:
-            is_free = name.startswith(BLOBS) and not self._counts[name] and name not in self._taken
-            if is_free and self._may_go(name):
-                self.take(name)
-
-    def _release(self, name: str) -> None:
-        self._counts[name] -= 1
-        if self._counts[name] or name in self._taken:
-            return
-        if self._may_go(name):
-            self.take(name)
-        elif name not in self._inventory.files:
-            # Needed by what goes only: it stays in the trash, or is nowhere.
-            document = self._inventory.documents.get(name)
-            for needed in document.references if document else ():
-                self._release(needed)
-
-    def _may_go(self, name: str) -> bool:
-        info = self._inventory.files.get(name)
-        return info is not None and self._inventory.now_s - info.modified_s > self._grace_s
 
 
 def _spent(inventory: Inventory, policy: EvictPolicy, needed: frozenset[str]) -> Iterator[FileInfo]:
@@ -249,14 +193,9 @@ def _spent(inventory: Inventory, policy: EvictPolicy, needed: frozenset[str]) ->
         if name not in needed or name in inventory.files:
             yield from (info for info in inventory.trash[name] if is_older(info, policy.grace_s))
     yield from (info for info in inventory.quarantine if is_older(info, policy.quarantine_s))
+    yield from (info for info in inventory.debris if is_older(info, DEBRIS_S))
     newest = {info.name for record, info in inventory.uses.items() if record in inventory.files}
     yield from (info for info in inventory.marks if info.name not in newest and is_older(info, 0.0))
-
-
-def blobs_first(name: str) -> tuple[int, str]:
-    """Sorts names in the order in which they may appear: what is needed before what needs it."""
-    order = (BLOBS, MANIFESTS)
-    return next((rank for rank, prefix in enumerate(order) if name.startswith(prefix)), len(order)), name
 
 
 def _choice(inventory: Inventory, name: str, reason: str) -> Choice:

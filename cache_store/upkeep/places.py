@@ -14,7 +14,7 @@ from cache_store.backends.supervisor import Supervisor
 from cache_store.backends.tier import Tier, TierState
 from cache_store.backends.tiers import TieredBackend
 from cache_store.errors import NotInStore, StoreError, is_final
-from cache_store.fetching.progress import OnProgress
+from cache_store.fetching.progress import OnProgress, while_asked
 from cache_store.records.documents import Documents
 from cache_store.signing.trust import Trust
 from cache_store.upkeep.audit import verify_store
@@ -29,6 +29,7 @@ def evict_places(
     tiers: Sequence[Tier],
     policy: EvictPolicy,
     *,
+    trust: Trust,
     place: str | None = None,
     dry_run: bool = False,
     left_out: Sequence[TierState] = (),
@@ -38,6 +39,7 @@ def evict_places(
     Args:
         tiers: the places, nearest first.
         policy: what may go.
+        trust: with which records are judged.
         place: only this one.
         dry_run: only say what would go, and why.
         left_out: places that are not asked; of those that are away it is said.
@@ -60,7 +62,7 @@ def evict_places(
             remedy=f"writable are: {', '.join(tier.name for tier in writable) or 'none'}",
         )
     reports, errors = _in_each(
-        chosen, lambda tier, view: evict(view, policy, location=tier.name, dry_run=dry_run)
+        chosen, lambda tier, view: evict(view, policy, trust=trust, location=tier.name, dry_run=dry_run)
     )
     faults = tuple(PlaceFault(location=tier.name, reason=str(error)) for tier, error in errors)
     return EvictOutcome(reports=tuple(reports), faults=(*faults, *away))
@@ -92,7 +94,7 @@ def verify_places(
             Documents(backend=view, trust=trust),
             repair=repair and tier.is_writable,
             is_whole=tier is tiers[-1],
-            on_progress=on_progress,
+            on_progress=while_asked(on_progress, view),
         )
         return report if len(tiers) == 1 else report.named(tier.name)
 
@@ -100,15 +102,19 @@ def verify_places(
     for _, error in errors:
         if is_final(error):
             raise error
-    faults = [line for report in reports for line in report.faults]
     away = [f"{state.location}: {state.reason}" for state in left_out if state.state == "away"]
+    return _in_all(reports, further=[*(f"{tier.name}: {error}" for tier, error in errors), *away])
+
+
+def _in_all(reports: Sequence[VerifyReport], *, further: Sequence[str]) -> VerifyReport:
+    """One report on all places, with further faults."""
     return VerifyReport(
         num_blobs=sum(report.num_blobs for report in reports),
         num_manifests=sum(report.num_manifests for report in reports),
         num_launches=sum(report.num_launches for report in reports),
         num_listings=sum(report.num_listings for report in reports),
         bytes_hashed=sum(report.bytes_hashed for report in reports),
-        faults=(*faults, *(f"{tier.name}: {error}" for tier, error in errors), *away),
+        faults=(*(line for report in reports for line in report.faults), *further),
         repairs=tuple(line for report in reports for line in report.repairs),
     )
 

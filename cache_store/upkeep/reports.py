@@ -56,11 +56,12 @@ class EvictReport:
         kept: the records that stay, and why.
         restored: names that came back from the trash, because something needs them.
         bytes_taken: size of what went into the trash.
-        num_deleted: files removed for good: of the trash, the quarantine and the marks of use.
+        num_deleted: files removed for good: of the trash, the quarantine, the marks of use, and what dead
+            publishers left in ``tmp/``.
         bytes_deleted: their size.
         remaining_bytes: size of what stands; the trash is not counted.
         over_bytes: how much that is above the limit, because the rest must stay.
-        problems: what is needed and was found nowhere, one line each.
+        problems: what is needed and was found nowhere, and what was left alone, one line each.
     """
 
     location: str

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from io import BufferedReader, FileIO
 from pathlib import Path
 
 import pytest
@@ -17,10 +20,10 @@ from cache_store.backends.objects.store import ObjectBackend
 from cache_store.backends.tier import Tier, TierMode
 from cache_store.backends.tiers import TieredBackend
 from cache_store.digests import Digest, digest_bytes
-from cache_store.errors import Corrupt, NotInStore, UnusableCache
+from cache_store.errors import Corrupt, NotInStore, StoreUnavailable, UnusableCache
 from cache_store.layout import FORMAT_FILE, blob_name
 from tests.support.memory_backend import MemoryBackend
-from tests.support.s3_server import S3Server, new_prefix
+from tests.support.s3_server import PATIENT_S, S3Server, new_prefix
 
 NAME = "ac/ab/one"
 Request = pytest.FixtureRequest
@@ -36,7 +39,7 @@ IMPLEMENTATIONS: dict[str, Callable[[Path, Request], BlobBackend]] = {
 
 
 def object_backend(server: S3Server) -> BlobBackend:
-    return ObjectBackend(new_prefix(), options=server.options)
+    return ObjectBackend(new_prefix(), answer_s=PATIENT_S, options=server.options)
 
 
 def tiers(root: Path, *, near: TierMode = "rw", far: TierMode = "rw") -> BlobBackend:
@@ -149,6 +152,22 @@ def test_put_new_refuses_a_source_that_is_not_there(backend, tmp_path):
         backend.put_new([gone])
 
 
+def test_put_new_tells_a_fault_of_the_local_disk_from_one_of_the_store(backend, tmp_path, monkeypatch):
+    class Bad(FileIO):
+        def readinto(self, buffer: object) -> int:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        def readall(self) -> bytes:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    source = private_file(tmp_path / "source", b"data")
+    bad = BufferedReader(Bad(source))
+    monkeypatch.setattr("cache_store.backends.backend.open_private", lambda path: bad)
+    with pytest.raises(UnusableCache, match=r"source: .*Input/output error"):
+        backend.put_new([NewFile(name=NAME, source=source, expected=digest_bytes(b"data"))])
+    assert not backend.stat([NAME])
+
+
 def test_put_new_has_one_winner_among_threads(backend):
     num_threads = 16
     barrier = threading.Barrier(num_threads)
@@ -187,6 +206,18 @@ def test_list_gives_names_by_prefix(backend):
 def test_list_takes_a_prefix_that_ends_within_a_part(backend):
     backend.put_new([new_file(name, b"x") for name in ("ac/ab/one", "ac/ab/on2", "ac/ab/two")])
     assert names(backend, "ac/ab/on") == ["ac/ab/on2", "ac/ab/one"]
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "ac//one", "ac/a\\b", "ac/a\nb"])
+def test_name_that_no_store_gives_is_refused(backend, name):
+    for call in (
+        lambda: backend.open(name),
+        lambda: backend.stat([name]),
+        lambda: backend.move(name, None),
+        lambda: backend.put_new([new_file(name, b"data")]),
+    ):
+        with pytest.raises(StoreUnavailable, match="name"):
+            call()
 
 
 def test_list_of_nothing_is_empty(backend):

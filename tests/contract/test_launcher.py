@@ -52,7 +52,7 @@ def launcher(started: tuple[Launcher, Gang], config: Config) -> Launcher:
     """A launcher whose ranks are up."""
     launcher, gang = started
     openings = {
-        seat.rank: (Opening(config=config, gang=gang, rank=seat.rank, no_compile=False, use_store=False),)
+        seat.rank: (Opening(config=config, gang=gang, rank=seat.rank, no_compile=False),)
         for seat in gang.seats
     }
     assert len(call(launcher, "open", openings)) == 2

@@ -26,6 +26,7 @@ STEPS = [step for step in Step if step.value.partition(":")[0] in VERBS]
 RANDOM_KILLS_A_ROUND = 25
 IN_A_SHORT_RUN = 10
 SHORT_RUN_ROUNDS = 10
+A_CALL_S = 0.001  # longer than most calls on a file
 SEED = 4
 
 
@@ -36,9 +37,9 @@ class Place:
         self.forker = forker
         self.paths: dict[str, Any] = {name: root / name for name in ("store", "source", "cache")}
 
-    def launch(self, time_s: float = 60.0, **plan: object) -> Trial:
+    def launch(self, **plan: object) -> Trial:
         plan["below"] = str(self.paths["store"].parent)
-        return self.forker.run("publish_and_fetch", plan, time_s=time_s, **self.paths, seed=SEED)
+        return self.forker.run("publish_and_fetch", plan, **self.paths, seed=SEED)
 
     def survey(self) -> dict[str, object]:
         trial = self.forker.run("survey", store=self.paths["store"], cache=self.paths["cache"], seed=SEED)
@@ -101,14 +102,17 @@ def test_killed_at_a_step_leaves_nothing_half_done(forker, rooms, steps_of_a_run
 
 
 def test_killed_at_any_moment_leaves_nothing_half_done(forker, rooms, undisturbed, fault_rounds):
-    """SIGKILL after a random time, which mostly falls between two steps."""
+    """Killed a random while after a random call on a file, which mostly falls between two steps."""
     randomness = random.Random(0)
     num_killed = 0
     a_round = IN_A_SHORT_RUN if fault_rounds < SHORT_RUN_ROUNDS else RANDOM_KILLS_A_ROUND
     for _ in range(a_round * fault_rounds):
         place = Place(forker, rooms.fresh())
-        trial = place.launch(time_s=randomness.uniform(0.0, undisturbed.seconds))
-        num_killed += trial.overran
+        # Not a while after the start: how long a launch takes depends on what else this machine does.
+        call, pause_s = randomness.randint(1, len(undisturbed.calls)), randomness.uniform(1e-6, A_CALL_S)
+        trial = place.launch(kill_after=(call, pause_s))
+        assert trial.exit in (0, -signal.SIGALRM)
+        num_killed += trial.exit != 0
         check_aftermath(place)
     assert num_killed > 0
 

@@ -347,9 +347,15 @@ def test_damaged_or_harmful_manifest_is_refused_under_every_policy(
     assert stored(scene.root, "quarantine"), "what is damaged belongs into quarantine"
 
 
-def test_manifest_of_a_later_release_is_refused_and_stays(scene: Scene) -> None:
-    error = fetched(scene, with_header(scene.genuine, format=ENVELOPE_FORMAT + 1), reader())
-    assert isinstance(error, NewerFormat)
+@pytest.mark.parametrize(
+    ("policy", "kind"), [("require", Untrusted), ("warn", NewerFormat), ("off", NewerFormat)]
+)
+def test_manifest_of_a_later_release_is_refused_and_stays(
+    scene: Scene, policy: TrustPolicy, kind: type[StoreError]
+) -> None:
+    error = fetched(scene, with_header(scene.genuine, format=ENVELOPE_FORMAT + 1), reader(policy))
+    assert isinstance(error, kind)
+    assert "upgrade warmrank" in str(error)
     assert (scene.root / manifest_name(scene.key)).exists()
 
 

@@ -57,6 +57,12 @@ def test_warm_launch_loads_what_the_cold_one_compiled(house: House) -> None:
     assert counts(house.launch()) == (0, 2, 0)
 
 
+def test_cold_launch_publishes_all_bytes_of_its_artifacts_and_a_warm_one_none(house: House) -> None:
+    cold, warm = house.launch(2).totals, house.launch(2).totals
+    assert (cold.published_bytes, warm.published_bytes) == (cold.artifact_bytes, 0)
+    assert cold.artifact_bytes > 0
+
+
 def test_digests_are_equal_cold_and_warm(house: House) -> None:
     cold, warm = house.launch(), house.launch()
     assert [found.digest for found in cold.ranks[0].functions] == [

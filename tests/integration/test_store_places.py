@@ -14,7 +14,7 @@ from cache_store.backends.supervisor import ping
 from cache_store.backends.tier import Tier, TierMode
 from cache_store.connect import TierSpec, open_store
 from cache_store.errors import StoreUnavailable
-from tests.support.s3_server import new_prefix
+from tests.support.s3_server import PATIENT_S, S3Server, new_prefix
 from tests.support.stored import OFF, publish_launch, tree
 
 
@@ -25,7 +25,7 @@ def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def near(tmp_path) -> TierSpec:
-    return TierSpec(location=str(tmp_path / "near"))
+    return TierSpec(location=str(tmp_path / "near"), answer_s=PATIENT_S)
 
 
 @pytest.fixture
@@ -35,13 +35,18 @@ def black_hole() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
+def answering(server: S3Server) -> TierSpec:
+    """A new place at a server, with patience for a slow machine."""
+    return TierSpec(location=new_prefix(), answer_s=PATIENT_S, options=server.options)
+
+
 def silent(endpoint: str, *, mode: TierMode = "rw") -> TierSpec:
     options = {"endpoint": endpoint, "region": "us-east-1"}
     return TierSpec(location="s3://bucket/store", mode=mode, answer_s=0.5, options=options)
 
 
 def test_launch_goes_through_both_places(near, s3_server, tmp_path):
-    far = TierSpec(location=new_prefix(), options=s3_server.options)
+    far = answering(s3_server)
     record = publish_launch(open_store([near, far], trust=OFF), tmp_path / "source", world_size=2)
     for place in (near, far):
         store = open_store([place], trust=OFF)
@@ -54,7 +59,7 @@ def test_launch_goes_through_both_places(near, s3_server, tmp_path):
 
 
 def test_ping_of_an_object_store_is_answered_and_leaves_nothing(s3_server):
-    backend = ObjectBackend(new_prefix(), options=s3_server.options)
+    backend = ObjectBackend(new_prefix(), answer_s=PATIENT_S, options=s3_server.options)
     before = {info.name for info in backend.list("")}
     answers: list[str] = []
     ping(Tier(name="far", backend=backend), answers.append)

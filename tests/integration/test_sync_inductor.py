@@ -14,7 +14,7 @@ import pytest
 from cache_store.backends.directory import DirectoryBackend
 from cache_store.records.documents import Documents
 from cache_store.signing.trust import Trust
-from cache_store.sync.pull import pull
+from cache_store.sync.pull import plan_pull, pull
 from cache_store.sync.push import push
 
 CHILD = """
@@ -44,5 +44,5 @@ def test_inductor_hits_in_a_directory_pulled_at_another_path(tmp_path):
     assert run(old) == {"fxgraph_cache_hit": 0, "fxgraph_cache_miss": 1}
     push(documents, "inductor", old, {})
     shutil.rmtree(old)
-    pull(documents, "inductor", new, {})
+    pull(documents, plan_pull(documents, "inductor", new, {}))
     assert run(new) == {"fxgraph_cache_hit": 1, "fxgraph_cache_miss": 0}

@@ -10,6 +10,7 @@ from cache_store.digests import digest_bytes
 from cache_store.keys import key_of
 from cache_store.layout import launch_name
 from cache_store.records.manifest import LaunchRecord
+from cache_store.signing.trust import Trust
 from cache_store.store import Store
 from cache_store.upkeep.evict import evict
 from cache_store.upkeep.evict_plan import EvictPolicy
@@ -25,9 +26,9 @@ SHARED = b"def shared(): ...\n"
 class Evicting:
     """One store in memory and what tests do with it."""
 
-    def __init__(self, work: Path) -> None:
+    def __init__(self, work: Path, trust: Trust = OFF) -> None:
         self.backend = MemoryBackend()
-        self.store = Store(self.backend, trust=OFF, location="memory")
+        self.store = Store(self.backend, trust=trust, location="memory")
         self._work = work
         self._num_launches = 0
         self._num_records = 0
@@ -54,7 +55,14 @@ class Evicting:
 
     def evict(self, *, dry_run: bool = False, **policy: float | bool | None) -> EvictReport:
         rules = EvictPolicy(**{"grace_s": GRACE_S, **policy})  # type: ignore[arg-type]
-        return evict(self.backend, rules, location="memory", dry_run=dry_run)
+        return evict(
+            self.backend,
+            rules,
+            trust=self.store._trust,
+            location="memory",
+            dry_run=dry_run,
+            clock=lambda: self.backend.now_s,
+        )
 
     def pass_time(self, seconds: float) -> None:
         self.backend.now_s += seconds

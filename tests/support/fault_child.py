@@ -153,15 +153,13 @@ def _try(trial: dict[str, Any]) -> dict[str, Any]:
         os.close(reader)
         _run_and_end(trial, writer)
     os.close(writer)
-    started = time.monotonic()
     answer, overran = _read_until(reader, trial["time_s"])
-    seconds = time.monotonic() - started
     if overran:
         os.kill(pid, signal.SIGKILL)
     os.close(reader)
     _, status = os.waitpid(pid, 0)
     said = json.loads(answer) if answer else {}
-    return {"exit": os.waitstatus_to_exitcode(status), "overran": overran, "seconds": seconds, **said}
+    return {"exit": os.waitstatus_to_exitcode(status), "overran": overran, **said}
 
 
 def _read_until(reader: int, time_s: float) -> tuple[bytes, bool]:
@@ -180,9 +178,7 @@ def _run_and_end(trial: dict[str, Any], writer: int) -> NoReturn:
     tape: Tape | None = None
     try:
         act = ACTIONS[trial["action"]](**trial["arguments"])
-        values = trial["plan"]
-        kill_at = values.get("kill_at")
-        tape = install(Plan(**{**values, "kill_at": tuple(kill_at) if kill_at else None}))
+        tape = install(Plan(**{name: _as_planned(value) for name, value in trial["plan"].items()}))
         said["result"] = act()
     except StoreError as error:
         said["error"] = f"{type(error).__name__}: {error}"
@@ -194,6 +190,10 @@ def _run_and_end(trial: dict[str, Any], writer: int) -> NoReturn:
         tape.plan = Plan()  # the answer itself must get through
     _write_all(writer, json.dumps(said).encode())
     os._exit(0)
+
+
+def _as_planned(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value  # JSON knows no tuples
 
 
 def _write_all(writer: int, data: bytes) -> None:

@@ -51,6 +51,7 @@ class Plan:
     Attributes:
         below: the directory whose files count.
         kill_at: end with SIGKILL at the nth time, from 1, that the step of that name is reached.
+        kill_after: end as abruptly, by SIGALRM, so many seconds after the nth call, from 1, below ``below``.
         fail_call: the nth call, from 1, on files below ``below`` fails.
         error: with this error, by name.
         fail_on: and so do all calls after it.
@@ -60,6 +61,7 @@ class Plan:
 
     below: str = "/nowhere"
     kill_at: tuple[str, int] | None = None
+    kill_after: tuple[int, float] | None = None
     fail_call: int | None = None
     error: str = "EIO"
     fail_on: bool = False
@@ -94,6 +96,9 @@ class Tape:
         with self._lock:
             self.calls.append(name)
             number = len(self.calls)
+        if self.plan.kill_after and number == self.plan.kill_after[0]:
+            # Nothing handles that signal: the kernel ends the process, between any two instructions.
+            signal.setitimer(signal.ITIMER_REAL, self.plan.kill_after[1])
         wanted = self.plan.fail_call
         if wanted is not None and (number == wanted or (self.plan.fail_on and number > wanted)):
             code = getattr(errno, self.plan.error)

@@ -20,7 +20,6 @@ class Trial:
     Attributes:
         exit: exit status, negative for a signal.
         overran: it was killed because its time was over.
-        seconds: how long it ran, what it prepared included.
         result: what the action returned.
         error: the `StoreError` that it raised.
         bug: any other exception.
@@ -30,7 +29,6 @@ class Trial:
 
     exit: int
     overran: bool
-    seconds: float
     result: Any = None
     error: str | None = None
     bug: str | None = None

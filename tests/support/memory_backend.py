@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO
 
-from cache_store.backends.backend import FileInfo, NewFile
+from cache_store.backends.backend import FileInfo, NewFile, check_name
 from cache_store.digests import digest_bytes
 from cache_store.errors import Corrupt, NotInStore
 
@@ -20,25 +20,25 @@ class MemoryBackend:
         self.now_s = 1_000_000.0
 
     def put_new(self, files: Sequence[NewFile]) -> tuple[str, ...]:
-        data = {file.name: _bytes(file) for file in files if file.name not in self._files}
+        data = {file.name: _bytes(file) for file in files if not self._has(file.name)}
         # setdefault is atomic under the GIL, and says who won.
         for name in data:
             self._times.setdefault(name, self.now_s)
         return tuple(name for name in data if self._files.setdefault(name, data[name]) is data[name])
 
     def open(self, name: str) -> BinaryIO:
-        if name not in self._files:
+        if not self._has(name):
             raise NotInStore(what=name, where="memory")
         return io.BytesIO(self._files[name])
 
     def stat(self, names: Iterable[str]) -> dict[str, FileInfo]:
-        return {name: self._info(name) for name in names if name in self._files}
+        return {name: self._info(name) for name in names if self._has(name)}
 
     def list(self, prefix: str) -> Iterator[FileInfo]:
         return iter([self._info(name) for name in list(self._files) if name.startswith(prefix)])
 
     def move(self, name: str, target: str | None) -> bool:
-        if name not in self._files or target in self._files:
+        if not self._has(name) or (target is not None and self._has(target)):
             return False
         data = self._files.pop(name)
         self._times.pop(name, None)
@@ -46,6 +46,10 @@ class MemoryBackend:
             self._times[target] = self.now_s
             self._files[target] = data
         return True
+
+    def _has(self, name: str) -> bool:
+        check_name(name, where="memory")
+        return name in self._files
 
     def _info(self, name: str) -> FileInfo:
         size = len(self._files[name])

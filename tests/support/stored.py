@@ -133,11 +133,11 @@ def publish_launch(
 
 
 def tree(root: Path) -> dict[str, bytes]:
-    """Every file below ``root``, the locks and indexes of a cache directory apart."""
+    """Every file below ``root``, what a cache directory keeps about itself apart."""
     return {
         path.relative_to(root).as_posix(): path.read_bytes()
         for path in sorted(root.rglob("*"))
-        if path.is_file() and not {".locks", ".index"} & set(path.parts)
+        if path.is_file() and not {".locks", ".index", ".signers"} & set(path.parts)
     }
 
 

@@ -1,13 +1,29 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
+from cache_store.backends.backend import BlobBackend
 from cache_store.errors import StoreUnavailable
+from cache_store.publishing.stored_launches import read_launch
+from cache_store.records.documents import Documents
 from cache_store.signing.trust import Trust
 from cache_store.store import Store
-from tests.support.stored import FUNCTIONS, blob_path, open_store, overwrite, publish_launch, stored, tree
+from cache_store.upkeep import audit
+from cache_store.upkeep.audit import verify_store
+from tests.support.stored import (
+    FUNCTIONS,
+    OFF,
+    backend_of,
+    blob_path,
+    open_store,
+    overwrite,
+    publish_launch,
+    stored,
+    tree,
+)
 
 DECODE = FUNCTIONS["Llama.decode"]
 
@@ -119,3 +135,65 @@ def test_repair_brings_back_what_lies_in_the_trash(store, root):
         f"{path.relative_to(root).as_posix()}: restored from the trash",
     )
     assert store.verify().faults == ()
+
+
+def test_blob_that_was_put_again_while_it_was_read_stays(store, root, monkeypatch):
+    path = blob_path(root, DECODE)
+    overwrite(path, bytes([DECODE[0] ^ 1]) + DECODE[1:])
+    real = audit._digest
+    seen: list[str] = []
+
+    def digest(backend: BlobBackend, name: str) -> object:
+        answer = real(backend, name)
+        if name.endswith(path.name) and not seen:
+            seen.append(name)
+            overwrite(path, DECODE)
+        return answer
+
+    monkeypatch.setattr(audit, "_digest", digest)
+    report = store.verify(repair=True)
+    assert (seen != [], report.faults, report.repairs) == (True, (), ())
+    assert path.read_bytes() == DECODE
+
+
+def test_document_that_was_put_again_while_it_was_read_stays(store, root, monkeypatch):
+    path = stored(root, "launch")[0]
+    good = path.read_bytes()
+    overwrite(path, b"{}")
+    real = read_launch
+    seen: list[str] = []
+
+    def read(documents: Documents, name: str) -> object:
+        if not seen:
+            seen.append(name)
+            try:
+                return real(documents, name)
+            finally:
+                overwrite(path, good)
+        return real(documents, name)
+
+    monkeypatch.setattr(audit, "read_launch", read)
+    report = store.verify(repair=True)
+    assert (report.num_launches, report.faults, report.repairs) == (1, (), ())
+    assert path.read_bytes() == good
+
+
+def test_what_a_dead_publisher_left_is_found_after_a_day(store, root):
+    left = root / "tmp" / "host-1-x" / "0"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"bytes")
+    assert store.verify().faults == ()
+    documents = Documents(backend=backend_of(store), trust=OFF)
+    (fault,) = verify_store(documents, clock=lambda: time.time() + 2 * 86400.0).faults
+    assert "tmp/host-1-x/0: 5 bytes on their way in for 48 h" in fault
+
+
+@pytest.mark.parametrize("place", ["cas", "ac", "launch"])
+def test_dangling_link_is_found_and_moved_away(store, root, place):
+    path = stored(root, place)[0]
+    path.unlink()
+    path.symlink_to(root / "nowhere")
+    name = path.relative_to(root).as_posix()
+    assert any(name in fault for fault in store.verify().faults)
+    assert f"{name}: moved into quarantine" in store.verify(repair=True).repairs
+    assert not path.is_symlink()

@@ -92,6 +92,13 @@ def test_import_brings_neither_torch_nor_ray():
     assert done.stdout.strip() == "[]"
 
 
+def test_import_brings_no_command_s_own_modules():
+    own = {f"orchestrator.{name}" for name in ("demo", "look", "submit", "preseed")} | {"cache_store.store"}
+    code = f"import orchestrator.cli, sys; print(sorted({own} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_module_runs_without_installation(tmp_path: Path):
     command = [sys.executable, "-m", "orchestrator", "launch", str(tmp_path / "absent.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -300,7 +307,7 @@ def test_readable_of_what_is_no_artifact_is_an_error(tmp_path: Path):
 
 def test_publish_with_nothing_waiting_says_so(tmp_path: Path):
     result = run("publish", write_config(tmp_path))
-    assert (result.exit_code, result.stdout) == (0, "nothing waits on this node\n")
+    assert (result.exit_code, result.stdout) == (0, f"nothing waits on this node in {tmp_path / 'cache'}\n")
 
 
 def test_publish_brings_what_waits_to_the_store(tmp_path: Path):
@@ -316,9 +323,7 @@ def test_publish_ends_with_four_while_something_waits_still(tmp_path: Path):
     config = loaded_config(tmp_path)
     manifest = make_partition(config.cache_dir, rank=0, world_size=1)
     add_partition(config.cache_dir, launch_key(config), manifest)
-    for artifact in manifest.artifacts:
-        (config.cache_dir / artifact.path).unlink()
-    result = run("publish", tmp_path / "tiny.yaml")
+    result = run("publish", tmp_path / "tiny.yaml", "--set", "store.trust.policy=require")
     assert result.exit_code == 4
     assert "waits: world1global_rank0" in result.stdout
 

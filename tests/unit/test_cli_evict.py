@@ -96,8 +96,17 @@ def test_evict_until_it_fits(store, root):
 
 def test_dry_run_changes_nothing(store, root):
     before = stored(root, "launch"), stored(root, "cas"), stored(root, "trash")
-    assert "would go" in done("evict", "--store", root, "--older-than", "30d", "--dry-run")
+    limits = ("--older-than", "0s", "--grace", "0s")
+    assert "1 records, 1 manifests" in done("evict", "--store", root, *limits, "--dry-run")
     assert (stored(root, "launch"), stored(root, "cas"), stored(root, "trash")) == before
+
+
+def test_evict_removes_what_a_dead_publisher_left(store, root):
+    left = root / "tmp" / "host-1-x" / "0"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"bytes")
+    assert "1 old files deleted for good, 5 B" in done("evict", "--store", root)
+    assert list((root / "tmp").iterdir()) == []
 
 
 def test_evict_as_json(store, root):
@@ -132,7 +141,7 @@ def test_evict_refuses_a_damaged_document_and_names_the_repair(store, root):
 
 def test_evict_of_an_unknown_place_names_the_known(store, root):
     result = run("evict", "--store", root, "--tier", "elsewhere")
-    assert (result.exit_code, f"writable are: {root}" in result.stderr) == (4, True)
+    assert (result.exit_code, f"writable are: {root}" in result.stderr) == (2, True)
 
 
 def test_evict_of_two_places_reports_one_when_the_other_refuses(store, root, tmp_path):
@@ -205,6 +214,25 @@ def test_pin_takes_a_launch_or_lists(store, root, arguments):
 def test_pin_of_what_is_not_there_says_how_to_find_it(store, root):
     result = run("pin", "f" * 12, "--store", root)
     assert (result.exit_code, "warmrank ls" in result.stderr) == (4, True)
+
+
+def test_second_reason_is_not_taken_and_said_not_to_be(store, root):
+    pinning = ("pin", old_record(store).rpartition("/")[2], "--store", root, "--reason")
+    assert "pinned before" not in run(*pinning, "baseline").stderr
+    assert "pinned before" not in run(*pinning, "baseline").stderr
+    second = run(*pinning, "release 5")
+    assert (second.exit_code, "pinned before" in second.stderr, "baseline" in second.stdout) == (
+        0,
+        True,
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments", [("0d91",), ("f" * 12, "--reason", "a\nb"), ("f" * 12, "--reason", "x" * 501)]
+)
+def test_pin_that_is_no_prefix_or_gives_no_reason_in_one_line_is_bad_input(store, root, arguments):
+    assert run("pin", *arguments, "--store", root).exit_code == 2
 
 
 def test_ls_shows_pins(store, root):

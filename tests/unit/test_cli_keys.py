@@ -7,8 +7,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cache_store.signing.keyring import private_path, public_path, read_keyring
-from cache_store.signing.signing_keys import generate_key_pair, key_id, load_public_key, save_key_pair
+from cache_store.signing.signing_keys import generate_key_pair, key_id, load_public_key
 from orchestrator.cli import app
+from tests.support.key_pairs import save_key_pair
 
 
 @pytest.fixture(autouse=True)
@@ -53,8 +54,22 @@ def test_generate_as_json(keyring):
 def test_generate_again_is_refused(keyring):
     done("generate", "ci")
     result = run("generate", "ci")
-    assert result.exit_code == 4
+    assert result.exit_code == 2
     assert "never overwritten" in result.stderr
+
+
+def test_generate_in_a_keyring_that_cannot_be_believed_makes_no_key(keyring):
+    done("generate", "ci")
+    keyring.chmod(0o777)
+    assert run("generate", "other").exit_code == 4
+    keyring.chmod(0o700)
+    (keyring / "trusted" / "theirs.pub.pem").write_text("damaged")
+    assert run("generate", "other").exit_code == 4
+    assert not private_path(keyring, "other").exists()
+
+
+def test_trust_of_a_file_that_is_not_there_is_bad_input(tmp_path):
+    assert run("trust", tmp_path / "nofile.pem").exit_code == 2
 
 
 @pytest.mark.parametrize("name", ["../ci", "ci.pem", ""])

@@ -59,6 +59,27 @@ def test_each_rank_has_a_directory_of_its_own(cache, tmp_path):
     assert (tmp_path / "new" / "kernel").read_text() == "of 1"
 
 
+@pytest.mark.parametrize(
+    "location", ["", "ftp://host/s", "http://127.0.0.1:5999/bkt", "s3:/bkt/x", "s3://me:hunter2@bkt"]
+)
+@pytest.mark.parametrize("command", [("sync", "push", "mine", "."), ("ls",)], ids=lambda command: command[0])
+def test_location_that_can_be_no_store_is_bad_input_and_makes_none(tmp_path, monkeypatch, location, command):
+    (tmp_path / "here").mkdir(mode=0o700)
+    monkeypatch.chdir(tmp_path / "here")
+    result = CliRunner().invoke(app, [*command, "--store", location])
+    assert (result.exit_code, "--store: expected" in result.stderr) == (2, True)
+    assert "hunter2" not in result.output
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+def test_push_of_what_is_no_directory_is_bad_input(tmp_path):
+    (tmp_path / "file").touch()
+    for name, found in (("absent", "found nothing"), ("file", "found something else")):
+        code, text = run("push", "mine", tmp_path / name, "--store", tmp_path / "store")
+        assert (code, found in " ".join(text.split())) == (2, True)
+    assert not (tmp_path / "store").exists()
+
+
 def test_store_must_be_named_once(cache):
     code, _ = run("push", "mine", cache)
     assert code == 2
@@ -127,7 +148,7 @@ def test_shared_store_takes_what_the_named_key_signs_and_gives_what_the_keyring_
     cache, tmp_path, keyring, shared
 ):
     code, text = run("push", "mine", cache, "--store", shared)
-    assert (code, "signing" in text) == (4, True)
+    assert (code, "--signing-key" in text) == (4, True)
     assert run("push", "mine", cache, "--store", shared, "--signing-key", "ci")[0] == 0
     (keyring / "ci.pem").unlink()  # whoever only reads has the public key
     assert run("pull", "mine", tmp_path / "new", "--store", shared)[0] == 0
@@ -143,4 +164,5 @@ def test_pull_with_a_config_whose_signing_key_is_not_on_this_node(cache, tmp_pat
     assert run("push", "mine", cache, "--config", config)[0] == 0
     (keyring / "ci.pem").unlink()
     assert run("pull", "mine", tmp_path / "new", "--config", config)[0] == 0
-    assert run("push", "mine", cache, "--config", config)[0] == 4
+    code, text = run("push", "mine", cache, "--config", config)
+    assert (code, "no such file" in " ".join(text.split())) == (2, True)

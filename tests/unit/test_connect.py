@@ -12,7 +12,7 @@ from cache_store.backends.backend import BlobBackend
 from cache_store.backends.circuit import Circuits, Ticks
 from cache_store.backends.tier import TierState
 from cache_store.connect import TierSpec, is_left_alone, open_store
-from cache_store.errors import Corrupt, StoreUnavailable
+from cache_store.errors import Corrupt, NewerFormat, StoreUnavailable
 from cache_store.store import Store
 from tests.support.failing_backends import WaywardBackend, unavailable
 from tests.support.stored import LAUNCH_KEY, OFF, make_partition
@@ -104,13 +104,43 @@ def test_directory_needs_no_client_of_object_stores(near, monkeypatch):
     assert states(open_store([near], trust=OFF)) == [("near", "used")]
 
 
-def test_damaged_format_is_no_reason_to_go_on(near, far):
-    open_store([far], trust=OFF)
-    path = Path(far.location, "FORMAT")
+def spoil(spec: TierSpec, text: str) -> None:
+    """Make a store of a place, and then its FORMAT unreadable."""
+    open_store([spec], trust=OFF)
+    path = Path(spec.location, "FORMAT")
     path.chmod(0o600)
-    path.write_bytes(b"{}")
-    with pytest.raises(Corrupt):
-        open_store([near, far], trust=OFF)
+    path.write_text(text)
+
+
+UNREADABLE = pytest.mark.parametrize(
+    ("text", "error"), [("", Corrupt), ('{"format":9}', NewerFormat)], ids=["damaged", "newer"]
+)
+
+
+@UNREADABLE
+@pytest.mark.parametrize("mode", ["ro", "rw"])
+def test_place_that_cannot_be_read_as_a_store_is_left_out(near, far, mode, text, error):
+    spoil(near, text)
+    open_store([far], trust=OFF)
+    store = open_store([changed(near, mode=mode), changed(far, mode="required")], trust=OFF)
+    assert states(store) == [("far", "used"), ("near", "away")]
+    assert [near.location in line for line in store.problems] == [True]
+    assert store.is_behind == (mode == "rw")
+    assert not is_left_alone(near.location, {})
+
+
+@UNREADABLE
+def test_required_place_that_cannot_be_read_as_a_store_is_an_error(near, far, text, error):
+    spoil(far, text)
+    with pytest.raises(error):
+        open_store([near, changed(far, mode="required")], trust=OFF)
+
+
+@UNREADABLE
+def test_only_place_that_cannot_be_read_as_a_store_is_an_error(near, text, error):
+    spoil(near, text)
+    with pytest.raises(error):
+        open_store([near], trust=OFF)
 
 
 def test_hanging_place_among_others_is_left_out(near, hanging):
@@ -185,7 +215,7 @@ def test_object_store_is_opened_as_its_mode_says(monkeypatch, mode):
 
     monkeypatch.setattr("cache_store.backends.objects.store.ObjectBackend", FakeObjects)
     open_store([TierSpec(location="s3://bucket/x", mode=mode, options={"region": "r"})], trust=OFF)
-    assert asked == [("s3://bucket/x", mode != "ro", mode != "ro", {"region": "r"})]
+    assert asked == [("s3://bucket/x", mode == "rw", mode != "ro", {"region": "r"})]
 
 
 def test_partition_goes_into_both_places_and_comes_out_of_the_near_one_alone(near, far, tmp_path):

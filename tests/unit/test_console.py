@@ -5,16 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import typer
 
-from cache_store.errors import Corrupt
+from cache_store.errors import Corrupt, StoreUnavailable
 from orchestrator.console import describe, exit_code_of, plain, session
-from orchestrator.demo import DemoFailed
-from orchestrator.errors import CannotStart, ConfigError, ConfigProblem, LaunchFailed, WorkerFailure
+from orchestrator.errors import (
+    CannotStart,
+    ConfigError,
+    ConfigProblem,
+    DemoFailed,
+    LaunchFailed,
+    WorkerFailure,
+)
 from orchestrator.signals import undisturbed
 from worker.errors import NotYet
 
@@ -69,6 +75,14 @@ def test_store_error_shows_its_fields_as_rows():
         "found": "sha256 2",
         "remedy": "publish",
     }
+
+
+def test_place_that_is_required_is_said_to_be():
+    error = StoreUnavailable(what="FORMAT", where="/store", reason="no answer", required=True)
+    _, (rows,), _ = describe(error)
+    assert dict(rows)["required"].startswith("mode: required")
+    _, (rows,), _ = describe(replace(error, required=False))
+    assert "required" not in dict(rows)
 
 
 def test_other_error_keeps_its_lines():

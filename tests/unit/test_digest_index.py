@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cache_store.canonical import canonical_json
 from cache_store.digests import Digest, digest_bytes, digest_stream
 from cache_store.errors import UnusableCache
 from cache_store.node import digest_index
@@ -223,6 +224,42 @@ def test_damaged_index_is_empty(cache, file, hashed, damage):
     path.write_bytes(damage(path.read_bytes()))
     assert DigestIndex.open(cache, "one").digest(file) == digest_bytes(DATA)
     assert len(hashed) == 2
+
+
+ENTRY = [1, 2, 3, 4, 5, 6, 7, 8, "0" * 64]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"format": 1},
+        {"format": 1, "files": []},
+        {"format": 1, "files": None},
+        {"format": 1, "files": {"a": 5}},
+        {"format": 1, "files": {"a": None}},
+        {"format": 1, "files": {"a": {}}},
+        {"format": 1, "files": {"a": []}},
+        {"format": 1, "files": {"a": ENTRY[:-1]}},
+        {"format": 1, "files": {"a": [*ENTRY[:-1], 0]}},
+        {"format": 1, "files": {"a": [*ENTRY[:-1], "x"]}},
+        {"format": 1, "files": {"a": ["1", *ENTRY[1:]]}},
+        {"format": 1, "files": {"a": [None, *ENTRY[1:]]}},
+        {"format": 1, "files": {"a": [1.5, *ENTRY[1:]]}},
+        {"format": 1, "files": {"a": [[], *ENTRY[1:]]}},
+    ],
+)
+def test_sealed_index_of_another_shape_is_empty(cache, document):
+    line = canonical_json(document)
+    seal = canonical_json(digest_bytes(line).sha256)
+    private_file(cache / ".index" / "one.json", seal + b"\n" + line + b"\n")
+    assert DigestIndex.open(cache, "one")._seen == {}
+
+
+def test_sealed_index_of_this_shape_is_taken(cache):
+    line = canonical_json({"format": 1, "files": {"a": ENTRY}})
+    seal = canonical_json(digest_bytes(line).sha256)
+    private_file(cache / ".index" / "one.json", seal + b"\n" + line + b"\n")
+    assert set(DigestIndex.open(cache, "one")._seen) == {"a"}
 
 
 @pytest.mark.usefixtures("settled")

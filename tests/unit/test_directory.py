@@ -236,7 +236,7 @@ def test_put_new_without_hard_links_says_so(backend, monkeypatch):
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
 def test_fault_of_the_file_system_is_unavailable(backend, monkeypatch, number):
-    monkeypatch.setattr(Path, "open", failing(number))
+    monkeypatch.setattr(os, "open", failing(number))
     with pytest.raises(StoreUnavailable, match=os.strerror(number)):
         backend.open(NAME)
 
@@ -244,7 +244,7 @@ def test_fault_of_the_file_system_is_unavailable(backend, monkeypatch, number):
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "ac/../../outside", "", "ac\\ab"])
 def test_name_that_leaves_the_store_is_refused(backend, name):
     for call in (backend.open, lambda name: backend.stat([name]), lambda name: backend.move(name, None)):
-        with pytest.raises(ValueError, match="name"):
+        with pytest.raises(StoreUnavailable, match="name"):
             call(name)
 
 
@@ -269,61 +269,6 @@ def test_directories_of_what_stands_stay(backend, root):
     backend.put_new([new_file()])
     backend.move(NAME, None)
     assert (root / NAME).parent.is_dir()
-
-
-def test_move_makes_a_directory_again_that_another_process_removes(backend, root, monkeypatch):
-    backend.put_new([new_file()])
-    trashed = "trash/20260131T120000Z/ac/ab/one"
-    real = os.link
-    removed: list[Path] = []
-
-    def link(source: Path, target: Path) -> None:
-        if target.parent.is_dir() and not removed:
-            removed.append(target)
-            target.parent.rmdir()
-            target.parent.parent.rmdir()
-        real(source, target)
-
-    monkeypatch.setattr(os, "link", link)
-    assert backend.move(NAME, trashed)
-    assert (removed, stored(root, "trash")) == ([root / trashed], [root / trashed])
-
-
-def test_move_that_never_finds_its_directory_says_so_and_loses_nothing(backend, root, monkeypatch):
-    backend.put_new([new_file()])
-    monkeypatch.setattr(os, "link", failing(errno.ENOENT))
-    with pytest.raises(StoreUnavailable, match="removed 10 times"):
-        backend.move(NAME, "trash/20260131T120000Z/ac/ab/one")
-    assert (root / NAME).read_bytes() == b"data"
-
-
-def test_move_into_the_trash_counts_although_it_is_taken_out_at_once(backend, root, monkeypatch):
-    backend.put_new([new_file()])
-    trashed = "trash/20260131T120000Z/ac/ab/one"
-    other = DirectoryBackend(root)
-    real = Path.unlink
-
-    def unlink(path: Path) -> None:
-        real(path)
-        if path == root / NAME:
-            other.move(trashed, "ac/ab/two")
-
-    monkeypatch.setattr(Path, "unlink", unlink)
-    assert backend.move(NAME, trashed)
-    assert list((root / "trash").iterdir()) == []
-
-
-def test_moves_into_a_directory_that_goes_and_comes_lose_nothing(root):
-    names = [f"ac/ab/{number}" for number in range(40)]
-    DirectoryBackend(root).put_new([new_file(name) for name in names])
-
-    def there_and_back(name: str) -> bool:
-        backend = DirectoryBackend(root, create=False)
-        trashed = f"trash/20260131T120000Z/{name}"
-        return all(backend.move(name, trashed) and backend.move(trashed, name) for _ in range(10))
-
-    assert all(each(there_and_back, names, num_threads=8))
-    assert [info.name for info in DirectoryBackend(root).list("ac/")] == sorted(names)
 
 
 def test_quarantine_keeps_the_bytes_and_the_reason(backend, root):

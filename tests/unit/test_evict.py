@@ -11,20 +11,38 @@ import pytest
 from cache_store.backends.backend import NewFile
 from cache_store.digests import digest_bytes
 from cache_store.errors import EvictRefused, NotInStore, StoreUnavailable
-from cache_store.layout import blob_name, quarantine_name, used_name
+from cache_store.layout import PROBE, blob_name, launch_name, quarantine_name, used_name
 from cache_store.publishing import launches
+from cache_store.records.manifest import PartitionRef
 from cache_store.retention.last_use import mark_used
+from cache_store.signing.trust import Trust, generate_key_pair
 from cache_store.steps import Step
 from cache_store.upkeep import evict as evicting
 from cache_store.upkeep.evict_plan import EvictPolicy
 from tests.support.evicting import DAY_S, GRACE_S, SHARED, Evicting
+from tests.support.stored import LAUNCH_KEY, OFF, make_record
 
 OTHER_KEY = "7" * 64
+SIGNING = Trust(policy="require", signer=generate_key_pair("ci"))
+NEWER = b'{"format":99}\n'
 
 
 @pytest.fixture
 def memory(tmp_path: Path) -> Evicting:
     return Evicting(tmp_path)
+
+
+@pytest.fixture
+def signed(tmp_path: Path) -> Evicting:
+    return Evicting(tmp_path, SIGNING)
+
+
+def put_unsigned(signed: Evicting, refs: tuple[PartitionRef, ...], *, key: str = LAUNCH_KEY) -> str:
+    """A record that claims to be the newest, by somebody who can write and not sign."""
+    data = make_record(refs, launch_key=key, created="9999-01-01T00:00:00+00:00").to_bytes()
+    name = launch_name(key, digest_bytes(data).sha256)
+    put(signed, name, OFF.seal("launch", key, data))
+    return name
 
 
 def put(memory: Evicting, name: str, data: bytes = b"x") -> None:
@@ -158,6 +176,14 @@ def test_trash_is_emptied_by_a_later_run_after_the_grace(memory):
     memory.pass_time(GRACE_S + 1)
     report = memory.evict()
     assert (report.num_deleted, memory.names("trash/")) == (3, set())
+
+
+def test_dry_run_writes_nothing_on_the_way(memory, monkeypatch):
+    memory.launch(), memory.launch()
+    memory.pass_time(30 * DAY_S)
+    for write in ("put_new", "move"):
+        monkeypatch.setattr(memory.backend, write, None)
+    assert memory.evict(older_than_s=DAY_S, dry_run=True).taken
 
 
 def test_dry_run_changes_nothing_and_says_the_same(memory):
@@ -545,3 +571,122 @@ def test_damaged_listing_is_refused_with_the_remedy(memory, tool):
     put(memory, name, b"damaged")
     with pytest.raises(EvictRefused, match="verify --repair"):
         memory.evict()
+
+
+def test_unsigned_record_takes_no_place_among_the_newest(signed):
+    record = signed.launch()
+    signed.pass_time(30 * DAY_S)
+    fake = put_unsigned(signed, signed.store.launches()[0].partitions)
+    signed.pass_time(30 * DAY_S)
+    signed.evict(older_than_s=DAY_S)
+    assert signed.names("launch/") == {record}
+    assert fake != record
+    assert signed.store.verify().faults == ()
+
+
+def test_who_evicts_without_the_keys_keeps_the_newest_of_each_key(signed):
+    signed.launch()
+    kept = {signed.launch(), signed.launch(key=OTHER_KEY)}
+    signed.pass_time(30 * DAY_S)
+    signed.store._trust = Trust(policy="require")
+    signed.evict(older_than_s=DAY_S)
+    assert signed.names("launch/") == kept
+
+
+def test_what_an_unsigned_record_needs_stays_with_it(signed):
+    signed.launch()
+    record = signed.publish({"Llama.own": b"theirs"}, 50, key=OTHER_KEY)
+    put_unsigned(signed, record.partitions, key=OTHER_KEY)
+    signed.pass_time(30 * DAY_S)
+    assert signed.evict(older_than_s=DAY_S).taken == ()
+    assert signed.has(b"theirs")
+
+
+def test_young_junk_pushes_no_record_out(memory):
+    records = {memory.launch(), memory.launch()}
+    memory.pass_time(30 * DAY_S)
+    junk = b"junk" * 50_000
+    put(memory, blob_name(digest_bytes(junk).sha256), junk)
+    report = memory.evict(max_bytes=100_000)
+    assert (memory.names("launch/"), report.taken) == (records, ())
+    assert report.over_bytes > 0
+
+
+def test_unsigned_record_that_was_just_used_pushes_no_signed_one_out(signed):
+    records = {signed.launch(), signed.launch()}
+    junk = signed.publish({"Llama.own": b"junk" * 50_000}, 50, key=OTHER_KEY)
+    fake = put_unsigned(signed, junk.partitions, key=OTHER_KEY)
+    signed.pass_time(30 * DAY_S)
+    mark_used(signed.backend, fake)
+    signed.evict(max_bytes=100_000)
+    assert signed.names("launch/") == {*records, fake}
+    signed.pass_time(3 * DAY_S)
+    signed.evict(max_bytes=100_000, keep=0)
+    assert signed.names("launch/") == records
+
+
+def test_unsigned_record_is_the_first_to_make_room(signed):
+    records = [signed.launch(own=bytes([number]) * 100_000) for number in range(3)]
+    junk = signed.publish({"Llama.own": b"junk"}, 50)
+    fake = put_unsigned(signed, junk.partitions)
+    signed.pass_time(30 * DAY_S)
+    mark_used(signed.backend, fake)
+    signed.pass_time(3 * DAY_S)
+    signed.evict(max_bytes=250_000)
+    standing = signed.names("launch/")
+    assert (len(standing), standing < set(records)) == (2, True)
+
+
+@pytest.mark.parametrize("place", ["ac/", "launch/"])
+def test_newer_envelope_that_nobody_signed_stops_no_evict(signed, place):
+    old, new = signed.launch(), signed.launch()
+    name = f"ac/99/99{'0' * 62}" if place == "ac/" else launch_name(OTHER_KEY, "9" * 64)
+    put(signed, name, NEWER)
+    signed.pass_time(30 * DAY_S)
+    mark_used(signed.backend, new)
+    report = signed.evict(older_than_s=7 * DAY_S)
+    assert old not in signed.names("launch/")
+    assert name in signed.names(place)
+    (problem,) = report.problems
+    assert problem.startswith(f"{name} is kept, though what it needs is not known: untrusted (unsigned)")
+
+
+def test_newer_payload_that_is_signed_is_refused(signed):
+    signed.launch()
+    payload = signed.store.launches()[0].to_bytes().replace(b'"format":1', b'"format":2')
+    name = launch_name(LAUNCH_KEY, digest_bytes(payload).sha256)
+    put(signed, name, SIGNING.seal("launch", LAUNCH_KEY, payload))
+    with pytest.raises(EvictRefused, match="upgrade warmrank"):
+        signed.evict()
+    signed.backend.move(name, None)
+    put(signed, name, OFF.seal("launch", LAUNCH_KEY, payload))
+    assert name in signed.evict().problems[0]
+
+
+def test_what_a_dead_publisher_left_goes_after_a_day(memory):
+    memory.launch()
+    put(memory, "tmp/host-1-x/0", b"bytes")
+    put(memory, PROBE)
+    memory.pass_time(0.5 * DAY_S)
+    assert memory.evict().num_deleted == 0
+    put(memory, "tmp/host-2-y/0", b"young")
+    memory.pass_time(0.6 * DAY_S)
+    report = memory.evict()
+    assert (report.num_deleted, report.bytes_deleted) == (1, 5)
+    assert memory.names("tmp/") == {"tmp/host-2-y/0", PROBE}
+    memory.pass_time(5 * DAY_S)
+    assert memory.evict(grace_s=6 * DAY_S).num_deleted == 0
+
+
+def test_what_other_users_write_now_stops_no_evict(memory, monkeypatch):
+    memory.launch()
+    real = memory.backend.list
+
+    def fail(prefix: str) -> object:
+        if prefix == "tmp/":
+            raise StoreUnavailable(what="listing", where=prefix, reason="Permission denied")
+        return real(prefix)
+
+    monkeypatch.setattr(memory.backend, "list", fail)
+    (problem,) = memory.evict().problems
+    assert "not all of tmp/ could be looked at" in problem

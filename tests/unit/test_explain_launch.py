@@ -11,7 +11,7 @@ import pytest
 from cache_store.errors import StoreUnavailable
 from cache_store.seed import Wanted, seed
 from orchestrator.config import Config
-from orchestrator.explain import GUARDS_NOTE, Explanation, explain
+from orchestrator.explain import GUARDS_NOTE, Explanation, explain, explain_if_away
 from orchestrator.identity import launch_key
 from orchestrator.look import open_if_there
 from tests.support.launched import loaded_config, store_launch
@@ -43,6 +43,24 @@ def test_before_the_first_launch_there_is_no_store_yet(config: Config, tmp_path:
     found = explained(config)
     assert found.outlook == "compile"
     assert f"no store at {tmp_path / 'store'} yet (no FORMAT file)" in found.verdict
+
+
+def test_store_that_is_away_is_said_and_no_error(tmp_path: Path):
+    (tmp_path / "file").touch()
+    config = loaded_config(tmp_path, store={"path": str(tmp_path / "file")})
+    found = explain_if_away(config)
+    assert found.outlook == "compile"
+    assert found.verdict.startswith(
+        "compile, unless the cache holds it: a launch goes on without the store: "
+    )
+    assert found.store == str(tmp_path / "file")
+
+
+def test_required_store_that_is_away_would_stop_a_launch(tmp_path: Path):
+    (tmp_path / "file").touch()
+    config = loaded_config(tmp_path, store={"path": str(tmp_path / "file"), "mode": "required"})
+    with pytest.raises(StoreUnavailable):
+        explain_if_away(config)
 
 
 def test_same_world_and_environment_loads(config: Config, tmp_path: Path):

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import stat
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
@@ -25,6 +27,7 @@ from cache_store.signing.signing_keys import generate_key_pair, key_id, load_sig
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 OTHER = generate_key_pair("other")
+REVOCATION = f"revoked/{key_id(OTHER.public_key)}.json"
 
 
 def other_revoked(reason: str = "") -> Revocation:
@@ -46,7 +49,7 @@ def test_keyring_is_private(tmp_path):
         for path in (tmp_path / "a").rglob("*")
         if path.name[0] != "."
     }
-    assert modes == {"keys": 0o700, "trusted": 0o700, "ci.pem": 0o600, "ci.pub.pem": 0o644}
+    assert modes == {"keys": 0o700, "trusted": 0o700, "revoked": 0o700, "ci.pem": 0o600, "ci.pub.pem": 0o644}
 
 
 def test_keyring_that_is_not_there_is_empty(tmp_path):
@@ -133,30 +136,81 @@ def failing(descriptor: int) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "{}", '{"format":1,"revoked":{"x":{"name":"","reason":"","when":""}}}', '{"format":1,"revoked":[]}'],
-)
-def test_damaged_revocations_are_no_empty_list(tmp_path, text):
-    revoke(tmp_path, other_revoked())
-    (tmp_path / "revoked.json").write_text(text)
-    with pytest.raises(Corrupt, match=r"list of revoked keys.*revoked\.json"):
+def test_revocations_at_once_are_all_kept_where_locks_do_nothing(tmp_path, monkeypatch):
+    ids = [f"{number:032x}" for number in range(8)]
+    together = threading.Barrier(len(ids))
+
+    def without_lock(*args: object, **kwargs: object) -> contextlib.nullcontext[None]:
+        together.wait(timeout=30)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr("cache_store.signing.keyring.FileLock", without_lock)
+    with ThreadPoolExecutor(len(ids)) as pool:
+        acknowledged = list(pool.map(lambda wanted: revoke(tmp_path, Revocation(key_id=wanted)), ids))
+    assert [is_new for _, is_new in acknowledged] == [True] * len(ids)
+    assert sorted(read_keyring(tmp_path).revoked) == ids
+
+
+def test_key_revoked_at_once_where_locks_do_nothing_has_one_revocation(tmp_path, monkeypatch):
+    together = threading.Barrier(2)
+
+    def without_lock(*args: object, **kwargs: object) -> contextlib.nullcontext[None]:
+        together.wait(timeout=30)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr("cache_store.signing.keyring.FileLock", without_lock)
+    with ThreadPoolExecutor(2) as pool:
+        (one, one_is_new), (two, two_is_new) = pool.map(
+            lambda reason: revoke(tmp_path, other_revoked(reason)), ["lost", "stolen"]
+        )
+    assert {one_is_new, two_is_new} == {True, False}
+    assert one == two == read_keyring(tmp_path).revoked[key_id(OTHER.public_key)]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format":1,"name":"","reason":""}'])
+def test_damaged_revocation_is_not_passed_over(tmp_path, text):
+    standing, _ = revoke(tmp_path, other_revoked())
+    (tmp_path / "revoked" / f"{standing.key_id}.json").write_text(text)
+    with pytest.raises(Corrupt, match=rf"revocation at .*{standing.key_id}\.json.*restore it"):
         read_keyring(tmp_path)
     with pytest.raises(Corrupt, match="restore it"):
-        revoke(tmp_path, Revocation(key_id="1" * 32))
+        revoke(tmp_path, other_revoked())
 
 
-def test_revocations_show_their_layout(tmp_path):
-    revoke(tmp_path, other_revoked("lost"))
-    assert json.loads((tmp_path / "revoked.json").read_text()) == {
+@pytest.mark.parametrize("name", [f"{'1' * 31}.json", "ci.json", f"{'1' * 32}.json~"])
+def test_revocation_of_no_key_is_not_passed_over(tmp_path, name):
+    standing, _ = revoke(tmp_path, other_revoked())
+    path = tmp_path / "revoked" / f"{standing.key_id}.json"
+    path.rename(path.with_name(name))
+    with pytest.raises(Corrupt, match=r"a name such as <key id>\.json"):
+        read_keyring(tmp_path)
+
+
+def test_key_is_believed_again_once_its_revocation_is_removed(tmp_path):
+    standing, _ = revoke(tmp_path, other_revoked())
+    (tmp_path / "revoked" / f"{standing.key_id}.json").unlink()
+    assert trust_key(tmp_path, "other", OTHER.public_key)
+    assert read_keyring(tmp_path).revoked == {}
+
+
+def test_revocation_that_could_not_be_written_whole_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(UnusableCache, match="No space left"):
+        revoke(tmp_path, other_revoked())
+    assert read_keyring(tmp_path).revoked == {}
+
+
+def test_revocation_shows_its_layout(tmp_path):
+    standing, _ = revoke(tmp_path, other_revoked("lost"))
+    assert json.loads((tmp_path / "revoked" / f"{standing.key_id}.json").read_text()) == {
         "format": 1,
-        "revoked": {
-            key_id(OTHER.public_key): {"name": "other", "reason": "lost", "when": "2026-01-31T12:00:00+00:00"}
-        },
+        "name": "other",
+        "reason": "lost",
+        "when": "2026-01-31T12:00:00+00:00",
     }
 
 
-@pytest.mark.parametrize("place", [".", "trusted", "trusted/ci.pub.pem", "revoked.json"])
+@pytest.mark.parametrize("place", [".", "trusted", "trusted/ci.pub.pem", "revoked", REVOCATION])
 @pytest.mark.parametrize("bit", [stat.S_IWGRP, stat.S_IWOTH])
 def test_keyring_that_others_can_write_is_refused(tmp_path, place, bit):
     generate(tmp_path / "keys", "ci")
@@ -168,7 +222,7 @@ def test_keyring_that_others_can_write_is_refused(tmp_path, place, bit):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-@pytest.mark.parametrize("place", [".", "trusted", "trusted/ci.pub.pem", "revoked.json"])
+@pytest.mark.parametrize("place", [".", "trusted", "trusted/ci.pub.pem", "revoked", REVOCATION])
 def test_keyring_of_another_user_is_refused(tmp_path, place):
     generate(tmp_path / "keys", "ci")
     revoke(tmp_path / "keys", other_revoked())

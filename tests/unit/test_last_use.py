@@ -4,10 +4,13 @@ from datetime import date
 
 import pytest
 
+from cache_store.connect import TierSpec
+from cache_store.connect import open_store as open_tiers
 from cache_store.errors import StoreUnavailable
 from cache_store.layout import launch_name, used_name
 from cache_store.retention.last_use import last_uses, mark_used
 from tests.support.memory_backend import MemoryBackend
+from tests.support.stored import OFF, open_store, publish_launch
 
 RECORD = launch_name("1" * 64, "2" * 64)
 MONDAY, TUESDAY = date(2026, 2, 2), date(2026, 2, 3)
@@ -24,7 +27,7 @@ def marks(backend: MemoryBackend) -> list[str]:
 
 def test_use_leaves_one_mark_a_day(backend):
     for day in (MONDAY, MONDAY, TUESDAY):
-        mark_used(backend, RECORD, today=day)
+        assert mark_used(backend, RECORD, today=day) == ""
     assert marks(backend) == [used_name(RECORD, "2026-02-02"), used_name(RECORD, "2026-02-03")]
 
 
@@ -41,9 +44,11 @@ def test_store_that_fails_is_no_error(backend, monkeypatch, call):
         raise StoreUnavailable(what="mark", where="memory", reason="Read-only file system")
 
     monkeypatch.setattr(backend, call, fail)
-    mark_used(backend, RECORD, today=MONDAY)
+    reason = mark_used(backend, RECORD, today=MONDAY)
     monkeypatch.undo()
     assert marks(backend) == []
+    assert "Read-only file system" in reason
+    assert "`warmrank pin`" in reason
 
 
 def test_newest_mark_counts_whatever_day_it_names(backend):
@@ -57,3 +62,13 @@ def test_stranger_among_the_marks_is_left_out(backend):
     mark_used(backend, RECORD, today=MONDAY)
     backend.move(used_name(RECORD, "2026-02-02"), "used/README")
     assert last_uses(backend.list("used/")) == {}
+
+
+def test_use_of_a_store_that_is_only_read_is_a_problem_once(root, tmp_path):
+    publish_launch(open_store(root), tmp_path / "cache")
+    reader = open_tiers([TierSpec(location=str(root), mode="ro")], trust=OFF)
+    for _ in range(2):
+        reader.mark_used(reader.stored_launches()[0].name)
+    (problem,) = reader.problems
+    assert "use not noted" in problem
+    assert "read-only" in problem

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -8,13 +10,15 @@ from cache_store.digests import digest_bytes
 from cache_store.errors import Conflict, NotInStore, Untrusted
 from cache_store.keys import key_of
 from cache_store.layout import launch_name, manifest_name
-from cache_store.records.manifest import PartitionRef
+from cache_store.publishing import stored_launches
+from cache_store.records.manifest import LaunchRecord, PartitionRef, parse_launch_record
 from cache_store.signing.trust import Trust, generate_key_pair
 from cache_store.store import Store
 from tests.support.stored import (
     ENVIRONMENT,
     LAUNCH_KEY,
     OFF,
+    backend_of,
     make_partition,
     make_record,
     open_store,
@@ -97,6 +101,60 @@ def test_equal_launch_becomes_the_newest_again_after_another(store, ref, tmp_pat
     assert store.launches()[0].partitions == (ref,)
 
 
+def commit_changed(store: Store, ref: PartitionRef, *, times: int) -> None:
+    """Commit launches that differ in their environment."""
+    for number in range(times):
+        store.commit_launch(make_record((ref,), environment={**ENVIRONMENT, "number": str(number)}))
+
+
+def test_summaries_come_newest_first_and_say_what_the_records_do(store, ref):
+    for created in (LATE, LATEST, EARLY):
+        store.commit_launch(make_record((ref,), created=created, environment={"made": created}))
+    assert [
+        (item.name, item.world_size, item.environment, item.created)
+        for item in store.launch_summaries(LAUNCH_KEY)
+    ] == [
+        (found.name, found.record.world_size, found.record.environment, found.record.created)
+        for found in store.stored_launches(LAUNCH_KEY)
+    ]
+
+
+@pytest.mark.parametrize("read", [Store.launches, Store.launch_summaries])
+def test_records_of_a_key_are_read_side_by_side(store, ref, monkeypatch, read):
+    commit_changed(store, ref, times=2)
+    real, both = backend_of(store).open, threading.Barrier(2)
+
+    def wait_for_the_other(name: str) -> BinaryIO:
+        if name.startswith("launch/"):
+            both.wait(timeout=30)
+        return real(name)
+
+    monkeypatch.setattr(backend_of(store), "open", wait_for_the_other)
+    assert len(read(store, LAUNCH_KEY)) == 2
+
+
+def test_commit_reads_no_more_than_the_standing_record_whole(store, ref, monkeypatch):
+    commit_changed(store, ref, times=9)
+    read: list[str] = []
+
+    def note(data: bytes, where: str) -> LaunchRecord:
+        read.append(where)
+        return parse_launch_record(data, where)
+
+    monkeypatch.setattr(stored_launches, "parse_launch_record", note)
+    commit_changed(store, ref, times=1)
+    assert len(read) == 1
+
+
+def test_commit_passes_over_a_record_that_turns_out_unusable(store, root, ref):
+    first = store.commit_launch(make_record((ref,), created=EARLY))
+    payload = make_record((ref,), created=LATE).to_bytes().replace(b'"rank":0', b'"rank":7')
+    path = root / launch_name(LAUNCH_KEY, digest_bytes(payload).sha256)
+    path.write_bytes(OFF.seal("launch", LAUNCH_KEY, payload))
+    assert store.commit_launch(make_record((ref,), created=LATEST)) == first
+    assert not path.exists()
+
+
 def test_truncated_record_is_skipped_quarantined_and_reported(store, root, ref, caplog):
     store.commit_launch(make_record((ref,)))
     (path,) = stored(root, "launch")
@@ -104,7 +162,7 @@ def test_truncated_record_is_skipped_quarantined_and_reported(store, root, ref, 
     assert store.launches() == ()
     assert len(store.problems) == 1
     assert path.name in store.problems[0]
-    assert "Skipped a launch record" in caplog.text
+    assert "Skipped a document" in caplog.text
     assert len(stored(root, "quarantine")) == 2
 
 

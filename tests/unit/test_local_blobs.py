@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 
 from cache_store.backends.backend import FileInfo, NewFile
+from cache_store.backends.directory import DirectoryBackend
 from cache_store.backends.tier import Tier, TierMode
 from cache_store.backends.tiers import TieredBackend
 from cache_store.digests import Digest, digest_bytes
 from cache_store.errors import StoreUnavailable
 from cache_store.layout import blob_name
 from cache_store.node.digest_index import DigestIndex
-from cache_store.publishing.local_blobs import LocalBlobs, absent_blobs
+from cache_store.publishing.local_blobs import LocalBlobs, absent_blobs, check_standing
+from cache_store.records import documents
+from cache_store.records.documents import quarantine
 from tests.support.memory_backend import MemoryBackend
 
 DATA = b"bytes of an artifact"
@@ -33,6 +36,20 @@ class Away(MemoryBackend):
         raise StoreUnavailable(what="files", where="far", reason="Input/output error")
 
 
+class Stuck(MemoryBackend):
+    """A place in which nothing can be moved, as in a directory of others with the sticky bit."""
+
+    def move(self, name: str, target: str | None) -> bool:
+        raise StoreUnavailable(what="file", where=name, reason="Operation not permitted")
+
+
+class Forgetful(MemoryBackend):
+    """A place that says it has everything, and has nothing."""
+
+    def put_new(self, files: Sequence[NewFile]) -> tuple[str, ...]:
+        return ()
+
+
 def holding(data: bytes = DATA, expected: Digest = DIGEST) -> MemoryBackend:
     backend = MemoryBackend()
     backend.put_new([NewFile(name=blob_name(expected.sha256), source=data, expected=digest_bytes(data))])
@@ -42,6 +59,12 @@ def holding(data: bytes = DATA, expected: Digest = DIGEST) -> MemoryBackend:
 def tiered(near: MemoryBackend, far: MemoryBackend, *, required: bool = False) -> TieredBackend:
     mode: TierMode = "required" if required else "rw"
     return TieredBackend([Tier(name="near", backend=near), Tier(name="far", backend=far, mode=mode)])
+
+
+def stuck() -> Stuck:
+    backend = Stuck()
+    backend.put_new([NewFile(name=NAME, source=b"short", expected=digest_bytes(b"short"))])
+    return backend
 
 
 @pytest.fixture
@@ -104,3 +127,76 @@ def test_put_again_brings_back_what_is_gone(blobs):
 def test_put_again_names_what_is_not_here(blobs):
     other = digest_bytes(b"of another publisher")
     assert blobs.put_again(MemoryBackend(), [DIGEST, other]) == {blob_name(other.sha256)}
+
+
+@pytest.mark.parametrize("as_tier", [False, True])
+def test_bad_blob_that_cannot_be_moved_is_an_error(blobs, as_tier):
+    """Otherwise the publish would be acknowledged, and every fetch of it fail."""
+    backend = TieredBackend([Tier(name="far", backend=stuck())]) if as_tier else stuck()
+    for put in (lambda: blobs.put(backend, make_durable=True), lambda: blobs.put_again(backend, [DIGEST])):
+        with pytest.raises(StoreUnavailable, match="not permitted"):
+            put()
+
+
+def test_bad_blob_that_cannot_be_moved_in_one_of_two_places_leaves_that_one_out(blobs):
+    blobs.put(tiered(stuck(), far := MemoryBackend()), make_durable=True)
+    assert list(far.stat([NAME])) == [NAME]
+
+
+@pytest.mark.parametrize("as_tier", [False, True])
+def test_blob_that_is_not_there_after_it_was_put_is_an_error(blobs, as_tier):
+    backend = TieredBackend([Tier(name="far", backend=Forgetful())]) if as_tier else Forgetful()
+    for put in (lambda: blobs.put(backend, make_durable=True), lambda: blobs.put_again(backend, [DIGEST])):
+        with pytest.raises(StoreUnavailable, match="it was put, and is not there"):
+            put()
+
+
+def test_blob_that_stands_in_no_place_is_an_error():
+    with pytest.raises(StoreUnavailable, match="it was put, and is not there"):
+        check_standing(tiered(Forgetful(), Forgetful()), WANTED)
+
+
+def test_blob_that_stands_in_one_of_two_places_is_enough_unless_the_other_is_required():
+    check_standing(tiered(holding(), Away()), WANTED)
+    check_standing(tiered(holding(), holding()), WANTED)
+
+
+def test_directory_in_the_place_of_a_blob_is_moved_away_whatever_its_size(blobs, root):
+    backend = DirectoryBackend(root)
+    (root / NAME).mkdir(parents=True)
+    size_bytes = backend.stat([NAME])[NAME].stored_bytes
+    assert absent_blobs(backend, {NAME: Digest(sha256=DIGEST.sha256, size_bytes=size_bytes)}) == {NAME}
+    assert blobs.put(backend, make_durable=True) == (DIGEST,)
+
+
+def test_blobs_that_were_put_are_not_looked_at_again(blobs, monkeypatch):
+    backend = MemoryBackend()
+    real = backend.stat
+    looked: list[str] = []
+
+    def look(names: Iterable[str]) -> dict[str, FileInfo]:
+        looked.append("looked")
+        return real(names)
+
+    monkeypatch.setattr(backend, "stat", look)
+    blobs.put(backend, make_durable=True)
+    assert looked == ["looked"]
+
+
+def test_reason_of_a_quarantine_lies_only_where_the_file_was_moved():
+    near, far = holding(b"short"), MemoryBackend()
+    quarantine(tiered(near, far), NAME, "too short")
+    assert [len(list(place.list("quarantine/"))) for place in (near, far)] == [2, 0]
+
+
+@pytest.mark.parametrize("host", ["h", "h" * 64])
+@pytest.mark.parametrize("part", ["x" * 200, "\u00e9" * 127])
+def test_long_name_can_go_into_quarantine(root, monkeypatch, host, part):
+    monkeypatch.setattr(documents, "temporary_name", lambda: f"{host}-4194304-{'0' * 32}")
+    backend = DirectoryBackend(root)
+    name = f"launch/ab/{'1' * 64}/{part}"
+    (root / name).parent.mkdir(parents=True)
+    (root / name).write_bytes(b"junk")
+    quarantine(backend, name, "no launch record")
+    assert len(list(backend.list("quarantine/"))) == 2
+    assert not list(backend.list("launch/"))

@@ -9,8 +9,9 @@ import pytest
 
 from cache_store.errors import StoreUnavailable
 from orchestrator.config import Config
+from orchestrator.errors import NothingThere
 from orchestrator.listing import list_store
-from orchestrator.look import NothingThere, open_if_there, open_to_look, show_partition
+from orchestrator.look import open_if_there, open_to_look, show_partition
 from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import stored
 from worker.environment import environment

@@ -63,6 +63,12 @@ def test_heading_of_a_listing_fits_in_100_columns(tmp_path: Path, entrypoint: st
     assert any("2026-01-31 12:00 UTC" in line for line in lines)
 
 
+def test_listing_of_80_columns_leaves_what_is_launched_room(config: Config):
+    text = text_of(render_listing(list_store(open_to_look(config, None), config), width=80), width=80)
+    assert "models.tiny:workload" in text
+    assert "used" not in text
+
+
 def test_listing_marks_pins_and_names_the_day_of_the_last_use(config: Config, tmp_path: Path):
     store = open_store(tmp_path / "store")
     (stored,) = store.stored_launches()

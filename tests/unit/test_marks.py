@@ -12,8 +12,9 @@ from cache_store.errors import Corrupt, EvictRefused, NewerFormat, NotInStore
 from cache_store.layout import blob_name, launch_name, pin_name
 from cache_store.records.documents import read_stored_form
 from cache_store.records.manifest import created_at
+from cache_store.retention.inventory import Inventory, take_inventory
 from cache_store.retention.last_use import mark_used
-from cache_store.retention.marks import Inventory, is_record, record_group, references, take_inventory
+from cache_store.retention.marks import is_record, record_group, references
 from tests.support.evicting import SHARED, Evicting
 from tests.support.stored import LAUNCH_KEY, OFF
 
@@ -34,7 +35,7 @@ def blob(data: bytes) -> str:
 
 
 def inventory(memory: Evicting, earlier: Inventory | None = None) -> Inventory:
-    return take_inventory(memory.backend, memory.backend.now_s, earlier=earlier)
+    return take_inventory(memory.backend, memory.backend.now_s, trust=OFF, earlier=earlier)
 
 
 def into_trash(memory: Evicting, name: str, *, hour: int = 12) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 pytest.importorskip("obstore", reason="object stores are an extra: pip install 'warmrank[s3]'")
 
+import obstore.store
 from obstore.exceptions import GenericError, PermissionDeniedError, UnauthenticatedError
 
 from cache_store.backends.objects.connection import connect
@@ -60,7 +62,10 @@ def test_missing_package_names_the_extra(monkeypatch, package):
     assert "pip install 'warmrank[s3]'" in refusal(URL)
 
 
-@pytest.mark.parametrize("url", ["file:///mnt/x", "memory:///", "http://host/x", "ftp://host/x", "/mnt/x"])
+@pytest.mark.parametrize(
+    "url",
+    ["file:///mnt/x", "memory:///", "http://host/x", "https://host/x", "ftp://host/x", "/mnt/x"],
+)
 def test_url_of_no_object_store_is_refused(url):
     assert "is none of an object store; name a directory by its path, or" in refusal(url)
 
@@ -80,8 +85,10 @@ def test_option_that_is_none_is_refused(option):
 
 def test_plain_http_must_be_allowed(monkeypatch, free_port):
     monkeypatch.delenv("AWS_ALLOW_HTTP")
-    with pytest.raises(StoreUnavailable, match="builder error"):
+    with pytest.raises(StoreUnavailable, match="begins with http://") as caught:
         ObjectBackend(URL, options=options(free_port))
+    assert 'set AWS_ALLOW_HTTP=true, or allow_http: "true" in the store\'s options' in str(caught.value)
+    assert not caught.value.transport  # nobody was asked, so nothing is known of the place
 
 
 @pytest.mark.parametrize("value", ["true", "1", "TRUE"])
@@ -98,7 +105,7 @@ def test_each_cloud_has_its_own_variables(monkeypatch, url, free_port):
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "bm90LWEtc2VjcmV0")
     monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", f"http://127.0.0.1:{free_port}")
-    with pytest.raises(StoreUnavailable, match="builder error"):
+    with pytest.raises(StoreUnavailable, match="set AZURE_ALLOW_HTTP=true"):
         ObjectBackend(url)
     monkeypatch.setenv("AZURE_ALLOW_HTTP", "true")
     with pytest.raises(StoreUnavailable, match="connection was refused"):
@@ -117,6 +124,21 @@ def test_silent_server_is_unavailable(silent_port):
     assert caught.value.transport
 
 
+def test_requests_to_a_silent_server_end_within_the_patience(monkeypatch):
+    """The settings that bound it: no clock is read here, so no slow machine fails this."""
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(obstore.store, "from_url", lambda url, **settings: made.append(settings))
+    answer_s = 4.0
+    retry_s = connect(URL, answer_s=answer_s, options={}).retry_s
+    for settings in made:
+        time_outs, retries = settings["client_options"], settings["retry_config"]
+        assert time_outs["connect_timeout"].total_seconds() + retry_s < answer_s
+        is_small = time_outs["read_timeout"].total_seconds() + retry_s < answer_s
+        assert is_small == (retries["retry_timeout"].total_seconds() <= retry_s)
+    assert [settings["retry_config"]["max_retries"] for settings in made] == [0, 6, 0, 6]
+    assert sum(settings["retry_config"]["retry_timeout"].total_seconds() < answer_s for settings in made) == 2
+
+
 @pytest.mark.parametrize("kind", [PermissionDeniedError, UnauthenticatedError])
 def test_denied_access_names_the_variables(kind):
     error = store_error(kind("status code: 403 Forbidden"), what="x", where=URL)
@@ -125,11 +147,23 @@ def test_denied_access_names_the_variables(kind):
     assert not error.transport
 
 
-def test_missing_credentials_name_the_variables():
-    text = "Error performing PUT http://169.254.169.254/latest/api/token in 1s - HTTP error"
-    error = store_error(GenericError(text), what="x", where=URL)
+@pytest.mark.parametrize(
+    ("url", "asked", "variable"),
+    [
+        (URL, "PUT http://169.254.169.254/latest/api/token", "AWS_SECRET_ACCESS_KEY"),
+        ("gs://bucket/x", "GET http://169.254.169.254/computeMetadata/v1/instance", "GOOGLE_SERVICE_ACCOUNT"),
+        (
+            "az://account/x",
+            "GET http://169.254.169.254/metadata/identity/oauth2/token",
+            "AZURE_STORAGE_ACCOUNT_KEY",
+        ),
+    ],
+)
+@pytest.mark.parametrize("end", ["HTTP error", "Server returned non-2xx status code: 403 Forbidden"])
+def test_missing_credentials_name_the_variables(url, asked, variable, end):
+    error = store_error(GenericError(f"Error performing {asked} in 1s - {end}"), what="x", where=url)
     assert "no credentials were found" in str(error)
-    assert "AWS_SECRET_ACCESS_KEY" in str(error)
+    assert f"{variable}, with the rights to" in str(error)
 
 
 @pytest.mark.parametrize("status", [500, 503, 429])
@@ -149,3 +183,10 @@ def test_server_that_says_no_is_not_away(status):
 def test_absent_object_is_a_miss():
     error = store_error(FileNotFoundError("status code: 404 <Code>NoSuchKey</Code>"), what="x", where=URL)
     assert isinstance(error, NotInStore)
+
+
+@pytest.mark.parametrize("name", ["allow_http", "allow_invalid_certificates"])
+def test_switch_that_is_neither_on_nor_off_is_refused(monkeypatch, name):
+    assert f"the option {name} is 'maybe'" in refusal(URL, **{name: "maybe"})
+    monkeypatch.setenv(f"AWS_{name.upper()}", "maybe")
+    assert f"the environment's AWS_{name.upper()} is 'maybe'" in refusal(URL)

@@ -17,12 +17,11 @@ from obstore.store import ObjectStore, from_url
 
 from cache_store.backends.backend import NewFile
 from cache_store.backends.directory import DirectoryBackend
-from cache_store.backends.objects.format import PROBE
 from cache_store.backends.objects.store import WHOLE_BYTES, ObjectBackend
 from cache_store.digests import Digest, digest_bytes
 from cache_store.errors import Corrupt, NewerFormat, NotInStore, StoreUnavailable, UnusableCache
-from cache_store.layout import FORMAT_FILE, blob_name, quarantine_name
-from tests.support.s3_server import BUCKET, S3Server, new_prefix
+from cache_store.layout import FORMAT_FILE, PROBE, blob_name, quarantine_name
+from tests.support.s3_server import BUCKET, PATIENT_S, S3Server, new_prefix
 
 SHRINKS = b"the same again and again. " * 1000
 DIRECTORY_FORMAT = b'{"digest":"sha256","format":1}'
@@ -45,7 +44,7 @@ def objects(s3_server: S3Server, url: str) -> ObjectStore:
 
 @pytest.fixture
 def open_store(s3_server: S3Server, url: str) -> Open:
-    return lambda **options: ObjectBackend(url, options=s3_server.options, **options)
+    return lambda **options: ObjectBackend(url, answer_s=PATIENT_S, options=s3_server.options, **options)
 
 
 @pytest.fixture
@@ -105,7 +104,7 @@ def test_place_of_something_else_is_not_made_a_store(open_store, objects):
 
 def test_bucket_that_is_not_there_is_named(s3_server):
     with pytest.raises(StoreUnavailable, match="there is no such bucket; check the URL, or make the bucket"):
-        ObjectBackend("s3://no-such-bucket/x", options=s3_server.options)
+        ObjectBackend("s3://no-such-bucket/x", answer_s=PATIENT_S, options=s3_server.options)
 
 
 def test_directory_store_is_refused(open_store, objects):
@@ -262,8 +261,15 @@ def test_name_that_leads_elsewhere_is_refused(backend, name):
     ]
     backend.put_new([new_file("ac/ab/x", b"x")])
     for call in calls:
-        with pytest.raises(ValueError, match="name "):
+        with pytest.raises(StoreUnavailable, match="name "):
             call()
+
+
+def test_object_with_an_odd_name_is_left_out_of_listings(backend, objects, caplog):
+    backend.put_new([new_file("launch/ab/one", b"x")])
+    objects.put(f"launch/ab/{'x' * 300}", b"x")
+    assert [info.name for info in backend.list("launch/")] == ["launch/ab/one"]
+    assert "is no name of a store" in caplog.text
 
 
 def test_wrong_size_in_a_digest_is_refused(backend):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from cache_store.paths import collision, part_fault, path_fault
+from cache_store.paths import collision, collisions, part_fault, path_fault
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,17 @@ def test_part_fault_refuses_a_slash():
 )
 def test_collision_names_both(paths, fault):
     assert fault in (collision(paths) or "")
+
+
+def test_collisions_are_of_the_later_paths_and_of_those_that_stand():
+    paths = ["A/x", "a/y", "a/z", "b", "b/c", "B", "A/x"]
+    assert dict(collisions(paths)) == {
+        "a/y": "'A' and 'a' are one name where case is ignored",
+        "a/z": "'A' and 'a' are one name where case is ignored",
+        "b/c": "'b' is a file and a directory",
+        "B": "'b' and 'B' are one name where case is ignored",
+        "A/x": "'A/x' appears twice",
+    }
 
 
 def test_collision_takes_siblings():

@@ -11,7 +11,8 @@ import pytest
 
 from cache_store.errors import StoreUnavailable
 from cache_store.node.local import check_private
-from orchestrator.preseed import Node, NoStore, UnknownNode, choose, preseed, seed_here, this_node
+from orchestrator.errors import NoStore, UnknownNode
+from orchestrator.preseed import Node, choose, preseed, seed_here, this_node
 from orchestrator.verify import cached_files
 from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import blob_path, overwrite

@@ -166,6 +166,16 @@ def test_manifest_of_an_unknown_signer_gives_way(root, cache):
     assert "unknown_signer" in reason.read_text()
 
 
+def test_newer_envelope_that_nobody_signed_gives_way(root, cache):
+    ours = open_store(root, Trust(policy="require", signer=generate_key_pair("ours")))
+    publish(ours, cache)
+    (manifest,) = stored(root, "ac")
+    overwrite(manifest, b'{"format":99}\n')
+    report = publish(ours, cache)
+    assert report.created
+    assert ours.manifest(report.key) == make_partition(cache)
+
+
 def test_manifest_with_a_bad_signature_gives_way(root, cache):
     ours = open_store(root, Trust(policy="require", signer=generate_key_pair("ours")))
     publish(ours, cache)
@@ -184,8 +194,8 @@ def test_manifest_of_an_unknown_signer_stays_when_nothing_could_replace_it(root,
 def test_put_blob_stores_a_private_file_once(store, root, cache):
     path = cache / make_partition(cache).artifacts[0].path
     first, second = store.put_blob(path), store.put_blob(path)
-    assert first == second
-    assert [file.name for file in stored(root, "cas")] == [first.sha256]
+    assert (first.created, second.created, first.digest) == (True, False, second.digest)
+    assert [file.name for file in stored(root, "cas")] == [first.digest.sha256]
 
 
 def test_put_blob_refuses_a_file_that_others_could_have_written(store, root, tmp_path):

@@ -67,7 +67,8 @@ def num_waiting(cache: Path) -> tuple[int, int]:
 
 def test_nothing_waits_and_nothing_happens(store, cache):
     report = publish_pending(store, cache)
-    assert (report.published, report.committed, report.kept, report.problems) == ((), (), {}, ())
+    assert (report.published, report.committed, report.kept, report.dropped) == ((), (), {}, {})
+    assert report.problems == ()
 
 
 def test_launch_that_waited_is_whole_in_the_store(store, cache, tmp_path):
@@ -106,18 +107,49 @@ def damage(path: Path) -> None:
     path.write_bytes(b"changed")
 
 
-@pytest.mark.parametrize("spoil", [Path.unlink, damage, lambda path: path.chmod(0o644)])
-def test_partition_whose_artifacts_are_not_as_they_were_is_kept_with_its_reason(
-    store: Store, cache: Path, spoil: Callable[[Path], None]
+@pytest.mark.parametrize(("spoil", "said"), [(Path.unlink, "is gone"), (damage, "is not what was compiled")])
+def test_partition_whose_artifact_is_lost_is_dropped_and_so_is_its_launch(
+    store: Store, cache: Path, spoil: Callable[[Path], None], said: str
 ):
     bad, good = make_partition(cache, rank=0, world_size=2), make_partition(cache, rank=1, world_size=2)
     keys = queue_launch(cache, bad, good)
     spoil(cache / bad.artifacts[0].path)
     report = publish_pending(store, cache)
-    assert report.published == (keys[1],)
-    assert len(report.kept) == 2
-    assert num_waiting(cache) == (1, 1)
+    assert (report.published, report.kept, num_waiting(cache)) == ((keys[1],), {}, (0, 0))
+    partition, launch = report.dropped.values()
+    assert f"{bad.artifacts[0].path} {said}; the next launch" in partition
+    assert launch == "artifacts of ranks 0 are lost"
     assert store.launches(LAUNCH_KEY) == ()
+
+
+def test_launch_whose_lost_partition_is_in_the_store_all_the_same_is_committed(store, cache):
+    manifest = make_partition(cache)
+    queue_launch(cache, manifest)
+    store.publish_partition(LAUNCH_KEY, manifest, cache)
+    (cache / manifest.artifacts[0].path).unlink()
+    report = publish_pending(store, cache)
+    assert (len(report.dropped), len(report.committed), num_waiting(cache)) == (1, 1, (0, 0))
+
+
+def test_partition_whose_artifact_is_not_private_is_kept_with_its_reason(store, cache):
+    bad, good = make_partition(cache, rank=0, world_size=2), make_partition(cache, rank=1, world_size=2)
+    keys = queue_launch(cache, bad, good)
+    (cache / bad.artifacts[0].path).chmod(0o644)
+    report = publish_pending(store, cache)
+    assert (report.published, report.dropped, num_waiting(cache)) == ((keys[1],), {}, (1, 1))
+    partition, launch = report.kept.values()
+    assert "mode 0644" in partition
+    assert "partitions of ranks 0 are not in the store" in launch
+
+
+def test_lost_artifact_is_not_looked_for_while_the_store_is_away(cache):
+    backend = WaywardBackend()
+    backend.failure = unavailable("connection refused", transport=True)
+    manifest = make_partition(cache)
+    queue_launch(cache, manifest)
+    (cache / manifest.artifacts[0].path).unlink()
+    report = publish_pending(Store(backend, trust=OFF, location="s3://bucket"), cache)
+    assert (report.dropped, len(report.kept), num_waiting(cache)) == ({}, 2, (1, 1))
 
 
 def test_store_that_is_away_keeps_everything_with_the_reason(cache):

@@ -495,6 +495,17 @@ def test_publish_puts_manifest_and_artifacts_into_the_store(
     }
 
 
+def test_what_a_rank_shared_when_it_compiled_counts_as_published(cache: Path, store: Store) -> None:
+    rank = compiled(cache, store)
+    artifacts = {path.read_bytes() for path in cache.rglob("compiled_module")}
+    published = rank.publish(LAUNCH_KEY)
+    assert published is not None
+    assert (published.num_blobs_new, published.bytes_new) == (len(artifacts), sum(map(len, artifacts)))
+    again = compiled(cache.with_name("other"), store).publish(LAUNCH_KEY)
+    assert again is not None
+    assert (again.num_blobs_new, again.bytes_new) == (0, 0)
+
+
 def test_publish_without_a_store_does_nothing(cache: Path, warmed: Warmed) -> None:
     assert warmed(cache).publish(LAUNCH_KEY) is None
 

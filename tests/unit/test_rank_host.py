@@ -33,7 +33,7 @@ def opening(tmp_path: Path, rank: int = 1, **changes: Any) -> Opening:
     nodes = ["a", "a", "b", "b"]
     processes = [Process(node_id=node, host=node, address=node, pid=1) for node in nodes]
     gang = Gang(seats=seat_ranks(processes)[1], master_addr="10.0.0.1", master_port=1234)
-    return Opening(config=config, gang=gang, rank=rank, no_compile=False, use_store=True)
+    return Opening(config=config, gang=gang, rank=rank, no_compile=False)
 
 
 def test_spec_of_a_rank_holds_its_place_and_the_workload(tmp_path: Path) -> None:
@@ -88,9 +88,19 @@ def test_store_that_is_away_is_a_problem_of_the_rank(tmp_path: Path) -> None:
 
 def test_store_is_not_opened_when_the_driver_found_it_away(tmp_path: Path) -> None:
     store = {"path": str(tmp_path / "store"), "trust": {"policy": "off"}}
-    away = replace(opening(tmp_path, store=store), use_store=False)
+    away = replace(opening(tmp_path, store=store), store_away="denied")
     assert RankHost(FakeWorld().make_worker).open(away).problem == ""
     assert not (tmp_path / "store").exists()
+
+
+def test_what_waits_says_why_the_driver_could_not_use_the_store(tmp_path: Path) -> None:
+    store = {"path": str(tmp_path / "store"), "trust": {"policy": "off"}}
+    host = RankHost(FakeWorld().make_worker)
+    host.open(replace(opening(tmp_path, store=store), store_away="the server says 403"))
+    host.call("build", ())
+    host.call("compile", (FUNCTIONS,))
+    published = host.call("publish", ("1" * 64, True, False))
+    assert published.queued.endswith("the server says 403")
 
 
 @pytest.mark.parametrize(

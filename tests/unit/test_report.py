@@ -27,7 +27,7 @@ from orchestrator.report import (
     totals,
     write_report,
 )
-from orchestrator.report_table import render, seconds_text, size_text
+from orchestrator.report_table import count_text, render, seconds_text, size_text
 from orchestrator.store_report import Committed, NodeFetch, NodePublish, Nondeterministic
 from worker.results import Outcome, StageSeconds, Verification
 
@@ -220,9 +220,27 @@ def test_nondeterministic_compiles_are_counted_and_named() -> None:
 def test_what_waits_is_the_last_line_with_hosts_in_order_and_the_command() -> None:
     text = text_of(report(queued_on=("b", "c", "a")), 200)
     assert text.splitlines()[-1] == (
-        "queued: 1 partitions wait for the store. When it answers again, run on b, c, and then on a: "
-        "warmrank publish CONFIG"
+        "queued for the store: 1 partition. When it answers again, run on b, c, and then on a: "
+        "warmrank publish CONFIG --set cache_dir=/cache"
     )
+
+
+def test_cache_directory_of_the_command_is_quoted_for_the_shell() -> None:
+    text = text_of(report(cache_dir="/my cache"), 200)
+    assert text.rstrip().endswith("warmrank publish CONFIG --set 'cache_dir=/my cache'")
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "expected"),
+    [
+        (1, "launch", "1 launch"),
+        (2, "launch", "2 launches"),
+        (0, "blob", "0 blobs"),
+        (3, "directory", "3 directories"),
+    ],
+)
+def test_number_of_things(count: int, noun: str, expected: str) -> None:
+    assert count_text(count, noun) == expected
 
 
 def test_many_hosts_with_something_waiting_are_not_all_named() -> None:

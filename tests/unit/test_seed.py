@@ -5,10 +5,13 @@ from typing import Any, BinaryIO
 
 import pytest
 
+from cache_store.digests import digest_bytes
 from cache_store.errors import StoreUnavailable, UnusableCache
 from cache_store.keys import key_of
-from cache_store.layout import BLOBS, USED, split_used_name
+from cache_store.layout import BLOBS, USED, launch_name, split_used_name
 from cache_store.node.unverified import UNVERIFIED
+from cache_store.publishing import stored_launches
+from cache_store.records.manifest import LaunchRecord, parse_launch_record
 from cache_store.seed import MAX_LAUNCHES, SeedReport, Wanted, pick_launch, seed
 from cache_store.signing.trust import Trust, generate_key_pair
 from cache_store.store import Store
@@ -16,6 +19,7 @@ from tests.support.stored import (
     ENVIRONMENT,
     FUNCTIONS,
     LAUNCH_KEY,
+    OFF,
     backend_of,
     blob_path,
     make_partition,
@@ -192,6 +196,47 @@ def test_seed_of_another_world_reads_a_bounded_number_of_manifests(store, cache,
     publish_texts(store, tmp_path, b"old", b"newer", b"newest")
     run(store, cache, world_size=2)
     assert list(tree(cache).values()) == [b"newest", b"newer"]
+
+
+def test_seed_reads_whole_only_the_launches_that_it_picks(store, cache, tmp_path, monkeypatch):
+    publish_texts(store, tmp_path, *(f"{number}".encode() for number in range(MAX_LAUNCHES + 2)))
+    read: list[str] = []
+
+    def note(data: bytes, where: str) -> LaunchRecord:
+        read.append(where)
+        return parse_launch_record(data, where)
+
+    monkeypatch.setattr(stored_launches, "parse_launch_record", note)
+    run(store, cache, world_size=1)
+    assert len(read) == MAX_LAUNCHES
+    assert len(set(store._record_names.values())) == MAX_LAUNCHES
+
+
+def put_unusable_record(store: Store, root: Path, *, created: str) -> None:
+    """A record whose summary is in order, and its partitions are not."""
+    (record,) = store.launches()
+    payload = record.model_copy(update={"created": created}).to_bytes().replace(b'"rank":0', b'"rank":7')
+    path = root / launch_name(LAUNCH_KEY, digest_bytes(payload).sha256)
+    path.write_bytes(OFF.seal("launch", LAUNCH_KEY, payload))
+
+
+def test_seed_takes_the_next_launch_for_one_that_turns_out_unusable(store, root, source, cache):
+    publish_launch(store, source, created=EARLY)
+    put_unusable_record(store, root, created=LATE)
+    report = run(store, cache, world_size=1)
+    assert (report.found, partitions(report)) == (True, ["world1global_rank0"])
+    assert ["launch record" in fault for fault in report.faults] == [True]
+    assert tree(cache) == tree(source)
+
+
+def test_seed_says_that_the_only_launch_turned_out_unusable(store, root, source, cache):
+    publish_launch(store, source, created=EARLY)
+    (good,) = stored(root, "launch")
+    put_unusable_record(store, root, created=LATE)
+    good.unlink()
+    report = run(store, cache, world_size=1)
+    assert not report.found
+    assert "1 records could not be used, the first: corrupt: launch record" in report.reason
 
 
 def test_seed_reads_a_blob_of_many_partitions_once(store, source, cache, monkeypatch):

@@ -7,15 +7,17 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from cache_store.errors import Conflict, Corrupt, UnusableCache
+from cache_store.errors import Corrupt, UnusableCache
 from cache_store.signing.signing_keys import (
     Signer,
     generate_key_pair,
     key_id,
     load_public_key,
     load_signer,
-    save_key_pair,
+    save_private_key,
+    save_public_key,
 )
+from tests.support.key_pairs import save_key_pair
 
 
 @pytest.fixture
@@ -44,9 +46,13 @@ def test_private_key_that_others_can_read_is_refused(signer, tmp_path):
 
 def test_key_file_is_never_overwritten(signer, tmp_path):
     save_key_pair(signer, tmp_path)
-    with pytest.raises(Conflict, match="never overwritten"):
-        save_key_pair(generate_key_pair("ci"), tmp_path)
+    other = generate_key_pair("ci")
+    with pytest.raises(UnusableCache, match="File exists"):
+        save_private_key(other, tmp_path / "ci.pem")
+    with pytest.raises(UnusableCache, match="File exists"):
+        save_public_key(other.public_key, tmp_path / "ci.pub.pem")
     assert key_id(load_signer(tmp_path / "ci.pem").public_key) == key_id(signer.public_key)
+    assert key_id(load_public_key(tmp_path / "ci.pub.pem")) == key_id(signer.public_key)
 
 
 def test_load_signer_takes_a_name(signer, tmp_path):

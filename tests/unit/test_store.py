@@ -189,7 +189,7 @@ def test_blob_goes_into_both_places(places, tmp_path):
     path = tmp_path / "blob"
     path.write_bytes(b"blob")
     path.chmod(0o600)
-    digest = tiered(places).put_blob(path)
+    digest = tiered(places).put_blob(path).digest
     assert all(place.stat([blob_name(digest.sha256)]) for place in places)
 
 

@@ -126,7 +126,11 @@ def test_single_place_beside_tiers_is_refused() -> None:
         ({"path": "/s", "flush": "sync"}, "store.flush"),
         ({"path": "/s", "answer_s": 0}, "store.answer_s"),
         ({"path": "s3://b", "options": {"allow_http": True}}, "store.options.allow_http"),
-        ({"path": "s3://b", "options": {"regoin": "x"}}, "store.options"),
+        ({"path": "s3://b", "options": {"regoin": "x"}}, "store.options.regoin"),
+        ({"path": "s3://b", "options": {"allow_http": "maybe"}}, "store.options.allow_http"),
+        ({"path": "s3:/bucket/x"}, "store.path"),
+        ({"tiers": [{"path": "/s"}, {"path": "/far"}, {"path": "/x/../s/"}]}, "store.tiers"),
+        ({"tiers": [{"path": "s3://b/p"}, {"path": "s3://b/p/"}]}, "store.tiers"),
         ({"path": "/s", "options": {"region": "x"}}, "store.options"),
         ({"path": "ftp://host/s"}, "store.path"),
         ([{"path": "/s"}], "store"),
@@ -165,9 +169,25 @@ def test_secret_option_is_refused_with_the_remedy() -> None:
 
 def test_misspelt_option_is_named_with_those_that_are_known() -> None:
     text = refusal({"path": "s3://b", "options": {"regoin": "x"}})
+    assert "store.options.regoin: found an unknown option with value 'x' (str)" in text
     assert "only account_name, " in text
-    assert "region, " in text
-    assert "so not regoin" in text
+    assert text.endswith("(did you mean store.options.region?)")
+
+
+@pytest.mark.parametrize("word", ["true", "False", "ON", "0"])
+def test_switch_takes_words_for_on_and_off(word: str) -> None:
+    assert (
+        store_of({"path": "s3://b", "options": {"allow_http": word}}).tiers[0].options["allow_http"] == word
+    )
+
+
+def test_lost_slash_of_a_url_is_given_back_as_the_remedy() -> None:
+    assert "s3://bucket/x?" in refusal({"path": "s3:/bucket/x"})
+
+
+def test_place_that_is_off_may_stand_there_twice() -> None:
+    found = store_of({"tiers": [{"path": "/s", "mode": "off"}, {"path": "/s"}]})
+    assert [tier.path for tier in found.tiers] == ["/s"]
 
 
 def test_secret_of_an_override_is_not_shown(tmp_path: Path) -> None:

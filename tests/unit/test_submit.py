@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
+from orchestrator.errors import OutsideDirectory, SubmitFailed
 from orchestrator.signals import Terminated
 from orchestrator.submit import (
     JobLost,
     JobOutcome,
-    OutsideDirectory,
-    SubmitFailed,
     connect,
     exit_code_of,
     job_entrypoint,

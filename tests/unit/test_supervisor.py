@@ -19,10 +19,14 @@ NAME = "ac/ab/one"
 
 
 class FakeTime:
-    """Ticks that take no time; `slept_s` is how much would have passed."""
+    """Ticks that take no time; `slept_s` is how much would have passed, as long as it `passes`.
+
+    How many ticks a thread takes depends on the machine, so a test that counts them says when time stops.
+    """
 
     def __init__(self, *, tick_s: float = TICK_S) -> None:
         self.slept_s = 0.0
+        self.passes: Callable[[], bool] = lambda: True
         self._tick_s = tick_s
 
     def ticks(self) -> Ticks:
@@ -35,7 +39,8 @@ class FakeTime:
     def _wait(self, event: threading.Event, timeout_s: float) -> bool:
         if event.wait(0.001):
             return True
-        self.slept_s += max(timeout_s, self._tick_s)
+        if self.passes():
+            self.slept_s += max(timeout_s, self._tick_s)
         return False
 
 
@@ -105,7 +110,9 @@ def test_hanging_place_among_others_is_left_out(supervise, near, far):
 
 def test_hanging_place_costs_its_patience_and_a_second(supervise, far, time):
     far.hangs = True
-    supervise().run(put)
+    supervisor = supervise()
+    time.passes = lambda: not supervisor.tiers[1].circuit.is_open
+    supervisor.run(put)
     assert time.slept_s <= 4.0 + 1.0 + 3 * TICK_S
 
 
@@ -113,10 +120,10 @@ def test_place_that_is_left_alone_is_asked_no_more(supervise, far, time):
     far.hangs = True
     supervisor = supervise()
     supervisor.run(put)
-    asked, slept_s = len(far.calls), time.slept_s
+    asked = len(far.calls)
+    time.passes = lambda: False  # a wait would last for ever
     supervisor.run(lambda view: view.stat([NAME]))
     assert len(far.calls) == asked
-    assert time.slept_s <= slept_s + 10 * TICK_S
     assert len(supervisor.problems) == 1
 
 
@@ -172,9 +179,9 @@ def test_problems_of_a_verb_left_behind_are_dropped(supervise, far):
 def test_fault_of_transport_leaves_the_place_out_at_once(supervise, far, time):
     far.failure = unavailable("connection refused", transport=True)
     supervisor = supervise()
+    time.passes = lambda: False  # a wait would last for ever
     assert supervisor.run(put) == (NAME,)
     assert supervisor.tiers[1].circuit.reason == "connection refused"
-    assert time.slept_s < 1.0
 
 
 @pytest.mark.parametrize("reason", ["No space left on device", "Read-only file system", "Permission denied"])
@@ -210,8 +217,11 @@ def test_slow_ping_of_a_starved_process_opens_no_circuit(near, far):
     def verb(view: TieredBackend) -> str:
         time.pass_until(300)
         pending[0]("")
+        time.passes = lambda: time.slept_s < 400
         time.pass_until(400)
         return "done"
+
+    time.passes = lambda: time.slept_s < 300
 
     assert supervisor.run(verb) == "done"
     assert not far.hangs

@@ -14,7 +14,8 @@ from cache_store.layout import DIRECTORIES
 from cache_store.records.directory_listing import DirectoryListing
 from cache_store.records.documents import Documents
 from cache_store.signing.trust import Trust, generate_key_pair
-from cache_store.sync.pull import pull
+from cache_store.sync.pull import PullReport, plan_pull
+from cache_store.sync.pull import pull as pull_planned
 from cache_store.sync.push import push
 from tests.support.stored import blob_path, overwrite, stored
 
@@ -47,6 +48,10 @@ def cache(tmp_path: Path) -> Path:
     (directory / "graph.py.lock").touch()
     (directory / "new.1234.tmp").write_bytes(b"half")
     return directory
+
+
+def pull(documents: Documents, tool: str, target: Path, components: dict[str, str]) -> PullReport:
+    return pull_planned(documents, plan_pull(documents, tool, target, components))
 
 
 def contents(directory: Path) -> dict[str, bytes]:

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_store.errors import Corrupt, StoreError, Untrusted
+from cache_store.errors import Corrupt, NewerFormat, StoreError, Untrusted
 from cache_store.records.manifest import parse_manifest
 from cache_store.signing.keyring import generate, revoke
 from cache_store.signing.revocations import Revocation
 from cache_store.signing.signing_keys import key_id
-from cache_store.signing.trust import Trust, TrustPolicy, generate_key_pair, load_trust, save_key_pair
+from cache_store.signing.trust import Trust, TrustPolicy, generate_key_pair, load_trust
+from tests.support.key_pairs import save_key_pair
 from tests.support.stored import make_partition
 
 KEY, OTHER_KEY = "1" * 64, "2" * 64
@@ -236,3 +237,27 @@ def _with_signature_of(sealed: bytes, other: bytes) -> bytes:
         return data.split(b'"value":"')[1][:128]
 
     return sealed.replace(value(sealed), value(other))
+
+
+def test_newer_envelope_is_refused_as_what_nobody_signed():
+    newer = SEALED.replace(b'"format":2', b'"format":3')
+    assert refused(READER, newer) == "unsigned"
+    for trust in (WARNING_READER, OFF):
+        with pytest.raises(NewerFormat):
+            trust.open_envelope("manifest", KEY, newer)
+
+
+def test_refusal_says_what_opening_would_without_a_word_in_the_log(caplog):
+    stranger = Trust(policy="off", signer=STRANGER).seal("manifest", KEY, PAYLOAD)
+    with caplog.at_level(logging.DEBUG):
+        for trust, sealed, reason in (
+            (READER, SEALED, None),
+            (READER, UNSIGNED, "unsigned"),
+            (READER, stranger, "unknown_signer"),
+            (WARNING_READER, UNSIGNED, None),
+            (OFF, UNSIGNED, None),
+            (OFF, PUBLISHER.seal("manifest", OTHER_KEY, PAYLOAD), "replayed"),
+        ):
+            found = trust.refusal("manifest", KEY, sealed, where="here")
+            assert (found.reason if found else None) == reason
+    assert caplog.records == []

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from cache_store.errors import Corrupt, Untrusted, UnusableCache
+from cache_store.errors import Corrupt, Untrusted
 from cache_store.signing import trust_policy
 from cache_store.signing.keyring import generate, revoke
 from cache_store.signing.revocations import Revocation
 from cache_store.signing.signing_keys import key_id
 from cache_store.store import Store
 from orchestrator.config import load
+from orchestrator.errors import BadArgument
 from orchestrator.store_config import TrustConfig
 from orchestrator.stores import open_store
 from orchestrator.trust import locate_trust, policy_of, warn_of_off
@@ -70,12 +71,12 @@ def test_signing_key_with_slash_or_suffix_is_a_path(tmp_path, path):
 
 
 def test_signing_key_of_a_keyring_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(UnusableCache, match=r"key ci.*warmrank keys generate"):
+    with pytest.raises(BadArgument, match=r"key ci.*warmrank keys generate"):
         locate_trust(config(signing_key="ci"), base=tmp_path)
 
 
 def test_keyring_that_is_named_must_be_there(tmp_path):
-    with pytest.raises(UnusableCache, match="no directory"):
+    with pytest.raises(BadArgument, match="no directory"):
         locate_trust(config(keyring="gone"), base=tmp_path)
 
 
@@ -88,8 +89,8 @@ def test_what_the_keyring_revokes_travels_with_the_config(tmp_path, usual):
 
 def test_damaged_revocations_stop_the_launch(tmp_path, usual):
     generate(usual, "ci")
-    (usual / "revoked.json").write_text("")
-    with pytest.raises(Corrupt, match="list of revoked keys"):
+    (usual / "revoked" / f"{REVOKED_ID}.json").write_text("")
+    with pytest.raises(Corrupt, match="revocation at"):
         locate_trust(config(), base=tmp_path)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cache_store.signing import trust_policy
-from cache_store.signing.trust_policy import Entry, StorePlace, choose_policy, default_policy, resolve_policy
+from cache_store.signing.trust_policy import Entry, StorePlace, choose_policy, resolve_policy
 
 OWN = Entry(path="/store", uid=7, mode=stat.S_IFDIR | 0o755, is_above=False)
 ROOT = Entry(path="/", uid=0, mode=stat.S_IFDIR | 0o755, is_above=True)
@@ -50,7 +50,7 @@ def test_place_that_others_can_write_asks_for_signatures(entry, reason):
 
 @pytest.mark.parametrize("location", ["s3://bucket/prefix", "gs://bucket", "az://container"])
 def test_object_store_asks_for_signatures(location):
-    assert default_policy(location) == "require"
+    assert choose_policy(location).policy == "require"
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_link_is_judged_by_what_it_leads_to(local):
 def test_store_that_others_can_write_asks_for_signatures(local):
     (local / "store").mkdir()
     (local / "store").chmod(0o775)
-    assert default_policy(str(local / "store")) == "require"
+    assert choose_policy(str(local / "store")).policy == "require"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
@@ -96,3 +96,30 @@ def test_store_with_a_format_of_another_user_asks_for_signatures(local):
 def test_place_that_cannot_be_looked_at_asks_for_signatures(local, monkeypatch):
     monkeypatch.setattr(trust_policy, "_MOUNTS", local / "gone")
     assert "cannot be looked at" in choose_policy(str(local)).reason
+
+
+@pytest.mark.parametrize("directory", ["launch/ab/key", "ac/ab", "trash/20260131T120000Z/ac/ab"])
+def test_directory_of_names_that_others_can_write_asks_for_signatures(local, directory):
+    (local / "store" / directory).mkdir(parents=True)
+    assert choose_policy(str(local / "store")).policy == "off"
+    (local / "store" / directory).chmod(0o775)
+    assert f"others can write {local}/store/{directory}" in choose_policy(str(local / "store")).reason
+
+
+def test_link_among_the_names_asks_for_signatures(local):
+    (local / "store" / "ac").mkdir(parents=True)
+    (local / "store" / "ac" / "ab").symlink_to(local)
+    assert choose_policy(str(local / "store")).policy == "require"
+
+
+def test_what_others_can_write_is_no_matter_in_a_store_that_bars_them(local):
+    (local / "store" / "ac" / "ab").mkdir(parents=True)
+    (local / "store" / "ac" / "ab").chmod(0o777)
+    (local / "store").chmod(0o700)
+    assert choose_policy(str(local / "store")).policy == "off"
+
+
+def test_what_lies_in_quarantine_is_no_matter(local):
+    (local / "store" / "quarantine" / "bad").mkdir(parents=True)
+    (local / "store" / "quarantine" / "bad").chmod(0o777)
+    assert choose_policy(str(local / "store")).policy == "off"

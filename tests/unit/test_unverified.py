@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import errno
+import os
 import stat
+from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 from cache_store.errors import UnusableCache
+from cache_store.layout import BLOBS
 from cache_store.node.unverified import UNVERIFIED, admit, mark_unverified, refuse_unverified
+from tests.support.stored import backend_of, open_store, publish_launch
 
 
 def test_unverified_directory_is_refused_under_require(tmp_path):
@@ -37,6 +43,54 @@ def test_mark_is_private_and_says_why(tmp_path):
     mark_unverified(tmp_path, "off")
     assert stat.S_IMODE((tmp_path / UNVERIFIED).stat().st_mode) == 0o600
     assert "'require'" in (tmp_path / UNVERIFIED).read_text()
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bytes]]:
+    """Each path that was flushed by its name, with what the mark there held by then."""
+    flushed: list[tuple[str, bytes]] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        mark = path if path.name == UNVERIFIED else path / UNVERIFIED
+        flushed.append((path.name, mark.read_bytes() if mark.exists() else b""))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return flushed
+
+
+def test_mark_is_durable_when_it_is_made(tmp_path, synced):
+    mark_unverified(tmp_path, "off")
+    text = (tmp_path / UNVERIFIED).read_bytes()
+    assert synced == [(UNVERIFIED, text), (tmp_path.name, text)]
+
+
+def test_mark_is_durable_before_the_first_copy(tmp_path, synced, monkeypatch):
+    store = open_store(tmp_path / "store")
+    record = publish_launch(store, tmp_path / "source")
+    synced.clear()
+    before: list[list[str]] = []
+    real = backend_of(store).open
+
+    def note(name: str) -> BinaryIO:
+        if name.startswith(BLOBS):
+            before.append([path for path, _ in synced])
+        return real(name)
+
+    monkeypatch.setattr(backend_of(store), "open", note)
+    assert store.fetch_partitions(record.partitions, tmp_path / "cache").faults == ()
+    assert [flushed[:2] for flushed in before] == [[UNVERIFIED, "cache"]] * 2
+
+
+def test_mark_that_cannot_be_made_durable_stops_the_fetch(tmp_path, monkeypatch):
+    def failing(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(UnusableCache, match="Input/output error"):
+        mark_unverified(tmp_path, "off")
 
 
 def test_admitted_directory_is_made_private(tmp_path):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.look import NothingThere, open_to_look
+from orchestrator.errors import NothingThere
+from orchestrator.look import open_to_look
 from orchestrator.verify import cached_files, verify, verify_cache
 from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import blob_path, overwrite

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 _AZURE: Final = ("az", "adl", "azure", "abfs", "abfss")
-_ENVIRONMENT: Final = {"s3": "AWS", "s3a": "AWS", "gs": "GOOGLE", "https": "AWS"} | dict.fromkeys(
-    _AZURE, "AZURE"
-)
+# Not https: the client takes any host for an object store then, and keeps none there.
+_ENVIRONMENT: Final = {"s3": "AWS", "s3a": "AWS", "gs": "GOOGLE"} | dict.fromkeys(_AZURE, "AZURE")
 SCHEMES: Final = frozenset(_ENVIRONMENT)
 _OPTIONS: Final = frozenset(
     {
@@ -39,6 +38,9 @@ _OPTIONS: Final = frozenset(
 _CLIENT_SWITCHES: Final = ("allow_http", "allow_invalid_certificates")
 _CLIENT_TEXTS: Final = ("proxy_url", "proxy_excludes", "proxy_ca_certificate")
 KNOWN_OPTIONS: Final = _OPTIONS | {*_CLIENT_SWITCHES, *_CLIENT_TEXTS}
+_SWITCH_WORDS: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
+    ("0", "false", "no", "off"), False
+)
 
 # Shares of `answer_s`. A request that is repeated may start until the second share is over and then be met
 # with silence for the first one: together less than the whole.
@@ -69,6 +71,11 @@ class Connections:
     retry_s: float
 
 
+def variables_of(url: str) -> str:
+    """What the environment's variables for the cloud of ``url`` begin with."""
+    return _ENVIRONMENT.get(urlsplit(url).scheme, "AWS")
+
+
 def connect(url: str, *, answer_s: float, options: Mapping[str, str]) -> Connections:
     """Make the clients for ``url``; nothing is asked of the server yet.
 
@@ -78,6 +85,7 @@ def connect(url: str, *, answer_s: float, options: Mapping[str, str]) -> Connect
     _check_installed(url)
     scheme = _checked_scheme(url)
     _check_options(url, options)
+    _check_switches(url, scheme, options)
     retry_s = _RETRY_SHARE * answer_s
     silence_s = _SILENCE_SHARE * answer_s
 
@@ -130,7 +138,7 @@ def _client_options(scheme: str, options: Mapping[str, str]) -> dict[str, object
     for name in (*_CLIENT_SWITCHES, *_CLIENT_TEXTS):
         value = options.get(name, os.environ.get(f"{_ENVIRONMENT[scheme]}_{name.upper()}", ""))
         if value:
-            found[name] = value.lower() in ("1", "true", "yes", "on") if name in _CLIENT_SWITCHES else value
+            found[name] = _SWITCH_WORDS[value.lower()] if name in _CLIENT_SWITCHES else value
     return found
 
 
@@ -159,6 +167,20 @@ def _check_options(url: str, options: Mapping[str, str]) -> None:
     if unknown := sorted(set(options) - KNOWN_OPTIONS):
         remedy = f"known are {', '.join(sorted(KNOWN_OPTIONS))}; credentials come from the environment only"
         raise _unusable(url, f"the option {unknown[0]!r} is not known", remedy)
+
+
+def is_usable(option: str, value: str) -> bool:
+    """Whether an option may have that value: a switch is on or off, and no third thing."""
+    return option not in _CLIENT_SWITCHES or not value or value.lower() in _SWITCH_WORDS
+
+
+def _check_switches(url: str, scheme: str, options: Mapping[str, str]) -> None:
+    for name in _CLIENT_SWITCHES:
+        variable = f"{_ENVIRONMENT[scheme]}_{name.upper()}"
+        value = options.get(name, os.environ.get(variable, ""))
+        if not is_usable(name, value):
+            called = f"the option {name}" if name in options else f"the environment's {variable}"
+            raise _unusable(url, f"{called} is {value!r}", "set it to true or to false")
 
 
 def _unusable(where: str, reason: str, remedy: str) -> StoreUnavailable:

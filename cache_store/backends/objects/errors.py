@@ -11,14 +11,19 @@ import contextlib
 import re
 from collections.abc import Iterator
 
+from cache_store.backends.objects.connection import variables_of
 from cache_store.errors import NotInStore, StoreError, StoreUnavailable
 
 REMEDY_AWAY = "check that the object store is up and can be reached from here"
 _REMEDY_BUCKET = "check the URL, or make the bucket; a store does not make one"
-_REMEDY_CREDENTIALS = (
-    "set the credentials in the environment of this process (for s3:// AWS_ACCESS_KEY_ID and"
-    " AWS_SECRET_ACCESS_KEY), with the rights to get, put, delete and list below the store's URL"
-)
+_CREDENTIALS = {
+    "AWS": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "GOOGLE": "GOOGLE_SERVICE_ACCOUNT",
+    "AZURE": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+# Without credentials in the environment the client asks the cloud's service for machines.
+_MACHINE_SERVICES = ("/latest/api/token", "/latest/meta-data", "/computeMetadata/", "/metadata/identity/")
+_PLAIN_HTTP = re.compile(r"\bhttp://\S+ .*builder error")  # the client has sent nothing
 _STATUS = re.compile(r"status code: (\d{3})")
 _SERVER_FAULTS = frozenset({429, *range(500, 600)})
 _CAUSES = {
@@ -47,7 +52,8 @@ def is_transport(error: BaseException) -> bool:
     from obstore.exceptions import GenericError
 
     status = status_of(error)
-    return isinstance(error, GenericError) and (status is None or status in _SERVER_FAULTS)
+    is_silence = status is None and not _is_plain_http(error)
+    return isinstance(error, GenericError) and (is_silence or status in _SERVER_FAULTS)
 
 
 def store_error(error: Exception, *, what: str, where: str) -> StoreError:
@@ -65,10 +71,12 @@ def store_error(error: Exception, *, what: str, where: str) -> StoreError:
     if "NoSuchBucket" in text or (status_of(error) == 404 and not isinstance(error, FileNotFoundError)):
         reason, remedy = "there is no such bucket", _REMEDY_BUCKET
     elif isinstance(error, PermissionDeniedError | UnauthenticatedError):
-        reason, remedy = f"access was denied ({status_of(error)})", _REMEDY_CREDENTIALS
-    elif "/latest/api/token" in text or "/latest/meta-data" in text:
-        # Without credentials in the environment the client asks the cloud's service for machines.
-        reason, remedy = f"no credentials were found ({reason})", _REMEDY_CREDENTIALS
+        reason, remedy = f"access was denied ({status_of(error)})", _credentials_remedy(where)
+    elif any(path in text for path in _MACHINE_SERVICES):
+        reason, remedy = f"no credentials were found ({reason})", _credentials_remedy(where)
+    elif _is_plain_http(error):
+        reason = "its endpoint begins with http://, which is not encrypted and has to be allowed"
+        remedy = f'set {variables_of(where)}_ALLOW_HTTP=true, or allow_http: "true" in the store\'s options'
     return StoreUnavailable(
         what=what, where=where, reason=reason, remedy=remedy, transport=is_transport(error)
     )
@@ -88,6 +96,18 @@ def client_errors_are_ours(what: str, where: str) -> Iterator[None]:
         yield
     except (BaseError, FileNotFoundError) as error:
         raise store_error(error, what=what, where=where) from error
+
+
+def _is_plain_http(error: BaseException) -> bool:
+    return _PLAIN_HTTP.search(_first_line(str(error))) is not None
+
+
+def _credentials_remedy(url: str) -> str:
+    variables = _CREDENTIALS[variables_of(url)]
+    return (
+        f"set the credentials in the environment of this process, such as {variables}, with the rights to"
+        " get, put, delete and list below the store's URL"
+    )
 
 
 def _reason(text: str) -> str:

@@ -19,11 +19,10 @@ from cache_store.backends.objects.client import ObjectClient
 from cache_store.backends.objects.frames import STORED_FORM
 from cache_store.canonical import canonical_json
 from cache_store.errors import Corrupt, NotInStore, StoreUnavailable
-from cache_store.layout import FORMAT_FILE, TMP, TOP_LEVEL
+from cache_store.layout import FORMAT_FILE, PROBE, TOP_LEVEL
 from cache_store.parsing import parse_document
 
 STORE_FORMAT: Final = 1
-PROBE: Final = f"{TMP}create-only-probe"
 _MAX_FORMAT_BYTES = 4096
 _PROBE_DATA = b"The server refused to replace this.\n"
 _NUM_LOOKED_AT = 100
@@ -100,5 +99,5 @@ def _no_store(client: ObjectClient) -> StoreUnavailable:
         what="store",
         where=client.url,
         reason=f"there is no store here (no {FORMAT_FILE} object)",
-        remedy="check the URL, or make one by publishing a launch",
+        remedy="check the URL; if the store is to be made, run warmrank init once",
     )

@@ -1,7 +1,7 @@
 """A store in an object store: S3 and what speaks like it, Google Cloud Storage, Azure.
 
 Invariants, beyond those of the port: a document is created under the server's own condition that nothing
-stands there (`If-None-Match: *`), which a writer has seen it honour; blobs are kept as `object_frames` says;
+stands there (`If-None-Match: *`), which a writer has seen it honour; blobs are kept as `frames` says;
 at most a few `WHOLE_BYTES` of blobs are in memory, whatever their sizes. Durable is what the server has
 acknowledged.
 """
@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from cache_store.backends.backend import FileInfo, NewFile
+from cache_store.backends.backend import FileInfo, NewFile, check_name, name_fault
 from cache_store.backends.objects.client import ObjectClient
 from cache_store.backends.objects.connection import connect
 from cache_store.backends.objects.format import check_create_only, check_format
@@ -34,8 +35,9 @@ from cache_store.errors import Corrupt, UnusableCache
 from cache_store.layout import BLOBS, TMP, split_trash_name
 from cache_store.node.private_files import os_errors_are_unusable
 from cache_store.parallel import each
-from cache_store.paths import path_fault
 from cache_store.steps import Step, reached
+
+logger = logging.getLogger(__name__)
 
 WHOLE_BYTES = 4 << 20
 """A blob up to this size is one request, made in memory; a larger one streams in parts."""
@@ -91,7 +93,7 @@ class ObjectBackend:
         room_bytes = _KEPT_BYTES
         jobs = []
         for file in {file.name: file for file in files}.values():
-            _check_name(file.name)
+            check_name(file.name, where=self.url)
             room_bytes -= file.expected.size_bytes
             jobs.append(_Job(file=file, keep=room_bytes >= 0))
         ready = [job for job in each(self._prepared, jobs, num_threads=_NUM_AT_ONCE) if job is not None]
@@ -106,7 +108,7 @@ class ObjectBackend:
 
     def open(self, name: str) -> BinaryIO:
         """See `BlobBackend.open`. What is read may turn out `Corrupt` on the way."""
-        _check_name(name)
+        check_name(name, where=self.url)
         stored = self._client.get(name)
         if isinstance(stored, bytes):
             if (content := decode_whole(stored)) is not None:
@@ -118,7 +120,7 @@ class ObjectBackend:
         """See `BlobBackend.stat`."""
         names = list(names)
         for name in names:
-            _check_name(name)
+            check_name(name, where=self.url)
         found = each(self._client.head, names, num_threads=_NUM_AT_ONCE)
         return {info.name: info for info in found if info is not None}
 
@@ -127,7 +129,10 @@ class ObjectBackend:
         # The client lists by whole parts of a path.
         for info in self._client.list(prefix.rpartition("/")[0]):
             if info.name.startswith(prefix) and (not info.name.startswith(TMP) or prefix.startswith(TMP)):
-                yield info
+                if name_fault(info.name):
+                    logger.warning("%r in %s is no name of a store; it is left alone", info.name, self.url)
+                else:
+                    yield info
 
     def move(self, name: str, target: str | None) -> bool:
         """See `BlobBackend.move`.
@@ -135,12 +140,12 @@ class ObjectBackend:
         A copy, then a removal: killed between the two, the file stands under both names. Of processes that
         move one file at the same time to different names, each may say that it moved it.
         """
-        _check_name(name)
+        check_name(name, where=self.url)
         info = self._client.head(name)
         if info is None:
             return False
         if target is not None:
-            _check_name(target)
+            check_name(target, where=self.url)
             if not self._copy(info, target):
                 return False
         self._client.delete(name)
@@ -240,11 +245,6 @@ def _verified(source: BinaryIO, file: NewFile) -> Iterator[bytes]:
 def _is_blob(name: str) -> bool:
     trashed = split_trash_name(name)
     return (trashed[0] if trashed else name).startswith(BLOBS)
-
-
-def _check_name(name: str) -> None:
-    if fault := path_fault(name):
-        raise ValueError(f"name {name!r} {fault}")
 
 
 def _not_as_expected(file: NewFile, actual: str) -> Corrupt:

@@ -1,0 +1,223 @@
+"""A store's files, read once, for whoever decides what may go.
+
+Invariants: what a document needs counts whoever signed it; whether a record is believed here is told beside
+it, for whoever ranks them. A document that cannot be read stops everything, because what it needs is not
+known, unless no signature stands behind it that the policy asks for: that one is kept, and told. What
+another process moves meanwhile is looked for in both places, the store and its trash. Memory: one string for
+each name, and one pointer for each reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from cache_store.backends.backend import BlobBackend, FileInfo
+from cache_store.errors import Corrupt, EvictRefused, NewerFormat, NotInStore, StoreError
+from cache_store.layout import (
+    BLOBS,
+    DIRECTORIES,
+    LAUNCHES,
+    MANIFESTS,
+    PINS,
+    QUARANTINE,
+    USED,
+    split_fanned_name,
+    split_pin_name,
+)
+from cache_store.parallel import each
+from cache_store.records.documents import read_stored_form
+from cache_store.retention.debris import list_debris
+from cache_store.retention.last_use import last_uses
+from cache_store.retention.marks import Document, is_record, made_for, references
+from cache_store.retention.trash import trashed
+from cache_store.signing.trust import Trust
+
+READERS = 8
+_UPGRADE = (
+    "upgrade warmrank here, and evict with that release; "
+    "where nobody uses a later one, remove that file by hand"
+)
+_REPAIR = "run `warmrank verify --repair`, which moves it into quarantine, then evict again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """A store at one time.
+
+    Attributes:
+        now_s: the time, by the store's clock.
+        files: every record, manifest and blob that stands, by name.
+        documents: every record and manifest that stands, and what of the trash a standing record needs.
+        trash: what lies in the trash, by former name.
+        pins: names of the records that are pinned.
+        uses: the newest mark of use of each record that has one.
+        marks: all marks of use.
+        quarantine: what is in quarantine.
+        debris: what is on its way in, perhaps for ever.
+        problems: what was left alone, one line each.
+    """
+
+    now_s: float
+    files: Mapping[str, FileInfo]
+    documents: Mapping[str, Document]
+    trash: Mapping[str, tuple[FileInfo, ...]] = field(default_factory=dict)
+    pins: frozenset[str] = frozenset()
+    uses: Mapping[str, FileInfo] = field(default_factory=dict)
+    marks: tuple[FileInfo, ...] = ()
+    quarantine: tuple[FileInfo, ...] = ()
+    debris: tuple[FileInfo, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def take_inventory(
+    backend: BlobBackend, now_s: float, *, trust: Trust, earlier: Inventory | None = None
+) -> Inventory:
+    """List a store and read its documents.
+
+    Args:
+        backend: one place of the store.
+        trust: with which records are judged.
+        now_s: the time by the store's clock, of before the call: a process that is stopped in here must not
+            find that what it listed has aged.
+        earlier: an inventory of before; documents that stand unchanged are not read again.
+
+    Raises:
+        EvictRefused: a document cannot be read, or the listing leaves out what is there.
+        StoreUnavailable: the store cannot be listed or read.
+    """
+    # Roots last: a record that was committed meanwhile is seen, with manifests that were there before it.
+    trash = trashed(backend)
+    files = {info.name: info for info in backend.list(BLOBS) if split_fanned_name(BLOBS, info.name)}
+    files |= {info.name: info for info in backend.list(MANIFESTS) if split_fanned_name(MANIFESTS, info.name)}
+    marks = tuple(backend.list(USED))
+    pins = frozenset(name for info in backend.list(PINS) if (name := split_pin_name(info.name)))
+    for prefix in (LAUNCHES, DIRECTORIES):
+        files |= {info.name: info for info in backend.list(prefix) if is_record(info.name)}
+    uses = last_uses(marks)
+    _check_listing(backend, {*pins, *uses} - files.keys())
+    reader = _Reader(backend=backend, trust=trust, interned={name: name for name in files})
+    documents = reader.read_documents(files, trash, earlier)
+    debris, problem = list_debris(backend)
+    return Inventory(
+        now_s=now_s,
+        files={name: info for name, info in files.items() if name.startswith(BLOBS) or name in documents},
+        documents=documents,
+        trash=trash,
+        pins=pins,
+        uses=uses,
+        marks=marks,
+        quarantine=tuple(backend.list(QUARANTINE)),
+        debris=debris,
+        problems=(*sorted(reader.problems.values()), *([problem] if problem else [])),
+    )
+
+
+def _check_listing(backend: BlobBackend, unlisted: Iterable[str]) -> None:
+    """What is pinned or was used, and stands, must be in the listing."""
+    if found := sorted(backend.stat(name for name in unlisted if is_record(name))):
+        raise EvictRefused(
+            what=f"{len(found)} records stand in the store but not in its listing",
+            where=found[0],
+            reason="a listing that leaves things out would make an evict take what is needed",
+            remedy="evict again; if it stays, ask whoever runs this file system or object store",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reader:
+    """Reads the documents of one place.
+
+    Attributes:
+        backend: the place.
+        trust: with which records are judged.
+        interned: one string for each name, however many documents refer to it.
+        problems: documents that were left alone, by name, one line each.
+    """
+
+    backend: BlobBackend
+    trust: Trust
+    interned: dict[str, str]
+    problems: dict[str, str] = field(default_factory=dict)
+
+    def read_documents(
+        self,
+        files: Mapping[str, FileInfo],
+        trash: Mapping[str, tuple[FileInfo, ...]],
+        earlier: Inventory | None,
+    ) -> dict[str, Document]:
+        standing = [name for name in files if not name.startswith(BLOBS)]
+        documents = _unchanged(files, earlier)
+        documents.update(self._read_all([(name, name) for name in standing if name not in documents]))
+        gone = {
+            name
+            for record, document in documents.items()
+            if is_record(record)
+            for name in document.references
+            if name.startswith(MANIFESTS) and name not in documents
+        }
+        # Another evict may be at work: what it took is in the trash, what it restored stands again.
+        taken = [(name, trash[name][0].name if name in trash else name) for name in sorted(gone)]
+        documents.update(self._read_all(taken))
+        return documents
+
+    def _read_all(self, names: Iterable[tuple[str, str]]) -> Iterator[tuple[str, Document]]:
+        """Read documents, each by its own name and the place where it lies.
+
+        What is gone is left out, and what cannot be read and nobody here needs to believe.
+        """
+        wanted = list(names)
+        for (name, _), document in zip(wanted, each(self._read, wanted, num_threads=READERS), strict=True):
+            if document is not None:
+                yield name, document
+
+    def _read(self, item: tuple[str, str]) -> Document | None:
+        name, place = item
+        try:
+            sealed = read_stored_form(self.backend, place)
+        except NotInStore:
+            return None
+        except Corrupt as error:
+            if place != name:
+                return None  # nobody can use it, so it needs nothing
+            raise _unreadable(error) from error
+        try:
+            document = references(name, sealed)
+        except Corrupt as error:
+            if place != name:
+                return None
+            raise _unreadable(error) from error
+        except NewerFormat as error:
+            refusal = self._refusal(name, sealed)
+            if refusal is None:
+                raise _unreadable(error) from error
+            self.problems[name] = f"{name} is kept, though what it needs is not known: {refusal}"
+            return None
+        needed = tuple(self.interned.setdefault(each_name, each_name) for each_name in document.references)
+        is_believed = not is_record(name) or self._refusal(name, sealed) is None
+        return replace(document, references=needed, is_believed=is_believed)
+
+    def _refusal(self, name: str, sealed: bytes) -> StoreError | None:
+        """Why this process must not use a document."""
+        kind, key = made_for(name)
+        try:
+            return self.trust.refusal(kind, key, sealed, where=name)
+        except NewerFormat:
+            return None
+
+
+def _unchanged(files: Mapping[str, FileInfo], earlier: Inventory | None) -> dict[str, Document]:
+    if earlier is None:
+        return {}
+    return {
+        name: document
+        for name, document in earlier.documents.items()
+        if name in files and files[name] == earlier.files.get(name)
+    }
+
+
+def _unreadable(error: StoreError) -> EvictRefused:
+    is_newer = isinstance(error, NewerFormat)
+    remedy = _UPGRADE if is_newer else _REPAIR
+    reason = f"what it needs is not known, so nothing can be taken away ({error})"
+    return EvictRefused(what=error.what, where=error.where, reason=reason, remedy=remedy)

@@ -1,0 +1,115 @@
+"""A file that one place can open and then not read is read from the next."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from cache_store.backends.tier import Tier
+from cache_store.backends.tiers import TieredBackend
+from cache_store.digests import digest_bytes
+from cache_store.errors import NotInStore, StoreUnavailable
+from cache_store.fetching.copying import BlobSource, copy_blob
+from cache_store.layout import blob_name
+from cache_store.records.documents import read_stored_form
+from cache_store.store import Store
+from tests.support.failing_backends import UnreadableBackend, new_file, unavailable
+from tests.support.stored import OFF, publish_launch
+
+DATA = b"the bytes of a blob"
+DIGEST = digest_bytes(DATA)
+BLOB = blob_name(DIGEST.sha256)
+DOCUMENT = "ac/ab/one"
+
+
+def bad_sector() -> OSError:
+    return OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+class Places:
+    """A near and a far place that both have one blob and one document, and a view of both."""
+
+    def __init__(self) -> None:
+        self.near, self.far = UnreadableBackend(), UnreadableBackend()
+        for place in (self.near, self.far):
+            place.put_new([new_file(BLOB, DATA), new_file(DOCUMENT, DATA)])
+        self.view = TieredBackend([Tier(name="near", backend=self.near), Tier(name="far", backend=self.far)])
+
+    def copy(self, path: Path) -> list[int]:
+        """What was counted while the blob was copied to ``path``."""
+        counted: list[int] = []
+        copy_blob(
+            BlobSource(backend=self.view, sha256=DIGEST.sha256, size_bytes=len(DATA)), path, counted.append
+        )
+        return counted
+
+
+@pytest.fixture
+def places() -> Places:
+    return Places()
+
+
+def test_blob_that_the_near_place_cannot_read_is_read_from_the_far_one(places, tmp_path):
+    places.near.failure, places.near.readable_bytes = bad_sector(), 3
+    counted = places.copy(tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == DATA
+    assert sum(counted) == len(DATA) < sum(abs(number) for number in counted)
+    assert [("store near" in line, os.strerror(errno.EIO) in line) for line in places.view.problems] == [
+        (True, True)
+    ]
+    assert [tier.circuit.is_open for tier in places.view.tiers] == [False, False]
+
+
+def test_place_that_cannot_read_one_file_is_still_asked_for_others(places):
+    places.far.failure, places.far.unreadable = bad_sector(), frozenset({DOCUMENT})
+    places.far.put_new([new_file("ac/ab/two", b"two")])
+    assert read_stored_form(places.view, DOCUMENT) == DATA
+    assert read_stored_form(places.view, "ac/ab/two") == b"two"
+
+
+def test_place_whose_transport_breaks_down_while_reading_is_left_alone(places, tmp_path):
+    places.near.failure = unavailable("connection reset", transport=True)
+    places.copy(tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == DATA
+    assert [tier.circuit.reason for tier in places.view.tiers] == ["connection reset", ""]
+
+
+def test_blob_that_no_place_can_read_is_unavailable_and_leaves_nothing(places, tmp_path):
+    places.near.failure = places.far.failure = bad_sector()
+    with pytest.raises(StoreUnavailable, match=os.strerror(errno.EIO)):
+        places.copy(tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_blob_that_only_the_unreadable_place_has_is_unavailable_not_absent(places, tmp_path):
+    places.near.failure = bad_sector()
+    places.far.move(BLOB, None)
+    with pytest.raises(StoreUnavailable, match=os.strerror(errno.EIO)):
+        places.copy(tmp_path / "copy")
+
+
+def test_blob_that_no_place_has_is_absent(places, tmp_path):
+    places.near.move(BLOB, None)
+    places.far.move(BLOB, None)
+    with pytest.raises(NotInStore):
+        places.copy(tmp_path / "copy")
+
+
+def test_view_that_was_left_reads_nothing_elsewhere(places):
+    places.far.failure = bad_sector()
+    with places.view.open(DOCUMENT):
+        places.view.leave()
+    with pytest.raises(StoreUnavailable, match="given up"):
+        places.view.read_elsewhere(DOCUMENT, unavailable())
+
+
+def test_fetch_takes_what_its_near_place_cannot_read_from_the_far_one(places, tmp_path):
+    store = Store(places.view, trust=OFF, location="both")
+    record = publish_launch(store, tmp_path / "source")
+    places.near.failure = bad_sector()
+    outcome = store.fetch_partitions(record.partitions, tmp_path / "cache")
+    assert outcome.faults == ()
+    assert any("store near" in line for line in store.problems)

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cache_store.connect import TierSpec, open_store
+from cache_store.errors import UnusableCache
+from cache_store.node.signers import mark_signers, refuse_revoked
+from cache_store.signing.revocations import Revocation
+from cache_store.signing.signing_keys import generate_key_pair, key_id
+from cache_store.signing.trust import Trust
+from tests.support.stored import LAUNCH_KEY, make_partition
+
+ONE, OTHER = "0" * 32, "1" * 32
+
+
+def test_directory_without_marks_is_taken(tmp_path):
+    refuse_revoked(tmp_path, {ONE})
+
+
+def test_directory_marked_with_a_revoked_key_is_refused(tmp_path):
+    mark_signers(tmp_path, [ONE])
+    with pytest.raises(UnusableCache, match=f"key {ONE} signed, which is revoked"):
+        refuse_revoked(tmp_path, {ONE, OTHER})
+
+
+def test_mark_of_another_key_does_no_harm(tmp_path):
+    mark_signers(tmp_path, [ONE])
+    refuse_revoked(tmp_path, {OTHER})
+
+
+def test_mark_may_be_made_again(tmp_path):
+    mark_signers(tmp_path, [ONE])
+    mark_signers(tmp_path, [ONE, OTHER])
+    assert sorted(path.name for path in (tmp_path / ".signers").iterdir()) == [ONE, OTHER]
+
+
+def test_what_was_fetched_before_its_key_was_revoked_is_not_used_after(root: Path, source: Path, cache: Path):
+    signer = generate_key_pair("ci")
+    own = key_id(signer.public_key)
+    publisher = open_store([TierSpec(location=str(root))], trust=Trust(policy="require", signer=signer))
+    ref = publisher.publish_partition(LAUNCH_KEY, make_partition(source), source).ref
+    trusting = Trust(policy="require", trusted={"ci": signer.public_key})
+    reader = open_store([TierSpec(location=str(root))], trust=trusting)
+    assert reader.fetch_partitions([ref], cache).faults == ()
+    revoking = Trust(
+        policy="require", trusted=trusting.trusted, revoked={own: Revocation(key_id=own, reason="stolen")}
+    )
+    wary = open_store([TierSpec(location=str(root))], trust=revoking)
+    with pytest.raises(UnusableCache, match=f"key {own} signed, which is revoked"):
+        wary.fetch_partitions([ref], cache)

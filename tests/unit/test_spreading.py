@@ -1,0 +1,126 @@
+"""What a fetch brings into the nearer places, and what its caller hears when it is tried again."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from cache_store.backends.tier import Tier
+from cache_store.backends.tiers import TieredBackend
+from cache_store.fetching.progress import Progress, while_asked
+from cache_store.layout import BLOBS, LAUNCHES, MANIFESTS
+from cache_store.records.manifest import LaunchRecord
+from cache_store.store import Store
+from tests.support.failing_backends import WaywardBackend, new_file, unavailable
+from tests.support.stored import OFF, publish_launch
+
+
+class SilentAtBlobs(WaywardBackend):
+    """Hangs, at pings too, from the first blob on that is read."""
+
+    def open(self, name: str) -> BinaryIO:
+        self.hangs = self.hangs or name.startswith(BLOBS)
+        return super().open(name)
+
+
+class Places:
+    """A far place with a launch, and a near one that is empty."""
+
+    def __init__(self, source: Path) -> None:
+        self.near, self.far = WaywardBackend(), WaywardBackend()
+        far = Store(self.far, trust=OFF, location="far")
+        self.record: LaunchRecord = publish_launch(far, source, world_size=2)
+
+    def both(self) -> Store:
+        tiers = [Tier(name="near", backend=self.near), Tier(name="far", backend=self.far)]
+        return Store(TieredBackend(tiers), trust=OFF, location="both")
+
+    def fetch(self, cache: Path, *, look_first: bool = True) -> Store:
+        store = self.both()
+        if look_first:
+            store.launches(self.record.launch_key)
+        assert store.fetch_partitions(self.record.partitions, cache).faults == ()
+        return store
+
+    def near_names(self, prefix: str) -> set[str]:
+        return {info.name for info in self.near.list(prefix)}
+
+
+@pytest.fixture
+def places(source: Path) -> Places:
+    return Places(source)
+
+
+def names(backend: WaywardBackend, *prefixes: str) -> set[str]:
+    return {info.name for prefix in prefixes for info in backend.list(prefix)}
+
+
+def test_fetch_into_a_directory_that_has_all_fills_the_near_place_with_all(places, source):
+    places.fetch(source)
+    assert names(places.near, BLOBS) == names(places.far, BLOBS) != set()
+    assert names(places.near, MANIFESTS, LAUNCHES) == names(places.far, MANIFESTS, LAUNCHES)
+
+
+def test_near_place_that_lost_a_blob_gets_it_back_by_a_warm_fetch(places, source):
+    places.fetch(source)
+    lost = min(places.near_names(BLOBS))
+    places.near.move(lost, None)
+    places.fetch(source)
+    assert lost in places.near_names(BLOBS)
+
+
+def test_warm_fetch_puts_nothing_into_a_near_place_that_has_all(places, source):
+    places.fetch(source)
+    places.near.calls.clear()
+    places.fetch(source)
+    assert "put_new" not in places.near.calls
+
+
+def test_near_place_that_takes_no_blob_takes_no_manifest(places, source):
+    places.near.failure, places.near.fails_on = unavailable(), frozenset({"put_new"})
+    store = places.fetch(source)
+    assert places.near_names("ac/") == set()
+    assert any("No space left" in line for line in store.problems)
+
+
+def test_partition_with_a_fault_is_not_brought_near(places, tmp_path):
+    blob, *_ = sorted(names(places.far, BLOBS))
+    places.far.move(blob, None)
+    assert places.both().fetch_partitions(places.record.partitions, tmp_path / "cache").partitions == ()
+    assert places.near_names("") == {"FORMAT"}
+
+
+def test_verb_that_was_left_tells_its_caller_nothing_more(places):
+    heard: list[Progress] = []
+    view = TieredBackend([Tier(name="near", backend=places.near)])
+    tell = while_asked(heard.append, view)
+    assert tell is not None
+    progress = Progress(done_bytes=1, total_bytes=2, done_files=0, total_files=1)
+    tell(progress)
+    view.leave()
+    tell(progress)
+    assert heard == [progress]
+    assert while_asked(None, view) is None
+
+
+def test_fetch_left_behind_by_a_silent_place_tells_its_caller_nothing_more(places, source, tmp_path):
+    near = SilentAtBlobs()
+    near.put_new([new_file(info.name, places.far.open(info.name).read()) for info in places.far.list(BLOBS)])
+    tiers = [
+        Tier(name="near", backend=near, answer_s=0.5),
+        Tier(name="far", backend=places.far, answer_s=60.0),
+    ]
+    heard: list[Progress] = []
+    store = Store(TieredBackend(tiers), trust=OFF, location="both")
+    outcome = store.fetch_partitions(places.record.partitions, tmp_path / "cache", on_progress=heard.append)
+    assert (outcome.faults, [tier.state for tier in store.tiers]) == ((), ["away", "used"])
+    before = list(heard)
+    near.thaw()
+    left_behind = [thread for thread in threading.enumerate() if thread.name == "store-verb"]
+    for thread in left_behind:
+        thread.join(60)
+    assert left_behind
+    assert heard == before != []
