@@ -210,7 +210,11 @@ def test_revocation_shows_its_layout(tmp_path):
     }
 
 
-@pytest.mark.parametrize("place", [".", "trusted", "trusted/ci.pub.pem", "revoked", REVOCATION])
+@pytest.mark.parametrize(
+    "place",
+    [".", "trusted", "trusted/ci.pub.pem", "revoked", REVOCATION],
+    ids=["root", "trusted", "key", "revoked", "entry"],
+)
 @pytest.mark.parametrize("bit", [stat.S_IWGRP, stat.S_IWOTH])
 def test_keyring_that_others_can_write_is_refused(tmp_path, place, bit):
     generate(tmp_path / "keys", "ci")
@@ -222,7 +226,11 @@ def test_keyring_that_others_can_write_is_refused(tmp_path, place, bit):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-@pytest.mark.parametrize("place", [".", "trusted", "trusted/ci.pub.pem", "revoked", REVOCATION])
+@pytest.mark.parametrize(
+    "place",
+    [".", "trusted", "trusted/ci.pub.pem", "revoked", REVOCATION],
+    ids=["root", "trusted", "key", "revoked", "entry"],
+)
 def test_keyring_of_another_user_is_refused(tmp_path, place):
     generate(tmp_path / "keys", "ci")
     revoke(tmp_path / "keys", other_revoked())
