@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from cache_store.backends.backend import BlobBackend, FileInfo
 from cache_store.digests import Digest, digest_stream
-from cache_store.errors import NotInStore, StoreError, is_damage, os_errors_are_unavailable
+from cache_store.errors import NotInStore, StoreError, Untrusted, is_damage, os_errors_are_unavailable
 from cache_store.fetching.progress import Meter, OnProgress
 from cache_store.layout import (
     BLOBS,
@@ -129,9 +129,9 @@ class _Audit:
 
         def judge(name: str) -> _T | StoreError:
             answer = _attempt(read, name)
-            if isinstance(answer, StoreError) and is_damage(answer) and self.repair:
+            if isinstance(answer, StoreError) and _goes_away(answer) and self.repair:
                 answer = _attempt(read, name)
-                if isinstance(answer, StoreError) and is_damage(answer):
+                if isinstance(answer, StoreError) and _goes_away(answer):
                     self._move_away(name, str(answer))
             return answer
 
@@ -266,3 +266,8 @@ def _digest(backend: BlobBackend, name: str) -> Digest | StoreError:
 
 def _sha256_of(name: str) -> str | None:
     return split_fanned_name(BLOBS, name)
+
+
+def _goes_away(error: StoreError) -> bool:
+    """Whether a repair takes the document away: it is damaged, or of a key that was revoked."""
+    return is_damage(error) or (isinstance(error, Untrusted) and error.reason == "revoked")

@@ -9,6 +9,8 @@ from cache_store.backends.backend import BlobBackend
 from cache_store.errors import StoreUnavailable
 from cache_store.publishing.stored_launches import read_launch
 from cache_store.records.documents import Documents
+from cache_store.signing.revocations import Revocation
+from cache_store.signing.signing_keys import generate_key_pair, key_id
 from cache_store.signing.trust import Trust
 from cache_store.store import Store
 from cache_store.upkeep import audit
@@ -197,3 +199,23 @@ def test_dangling_link_is_found_and_moved_away(store, root, place):
     assert any(name in fault for fault in store.verify().faults)
     assert f"{name}: moved into quarantine" in store.verify(repair=True).repairs
     assert not path.is_symlink()
+
+
+def test_repair_moves_away_what_a_revoked_key_signed(root, tmp_path):
+    signer = generate_key_pair("ci")
+    publish_launch(open_store(root, Trust(policy="require", signer=signer)), tmp_path / "cache")
+    own = key_id(signer.public_key)
+    trusted = {"ci": signer.public_key}
+    revoked = {own: Revocation(key_id=own, reason="stolen")}
+    wary = open_store(root, Trust(policy="require", trusted=trusted, revoked=revoked))
+    assert len(wary.verify(repair=True).repairs) == 2  # the manifest and the record
+    assert wary.verify().faults == ()
+
+
+def test_repair_leaves_what_is_merely_not_trusted_here(root, tmp_path):
+    publish_launch(
+        open_store(root, Trust(policy="require", signer=generate_key_pair("ci"))), tmp_path / "cache"
+    )
+    before = stored(root, "ac") + stored(root, "launch")
+    assert open_store(root, Trust(policy="require")).verify(repair=True).repairs == ()
+    assert stored(root, "ac") + stored(root, "launch") == before
