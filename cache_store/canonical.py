@@ -23,6 +23,8 @@ def canonical_json(value: object) -> bytes:
 
 
 def _check_keys(value: object) -> None:
+    if isinstance(value, str):  # nearly all are, and the test for a mapping takes long
+        return
     if isinstance(value, Mapping):
         for key, item in value.items():
             if not isinstance(key, str):

@@ -8,7 +8,7 @@ file system that ignores case.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 MAX_PATH_BYTES = 1024
 MAX_PART_BYTES = 255  # NAME_MAX of every file system in use
@@ -55,8 +55,7 @@ def collisions(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
     files: set[str] = set()
     directories: set[str] = set()
     for path in paths:
-        parts = path.split("/")
-        prefixes = ["/".join(parts[: count + 1]) for count in range(len(parts))]
+        prefixes = _new_prefixes(path, directories)
         folded = {_folded(prefix): prefix for prefix in prefixes}
         if known := _other_spelling(folded, spelling):
             yield path, f"{known!r} and {folded[_folded(known)]!r} are one name where case is ignored"
@@ -68,7 +67,17 @@ def collisions(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
         else:
             spelling |= folded
             files.add(path)
-            directories.update(prefixes[:-1])
+            directories.update(prefixes[1:])
+
+
+def _new_prefixes(path: str, directories: Container[str]) -> list[str]:
+    """The path and those directories of it that no path before had, the innermost first."""
+    prefixes = [path]
+    parent = path.rpartition("/")[0]
+    while parent and parent not in directories:
+        prefixes.append(parent)
+        parent = parent.rpartition("/")[0]
+    return prefixes
 
 
 def _other_spelling(folded: Mapping[str, str], spelling: Mapping[str, str]) -> str | None:
