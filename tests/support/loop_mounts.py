@@ -34,7 +34,7 @@ def why_not(file_system: FileSystem) -> str | None:
     if os.geteuid() != 0:
         return "mounting an image needs root"
     needed = (NAMESPACE[0], "mount", "umount", _MKFS[file_system][0])
-    if missing := [tool for tool in needed if shutil.which(tool) is None]:
+    if missing := [tool for tool in needed if _found(tool) is None]:
         return f"no {missing[0]} on this machine"
     if not Path("/dev/loop-control").exists():
         return "no loop devices on this machine"
@@ -87,11 +87,18 @@ class LoopMount:
             os.close(descriptor)
 
 
+def _found(tool: str) -> str | None:
+    """Where a tool lies; those that make file systems often lie outside of PATH."""
+    return shutil.which(tool, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"]))
+
+
 def _run(*command: str) -> None:
     if error := _try(*command):
         raise AssertionError(error)
 
 
 def _try(*command: str) -> str | None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [_found(command[0]) or command[0], *command[1:]], capture_output=True, text=True, check=False
+    )
     return f"{' '.join(command)}: {done.stderr.strip()}" if done.returncode else None
