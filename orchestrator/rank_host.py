@@ -64,8 +64,7 @@ class RankHost:
         if config.store is not None:
             policy = config.store.trust.policy or "require"
             refuse_unverified(config.cache_dir, policy)
-            if policy != "off":
-                refuse_revoked(config.cache_dir, config.store.trust.revoked)
+            refuse_revoked(config.cache_dir, policy, config.store.trust.revoked)
         self._opening = opening
         self._store, problem = _open_store(opening)
         self._away = problem or f"{_AWAY}: {opening.store_away}"

@@ -96,8 +96,7 @@ def fetch_partitions(
     """
     started_s = clock()
     admit(cache_root, documents.trust.policy)
-    if documents.trust.policy != "off":
-        refuse_revoked(cache_root, documents.trust.revoked)
+    refuse_revoked(cache_root, documents.trust.policy, documents.trust.revoked)
     sweep_staging(cache_root)
     known: dict[Target, Target] = {}
     pinned = take_pinned(documents, refs, lambda ref, manifest: partition_of(ref, manifest, known))

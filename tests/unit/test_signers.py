@@ -16,18 +16,18 @@ ONE, OTHER = "0" * 32, "1" * 32
 
 
 def test_directory_without_marks_is_taken(tmp_path):
-    refuse_revoked(tmp_path, {ONE})
+    refuse_revoked(tmp_path, "require", {ONE})
 
 
 def test_directory_marked_with_a_revoked_key_is_refused(tmp_path):
     mark_signers(tmp_path, [ONE])
     with pytest.raises(UnusableCache, match=f"key {ONE} signed, which is revoked"):
-        refuse_revoked(tmp_path, {ONE, OTHER})
+        refuse_revoked(tmp_path, "require", {ONE, OTHER})
 
 
 def test_mark_of_another_key_does_no_harm(tmp_path):
     mark_signers(tmp_path, [ONE])
-    refuse_revoked(tmp_path, {OTHER})
+    refuse_revoked(tmp_path, "require", {OTHER})
 
 
 def test_mark_may_be_made_again(tmp_path):
