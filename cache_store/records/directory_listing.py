@@ -20,17 +20,15 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from cache_store.digests import Digest
 from cache_store.errors import Corrupt, UnusableCache
 from cache_store.keys import key_of
 from cache_store.parsing import faults_of, parse_document
 from cache_store.paths import collision, part_fault, path_fault
 from cache_store.records.manifest import (
     MAX_DOCUMENT_BYTES,
+    BlobEntry,
     Components,
     Document,
-    FileSize,
-    Sha256,
     Utc,
     utc_now,
 )
@@ -52,7 +50,7 @@ def _tool(name: str) -> str:
     return name
 
 
-class ListedFile(Document):
+class ListedFile(BlobEntry):
     """One file of a directory.
 
     Attributes:
@@ -64,15 +62,8 @@ class ListedFile(Document):
     """
 
     path: Annotated[str, AfterValidator(_relative_path)]
-    sha256: Sha256
-    size_bytes: FileSize
     executable: bool
     names_root: bool
-
-    @property
-    def digest(self) -> Digest:
-        """What the file's bytes must be."""
-        return Digest(sha256=self.sha256, size_bytes=self.size_bytes)
 
 
 class DirectoryListing(Document):

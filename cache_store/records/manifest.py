@@ -101,7 +101,19 @@ class Document(BaseModel):
         return canonical_json(self.model_dump(mode="json"))
 
 
-class ArtifactEntry(Document):
+class BlobEntry(Document):
+    """What a document says of a file whose bytes are a blob; names it by digest and size."""
+
+    sha256: Sha256
+    size_bytes: FileSize
+
+    @property
+    def digest(self) -> Digest:
+        """What the file's bytes must be."""
+        return Digest(sha256=self.sha256, size_bytes=self.size_bytes)
+
+
+class ArtifactEntry(BlobEntry):
     """One artifact of one cached function.
 
     Attributes:
@@ -117,13 +129,6 @@ class ArtifactEntry(Document):
     path: Annotated[str, AfterValidator(_artifact_path)]
     request_key: HexKey
     provenance: HexKey
-    sha256: Sha256
-    size_bytes: FileSize
-
-    @property
-    def digest(self) -> Digest:
-        """What the artifact's bytes must be."""
-        return Digest(sha256=self.sha256, size_bytes=self.size_bytes)
 
 
 class RequestEntry(Document):
