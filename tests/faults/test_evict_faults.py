@@ -91,8 +91,11 @@ def test_evict_killed_at_any_step_is_finished_by_the_next(
 def test_readers_beside_an_evict_see_whole_launches_or_a_miss(forker: Forker, room: Path, fault_rounds: int):
     store, source = room / "store", room / "source"
     finished(forker.run("lay_store", store=store, source=source, seeds=[KEPT]))
-    paths: dict[str, Any] = {"store": store, "source": source, "cache": room / "cache"}
+    paths: dict[str, Any] = {"store": store, "source": source, "cache": room / "reader"}
     trial = finished(forker.run("read_while_evicting", **paths, seed=LATE, pin=KEPT, rounds=5 * fault_rounds))
     assert trial.result["bad"] == 0
     assert trial.result["whole"] + trial.result["missed"] > 0
+    # The reader was killed anywhere in a fetch, or in clearing its own cache.
+    left = finished(forker.run("survey", store=store, cache=room / "reader", seed=LATE))
+    assert left.result["problems"] == []
     whole(forker, room, KEPT)
