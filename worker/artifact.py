@@ -20,13 +20,30 @@ from pathlib import Path
 from typing import Any
 
 from cache_store.canonical import canonical_json
+from cache_store.digests import Digest
+from cache_store.node.private_files import digest_private
 from worker.errors import ArtifactCorrupt
 from worker.frame import Frame
 from worker.graph_facts import GraphFacts
 from worker.guards.model import PortableGuards
 
-FORMAT = 1
+FORMAT = 2
 _MAGIC = b"warmrank-artifact "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtifactFile:
+    """A file that lies beside an artifact and belongs to it (compiled kernels).
+
+    Attributes:
+        name: of the file; no directory.
+        sha256: digest of its bytes, hex.
+        size_bytes: its size.
+    """
+
+    name: str
+    sha256: str
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +61,7 @@ class Artifact:
         facts: what the runtime must know of the graph.
         roles: roles of the process groups that the graph uses.
         sections: the engine's own bytes.
+        files: files beside the artifact.
     """
 
     name: str
@@ -56,6 +74,7 @@ class Artifact:
     facts: GraphFacts
     roles: tuple[str, ...]
     sections: Mapping[str, bytes]
+    files: tuple[ArtifactFile, ...] = ()
 
     def to_bytes(self) -> bytes:
         """The file's bytes."""
@@ -69,11 +88,9 @@ class Artifact:
                 "components": self.components,
                 "guards": self.guards.to_json(),
                 "frame": self.frame.names,
-                "input_classes": list(self.facts.input_classes),
-                "num_outputs": self.facts.num_outputs,
-                "aliased_outputs": list(self.facts.aliased_outputs),
-                "data_dependent": self.facts.data_dependent,
+                "facts": self.facts.to_json(),
                 "roles": list(self.roles),
+                "files": [[file.name, file.sha256, file.size_bytes] for file in self.files],
                 "sections": [[name, len(sections[name])] for name in sorted(sections)],
             }
         )
@@ -124,6 +141,21 @@ def parse(data: bytes, where: str) -> Artifact:
         raise _corrupt(where, f"its header cannot be read ({error!r})") from error
 
 
+def verified(directory: Path, file: ArtifactFile) -> Path:
+    """Where a file beside an artifact lies, its bytes verified.
+
+    Raises:
+        ArtifactCorrupt: it is missing, or holds other bytes.
+        UnusableCache: it is not private, or cannot be read.
+    """
+    path = directory / file.name
+    if not path.exists():
+        raise _corrupt(str(path), "it belongs to the artifact beside it, and is not there")
+    if digest_private(path) != Digest(sha256=file.sha256, size_bytes=file.size_bytes):
+        raise _corrupt(str(path), "its bytes do not match the digest in the artifact beside it")
+    return path
+
+
 def _corrupt(where: str, why: str) -> ArtifactCorrupt:
     msg = f"{where} is no usable artifact: {why}. Delete it from the cache: it is fetched or compiled again."
     return ArtifactCorrupt(msg, where=where, why=why)
@@ -148,12 +180,10 @@ def _from_body(body: bytes) -> Artifact:
         components=header["components"],
         guards=PortableGuards.from_json(header["guards"]),
         frame=Frame(code=sections.pop("frame.code"), names=header["frame"]),
-        facts=GraphFacts(
-            input_classes=tuple(header["input_classes"]),
-            num_outputs=header["num_outputs"],
-            aliased_outputs=tuple(header["aliased_outputs"]),
-            data_dependent=header["data_dependent"],
-        ),
+        facts=GraphFacts.from_json(header["facts"]),
         roles=tuple(header["roles"]),
+        files=tuple(
+            ArtifactFile(name=name, sha256=sha256, size_bytes=size) for name, sha256, size in header["files"]
+        ),
         sections=sections,
     )

@@ -14,7 +14,7 @@ from worker.engines import engine_for
 from worker.errors import BackwardNotSupported
 from worker.graph_facts import analyse
 from worker.groups import role_of
-from worker.torch_private import lower
+from worker.torch_private.lowering import lower
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -44,7 +44,8 @@ def compile_graph(
     facts = analyse(lowered, "self")
     engine = engine_for(compiler_config.mode)
     names = {role_of(name): name for name in _known_names()}
-    graph = engine.load(engine.compile(lowered, facts), names)
+    built = engine.compile(lowered, facts, keep_compiled=False)
+    graph = engine.load(built.sections, {}, names)
     options = CaptureOptions.of(compiler_config)
     kind = tensors[0].device.type if tensors else "cpu"
     return GraphRunner(graph, facts, backend_for(kind), options)
@@ -63,6 +64,6 @@ def _records_gradients(graph_module: GraphModule) -> bool:
 
 
 def _known_names() -> list[str]:
-    from worker.torch_private import known_groups
+    from worker.torch_private.process_groups import known_groups
 
     return list(known_groups())

@@ -25,6 +25,7 @@ class CacheOptions:
     tp_rank: int | None = None
     pp_rank: int | None = None
     custom_decompositions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
+    ge_cache: bool = False
     guards: GuardMode | None = None
     on_recompile: OnRecompile = "add"
 

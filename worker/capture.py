@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from worker.devices.memory import memory_of
 from worker.graph_facts import MUTATED, NUMBER, STATE, USER, GraphFacts
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ class GraphRunner:
         self._numbers = tuple(index for index, kind in enumerate(classes) if kind == NUMBER)
         self._entries: dict[tuple[Any, ...], _Entry] = {}
         self._warned = False
+        self._pool = backend.pool()
         self.statistics = CaptureStatistics()
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
@@ -193,18 +195,23 @@ class GraphRunner:
             return self._captured(inputs, addresses)
 
     def _captured(self, inputs: Sequence[Any], addresses: tuple[int, ...]) -> _Entry:
-        buffers = list(inputs)
         mutated = frozenset(inputs[index].untyped_storage().data_ptr() for index in self._mutated)
         shared = self._shared(inputs, mutated)
-        for position, index in enumerate(self._copied):
-            # A user input inside a mutated input's memory must see its writes, so it is not cloned.
-            if not (shared and shared[position]):
-                buffers[index] = _clone(inputs[index])
+        # A user input inside a mutated input's memory must see its writes, so it is not copied.
+        copied = frozenset(
+            index for position, index in enumerate(self._copied) if not (shared and shared[position])
+        )
         with self._restored(inputs):
-            captured = self._backend.capture(self._graph, buffers, self._aliased)
+            captured = self._backend.capture(
+                self._graph, inputs, copied=copied, aliased=self._aliased, pool=self._pool
+            )
         self.statistics.captures += 1
         return _Entry(
-            captured=captured, buffers=tuple(buffers), addresses=addresses, mutated=mutated, shared=shared
+            captured=captured,
+            buffers=captured.inputs,
+            addresses=addresses,
+            mutated=mutated,
+            shared=shared,
         )
 
     @contextlib.contextmanager
@@ -221,26 +228,13 @@ class GraphRunner:
         for index in self._copied:
             buffer = entry.buffers[index]
             if buffer is not inputs[index]:
-                _memory(buffer).copy_(_memory(inputs[index]))
+                memory_of(buffer).copy_(memory_of(inputs[index]))
 
     def _cloned(self, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(
             value.clone() if isinstance(value, torch.Tensor) and index not in self._aliased else value
             for index, value in enumerate(outputs)
         )
-
-
-def _clone(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides, which the graph may rely on."""
-    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    _memory(copy).copy_(_memory(tensor))
-    return copy
-
-
-def _memory(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or, where elements overlap (``expand``), all the memory that it spans, each cell once."""
-    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor if tensor.numel() <= max(span, 0) else tensor.as_strided((span,), (1,))
 
 
 @contextlib.contextmanager

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from worker.artifact import Artifact
+from cache_store.digests import digest_bytes
+from worker.artifact import Artifact, ArtifactFile
 from worker.code_digests import function_digest
-from worker.engines import engine_for
+from worker.engines import Built, engine_for
 from worker.errors import BackwardNotSupported
 from worker.frame import extract
-from worker.graph_facts import analyse
+from worker.graph_facts import GraphFacts, analyse
 from worker.guards import ambient
 from worker.guards.translate import translate
-from worker.torch_private import Trace, trace
+from worker.torch_private.lowering import LoweredGraph
+from worker.torch_private.tracing import Trace, trace
 from worker.variant import function_of
 
 if TYPE_CHECKING:
@@ -29,9 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """An artifact, and the seconds it took to trace and to compile it."""
+    """An artifact, the bytes of the files beside it, and the seconds it took to trace and to compile it."""
 
     artifact: Artifact
+    files: Mapping[str, bytes]
     trace_s: float
     compile_s: float
 
@@ -56,15 +59,25 @@ def compile_call(
     """
     options.config.check_supported()
     engine = engine_for(options.config.mode)
+    engine.check(device_kind)
     state = ambient.encode(ambient.snapshot(device_kind))
     function = function_of(method)
-    traced = trace(
-        method, args, kwargs, dynamic=options.dynamic, decompositions=options.custom_decompositions
-    )
-    started = perf_counter()
     self_name = function.__code__.co_varnames[0]
-    _refuse_backward(traced, self_name, method.__qualname__)
-    facts = analyse(traced.lowered, self_name)
+    started = perf_counter()
+
+    def build(lowered: LoweredGraph) -> tuple[GraphFacts, Built]:
+        _refuse_backward(lowered, self_name, method.__qualname__)
+        facts = analyse(lowered, self_name)
+        return facts, engine.compile(lowered, facts, keep_compiled=options.ge_cache)
+
+    traced, (facts, built) = trace(
+        method,
+        args,
+        kwargs,
+        dynamic=options.dynamic,
+        decompositions=options.custom_decompositions,
+        build=build,
+    )
     roles = _roles(traced)
     artifact = Artifact(
         name=_name(method),
@@ -76,11 +89,14 @@ def compile_call(
         frame=extract(traced, function),
         facts=facts,
         roles=roles,
-        sections=engine.compile(traced.lowered, facts),
+        sections=built.sections,
+        files=tuple(
+            ArtifactFile(name=name, sha256=digest.sha256, size_bytes=digest.size_bytes)
+            for name, digest in sorted((name, digest_bytes(data)) for name, data in built.files.items())
+        ),
     )
-    return Compiled(
-        artifact=artifact, trace_s=traced.trace_s, compile_s=traced.lower_s + perf_counter() - started
-    )
+    compile_s = perf_counter() - started - traced.trace_s
+    return Compiled(artifact=artifact, files=built.files, trace_s=traced.trace_s, compile_s=compile_s)
 
 
 def _name(method: MethodType) -> str:
@@ -91,17 +107,17 @@ def _name(method: MethodType) -> str:
     return f"{method.__qualname__}({', '.join(names)})"
 
 
-def _refuse_backward(traced: Trace, self_name: str, name: str) -> None:
+def _refuse_backward(lowered: LoweredGraph, self_name: str, name: str) -> None:
     if not torch.is_grad_enabled():
         return
-    for guard in traced.guards:
-        of_call = guard.source.startswith("L[") and not guard.source.startswith(f"L[{self_name!r}]")
-        if guard.kind == "TENSOR_MATCH" and of_call and guard.value.requires_grad:
+    for item in lowered.inputs:
+        of_call = item.source.startswith("L[") and not item.source.startswith(f"L[{self_name!r}]")
+        if of_call and item.requires_grad:
             msg = (
-                f"argument {guard.source} of {name} requires gradients; a cached function has no backward. "
+                f"argument {item.source} of {name} requires gradients; a cached function has no backward. "
                 "Call it under torch.no_grad() or torch.inference_mode(), or pass a detached tensor."
             )
-            raise BackwardNotSupported(msg, function=name, argument=guard.source)
+            raise BackwardNotSupported(msg, function=name, argument=item.source)
 
 
 def _roles(traced: Trace) -> tuple[str, ...]:

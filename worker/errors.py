@@ -76,6 +76,14 @@ class NotPortable(WorkerError):
     """A guard, constant or object of the trace cannot be kept across processes."""
 
 
+class NotCapturable(WorkerError):
+    """A graph does something that a captured graph cannot repeat."""
+
+
+class ToolchainError(WorkerError):
+    """A compiler or library that an engine needs is missing, or too old."""
+
+
 class ArtifactCorrupt(WorkerError):
     """A file that is no artifact, or one whose bytes do not match its digest."""
 

@@ -29,7 +29,7 @@ from worker.guards import constants
 from worker.stand_ins import StandIns
 
 if TYPE_CHECKING:
-    from worker.torch_private import Trace
+    from worker.torch_private.tracing import Trace
 
 _MARSHAL_VERSION = 2
 _GRAPH_NAME = "__compiled_fn"

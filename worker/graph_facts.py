@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from worker.errors import RandomOp
-from worker.torch_private import (
+from worker.torch_private.operators import (
     aliased_arguments,
     memory_of,
     mutated_arguments,
@@ -18,7 +19,7 @@ from worker.torch_private import (
 if TYPE_CHECKING:
     from torch.fx import Node
 
-    from worker.torch_private import LoweredGraph
+    from worker.torch_private.lowering import LoweredGraph
 
 # Input classes of the seeds: parameters and buffers; mutated inputs; user inputs; and numbers.
 STATE, MUTATED, USER, NUMBER = "state", "mutated", "user", "number"
@@ -41,6 +42,20 @@ class GraphFacts:
     num_outputs: int
     aliased_outputs: tuple[int, ...]
     data_dependent: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in an artifact's header."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> GraphFacts:
+        """From an artifact's header."""
+        return cls(
+            input_classes=tuple(data["input_classes"]),
+            num_outputs=data["num_outputs"],
+            aliased_outputs=tuple(data["aliased_outputs"]),
+            data_dependent=data["data_dependent"],
+        )
 
 
 def analyse(lowered: LoweredGraph, self_name: str) -> GraphFacts:

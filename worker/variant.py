@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from cache_store.digests import digest_bytes
 from cache_store.node.local import read_private
-from worker.artifact import Artifact, parse
+from worker.artifact import Artifact, parse, verified
 from worker.capture import CaptureOptions, GraphRunner
 from worker.code_digests import function_digest
-from worker.engines import engine_for
+from worker.engines import engine_named
 from worker.frame import bind
 from worker.groups import resolve
 from worker.guards import ambient
@@ -42,6 +42,15 @@ class StoredArtifact:
     path: Path
     sha256: str
     size_bytes: int
+
+    def files(self) -> dict[str, Path]:
+        """Where the files beside the artifact lie, by name; each was verified just now.
+
+        Raises:
+            ArtifactCorrupt: one is missing or holds other bytes.
+            UnusableCache: one is not private, or cannot be read.
+        """
+        return {file.name: verified(self.path.parent, file) for file in self.artifact.files}
 
     @classmethod
     def read(cls, path: Path) -> StoredArtifact:
@@ -96,9 +105,8 @@ class Variant:
         started = perf_counter()
         artifact = stored.artifact
         function = function_of(method)
-        graph = engine_for_artifact(artifact).load(
-            artifact.sections, {role: resolve(role)[0] for role in artifact.roles}
-        )
+        groups = {role: resolve(role)[0] for role in artifact.roles}
+        graph = engine_named(artifact.engine).load(artifact.sections, stored.files(), groups)
         self.stored = stored
         self.runner = GraphRunner(graph, artifact.facts, backend, capture)
         self._method = method
@@ -140,8 +148,3 @@ class Variant:
         if self.stored.artifact.frame.names.get("writes"):
             return
         self._prepare(self._module, *args, **kwargs)
-
-
-def engine_for_artifact(artifact: Artifact) -> Any:
-    """The engine that made an artifact."""
-    return engine_for({"graph": "reduce-overhead"}.get(artifact.engine, artifact.engine))

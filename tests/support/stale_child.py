@@ -186,11 +186,11 @@ class Unrelated(torch.nn.Module):
 def trace_something() -> None:
     """Import the tracer and trace once, which takes seconds the first time."""
     import worker.compiler  # noqa: F401 - as a compile would
-    from worker.torch_private import trace
+    from worker.torch_private.tracing import trace
 
     arguments = (torch.ones(4, 2, 3), torch.arange(4), [1.0])
     with torch.no_grad():
-        trace(Unrelated().forward, arguments, {}, dynamic=True, decompositions={})
+        trace(Unrelated().forward, arguments, {}, dynamic=True, decompositions={}, build=id)
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from worker.cache_options import CacheOptions
 from worker.compiler import compile_call
 from worker.configs.compiler_config import CompilerConfig
 from worker.request import Request
-from worker.torch_private import Trace, trace
+from worker.torch_private.tracing import Trace, trace
 from worker.variant import function_of
 
 NO_REQUEST = Request(components={"made for": "a test"}, key="0" * 32)
@@ -33,7 +33,10 @@ def traced(
 ) -> Trace:
     """The trace of one call, without gradients."""
     with torch.no_grad():
-        return trace(method, args, kwargs, dynamic=dynamic, decompositions=decompositions or {})
+        traced, _ = trace(
+            method, args, kwargs, dynamic=dynamic, decompositions=decompositions or {}, build=lambda _: None
+        )
+    return traced
 
 
 def compiled(method: Callable[..., Any], *args: Any, dynamic: bool = True, **kwargs: Any) -> Artifact:

@@ -66,7 +66,7 @@ def test_artifact_is_equal_bytes_whatever_the_order_of_its_parts() -> None:
 
 def test_artifact_begins_with_its_format_and_the_digest_of_the_rest() -> None:
     first, _, body = DATA.partition(b"\n")
-    assert first == f"warmrank-artifact 1 {hashlib.sha256(body).hexdigest()}".encode()
+    assert first == f"warmrank-artifact {FORMAT} {hashlib.sha256(body).hexdigest()}".encode()
 
 
 @pytest.mark.parametrize("length", [0, 1, 20, 80, len(DATA) // 2, len(DATA) - 1])
@@ -89,15 +89,15 @@ def test_artifact_with_a_byte_too_many_is_refused() -> None:
         parse(DATA + b"\0", "here")
 
 
-@pytest.mark.parametrize("data", [b"", b"PK\x03\x04", b"warmrank-artifact 1\n", b"warmrank 1 00\n", b"\n"])
+@pytest.mark.parametrize("data", [b"", b"PK\x03\x04", b"warmrank-artifact 2\n", b"warmrank 1 00\n", b"\n"])
 def test_file_of_another_kind_is_refused(data: bytes) -> None:
     with pytest.raises(ArtifactCorrupt, match="does not begin with a warmrank artifact's first line"):
         parse(data, "here")
 
 
 def test_artifact_of_a_newer_format_says_both_formats_and_the_place() -> None:
-    newer = DATA.replace(b"warmrank-artifact 1 ", b"warmrank-artifact 2 ", 1)
-    with pytest.raises(ArtifactCorrupt, match=r"cache/decode .* it has format 2, this version reads 1"):
+    newer = DATA.replace(b"warmrank-artifact 2 ", b"warmrank-artifact 3 ", 1)
+    with pytest.raises(ArtifactCorrupt, match=r"cache/decode .* it has format 3, this version reads 2"):
         parse(newer, "cache/decode")
 
 

@@ -21,7 +21,7 @@ from tests.support.small_models import Cached, Plain
 from tests.support.tracing import bound, compiled, traced
 from worker.errors import NotPortable
 from worker.frame import Frame, bind, extract
-from worker.torch_private import Trace
+from worker.torch_private.tracing import Trace
 from worker.variant import function_of
 
 ROOT = Path(__file__).parents[2]

@@ -22,14 +22,15 @@ from worker.engines import engine_for
 from worker.engines.graph import GraphEngine, _pack_constants, _unpack_constants
 from worker.errors import ArtifactCorrupt, NotPortable, NotYet
 from worker.graph_facts import analyse
-from worker.torch_private import Trace
+from worker.torch_private.tracing import Trace
 
 ROWS = torch.arange(8.0).reshape(2, 4)
 ENGINE = GraphEngine()
 
 
 def sections_of(trace: Trace) -> dict[str, bytes]:
-    return ENGINE.compile(trace.lowered, analyse(trace.lowered, "self"))
+    built = ENGINE.compile(trace.lowered, analyse(trace.lowered, "self"), keep_compiled=False)
+    return dict(built.sections)
 
 
 def source_of(method: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
@@ -39,7 +40,7 @@ def source_of(method: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
 def rerun(trace: Trace, *inputs: Any, groups: Mapping[str, str] | None = None) -> tuple[Any, ...]:
     """What the loaded graph gives for its inputs, in the order of the trace."""
     with torch.no_grad():
-        return ENGINE.load(sections_of(trace), groups or {})(*inputs)
+        return ENGINE.load(sections_of(trace), {}, groups or {})(*inputs)
 
 
 class Arguments(nn.Module):
@@ -348,5 +349,5 @@ def test_engine_of_mode_reduce_overhead_is_graph() -> None:
 
 @pytest.mark.parametrize(("mode", "name"), [("max-autotune", "aoti"), ("npugraph_ex", "torchair")])
 def test_engine_that_is_not_built_yet_is_named(mode: str, name: str) -> None:
-    with pytest.raises(NotYet, match=rf"engine {name} \(mode '{mode}'\); use mode \"reduce-overhead\""):
+    with pytest.raises(NotYet, match=rf"engine {name}; use mode \"reduce-overhead\""):
         engine_for(mode)

@@ -13,7 +13,7 @@ from tests.support.small_models import Cached, Plain, Unfit
 from tests.support.tracing import traced
 from worker.errors import RandomOp
 from worker.graph_facts import GraphFacts, analyse, named_argument
-from worker.torch_private import LoweredGraph
+from worker.torch_private.lowering import LoweredGraph
 
 ROWS = torch.ones(2, 4)
 CACHE = torch.zeros(8, 4)

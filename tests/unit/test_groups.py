@@ -10,7 +10,7 @@ import torch.distributed as dist
 from tests.support.fake_group import fake_world
 from worker import groups
 from worker.errors import GroupError
-from worker.torch_private import group_name, known_groups
+from worker.torch_private.process_groups import group_name, known_groups
 
 World = tuple[dist.ProcessGroup, dist.ProcessGroup, dist.ProcessGroup]
 

@@ -15,19 +15,10 @@ from tests.support.fake_group import fake_world
 from tests.support.small_models import Cached, Plain, Unfit
 from tests.support.tracing import traced
 from worker.errors import GraphBreak, NotPortable
-from worker.torch_private import (
-    LoweredGraph,
-    Trace,
-    TracedGuard,
-    aliased_arguments,
-    group_name,
-    known_groups,
-    lower,
-    memory_of,
-    mutated_arguments,
-    operator_path,
-    trace,
-)
+from worker.torch_private.lowering import LoweredGraph, lower
+from worker.torch_private.operators import aliased_arguments, memory_of, mutated_arguments, operator_path
+from worker.torch_private.process_groups import group_name, known_groups
+from worker.torch_private.tracing import Trace, TracedGuard, trace
 
 ROWS = torch.ones(2, 4)
 aten = torch.ops.aten
@@ -190,7 +181,7 @@ def test_capture_of_a_method_with_free_variables_gives_their_cells() -> None:
 
 def test_capture_keeps_the_callers_grad_mode() -> None:
     with torch.no_grad():
-        trace(Switches().forward, (ROWS,), {}, dynamic=True, decompositions={})
+        trace(Switches().forward, (ROWS,), {}, dynamic=True, decompositions={}, build=str)
         assert not torch.is_grad_enabled()
 
 
@@ -385,7 +376,9 @@ def test_composite_operators_stay_whole(affine: Trace) -> None:
 
 def test_casts_of_autocast_are_operators_of_the_graph() -> None:
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        found = targets(trace(Plain().affine, (ROWS,), {}, dynamic=False, decompositions={}).lowered)
+        found = targets(
+            trace(Plain().affine, (ROWS,), {}, dynamic=False, decompositions={}, build=str)[0].lowered
+        )
     assert "aten._to_copy.default" in found
 
 
@@ -405,7 +398,7 @@ def test_switches_of_gradients_leave_no_operator() -> None:
                 return x * 2
 
     with torch.enable_grad():
-        lowered = trace(Quiet().forward, (ROWS,), {}, dynamic=True, decompositions={}).lowered
+        lowered = trace(Quiet().forward, (ROWS,), {}, dynamic=True, decompositions={}, build=str)[0].lowered
     assert targets(lowered) == ["aten.mul.Tensor"]
 
 

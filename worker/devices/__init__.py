@@ -1,4 +1,4 @@
-"""Device kinds behind one port; one file per implementation."""
+"""Device kinds behind one port; one file or folder per implementation."""
 
 from __future__ import annotations
 
@@ -12,18 +12,34 @@ if TYPE_CHECKING:
 
 KINDS = ("cpu", "cuda", "npu")
 
+PoolHandle = tuple[Any, ...]
+
+
+class Pool(Protocol):
+    """Memory that captured graphs share: a replay of one may overwrite what another one returned."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that the pool holds."""
+        ...
+
 
 class CapturedGraph(Protocol):
     """One recorded graph with fixed addresses for its inputs and outputs."""
 
     @property
-    def outputs(self) -> tuple[Any, ...]:
-        """The outputs; the next replay overwrites their memory."""
+    def inputs(self) -> tuple[Any, ...]:
+        """What every replay reads: for the copied inputs buffers in the pool, else the given ones."""
         ...
 
     @property
-    def pool_bytes(self) -> int:
-        """Bytes that the graph holds for its outputs."""
+    def outputs(self) -> tuple[Any, ...]:
+        """The outputs; the next replay of any graph of the same pool overwrites their memory."""
+        ...
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the pool that this graph uses, buffers included: what it would need alone."""
         ...
 
     def replay(self) -> None:
@@ -41,15 +57,38 @@ class DeviceBackend(Protocol):
         """The device that a rank computes on."""
         ...
 
+    def new_handle(self) -> PoolHandle:
+        """A handle that no pool has yet; what ``graph_pool_handle()`` returns."""
+        ...
+
+    def pool(self, handle: PoolHandle | None = None) -> Pool:
+        """The pool with this handle, for all who ask with it; without one, a pool of its own."""
+        ...
+
     def capture(
-        self, graph: Callable[..., tuple[Any, ...]], inputs: Sequence[Any], aliased: frozenset[int]
+        self,
+        graph: Callable[..., tuple[Any, ...]],
+        inputs: Sequence[Any],
+        *,
+        copied: frozenset[int],
+        aliased: frozenset[int],
+        pool: Pool,
     ) -> CapturedGraph:
-        """Record ``graph`` on ``inputs``.
+        """Warm ``graph`` up where the device needs that, and record it.
+
+        The graph really runs, once or more, so mutated inputs change: the caller restores them. No memory
+        that the recording takes out of the pool overlaps with ``inputs``, although those may lie in the pool
+        (an output of an earlier replay).
 
         Args:
             graph: the callable to record.
-            inputs: its inputs; their memory is what every replay reads and, where mutated, writes.
-            aliased: positions of outputs that share memory with an input.
+            inputs: its inputs: tensors and numbers.
+            copied: positions of inputs that get a buffer in the pool, filled with the given values.
+            aliased: positions of outputs that share memory with an input that is not copied.
+            pool: where buffers, intermediate values and outputs lie; of this backend.
+
+        Raises:
+            NotCapturable: the graph does something that cannot be recorded; the message names the operator.
         """
         ...
 

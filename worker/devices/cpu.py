@@ -7,20 +7,38 @@ is what the memory reuse modes one and two will add.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from worker.devices import Pool, PoolHandle
+from worker.devices.memory import memory_of
+
+_NUMBERS = itertools.count(1)
+
+
+class CpuPool:
+    """Memory that graphs share: nothing yet."""
+
+    size_bytes = 0
 
 
 class CpuGraph:
     """A graph recorded on a CPU: the callable, its static inputs and its static outputs."""
 
     def __init__(
-        self, graph: Callable[..., tuple[Any, ...]], inputs: Sequence[Any], aliased: frozenset[int]
+        self,
+        graph: Callable[..., tuple[Any, ...]],
+        inputs: Sequence[Any],
+        copied: frozenset[int],
+        aliased: frozenset[int],
     ) -> None:
         self._graph = graph
-        self._inputs = tuple(inputs)
+        self._inputs = tuple(
+            _clone(value) if index in copied else value for index, value in enumerate(inputs)
+        )
         self._outputs = tuple(graph(*self._inputs))
         self._copied = tuple(
             index
@@ -29,13 +47,18 @@ class CpuGraph:
         )
 
     @property
+    def inputs(self) -> tuple[Any, ...]:
+        """See `worker.devices.CapturedGraph.inputs`."""
+        return self._inputs
+
+    @property
     def outputs(self) -> tuple[Any, ...]:
         """See `worker.devices.CapturedGraph.outputs`."""
         return self._outputs
 
     @property
-    def pool_bytes(self) -> int:
-        """See `worker.devices.CapturedGraph.pool_bytes`."""
+    def size_bytes(self) -> int:
+        """See `worker.devices.CapturedGraph.size_bytes`."""
         return sum(self._outputs[index].nbytes for index in self._copied)
 
     def replay(self) -> None:
@@ -60,8 +83,31 @@ class CpuBackend:
         del local_rank
         return torch.device("cpu")
 
+    def new_handle(self) -> PoolHandle:
+        """See `worker.devices.DeviceBackend.new_handle`."""
+        return (0, next(_NUMBERS))
+
+    def pool(self, handle: PoolHandle | None = None) -> CpuPool:
+        """See `worker.devices.DeviceBackend.pool`."""
+        del handle
+        return CpuPool()
+
     def capture(
-        self, graph: Callable[..., tuple[Any, ...]], inputs: Sequence[Any], aliased: frozenset[int]
+        self,
+        graph: Callable[..., tuple[Any, ...]],
+        inputs: Sequence[Any],
+        *,
+        copied: frozenset[int],
+        aliased: frozenset[int],
+        pool: Pool,
     ) -> CpuGraph:
         """See `worker.devices.DeviceBackend.capture`."""
-        return CpuGraph(graph, inputs, aliased)
+        del pool
+        return CpuGraph(graph, inputs, copied, aliased)
+
+
+def _clone(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides, which the graph may rely on."""
+    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    memory_of(copy).copy_(memory_of(tensor))
+    return copy

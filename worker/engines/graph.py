@@ -14,10 +14,12 @@ import marshal
 import math
 import operator
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from worker.engines import Built
 from worker.engines.bindings import BINDINGS
 from worker.errors import ArtifactCorrupt, NotPortable
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
     from worker.engines import Graph
     from worker.graph_facts import GraphFacts
-    from worker.torch_private import LoweredGraph
+    from worker.torch_private.lowering import LoweredGraph
 
 _MARSHAL_VERSION = 2
 _INDENT = "        "
@@ -37,21 +39,29 @@ class GraphEngine:
 
     name = "graph"
     version = "1"
+    captured = True
 
-    def compile(self, lowered: LoweredGraph, facts: GraphFacts) -> dict[str, bytes]:
-        """See `worker.engines.Engine.compile`."""
-        del facts
+    def check(self, device_kind: str) -> None:
+        """See `worker.engines.Engine.check`; torch alone is enough."""
+
+    def compile(self, lowered: LoweredGraph, facts: GraphFacts, *, keep_compiled: bool) -> Built:
+        """See `worker.engines.Engine.compile`; there are no compiled kernels to keep."""
+        del facts, keep_compiled
         writer = _SourceWriter(lowered)
         source = writer.source()
         code = compile(source, "<warmrank graph>", "exec", dont_inherit=True)
-        return {
+        sections = {
             "graph.py": source.encode(),
             "graph.code": marshal.dumps(code, _MARSHAL_VERSION),
             "constants": _pack_constants(writer.constants),
         }
+        return Built(sections=sections)
 
-    def load(self, sections: Mapping[str, bytes], groups: Mapping[str, str]) -> Graph:
+    def load(
+        self, sections: Mapping[str, bytes], files: Mapping[str, Path], groups: Mapping[str, str]
+    ) -> Graph:
         """See `worker.engines.Engine.load`."""
+        del files
         scope: dict[str, Any] = {"torch": torch, "operator": operator, "math": math}
         # The file is private to this user, or was fetched under a signature that the store's policy checked.
         exec(marshal.loads(sections["graph.code"]), scope)  # noqa: S102, S302
@@ -99,7 +109,7 @@ class _SourceWriter:
                 yield f"{_INDENT}del {', '.join(last_use[node])}"
 
     def _target(self, node: Node) -> str:
-        from worker.torch_private import operator_path
+        from worker.torch_private.operators import operator_path
 
         target = node.target
         module = getattr(target, "__module__", "")

@@ -20,7 +20,7 @@ from worker.guards.paths import UNNAMED_SCOPE, PathTable
 from worker.guards.ranks import asked_ranks
 from worker.guards.volatile import volatile_nodes
 from worker.sources import collect, type_name
-from worker.torch_private import Trace, TracedGuard
+from worker.torch_private.tracing import Trace, TracedGuard
 
 # Read from the process by ambient.snapshot instead, on every load and call.
 _AMBIENT_KINDS = frozenset(

@@ -1,28 +1,4 @@
-"""The only file that touches torch's private modules; what each use relies on stands beside it.
-
-Read against torch 2.11 to 2.13; another release touches only this file. Nothing here is imported by a
-warm load: the tracer costs a second to import, and `sympy` with it.
-
-Facts relied upon (each has a test in ``tests/unit/test_torch_private.py``):
-
-* ``convert_frame.fullgraph_capture(method, args, kwargs)`` traces a bound method to one graph with all
-  parameters lifted to inputs, does not run it, and needs a metrics context around it.
-* ``backend_input.graph_module`` placeholders carry ``meta["example_value"]`` (fake tensors, ``SymInt``)
-  and ``_dynamo_source``; their order is the order in which the frame passes them.
-* ``CheckFunctionManager`` builds every guard before it calls ``guard_filter_fn``, so entries seen there
-  have their ``value`` and ``orig_guard.code_list``.
-* ``output_graph.input_source_to_sizes_strides`` maps a tensor's source to its traced sizes and strides,
-  in which a dynamic dimension is a ``SymInt``.
-* ``SideEffects.codegen_update_mutated`` runs before the frame is written; ``_get_modified_vars`` and
-  ``store_attr_mutations`` say which Python objects the frame will write to.
-* A member that is not there raises ``ObservedKeyError`` out of
-  ``ConstDictVariable.getitem_const_raise_exception_if_absent``, or ``ObservedAttributeError`` out of
-  ``UserDefinedObjectVariable.var_getattr``, and leaves no guard.
-* A ``SymInt`` that was specialised has a ``node.maybe_as_int()``; ``TENSOR_MATCH`` compares it, and the shape
-  guards leave it out.
-* ``make_fx`` over an interpreter of Dynamo's graph keeps in-place operators and views as they are, and
-  keeps each node's ``stack_trace``.
-"""
+"""One trace of one method by Dynamo: graph, frame, guards and writes, without running it."""
 
 from __future__ import annotations
 
@@ -31,27 +7,22 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from worker.code_digests import globals_module, is_pinned_module
 from worker.errors import GraphBreak, NotPortable
+from worker.torch_private.lowering import LoweredGraph, lower, source_name
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
 
+Built = TypeVar("Built")
+
 # Dynamo's settings, and what is patched here while it traces, belong to the whole process.
 _LOCK = threading.RLock()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedInput:
-    """One input of the graph: where the frame finds it, and whether it is a tensor."""
-
-    source: str
-    is_tensor: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,19 +58,6 @@ class TracedGuard:
     same_as: str = ""
     sizes: tuple[int | None, ...] = ()
     strides: tuple[int | None, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoweredGraph:
-    """ATen operators on lifted inputs.
-
-    Attributes:
-        graph: the graph, with mutations and views kept in place.
-        inputs: its inputs, in order.
-    """
-
-    graph: GraphModule
-    inputs: tuple[TracedInput, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +98,18 @@ def trace(
     *,
     dynamic: bool,
     decompositions: Mapping[Any, Callable[..., Any]],
-) -> Trace:
+    build: Callable[[LoweredGraph], Built],
+) -> tuple[Trace, Built]:
     """Trace ``method`` without running it: fake tensors, no collective, no accelerator memory.
+
+    Args:
+        method: a bound method.
+        args: of the call to trace.
+        kwargs: likewise.
+        dynamic: trace with symbolic sizes.
+        decompositions: operator overload -> function that replaces it.
+        build: what is made of the graph; it runs before the guards are written, so that conditions which it
+            puts on symbolic sizes are among them.
 
     Raises:
         GraphBreak: the method does not form one whole graph; the message has Dynamo's reason and line.
@@ -168,10 +136,11 @@ def trace(
         context.tensor_to_context = backend_input.tensor_to_context
         with tracing(context):
             lowered = lower(backend_input.graph_module, decompositions)
-        finished = perf_counter()
+            lowered_at = perf_counter()
+            built = build(lowered)
         output = captured.graph_capture_output
         environment = output.get_runtime_env()
-        return Trace(
+        traced_method = Trace(
             lowered=lowered,
             frame=environment.bytecode,
             graph_name=backend_input.backend_id,
@@ -183,8 +152,9 @@ def trace(
             # By identity: equal code objects may stand in different files.
             codes=tuple({id(code): code for code in output.traced_code}.values()),
             trace_s=traced - started,
-            lower_s=finished - traced,
+            lower_s=lowered_at - traced,
         )
+        return traced_method, built
 
 
 @contextlib.contextmanager
@@ -230,7 +200,7 @@ def _noted_writes() -> Iterator[dict[TracedWrite, None]]:
                 if isinstance(variable.mutation_type, AttributeMutationNew | ValueMutationNew):
                     continue
                 local = getattr(variable, "local_name", None)
-                source = f"L[{local!r}]" if variable.source is None else _name(variable.source)
+                source = f"L[{local!r}]" if variable.source is None else source_name(variable.source)
                 names = effects.store_attr_mutations.get(variable, {}) if local is None else {}
                 noted.update((TracedWrite(source=source, attribute=name), None) for name in names or ("",))
             original(effects, *args, **kwargs)
@@ -314,73 +284,6 @@ def _capture(
         raise GraphBreak(msg, function=name, reason=reason) from error
 
 
-def lower(graph_module: GraphModule, decompositions: Mapping[Any, Callable[..., Any]]) -> LoweredGraph:
-    """From Dynamo's graph of torch functions to ATen operators, without functionalising (decision 0003).
-
-    Needs the tracing context that the graph was made in.
-    """
-    import torch.fx.traceback as fx_traceback
-    from torch.fx import Interpreter
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    values = [node.meta["example_value"] for node in graph_module.graph.nodes if node.op == "placeholder"]
-    # Detached, because a buffer that a graph with gradients wrote to has a history by now.
-    fakes = [value.detach() if isinstance(value, torch.Tensor) else value for value in values]
-    whole_composites = not _casts_by_itself(graph_module)
-    _drop_grad_switches(graph_module)
-    with torch.no_grad(), fx_traceback.preserve_node_meta():
-        graph: GraphModule = make_fx(
-            Interpreter(graph_module).run,
-            decomposition_table=dict(decompositions),
-            tracing_mode="symbolic",
-            _allow_non_fake_inputs=True,
-            pre_dispatch=whole_composites,
-        )(*fakes)
-    graph.graph.eliminate_dead_code()
-    return LoweredGraph(graph=graph, inputs=_inputs(graph_module))
-
-
-def _casts_by_itself(graph_module: GraphModule) -> bool:
-    """Whether autocast is on, or is switched in the graph.
-
-    Its casts happen below the level at which composite operators (``linear``) are still whole, so such a
-    graph is recorded further down. All others keep their composites: fewer calls, and eager's kernels.
-    """
-    switched = any(
-        getattr(node.target, "__name__", "") in ("_enter_autocast", "_exit_autocast")
-        for node in graph_module.graph.nodes
-    )
-    return switched or any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
-
-
-def _drop_grad_switches(graph_module: GraphModule) -> None:
-    """Take the switches of ``torch.no_grad()`` blocks out: the whole graph runs without gradients."""
-    for node in list(graph_module.graph.nodes):
-        if node.target is torch._C._set_grad_enabled:
-            graph_module.graph.erase_node(node)
-
-
-def _inputs(graph_module: GraphModule) -> tuple[TracedInput, ...]:
-    inputs = []
-    for node in graph_module.graph.nodes:
-        if node.op != "placeholder":
-            continue
-        # meta["grapharg"] has the source as well, but Dynamo drops it when a capture ends.
-        inputs.append(
-            TracedInput(
-                source=_name(node._dynamo_source),
-                is_tensor=isinstance(node.meta["example_value"], torch.Tensor),
-            )
-        )
-    return tuple(inputs)
-
-
-def _name(source: Any) -> str:
-    """A source's expression; torch up to 2.11 has a method where later releases have a property."""
-    name = source.name
-    return name() if callable(name) else name  # type: ignore[no-any-return]
-
-
 def _guards(output: Any, method: Callable[..., Any]) -> tuple[TracedGuard, ...]:
     from torch._dynamo.hooks import Hooks
 
@@ -392,7 +295,8 @@ def _guards(output: Any, method: Callable[..., Any]) -> tuple[TracedGuard, ...]:
 
     output.build_guards(_function_of(method).__code__, hooks=Hooks(guard_filter_fn=collect), save=False)
     shapes = {
-        _name(source): value for source, value in output.output_graph.input_source_to_sizes_strides.items()
+        source_name(source): value
+        for source, value in output.output_graph.input_source_to_sizes_strides.items()
     }
     return tuple(_guard(entry, shapes) for entry in seen)
 
@@ -403,7 +307,7 @@ def _function_of(method: Callable[..., Any]) -> Any:
 
 def _guard(entry: Any, shapes: Mapping[str, Any]) -> TracedGuard:
     original = entry.orig_guard
-    source = _name(original.originating_source) if entry.name else ""
+    source = source_name(original.originating_source) if entry.name else ""
     details = dict(getattr(original.create_fn, "keywords", None) or {})
     other = details.pop("source_b", None)
     details.pop("value", None)
@@ -415,7 +319,7 @@ def _guard(entry: Any, shapes: Mapping[str, Any]) -> TracedGuard:
         value=entry.value if entry.has_value else None,
         conditions=tuple(original.code_list or ()),
         details=details,
-        same_as=_name(other) if other is not None else "",
+        same_as=source_name(other) if other is not None else "",
         sizes=_concrete(metadata["size"]) if metadata else (),
         strides=_concrete(metadata["stride"]) if metadata else (),
     )
@@ -424,76 +328,3 @@ def _guard(entry: Any, shapes: Mapping[str, Any]) -> TracedGuard:
 def _concrete(values: Any) -> tuple[int | None, ...]:
     """Sizes or strides; None only for those that stayed symbols to the end."""
     return tuple(value if isinstance(value, int) else value.node.maybe_as_int() for value in values)
-
-
-def group_name(group: Any) -> str:
-    """The name by which functional collectives refer to a process group in this process."""
-    return str(group.group_name)
-
-
-def known_groups() -> dict[str, Any]:
-    """All process groups of this process that this rank belongs to, in the order of their creation.
-
-    Relies on ``torch.distributed.distributed_c10d._world.pg_names`` being an insertion-ordered mapping
-    of group to name.
-    """
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()):
-        return {}
-    from torch.distributed import distributed_c10d
-
-    names = distributed_c10d._world.pg_names
-    return {str(name): group for group, name in names.items() if group.rank() >= 0}
-
-
-def mutated_arguments(target: Any) -> tuple[int, ...]:
-    """Positions of the arguments that an ATen operator writes to, from its schema."""
-    return tuple(
-        position
-        for position, argument in enumerate(target._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    )
-
-
-def aliased_arguments(target: Any) -> tuple[int, ...]:
-    """Positions of the arguments that an operator's result may share memory with, from its schema."""
-    return tuple(
-        position
-        for position, argument in enumerate(target._schema.arguments)
-        if argument.alias_info is not None
-    )
-
-
-def memory_of(value: Any) -> Iterator[int]:
-    """Identities of the memory behind a traced value; its fake tensors share memory as the real ones do.
-
-    Relies on ``UntypedStorage._cdata`` being equal for views of one tensor, fake ones included.
-    """
-    for item in value if isinstance(value, list | tuple) else (value,):
-        if isinstance(item, torch.Tensor) and item.layout == torch.strided:
-            yield item.untyped_storage()._cdata
-
-
-def size_depends_on_data(node: Any) -> bool:
-    """Whether a node's result has a size that only the values of its inputs say.
-
-    Relies on ``node.meta["val"]``, whose sizes are then unbacked symbols.
-    """
-    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-
-    value = node.meta.get("val")
-    return value is not None and bool(free_unbacked_symbols(value))
-
-
-def operator_path(target: Any) -> str:
-    """``torch.ops`` path of an operator overload, for generated source.
-
-    Raises:
-        NotPortable: the target is a higher-order operator or something else without a stable name.
-    """
-    if isinstance(target, torch._ops.OpOverload):
-        namespace, _, name = target._schema.name.partition("::")
-        return f"torch.ops.{namespace}.{name}.{target._overloadname}"
-    msg = f"the graph calls {target!r} ({type(target).__qualname__}), which has no portable name"
-    raise NotPortable(msg, what=repr(target))

@@ -1,0 +1,11 @@
+"""The memory behind tensors, whatever the device."""
+
+from __future__ import annotations
+
+import torch
+
+
+def memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or, where elements overlap (``expand``), all the memory that it spans, each cell once."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor if tensor.numel() <= max(span, 0) else tensor.as_strided((span,), (1,))

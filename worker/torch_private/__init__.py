@@ -1,0 +1,25 @@
+"""The only room that touches torch's private modules; what each use relies on stands beside it.
+
+Read against torch 2.11 to 2.13; another release touches only this room. Nothing here is imported by a
+warm load: the tracer costs a second to import, and `sympy` with it.
+
+Facts relied upon (each has a test in ``tests/unit/test_torch_private.py``):
+
+* ``convert_frame.fullgraph_capture(method, args, kwargs)`` traces a bound method to one graph with all
+  parameters lifted to inputs, does not run it, and needs a metrics context around it.
+* ``backend_input.graph_module`` placeholders carry ``meta["example_value"]`` (fake tensors, ``SymInt``)
+  and ``_dynamo_source``; their order is the order in which the frame passes them.
+* ``CheckFunctionManager`` builds every guard before it calls ``guard_filter_fn``, so entries seen there
+  have their ``value`` and ``orig_guard.code_list``.
+* ``output_graph.input_source_to_sizes_strides`` maps a tensor's source to its traced sizes and strides,
+  in which a dynamic dimension is a ``SymInt``.
+* ``SideEffects.codegen_update_mutated`` runs before the frame is written; ``_get_modified_vars`` and
+  ``store_attr_mutations`` say which Python objects the frame will write to.
+* A member that is not there raises ``ObservedKeyError`` out of
+  ``ConstDictVariable.getitem_const_raise_exception_if_absent``, or ``ObservedAttributeError`` out of
+  ``UserDefinedObjectVariable.var_getattr``, and leaves no guard.
+* A ``SymInt`` that was specialised has a ``node.maybe_as_int()``; ``TENSOR_MATCH`` compares it, and the shape
+  guards leave it out.
+* ``make_fx`` over an interpreter of Dynamo's graph keeps in-place operators and views as they are, and
+  keeps each node's ``stack_trace``.
+"""

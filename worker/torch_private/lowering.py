@@ -1,0 +1,104 @@
+"""From Dynamo's graph of torch functions to ATen operators on lifted inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedInput:
+    """One input of the graph: where the frame finds it, whether it is a tensor, and asks for gradients."""
+
+    source: str
+    is_tensor: bool
+    requires_grad: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoweredGraph:
+    """ATen operators on lifted inputs.
+
+    Attributes:
+        graph: the graph, with mutations and views kept in place.
+        inputs: its inputs, in order.
+    """
+
+    graph: GraphModule
+    inputs: tuple[TracedInput, ...]
+
+
+def lower(graph_module: GraphModule, decompositions: Mapping[Any, Callable[..., Any]]) -> LoweredGraph:
+    """From Dynamo's graph of torch functions to ATen operators, without functionalising (decision 0003).
+
+    Needs the tracing context that the graph was made in.
+    """
+    import torch.fx.traceback as fx_traceback
+    from torch.fx import Interpreter
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    values = [node.meta["example_value"] for node in graph_module.graph.nodes if node.op == "placeholder"]
+    # Detached, because a buffer that a graph with gradients wrote to has a history by now.
+    fakes = [value.detach() if isinstance(value, torch.Tensor) else value for value in values]
+    whole_composites = not _casts_by_itself(graph_module)
+    _drop_grad_switches(graph_module)
+    with torch.no_grad(), fx_traceback.preserve_node_meta():
+        graph: GraphModule = make_fx(
+            Interpreter(graph_module).run,
+            decomposition_table=dict(decompositions),
+            tracing_mode="symbolic",
+            _allow_non_fake_inputs=True,
+            pre_dispatch=whole_composites,
+        )(*fakes)
+    graph.graph.eliminate_dead_code()
+    return LoweredGraph(graph=graph, inputs=_inputs(graph_module))
+
+
+def _casts_by_itself(graph_module: GraphModule) -> bool:
+    """Whether autocast is on, or is switched in the graph.
+
+    Its casts happen below the level at which composite operators (``linear``) are still whole, so such a
+    graph is recorded further down. All others keep their composites: fewer calls, and eager's kernels.
+    """
+    switched = any(
+        getattr(node.target, "__name__", "") in ("_enter_autocast", "_exit_autocast")
+        for node in graph_module.graph.nodes
+    )
+    return switched or any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+
+
+def _drop_grad_switches(graph_module: GraphModule) -> None:
+    """Take the switches of ``torch.no_grad()`` blocks out: the whole graph runs without gradients."""
+    for node in list(graph_module.graph.nodes):
+        if node.target is torch._C._set_grad_enabled:
+            graph_module.graph.erase_node(node)
+
+
+def _inputs(graph_module: GraphModule) -> tuple[TracedInput, ...]:
+    inputs = []
+    for node in graph_module.graph.nodes:
+        if node.op != "placeholder":
+            continue
+        example = node.meta["example_value"]
+        is_tensor = isinstance(example, torch.Tensor)
+        # meta["grapharg"] has the source as well, but Dynamo drops it when a capture ends.
+        inputs.append(
+            TracedInput(
+                source=source_name(node._dynamo_source),
+                is_tensor=is_tensor,
+                requires_grad=is_tensor and example.requires_grad,
+            )
+        )
+    return tuple(inputs)
+
+
+def source_name(source: Any) -> str:
+    """A source's expression; torch up to 2.11 has a method where later releases have a property."""
+    name = source.name
+    return name() if callable(name) else name  # type: ignore[no-any-return]

@@ -1,0 +1,26 @@
+"""Process groups: the names by which functional collectives refer to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def group_name(group: Any) -> str:
+    """The name by which functional collectives refer to a process group in this process."""
+    return str(group.group_name)
+
+
+def known_groups() -> dict[str, Any]:
+    """All process groups of this process that this rank belongs to, in the order of their creation.
+
+    Relies on ``torch.distributed.distributed_c10d._world.pg_names`` being an insertion-ordered mapping
+    of group to name.
+    """
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return {}
+    from torch.distributed import distributed_c10d
+
+    names = distributed_c10d._world.pg_names
+    return {str(name): group for group, name in names.items() if group.rank() >= 0}
