@@ -18,7 +18,6 @@ from cache_store.errors import StoreError, is_final
 from cache_store.explain import explain_miss
 from cache_store.fetching.progress import OnProgress
 from cache_store.fetching.reports import FetchReport
-from cache_store.node.unverified import admit
 from cache_store.publishing.stored_launches import LaunchSummary, StoredLaunch
 from cache_store.records.manifest import LaunchRecord, PartitionRef
 from cache_store.store import Store
@@ -84,7 +83,7 @@ def seed(
         StoreUnavailable: of a place of the store that is required.
     """
     started = time.perf_counter()
-    admit(cache_root, store.policy)
+    store.admit(cache_root)
     faults: list[str] = []
     chosen, reason = _find(store, wanted, faults)
     records = [stored.record for stored in chosen]

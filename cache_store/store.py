@@ -26,6 +26,7 @@ from cache_store.fetching.pinned import Pinned
 from cache_store.fetching.progress import OnProgress
 from cache_store.fetching.reports import FetchOutcome
 from cache_store.layout import USED, manifest_name
+from cache_store.node.admission import admit
 from cache_store.node.single_flight import LOCK_TIMEOUT_S, single_flight
 from cache_store.publishing import stored_launches
 from cache_store.publishing.reports import BlobReport, PublishReport
@@ -82,6 +83,10 @@ class Store:
         """Whether a writable place is away, so that what is published now must be published to it later."""
         return any(tier.state == "away" and tier.mode != "ro" for tier in self.tiers)
 
+    def admit(self, cache_root: Path) -> None:
+        """Make sure that copies from here may go below ``cache_root``; see `admission.admit`."""
+        admit(cache_root, self._trust.policy, self._trust.revoked)
+
     def put_blob(self, path: Path) -> BlobReport:
         """Add a private local file; see `publish.put_blob`."""
         trust = self._trust
@@ -89,11 +94,8 @@ class Store:
 
     def fetch_blob(self, digest: str, function_dir: Path, *, cache_root: Path) -> Path:
         """Add the blob with that sha256 to a function below ``cache_root``; see `fetch.fetch_blob`."""
-        policy = self.policy
         return self._run(
-            lambda documents: fetch.fetch_blob(
-                documents.backend, digest, function_dir, cache_root=cache_root, policy=policy
-            )
+            lambda documents: fetch.fetch_blob(documents, digest, function_dir, cache_root=cache_root)
         )
 
     def publish_partition(self, launch_key: str, manifest: PartitionManifest, root: Path) -> PublishReport:

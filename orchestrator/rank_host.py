@@ -56,15 +56,13 @@ class RankHost:
             cache_store.errors.StoreError: the cache directory or the store cannot be used.
             worker.errors.WorkerError: the rank cannot be brought up.
         """
-        from cache_store.node.signers import refuse_revoked
-        from cache_store.node.unverified import refuse_unverified
+        from cache_store.node.admission import admit
 
         config = opening.config
-        ensure_cache_dir(config.cache_dir)
-        if config.store is not None:
-            policy = config.store.trust.policy or "require"
-            refuse_unverified(config.cache_dir, policy)
-            refuse_revoked(config.cache_dir, policy, config.store.trust.revoked)
+        if config.store is None:
+            ensure_cache_dir(config.cache_dir)
+        else:
+            admit(config.cache_dir, config.store.trust.policy or "require", config.store.trust.revoked)
         self._opening = opening
         self._store, problem = _open_store(opening)
         self._away = problem or f"{_AWAY}: {opening.store_away}"

@@ -26,11 +26,12 @@ from cache_store.fetching.pinned import take_pinned
 from cache_store.fetching.progress import Meter, OnProgress
 from cache_store.fetching.reports import FetchFault, FetchOutcome, FetchReport
 from cache_store.layout import blob_name
+from cache_store.node.admission import admit
 from cache_store.node.digest_index import DigestIndex
 from cache_store.node.local import find_variant, place, temporary_file
 from cache_store.node.private_files import make_private_directories, os_errors_are_unusable
-from cache_store.node.signers import mark_signers, refuse_revoked
-from cache_store.node.unverified import admit, mark_unverified
+from cache_store.node.signers import mark_signers
+from cache_store.node.unverified import mark_unverified
 from cache_store.parallel import each
 from cache_store.records.documents import Documents
 from cache_store.records.manifest import PartitionRef
@@ -42,9 +43,7 @@ INDEX_NAME = "artifacts"
 _NUM_SHARES = 64  # to look for one file takes less time than to hand it to a thread
 
 
-def fetch_blob(
-    backend: BlobBackend, sha256: str, function_dir: Path, *, cache_root: Path, policy: str
-) -> Path:
+def fetch_blob(documents: Documents, sha256: str, function_dir: Path, *, cache_root: Path) -> Path:
     """Add one blob to the variants of a function below ``cache_root``.
 
     Raises:
@@ -54,7 +53,8 @@ def fetch_blob(
         UnusableCache: the function's directory cannot be written, or not used under this trust policy.
     """
     name = blob_name(sha256)
-    admit(cache_root, policy)
+    backend, trust = documents.backend, documents.trust
+    admit(cache_root, trust.policy, trust.revoked)
     info = backend.stat([name]).get(name)
     if info is None and name not in bring_back(backend, [name]):
         raise NotInStore(what=f"blob {sha256[:12]}", where=name)
@@ -63,7 +63,7 @@ def fetch_blob(
         known = find_variant(function_dir, Digest(sha256=sha256, size_bytes=size_bytes))
         if known is not None:
             return known
-    mark_unverified(cache_root, policy)
+    mark_unverified(cache_root, trust.policy)
     with os_errors_are_unusable("directory", function_dir):
         make_private_directories(function_dir)
     staged = temporary_file(function_dir)
@@ -95,8 +95,7 @@ def fetch_partitions(
         StoreUnavailable: of a place of the store that is required.
     """
     started_s = clock()
-    admit(cache_root, documents.trust.policy)
-    refuse_revoked(cache_root, documents.trust.policy, documents.trust.revoked)
+    admit(cache_root, documents.trust.policy, documents.trust.revoked)
     sweep_staging(cache_root)
     known: dict[Target, Target] = {}
     pinned = take_pinned(documents, refs, lambda ref, manifest: partition_of(ref, manifest, known))

@@ -16,7 +16,6 @@ from pathlib import Path
 from cache_store.errors import UnusableCache
 from cache_store.node.private_files import (
     create_private,
-    ensure_cache_dir,
     os_errors_are_unusable,
     sync_directory,
 )
@@ -27,16 +26,6 @@ Artifacts were copied into this directory from a store whose trust policy was no
 have signed them. warmrank with policy 'require' refuses this directory; empty it, this file included, or use
 another cache_dir.
 """
-
-
-def admit(cache_root: Path, policy: str) -> None:
-    """Make sure that copies from a store may go below ``cache_root``, which is created if absent.
-
-    Raises:
-        UnusableCache: it cannot be used by this user, or not under this trust policy.
-    """
-    ensure_cache_dir(cache_root)
-    refuse_unverified(cache_root, policy)
 
 
 def refuse_unverified(cache_root: Path, policy: str) -> None:

@@ -13,8 +13,8 @@ from cache_store.records.documents import Documents
 from cache_store.records.taking import take_usable
 
 
-def newest_listing(documents: Documents, key: str, problems: list[str]) -> DirectoryListing:
-    """The newest listing under ``key``; what cannot be used is skipped and described in ``problems``.
+def newest_listing(documents: Documents, key: str, problems: list[str]) -> tuple[str, DirectoryListing]:
+    """Name and content of the newest listing under ``key``; what cannot be used goes to ``problems``.
 
     Raises:
         NotInStore: there is none.
@@ -23,14 +23,14 @@ def newest_listing(documents: Documents, key: str, problems: list[str]) -> Direc
     found = _take_listings(documents, directory_prefix(key), problems)
     if not found:
         raise NotInStore(what=f"listing {key[:12]}", where=directory_prefix(key), remedy="push it first")
-    return max(found, key=lambda listing: datetime.fromisoformat(listing.created))
+    return max(found, key=lambda named: datetime.fromisoformat(named[1].created))
 
 
 def nearest_listing(documents: Documents, tool: str, components: dict[str, str]) -> str:
     """One line that says which components differ from the nearest listing of ``tool``."""
     candidates = [
         (f"the directory pushed {listing.created}", listing.components)
-        for listing in _take_listings(documents, DIRECTORIES, [])
+        for _, listing in _take_listings(documents, DIRECTORIES, [])
         if listing.tool == tool
     ]
     return explain_miss(components, candidates)
@@ -56,6 +56,8 @@ def read_listing(documents: Documents, name: str) -> DirectoryListing:
     return listing
 
 
-def _take_listings(documents: Documents, prefix: str, problems: list[str]) -> tuple[DirectoryListing, ...]:
+def _take_listings(
+    documents: Documents, prefix: str, problems: list[str]
+) -> tuple[tuple[str, DirectoryListing], ...]:
     names = [info.name for info in documents.backend.list(prefix)]
-    return take_usable(documents.backend, names, lambda name: read_listing(documents, name), problems)
+    return take_usable(documents.backend, names, lambda name: (name, read_listing(documents, name)), problems)

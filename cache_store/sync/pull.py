@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cache_store.backends.backend import BlobBackend
-from cache_store.digests import digest_bytes
 from cache_store.errors import NotInStore
 from cache_store.fetching.completeness import blob_faults
-from cache_store.layout import directory_name
+from cache_store.node.admission import admit
 from cache_store.node.private_files import ensure_cache_dir
 from cache_store.node.single_flight import LOCK_TIMEOUT_S, single_flight
 from cache_store.node.unverified import mark_unverified
@@ -73,13 +72,15 @@ class PullPlan:
     Attributes:
         tool: whose directory.
         root: where to.
-        listing: the newest that can be used.
+        name: in the store, of the newest listing that can be used.
+        listing: what it says.
         moved: what of it must name the new path.
         problems: listings that could not be used, one line each.
     """
 
     tool: str
     root: Path
+    name: str
     listing: DirectoryListing
     moved: Relocation
     problems: tuple[str, ...]
@@ -100,9 +101,9 @@ def plan_pull(documents: Documents, tool: str, root: Path, components: Mapping[s
     """
     root = Path(os.path.abspath(root))  # noqa: PTH100 - the tool sees this path, not the resolved one
     problems: list[str] = []
-    listing = _newest(documents, listing_key(tool, dict(components)), tool, dict(components), problems)
+    name, listing = _newest(documents, listing_key(tool, dict(components)), tool, dict(components), problems)
     moved = relocation(tool_named(tool), listing.files, old=listing.root, new=str(root))
-    return PullPlan(tool=tool, root=root, listing=listing, moved=moved, problems=tuple(problems))
+    return PullPlan(tool=tool, root=root, name=name, listing=listing, moved=moved, problems=tuple(problems))
 
 
 @contextlib.contextmanager
@@ -130,12 +131,14 @@ def pull(documents: Documents, plan: PullPlan) -> PullReport:
     root, files = plan.root, plan.listing.files
     for directory in (root, beside(root)):
         ensure_cache_dir(directory)
+    if plan.tool == _ARTIFACTS:
+        admit(root, documents.trust.policy, documents.trust.revoked)
     absent = [file for file in files if not (root / file.path).exists()]
     _check_complete(documents.backend, absent)
     if absent and plan.tool == _ARTIFACTS:
         mark_unverified(root, documents.trust.policy)
     placed = lay_out(documents.backend, absent, root, plan.moved)
-    mark_used(documents.backend, directory_name(plan.key, digest_bytes(plan.listing.to_bytes()).sha256))
+    mark_used(documents.backend, plan.name)
     logger.info("Pulled %s of %s: %d files new, %d kept", root, plan.tool, placed, len(files) - placed)
     return PullReport(
         directory=str(root),
@@ -152,7 +155,7 @@ def pull(documents: Documents, plan: PullPlan) -> PullReport:
 
 def _newest(
     documents: Documents, key: str, tool: str, components: dict[str, str], problems: list[str]
-) -> DirectoryListing:
+) -> tuple[str, DirectoryListing]:
     try:
         return newest_listing(documents, key, problems)
     except NotInStore as error:

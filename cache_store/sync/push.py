@@ -74,8 +74,9 @@ def push(documents: Documents, tool: str, root: Path, components: Mapping[str, s
     new = _put_blobs(documents, root, files, left_out)
     listing = make_listing(tool, components, root, files.values())
     created = _write(documents, key, listing)
-    # An evict that did not see the listing yet may have taken what it names.
-    _put_blobs(documents, root, {file.path: file for file in listing.files}, [])
+    if created:
+        # An evict that did not see the listing yet may have taken what it names.
+        _put_blobs(documents, root, {file.path: file for file in listing.files}, [])
     said = "created" if created else "stood there"
     logger.info("Pushed %s of %s: %d new blobs, listing %s", root, tool, len(new), said)
     return PushReport(
@@ -195,7 +196,7 @@ def _drop_changed(
 
 def _write(documents: Documents, key: str, listing: DirectoryListing) -> bool:
     try:
-        newest = newest_listing(documents, key, [])
+        _, newest = newest_listing(documents, key, [])
         if newest.model_copy(update={"created": listing.created}) == listing:
             return False
     except NotInStore:

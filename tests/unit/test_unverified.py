@@ -10,7 +10,7 @@ import pytest
 
 from cache_store.errors import UnusableCache
 from cache_store.layout import BLOBS
-from cache_store.node.unverified import UNVERIFIED, admit, mark_unverified, refuse_unverified
+from cache_store.node.unverified import UNVERIFIED, mark_unverified, refuse_unverified
 from tests.support.stored import backend_of, open_store, publish_launch
 
 
@@ -91,14 +91,3 @@ def test_mark_that_cannot_be_made_durable_stops_the_fetch(tmp_path, monkeypatch)
     monkeypatch.setattr(os, "fsync", failing)
     with pytest.raises(UnusableCache, match="Input/output error"):
         mark_unverified(tmp_path, "off")
-
-
-def test_admitted_directory_is_made_private(tmp_path):
-    admit(tmp_path / "cache", "require")
-    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
-
-
-def test_marked_directory_is_not_admitted_under_require(tmp_path):
-    mark_unverified(tmp_path, "warn")
-    with pytest.raises(UnusableCache, match="empty this one"):
-        admit(tmp_path, "require")

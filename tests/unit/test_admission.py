@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import stat
+
+import pytest
+
+from cache_store.errors import UnusableCache
+from cache_store.node.admission import admit
+from cache_store.node.signers import mark_signers
+from cache_store.node.unverified import mark_unverified
+from cache_store.signing.revocations import Revocation
+from cache_store.signing.trust import Trust
+from tests.support.stored import open_store, publish_launch
+
+ONE = "1" * 16
+
+
+def test_admitted_directory_is_made_private(tmp_path):
+    admit(tmp_path / "cache", "require", ())
+    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
+
+
+def test_directory_marked_as_unverified_is_not_admitted_under_require(tmp_path):
+    mark_unverified(tmp_path, "warn")
+    with pytest.raises(UnusableCache, match="empty this one"):
+        admit(tmp_path, "require", ())
+
+
+@pytest.mark.parametrize("policy", ["require", "warn"])
+def test_directory_of_a_revoked_key_is_not_admitted(tmp_path, policy):
+    mark_signers(tmp_path, [ONE])
+    with pytest.raises(UnusableCache, match=f"key {ONE} signed, which is revoked"):
+        admit(tmp_path, policy, {ONE})
+
+
+def test_policy_off_looks_at_no_key(tmp_path):
+    mark_signers(tmp_path, [ONE])
+    admit(tmp_path, "off", {ONE})
+    assert (tmp_path / ".signers" / ONE).exists()
+
+
+def test_single_blob_is_not_copied_into_a_directory_of_a_revoked_key(tmp_path):
+    record = publish_launch(open_store(tmp_path / "store"), tmp_path / "source")
+    revoked = {ONE: Revocation(key_id=ONE, reason="stolen")}
+    store = open_store(tmp_path / "store", Trust(policy="warn", revoked=revoked))
+    entry = store.manifest(record.partitions[0].manifest_key).artifacts[0]
+    (tmp_path / "cache").mkdir(mode=0o700)
+    mark_signers(tmp_path / "cache", [ONE])
+    with pytest.raises(UnusableCache, match="revoked"):
+        store.fetch_blob(entry.sha256, tmp_path / "cache" / "f", cache_root=tmp_path / "cache")
+    assert not (tmp_path / "cache" / "f").exists()
