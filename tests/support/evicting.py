@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
+from cache_store.backends.backend import NewFile
 from cache_store.digests import digest_bytes
 from cache_store.keys import key_of
 from cache_store.layout import launch_name
 from cache_store.records.manifest import LaunchRecord
 from cache_store.signing.trust import Trust
+from cache_store.steps import Step
 from cache_store.store import Store
+from cache_store.upkeep import evict as evicting
 from cache_store.upkeep.evict import evict
 from cache_store.upkeep.evict_plan import EvictPolicy
 from cache_store.upkeep.reports import EvictReport
@@ -72,3 +77,21 @@ class Evicting:
 
     def has(self, data: bytes) -> bool:
         return any(name.endswith(digest_bytes(data).sha256) for name in self.names("cas/"))
+
+
+def put(memory: Evicting, name: str, data: bytes = b"x") -> None:
+    memory.backend.put_new([NewFile(name=name, source=data, expected=digest_bytes(data))])
+
+
+def at_step(
+    monkeypatch: pytest.MonkeyPatch, step: Step, act: Callable[[], object], *, of: object = evicting
+) -> None:
+    """Do something else at the first time that an evict, or the code of another module, reaches a step."""
+    done: list[Step] = []
+
+    def reached(now: Step) -> None:
+        if now == step and not done:
+            done.append(now)
+            act()
+
+    monkeypatch.setattr(of, "reached", reached)

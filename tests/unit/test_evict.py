@@ -2,65 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
 import pytest
 
-from cache_store.backends.backend import NewFile
 from cache_store.digests import digest_bytes
 from cache_store.errors import EvictRefused, NotInStore, StoreUnavailable
-from cache_store.layout import PROBE, blob_name, launch_name, quarantine_name, used_name
+from cache_store.layout import PROBE, blob_name, quarantine_name, used_name
 from cache_store.publishing import launches
-from cache_store.records.manifest import PartitionRef
 from cache_store.retention.last_use import mark_used
-from cache_store.signing.trust import Trust, generate_key_pair
 from cache_store.steps import Step
 from cache_store.upkeep import evict as evicting
 from cache_store.upkeep.evict_plan import EvictPolicy
-from tests.support.evicting import DAY_S, GRACE_S, SHARED, Evicting
-from tests.support.stored import LAUNCH_KEY, OFF, make_record
+from tests.support.evicting import DAY_S, GRACE_S, SHARED, Evicting, at_step, put
 
 OTHER_KEY = "7" * 64
-SIGNING = Trust(policy="require", signer=generate_key_pair("ci"))
 NEWER = b'{"format":99}\n'
 
 
 @pytest.fixture
 def memory(tmp_path: Path) -> Evicting:
     return Evicting(tmp_path)
-
-
-@pytest.fixture
-def signed(tmp_path: Path) -> Evicting:
-    return Evicting(tmp_path, SIGNING)
-
-
-def put_unsigned(signed: Evicting, refs: tuple[PartitionRef, ...], *, key: str = LAUNCH_KEY) -> str:
-    """A record that claims to be the newest, by somebody who can write and not sign."""
-    data = make_record(refs, launch_key=key, created="9999-01-01T00:00:00+00:00").to_bytes()
-    name = launch_name(key, digest_bytes(data).sha256)
-    put(signed, name, OFF.seal("launch", key, data))
-    return name
-
-
-def put(memory: Evicting, name: str, data: bytes = b"x") -> None:
-    memory.backend.put_new([NewFile(name=name, source=data, expected=digest_bytes(data))])
-
-
-def at_step(
-    monkeypatch: pytest.MonkeyPatch, step: Step, act: Callable[[], object], *, of: object = evicting
-) -> None:
-    """Do something else at the first time that an evict, or the code of another module, reaches a step."""
-    done: list[Step] = []
-
-    def reached(now: Step) -> None:
-        if now == step and not done:
-            done.append(now)
-            act()
-
-    monkeypatch.setattr(of, "reached", reached)
 
 
 def test_old_record_goes_with_what_only_it_needs(memory):
@@ -485,123 +448,6 @@ def test_clock_is_that_of_the_store(memory):
     assert memory.names("") == set()
 
 
-def pushed(memory: Evicting, root: Path, data: bytes, *, model: str = "8b") -> str:
-    """Push a directory of another tool; its listing's name."""
-    before = memory.names("dir/")
-    root.mkdir(exist_ok=True, mode=0o700)
-    (root / "kernel").write_bytes(data)
-    memory.store.push_directory("mine", root, {"model": model})
-    (new,) = memory.names("dir/") - before
-    return new
-
-
-@pytest.fixture
-def tool(tmp_path: Path) -> Path:
-    return tmp_path / "tool"
-
-
-def test_old_listing_goes_with_what_only_it_needs(memory, tool):
-    memory.launch()
-    pushed(memory, tool, b"first")
-    newest = pushed(memory, tool, b"second")
-    memory.pass_time(30 * DAY_S)
-    report = memory.evict(older_than_s=7 * DAY_S)
-    assert [choice.kind for choice in report.taken] == ["record", "blob"]
-    assert memory.names("dir/") == {newest}
-    assert (memory.has(b"first"), memory.has(b"second"), memory.has(SHARED)) == (False, True, True)
-
-
-def test_newest_listing_of_each_key_stays(memory, tool):
-    pushed(memory, tool, b"first")
-    kept = {pushed(memory, tool, b"second"), pushed(memory, tool, b"third", model="70b")}
-    memory.pass_time(30 * DAY_S)
-    memory.evict(older_than_s=DAY_S)
-    assert memory.names("dir/") == kept
-
-
-def test_pinned_listing_stays_with_its_blobs(memory, tool):
-    old, new = pushed(memory, tool, b"first"), pushed(memory, tool, b"second")
-    memory.store.pin(old.rpartition("/")[2])
-    memory.pass_time(30 * DAY_S)
-    memory.evict(older_than_s=DAY_S)
-    assert memory.names("dir/") == {old, new}
-    assert memory.has(b"first")
-
-
-def test_pull_makes_a_listing_recently_used(memory, tool, tmp_path):
-    used = pushed(memory, tool, b"first", model="70b")
-    pushed(memory, tool, b"second")
-    memory.pass_time(30 * DAY_S)
-    memory.store.pull_directory("mine", tmp_path / "pulled", {"model": "70b"})
-    report = memory.evict(older_than_s=7 * DAY_S, keep=0)
-    assert memory.names("dir/") == {used}
-    assert (memory.has(b"first"), memory.has(b"second"), len(report.taken)) == (True, False, 2)
-
-
-def test_blob_that_launch_and_listing_share_stays_with_either(memory, tool):
-    old, _ = memory.launch(own=b"both"), memory.launch()
-    pushed(memory, tool, b"both")
-    memory.pass_time(30 * DAY_S)
-    memory.evict(older_than_s=7 * DAY_S)
-    assert old not in memory.names("launch/")
-    assert memory.has(b"both")
-
-
-def test_store_of_listings_alone_is_no_half_a_listing(memory, tool):
-    pushed(memory, tool, b"first")
-    memory.pass_time(30 * DAY_S)
-    assert memory.evict().taken == ()
-
-
-def test_push_while_its_blob_goes_leaves_a_whole_listing(memory, tool, monkeypatch):
-    memory.launch()
-    pushed(memory, tool, b"first")
-    pushed(memory, tool, b"second")
-    memory.pass_time(30 * DAY_S)
-    # A third push of the first bytes finds their blob, and writes its listing while an evict takes it.
-    at_step(monkeypatch, Step.EVICT_MARKED, lambda: pushed(memory, tool, b"first"))
-    memory.evict(older_than_s=7 * DAY_S)
-    assert memory.has(b"first")
-    assert memory.store.verify().faults == ()
-
-
-def test_damaged_listing_is_refused_with_the_remedy(memory, tool):
-    name = pushed(memory, tool, b"first")
-    memory.backend.move(name, None)
-    put(memory, name, b"damaged")
-    with pytest.raises(EvictRefused, match="verify --repair"):
-        memory.evict()
-
-
-def test_unsigned_record_takes_no_place_among_the_newest(signed):
-    record = signed.launch()
-    signed.pass_time(30 * DAY_S)
-    fake = put_unsigned(signed, signed.store.launches()[0].partitions)
-    signed.pass_time(30 * DAY_S)
-    signed.evict(older_than_s=DAY_S)
-    assert signed.names("launch/") == {record}
-    assert fake != record
-    assert signed.store.verify().faults == ()
-
-
-def test_who_evicts_without_the_keys_keeps_the_newest_of_each_key(signed):
-    signed.launch()
-    kept = {signed.launch(), signed.launch(key=OTHER_KEY)}
-    signed.pass_time(30 * DAY_S)
-    signed.store._trust = Trust(policy="require")
-    signed.evict(older_than_s=DAY_S)
-    assert signed.names("launch/") == kept
-
-
-def test_what_an_unsigned_record_needs_stays_with_it(signed):
-    signed.launch()
-    record = signed.publish({"Llama.own": b"theirs"}, 50, key=OTHER_KEY)
-    put_unsigned(signed, record.partitions, key=OTHER_KEY)
-    signed.pass_time(30 * DAY_S)
-    assert signed.evict(older_than_s=DAY_S).taken == ()
-    assert signed.has(b"theirs")
-
-
 def test_young_junk_pushes_no_record_out(memory):
     records = {memory.launch(), memory.launch()}
     memory.pass_time(30 * DAY_S)
@@ -610,57 +456,6 @@ def test_young_junk_pushes_no_record_out(memory):
     report = memory.evict(max_bytes=100_000)
     assert (memory.names("launch/"), report.taken) == (records, ())
     assert report.over_bytes > 0
-
-
-def test_unsigned_record_that_was_just_used_pushes_no_signed_one_out(signed):
-    records = {signed.launch(), signed.launch()}
-    junk = signed.publish({"Llama.own": b"junk" * 50_000}, 50, key=OTHER_KEY)
-    fake = put_unsigned(signed, junk.partitions, key=OTHER_KEY)
-    signed.pass_time(30 * DAY_S)
-    mark_used(signed.backend, fake)
-    signed.evict(max_bytes=100_000)
-    assert signed.names("launch/") == {*records, fake}
-    signed.pass_time(3 * DAY_S)
-    signed.evict(max_bytes=100_000, keep=0)
-    assert signed.names("launch/") == records
-
-
-def test_unsigned_record_is_the_first_to_make_room(signed):
-    records = [signed.launch(own=bytes([number]) * 100_000) for number in range(3)]
-    junk = signed.publish({"Llama.own": b"junk"}, 50)
-    fake = put_unsigned(signed, junk.partitions)
-    signed.pass_time(30 * DAY_S)
-    mark_used(signed.backend, fake)
-    signed.pass_time(3 * DAY_S)
-    signed.evict(max_bytes=250_000)
-    standing = signed.names("launch/")
-    assert (len(standing), standing < set(records)) == (2, True)
-
-
-@pytest.mark.parametrize("place", ["ac/", "launch/"])
-def test_newer_envelope_that_nobody_signed_stops_no_evict(signed, place):
-    old, new = signed.launch(), signed.launch()
-    name = f"ac/99/99{'0' * 62}" if place == "ac/" else launch_name(OTHER_KEY, "9" * 64)
-    put(signed, name, NEWER)
-    signed.pass_time(30 * DAY_S)
-    mark_used(signed.backend, new)
-    report = signed.evict(older_than_s=7 * DAY_S)
-    assert old not in signed.names("launch/")
-    assert name in signed.names(place)
-    (problem,) = report.problems
-    assert problem.startswith(f"{name} is kept, though what it needs is not known: untrusted (unsigned)")
-
-
-def test_newer_payload_that_is_signed_is_refused(signed):
-    signed.launch()
-    payload = signed.store.launches()[0].to_bytes().replace(b'"format":1', b'"format":2')
-    name = launch_name(LAUNCH_KEY, digest_bytes(payload).sha256)
-    put(signed, name, SIGNING.seal("launch", LAUNCH_KEY, payload))
-    with pytest.raises(EvictRefused, match="upgrade warmrank"):
-        signed.evict()
-    signed.backend.move(name, None)
-    put(signed, name, OFF.seal("launch", LAUNCH_KEY, payload))
-    assert name in signed.evict().problems[0]
 
 
 def test_what_a_dead_publisher_left_goes_after_a_day(memory):
