@@ -18,7 +18,6 @@ from cache_store.upkeep.evict_plan import EvictPolicy
 from tests.support.evicting import DAY_S, GRACE_S, SHARED, Evicting, at_step, put
 
 OTHER_KEY = "7" * 64
-NEWER = b'{"format":99}\n'
 
 
 @pytest.fixture

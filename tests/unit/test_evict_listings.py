@@ -10,8 +10,6 @@ from cache_store.errors import EvictRefused
 from cache_store.steps import Step
 from tests.support.evicting import DAY_S, SHARED, Evicting, at_step, put
 
-NEWER = b'{"format":99}\n'
-
 
 @pytest.fixture
 def memory(tmp_path: Path) -> Evicting:
