@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: run test faults lint bench clean
+.PHONY: run test test-gpu faults lint bench clean
 
 run: $(STAMP)   ## cold launch, then warm launch, of the embedded defaults
 	$(BIN)/warmrank demo
@@ -14,6 +14,10 @@ run: $(STAMP)   ## cold launch, then warm launch, of the embedded defaults
 test: $(STAMP)  ## the whole test suite
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not ray"
 	$(BIN)/python -m pytest -m ray
+
+test-gpu: $(STAMP) ## what needs a CUDA device: device tests, the capture contract, decode as ratios
+	$(BIN)/python -m pytest -m gpu tests/device tests/contract/test_device_backend.py
+	$(BIN)/python benchmarks/gpu_decode.py
 
 # 200 rounds are the full counts of docs/faults.md, and take hours. Power cuts need root. The second command is
 # the store's own suite on a file system whose flock lets everybody in, but for two tests of the lock itself.

@@ -1,158 +1,155 @@
-"""How long does a warm rank take to get its compiled function, and what does a call then cost?
+"""How long does a new process take to its first output, and what does a later call cost?
 
-The 8-layer example's ``decode``, in fresh processes, one thread each. Side by side in one run: warmrank's
-cold compile and warm load, ``torch.compile`` (backend aot_eager, whole graph) in a process of its own, and
-eager calls. Ratios are what counts; absolute seconds are this machine's.
+The decode step of the example's Llama, in a fresh process each time, with one thread; all ways in one run,
+taking turns. The clock starts at the end of ``import torch``. It stands while the model is built and its
+weights are made, which is the same work for all; every other import, compile, load and capture counts. Later
+calls take turns with eager ones in the same process, so noise falls on both alike; gradients are off. Every
+first output is compared with eager's. Ratios are what counts; absolute seconds are this machine's.
 
-Run: ``python benchmarks/load.py [--runs N] [--json FILE]``.
+Ways: eager; ``torch.compile`` (Inductor) with empty caches, and with its FX-graph and AOTAutograd caches
+filled by an earlier process; Mega-Cache into an empty cache directory; ``aot_compile``, loaded; npugraph_ex's
+``cache_compile`` on a stand-in device, from a ``torch_npu`` wheel that was unpacked somewhere
+(``--npugraph-ex``; nothing of it is installed); warmrank's ``cache_compile`` in both modes.
+
+The *bare kernel* is what a call would cost without warmrank: the captured graph's ``replay()`` in mode
+reduce-overhead, the compiled package on inputs that are ready in mode max-autotune. What a call adds to it is
+the median of the differences within each round.
+
+Run: ``python benchmarks/load.py [--layers 2,8,32] [--runs N] [--npugraph-ex DIRECTORY] [--json FILE]``. With
+the defaults it takes 20 to 40 minutes on four cores; Inductor's cold compile of 32 layers alone takes
+minutes. ``--layers 2 --runs 1`` takes two to five.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-SIZES = {"layers": 8}
-FORBIDDEN = ("torch._dynamo", "torch._inductor", "sympy", "ray")
-CALLS = 200
+sys.path.insert(0, str(ROOT))
 
+from benchmarks.load_parts.process import WAYS, measure  # noqa: E402 - also where nothing is installed
+from benchmarks.load_parts.report import report, summary  # noqa: E402
+from benchmarks.load_parts.ways import FILL, WARM, Task  # noqa: E402
 
-def child(cache_dir: str, what: str) -> dict[str, Any]:
-    """One fresh process's figures, in seconds."""
-    started = perf_counter()
-    import torch
-
-    import_torch_s = perf_counter() - started
-    started = perf_counter()
-    import worker.cached_function
-    import worker.engines.graph
-    import worker.inference  # noqa: F401 - what a script imports before its model stands
-
-    import_worker_s = perf_counter() - started
-    from examples.llama import positions, prompts
-    from examples.llama_model import build_model
-    from examples.llama_weights import LlamaSizes, full_weights
-    from worker.cache_options import LaunchDefaults, launch_defaults
-
-    launch_defaults.set(LaunchDefaults(cache_dir=cache_dir))
-    sizes = LlamaSizes(**SIZES)
-    with torch.inference_mode():
-        model = build_model(sizes, full_weights(sizes), group=None, device=torch.device("cpu"))
-        token = prompts(sizes.batch, 1)
-        arguments = (token, positions(8, token))
-        figures: dict[str, Any] = {"import_torch_s": import_torch_s, "import_worker_s": import_worker_s}
-        if what == "torch.compile":
-            function = torch.compile(model.decode, backend="aot_eager", fullgraph=True, dynamic=True)
-            figures["ready_s"] = timed(lambda: function(*arguments))
-            figures["call_s"], _ = per_call_in_turn(lambda: function(*arguments), lambda: None)
-            return figures
-        gc.collect()
-        gc.freeze()  # or a full collection of torch's heap (0.13 s) falls into the load by chance
-        started = perf_counter()
-        variant = model.cached_decode.ensure(arguments, {})
-        figures["load_s"] = perf_counter() - started
-        figures["bind_s"] = variant.bind_s
-        figures["imported"] = [name for name in FORBIDDEN if name in sys.modules]
-        figures["first_call_s"] = timed(lambda: model.cached_decode(*arguments))
-        figures["ready_s"] = figures["load_s"] + figures["first_call_s"]
-        figures["call_s"], figures["eager_call_s"] = per_call_in_turn(
-            lambda: model.cached_decode(*arguments), lambda: model.decode(*arguments)
-        )
-        return figures
-
-
-def timed(call: Any) -> float:
-    """Seconds of one call."""
-    started = perf_counter()
-    call()
-    return perf_counter() - started
-
-
-def per_call_in_turn(one: Any, other: Any) -> tuple[float, float]:
-    """Median seconds of two calls that take turns, so that noise falls on both alike."""
-    pairs = [(timed(one), timed(other)) for _ in range(CALLS)]
-    return median(first for first, _ in pairs), median(second for _, second in pairs)
-
-
-def run(cache_dir: str, what: str) -> dict[str, Any]:
-    """Figures of a child process."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, "--child", what, "--cache", cache_dir]
-    output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
-    figures: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return figures
+LEAVES_NOTHING = ("eager", "mega_cache")  # ways with no filling process of their own
 
 
 def main() -> None:
     """Run the comparison and print it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=5)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--layers", default="2,8,32", help="numbers of layers, with commas")
+    parser.add_argument("--runs", type=int, default=5, help="warm processes of each way")
+    parser.add_argument("--rounds", type=int, default=400, help="timed later calls in each process")
+    parser.add_argument("--ways", default=",".join(WAYS), help="which ways, with commas")
+    parser.add_argument("--dynamic", action="store_true", help="symbolic sizes, in every way")
+    parser.add_argument("--npugraph-ex", default="", metavar="DIRECTORY", help="an unpacked torch_npu wheel")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--child")
-    parser.add_argument("--cache", default="")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--stage", help=argparse.SUPPRESS)
+    parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print(json.dumps(child(options.cache, options.child)))
+        print(json.dumps(measure(options.child, task_of(options))))
         return
-    with tempfile.TemporaryDirectory() as bytecode, tempfile.TemporaryDirectory() as cache_dir:
+    names = options.ways.split(",")
+    if unknown := [name for name in names if name not in WAYS]:
+        parser.error(f"unknown ways {', '.join(unknown)}; known: {', '.join(WAYS)}")
+    figures: dict[str, Any] = {"place": place(options), "layers": {}}
+    print(figures["place"], flush=True)
+    with tempfile.TemporaryDirectory() as bytecode:
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = bytecode
-        run(str(Path(bytecode) / "cache"), "cold")  # writes the bytecode that any installation has
-        cold = run(cache_dir, "cold")
-        pairs = [(run(cache_dir, "warm"), run(cache_dir, "torch.compile")) for _ in range(options.runs)]
-    warm = {key: median(figures[key] for figures, _ in pairs) for key in pairs[0][0] if key.endswith("_s")}
-    peer = {key: median(figures[key] for _, figures in pairs) for key in pairs[0][1] if key.endswith("_s")}
-    imported = sorted({name for figures, _ in pairs for name in figures["imported"]})
-    report(cold, warm, peer, imported, options.json)
+        for number, layers in enumerate(map(int, options.layers.split(","))):
+            options.layers = str(layers)
+            found = compare(options, names, first=number == 0)
+            figures["layers"][str(layers)] = {"runs": found, "summary": summary(found)}
+            report(layers, figures["layers"][str(layers)]["summary"])
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=2))
 
 
-def median(values: Any) -> float:
-    """Median of an iterable."""
-    return float(statistics.median(list(values)))
+def task_of(options: argparse.Namespace) -> Task:
+    """What this process, a child, has to do."""
+    return Task(
+        stage=options.stage,
+        work=options.work,
+        scratch=options.scratch,
+        layers=int(options.layers),
+        dynamic=options.dynamic,
+        rounds=options.rounds,
+        npugraph_ex=options.npugraph_ex,
+    )
 
 
-def report(
-    cold: dict[str, Any],
-    warm: dict[str, float],
-    peer: dict[str, float],
-    imported: list[str],
-    file: Path | None,
-) -> None:
-    """Print the table; write it as JSON where wanted."""
-    rows = [
-        ("cold: trace, compile, load (s)", cold["load_s"]),
-        ("import torch (ms)", warm["import_torch_s"] * 1e3),
-        ("import of warmrank's modules on top (ms)", warm["import_worker_s"] * 1e3),
-        ("warm: load after import torch (ms)", warm["load_s"] * 1e3),
-        ("warm: of which binding (ms)", warm["bind_s"] * 1e3),
-        ("warm: first call, with capture (ms)", warm["first_call_s"] * 1e3),
-        ("torch.compile, aot_eager: first call (s)", peer["ready_s"]),
-        ("ratio: torch.compile / warm, until the first result", peer["ready_s"] / warm["ready_s"]),
-        ("ratio: cold / warm, until loaded", cold["load_s"] / warm["load_s"]),
-        ("call, eager (us)", warm["eager_call_s"] * 1e6),
-        ("call, warmrank (us)", warm["call_s"] * 1e6),
-        ("call, torch.compile aot_eager (us)", peer["call_s"] * 1e6),
-        ("ratio: eager / warmrank, a call", warm["eager_call_s"] / warm["call_s"]),
-    ]
-    for name, value in rows:
-        print(f"{name:<56}{value:>12.3f}")
-    print(f"imported by the warm load of {', '.join(FORBIDDEN)}: {', '.join(imported) or 'none'}")
-    if file is not None:
-        import torch
+def compare(options: argparse.Namespace, names: list[str], *, first: bool) -> dict[str, list[dict[str, Any]]]:
+    """Figures of every process, by way and stage: all fill once, then all are warm in turn."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    with tempfile.TemporaryDirectory() as work:
+        for name in names:
+            if name not in LEAVES_NOTHING:
+                found[f"{name}.{FILL}"] = [child(options, name, FILL, work)]
+        for name in names if first else ():  # writes the bytecode that any installation has
+            child(options, name, WARM, work)
+        for _ in range(options.runs):
+            for name in names:
+                found.setdefault(f"{name}.{WARM}", []).append(child(options, name, WARM, work))
+    return found
 
-        place = {"python": platform.python_version(), "torch": torch.__version__, "cpus": os.cpu_count()}
-        file.write_text(json.dumps({"rows": dict(rows), "imported": imported, "place": place}, indent=2))
+
+def child(options: argparse.Namespace, name: str, stage: str, work: str) -> dict[str, Any]:
+    """Figures of one fresh process."""
+    with tempfile.TemporaryDirectory() as scratch:
+        options.stage, options.work, options.scratch = stage, Path(work), Path(scratch)
+        command = [sys.executable, __file__, "--child", name, "--stage", stage, "--work", work]
+        command += ["--scratch", scratch, "--layers", options.layers, "--rounds", str(options.rounds)]
+        command += ["--npugraph-ex", options.npugraph_ex] + (["--dynamic"] if options.dynamic else [])
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        environment |= WAYS[name]().environment(task_of(options))
+        done = subprocess.run(
+            command, env=environment, cwd=scratch, capture_output=True, text=True, check=False
+        )
+    if done.returncode:
+        sys.exit(f"{name}, {stage}, {options.layers} layers: exit status {done.returncode}\n{done.stderr}")
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def place(options: argparse.Namespace) -> dict[str, Any]:
+    """Hardware, versions, and how the figures were taken."""
+    from importlib.metadata import version
+
+    return {
+        "cpu": cpu_model(),
+        "cpus": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+        "threads": 1,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "runs": options.runs,
+        "rounds": options.rounds,
+        "dynamic": options.dynamic,
+    }
+
+
+def cpu_model() -> str:
+    """The processor's name, where Linux tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 if __name__ == "__main__":

@@ -236,4 +236,5 @@ def _with_variants(first: FetchReport, later: FetchReport) -> FetchReport:
         first,
         num_files=first.num_files + later.num_files - later.num_already_there,
         bytes_copied=first.bytes_copied + later.bytes_copied,
+        captures=tuple(dict.fromkeys((*first.captures, *later.captures))),
     )

@@ -92,10 +92,12 @@ class Store:
         trust = self._trust
         return self._supervisor.run(lambda view: spreading.put_blob(view, trust, path))
 
-    def fetch_blob(self, digest: str, function_dir: Path, *, cache_root: Path) -> Path:
+    def fetch_blob(self, digest: str, function_dir: Path, *, cache_root: Path, beside: str = "") -> Path:
         """Add the blob with that sha256 to a function below ``cache_root``; see `fetch.fetch_blob`."""
         return self._run(
-            lambda documents: fetch.fetch_blob(documents, digest, function_dir, cache_root=cache_root)
+            lambda documents: fetch.fetch_blob(
+                documents, digest, function_dir, cache_root=cache_root, beside=beside
+            )
         )
 
     def publish_partition(self, launch_key: str, manifest: PartitionManifest, root: Path) -> PublishReport:

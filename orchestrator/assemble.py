@@ -93,6 +93,8 @@ def _rank_report(stages: Stages, seat: Seat, place: RankPlace, warm: Warm) -> Ra
                 size_bytes=result.size_bytes,
                 path=result.path,
                 seconds=result.seconds,
+                num_captures=result.num_captures,
+                pool_bytes=result.pool_bytes,
             )
             for result in warm.results[seat.rank]
         ),

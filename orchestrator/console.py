@@ -74,6 +74,7 @@ _CODES: tuple[tuple[type[Exception], ExitCode], ...] = (
 _FAILURE_CODES = {
     "WorkloadError": ExitCode.BAD_INPUT,
     "BadArgument": ExitCode.BAD_INPUT,
+    "DeviceUnavailable": ExitCode.BAD_INPUT,
     "UnusableCache": ExitCode.FAULT,
     "StoreUnavailable": ExitCode.FAULT,
 }

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from cache_store.errors import StoreError, StoreUnavailable
 from cache_store.explain import nearest
+from cache_store.node.companions import find_companion, is_companion_name
 from cache_store.node.local import find_variant
 from cache_store.records.manifest import ArtifactEntry, LaunchRecord, PartitionManifest
 from cache_store.seed import pick_launch
@@ -242,7 +243,10 @@ def _function(
 
 def _is_here(config: Config, entry: ArtifactEntry) -> bool:
     try:
-        return find_variant((config.cache_dir / entry.path).parent, entry.digest) is not None
+        path = config.cache_dir / entry.path
+        if is_companion_name(path.name):
+            return find_companion(path.parent, path.name, entry.digest) is not None
+        return find_variant(path.parent, entry.digest) is not None
     except StoreError as error:
         # A launch refuses such a file too; `warmrank verify` lists them.
         logger.warning("%s", error)

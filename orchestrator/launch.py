@@ -7,7 +7,7 @@ rank's manifest is in the store: a launch is whole in the store or absent.
 
 from __future__ import annotations
 
-from cache_store.records.manifest import utc_now
+from cache_store.records.manifest import CaptureEntry, utc_now
 from orchestrator import steps
 from orchestrator.assemble import Moved, Warm, assemble
 from orchestrator.commit import commit
@@ -41,9 +41,7 @@ def launch(
         CompileForbidden: compiling is forbidden and something missed.
         CannotStart: the ranks could not be started.
         cache_store.errors.StoreError: the store's place holds no usable store, or a key file is not usable.
-        worker.errors.NotYet: the device kind is not supported yet.
     """
-    steps.refuse_unbuilt(config)
     no_compile = no_compile or config.no_compile or settings().no_compile
     launcher = launcher or ray_launcher(config)
     started = utc_now()
@@ -51,12 +49,17 @@ def launch(
     try:
         access = steps.open_store(stages)
         places = steps.start(stages, access, no_compile=no_compile)
-        fetches = steps.fetch(stages) if access is not None and access.store is not None else ()
-        warm = run_scripts(stages) if stages.is_script else warm_up(stages, no_compile=no_compile)
+        is_stored = access is not None and access.store is not None
+        fetched = steps.fetch(stages) if is_stored else steps.Fetched()
+        warm = (
+            run_scripts(stages)
+            if stages.is_script
+            else warm_up(stages, no_compile=no_compile, planned=fetched.captures)
+        )
         moved = Moved()
         if access is not None:
             committed = commit(stages, access, places[0], is_new=warm.is_new)
-            moved = Moved(tiers=access.found(), fetches=fetches, committed=committed)
+            moved = Moved(tiers=access.found(), fetches=fetched.nodes, committed=committed)
         report = assemble(stages, places=places, warm=warm, moved=moved, started=started)
         stages.close()
     finally:
@@ -65,12 +68,18 @@ def launch(
     return report
 
 
-def warm_up(stages: Stages, *, no_compile: bool) -> Warm:
-    """Bring every function of every rank to a captured, called and verified artifact."""
+def warm_up(stages: Stages, *, no_compile: bool, planned: tuple[CaptureEntry, ...] = ()) -> Warm:
+    """Bring every function of every rank to a captured, called and verified artifact.
+
+    Args:
+        stages: of the launch.
+        no_compile: whether a miss is an error.
+        planned: what earlier launches captured: captured again before the first call.
+    """
     steps.build(stages)
     probes = steps.probe(stages)
     ledger = settle_all(stages, probes, no_compile=no_compile)
-    steps.capture(stages, ledger)
+    steps.capture(stages, ledger, planned)
     steps.first_call(stages, ledger)
     checks = steps.verify(stages)
     results = {rank: tuple(ledger[rank, found.function] for found in probes[rank]) for rank in sorted(probes)}

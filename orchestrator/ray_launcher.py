@@ -106,7 +106,7 @@ class RayLauncher:
         from ray.util.placement_group import placement_group, placement_group_table
 
         settings = self._config.ray
-        bundle = {"CPU": settings.num_cpus_per_rank}
+        bundle = ray_session.rank_resources(settings, self._config.device)
         group = placement_group([bundle] * num_ranks, strategy=settings.placement)
         total = ray.cluster_resources()  # type: ignore[no-untyped-call]
         # An own Ray never grows, so there what is missing now is missing for ever.
@@ -132,8 +132,11 @@ class RayLauncher:
 
         environ = ray_session.rank_environ(self._config.ray, self._config.device, way)
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
+        resources = ray_session.rank_resources(self._config.ray, self._config.device)
         options = {
-            "num_cpus": self._config.ray.num_cpus_per_rank,
+            "num_cpus": resources.pop("CPU"),
+            "num_gpus": resources.pop("GPU", 0.0),
+            "resources": resources,
             "scheduling_strategy": strategy,
             "max_restarts": 0,
             "max_task_retries": 0,

@@ -99,6 +99,17 @@ def leave(session: Session) -> None:
             shutil.rmtree(session.temp_dir, ignore_errors=True)
 
 
+_DEVICE_RESOURCES = {"cuda": "GPU", "npu": "NPU"}
+
+
+def rank_resources(config: RayConfig, device: str) -> dict[str, float]:
+    """What each rank asks Ray for; Ray then shows it the one accelerator that it got."""
+    resources = {"CPU": config.num_cpus_per_rank}
+    if device in _DEVICE_RESOURCES:
+        resources[_DEVICE_RESOURCES[device]] = 1.0
+    return resources
+
+
 def rank_environ(config: RayConfig, device: str, way: WayIn) -> dict[str, str]:
     """Environment variables of every rank's process; in time if set before torch is imported there."""
     # Ray would derive OMP_NUM_THREADS from an actor's CPUs. It is in no key, but speeds depend on it.

@@ -42,7 +42,10 @@ def describe_shortage(
         lines.append(
             f"  {name}: {num_ranks} x {need:g} = {demand:g} wanted, {has:g} there{missing}, {free:g} free"
         )
-    if short_in_all:
+    short_of_devices = [name for name in bundle if name != "CPU" and total.get(name, 0.0) < num_ranks]
+    if short_of_devices:
+        remedy = f"lower ranks, or add nodes with {short_of_devices[0]}s that Ray sees (`ray status`)"
+    elif short_in_all:
         lower = "ray.num_cpus_per_rank (fractions are allowed)"
         more = "set ray.num_cpus to pretend to more" if own else "add nodes"
         remedy = f"lower ranks or {lower}, or {more}"

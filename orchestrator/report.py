@@ -34,6 +34,8 @@ class FunctionReport:
         size_bytes: size of the artifact.
         path: where the artifact lies on the rank's node.
         seconds: seconds in each stage.
+        num_captures: graphs captured for this function when its first call was through, in all its calls.
+        pool_bytes: bytes of the pools that these graphs use, which other functions may share.
     """
 
     function: str
@@ -44,6 +46,8 @@ class FunctionReport:
     size_bytes: int
     path: str
     seconds: StageSeconds
+    num_captures: int = 0
+    pool_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from cache_store.keys import changed_components
-from orchestrator.config_models import Config
+from orchestrator.capture_order import Proposals, num_calls, order
 from orchestrator.errors import WorkerFailure, ranks_text
 from orchestrator.identity import launch_key
 from orchestrator.opening import Opened, Opening
 from orchestrator.rounds import Ledger
 from orchestrator.stages import Stages
 from orchestrator.store_report import NodeFetch
-from worker.errors import NotYet
 from worker.results import FunctionProbe, FunctionResult, RankPlace, Verification
 
 if TYPE_CHECKING:
+    from cache_store.records.manifest import CaptureEntry
     from cache_store.seed import SeedReport
     from orchestrator.stores import Access
 
 Results = dict[int, tuple[FunctionResult, ...]]
 """What became of functions, by rank."""
-
-
-def refuse_unbuilt(config: Config) -> None:
-    """Say at once what a later release will do.
-
-    Raises:
-        NotYet: the device kind is not supported yet.
-    """
-    if config.device != "cpu":
-        raise NotYet(f"device: {config.device}", instead="use device: cpu")
 
 
 def open_store(stages: Stages) -> Access | None:
@@ -83,7 +73,20 @@ def start(stages: Stages, access: Access | None, *, no_compile: bool) -> tuple[R
     return places
 
 
-def fetch(stages: Stages) -> tuple[NodeFetch, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """What came from the store.
+
+    Attributes:
+        nodes: what each node copied.
+        captures: the capture plans of all manifests, each entry once.
+    """
+
+    nodes: tuple[NodeFetch, ...] = ()
+    captures: tuple[CaptureEntry, ...] = ()
+
+
+def fetch(stages: Stages) -> Fetched:
     """Bring partitions from the store to every node's disk, once for each node."""
     key = launch_key(stages.config)
     seats = stages.gang.first_of_each_node()
@@ -94,12 +97,14 @@ def fetch(stages: Stages) -> tuple[NodeFetch, ...]:
         )
         stages.agree_on_silence("fetch", ranks)
     fetches = []
+    captures: dict[CaptureEntry, None] = {}
     for seat in seats:
         seeded: SeedReport | None = answers.get(seat.rank)
         if seeded is None:
             continue
         for fault in seeded.faults:
             stages.problem(f"store: {fault}")
+        captures |= dict.fromkeys(entry for partition in seeded.partitions for entry in partition.captures)
         fetches.append(
             NodeFetch(
                 node_rank=seat.node_rank,
@@ -111,7 +116,7 @@ def fetch(stages: Stages) -> tuple[NodeFetch, ...]:
                 seconds=seeded.seconds,
             )
         )
-    return tuple(fetches)
+    return Fetched(nodes=tuple(fetches), captures=tuple(captures))
 
 
 def build(stages: Stages) -> None:
@@ -126,18 +131,26 @@ def probe(stages: Stages) -> dict[int, tuple[FunctionProbe, ...]]:
         return stages.ask_all("probe", "probe")
 
 
-def capture(stages: Stages, ledger: Ledger) -> None:
+def capture(stages: Stages, ledger: Ledger, planned: tuple[CaptureEntry, ...]) -> None:
     """Capture in step: a step begins when all ranks are through the one before.
 
+    Args:
+        stages: of the launch.
+        ledger: what became of every function; takes over the seconds.
+        planned: what earlier launches captured.
+
     Raises:
-        LaunchFailed: a rank failed, or ranks have captures of different number.
+        LaunchFailed: a rank failed, or ranks have calls of different number.
     """
     with stages.stage("capture"):
-        numbers: dict[int, int] = stages.ask_all("capture", "num_captures")
+        proposals: Proposals = stages.ask_all("capture", "propose_captures", planned)
+        numbers = {rank: num_calls(own) for rank, own in proposals.items()}
         if len(set(numbers.values())) > 1:
             stages.fail("capture", [_odd_number(rank, number) for rank, number in numbers.items()])
-        for step in range(numbers[0]):
-            _note(stages, ledger, "capture", stages.ask_all("capture", "capture", step))
+        digests = {slot: result.digest for slot, result in ledger.items()}
+        for step in order(proposals, digests):
+            arguments = {rank: (proposal,) for rank, proposal in step.items()}
+            _note(stages, ledger, "capture", stages.ask("capture", "capture", arguments))
 
 
 def first_call(stages: Stages, ledger: Ledger) -> None:
@@ -161,11 +174,16 @@ def run_script(stages: Stages) -> Results:
 
 
 def _note(stages: Stages, ledger: Ledger, stage: str, answers: Results) -> None:
-    """Keep how each function got its artifact, and take over the seconds it has spent by now."""
+    """Keep how each function got its artifact, and take over what it has spent and captured by now."""
     for rank, results in answers.items():
         for result in results:
             known = ledger[rank, result.function]
-            ledger[rank, result.function] = replace(known, seconds=result.seconds)
+            ledger[rank, result.function] = replace(
+                known,
+                seconds=result.seconds,
+                num_captures=result.num_captures,
+                pool_bytes=result.pool_bytes,
+            )
     stages.tell(stage, answers)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from worker import inference
+    from worker.capture.rooms import graph_pool_handle
     from worker.configs.compiler_config import CompilerConfig
     from worker.hcom import patch_for_hcom
     from worker.inference import get_backend, readable_cache
@@ -27,6 +28,7 @@ __all__ = [
     "Workload",
     "get_backend",
     "get_npu_backend",
+    "graph_pool_handle",
     "inference",
     "logger",
     "patch_for_hcom",
@@ -41,6 +43,7 @@ _HOMES = {
     "Workload": ("worker.workload", "Workload"),
     "get_backend": ("worker.inference", "get_backend"),
     "get_npu_backend": ("worker.inference", "get_backend"),
+    "graph_pool_handle": ("worker.capture.rooms", "graph_pool_handle"),
     "inference": ("worker.inference", ""),
     "logger": ("worker.log", "logger"),
     "patch_for_hcom": ("worker.hcom", "patch_for_hcom"),

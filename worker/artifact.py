@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cache_store.canonical import canonical_json
 from cache_store.digests import Digest
+from cache_store.errors import UnusableCache
 from cache_store.node.private_files import digest_private
 from worker.errors import ArtifactCorrupt
 from worker.frame import Frame
@@ -28,7 +29,9 @@ from worker.graph_facts import GraphFacts
 from worker.guards.model import PortableGuards
 
 FORMAT = 2
+ABOUT = "about"
 _MAGIC = b"warmrank-artifact "
+_PICKLES = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +63,7 @@ class Artifact:
         frame: unpacks arguments and packs outputs.
         facts: what the runtime must know of the graph.
         roles: roles of the process groups that the graph uses.
-        sections: the engine's own bytes.
+        sections: the engine's own bytes, and `ABOUT`, what `worker.origins` keeps for people.
         files: files beside the artifact.
     """
 
@@ -98,12 +101,13 @@ class Artifact:
         return _MAGIC + f"{FORMAT} {hashlib.sha256(body).hexdigest()}\n".encode() + body
 
     def provenance(self) -> str:
-        """Digest of what determined the bytes: the request, the traced source and the conditions."""
+        """Digest of what determined the bytes: request, traced source and its lines, conditions."""
         inputs = {
             "components": self.components,
             "function": self.function,
             "guards": self.guards.to_json(),
             "name": self.name,
+            "origins": hashlib.sha256(self.sections.get(ABOUT, b"")).hexdigest(),
         }
         return hashlib.sha256(canonical_json(inputs)).hexdigest()
 
@@ -127,6 +131,8 @@ def parse(data: bytes, where: str) -> Artifact:
     """
     first, newline, body = data.partition(b"\n")
     words = first.split(b" ")
+    if data.startswith(_PICKLES):
+        raise _corrupt(where, "it is a pickle, as TorchAir writes them, and warmrank unpickles nothing")
     if not newline or not first.startswith(_MAGIC) or len(words) != 3:
         raise _corrupt(where, "it does not begin with a warmrank artifact's first line")
     if words[1] != str(FORMAT).encode():
@@ -154,6 +160,21 @@ def verified(directory: Path, file: ArtifactFile) -> Path:
     if digest_private(path) != Digest(sha256=file.sha256, size_bytes=file.size_bytes):
         raise _corrupt(str(path), "its bytes do not match the digest in the artifact beside it")
     return path
+
+
+def damaged_files(directory: Path, files: Iterable[ArtifactFile]) -> tuple[Path, ...]:
+    """Those files beside an artifact that are this user's own and hold other bytes than they should."""
+    found = []
+    for file in files:
+        path = directory / file.name
+        try:
+            verified(directory, file)
+        except ArtifactCorrupt:
+            if path.exists():
+                found.append(path)
+        except UnusableCache:
+            continue
+    return tuple(found)
 
 
 def _corrupt(where: str, why: str) -> ArtifactCorrupt:

@@ -7,14 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from worker.capture import CaptureOptions, GraphRunner
+from worker import data_dump
+from worker.capture import CaptureOptions, DirectRunner, GraphRunner
+from worker.compiler import prepared
 from worker.configs.compiler_config import CompilerConfig
 from worker.devices import backend_for
 from worker.engines import engine_for
 from worker.errors import BackwardNotSupported
+from worker.gears.carried import carried
+from worker.gears.record import TracedGears, record
+from worker.gears.runner import GearedRunner
 from worker.graph_facts import analyse
 from worker.groups import role_of
-from worker.torch_private.lowering import lower
+from worker.torch_private.lowering import LoweredGraph, lower
+from worker.torch_private.symbols import make_static
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -32,23 +38,48 @@ def compile_graph(
     Raises:
         BackwardNotSupported: an input requires gradients while they are recorded.
         RandomOp: an operator draws random numbers.
+        GearError: the gears of the inputs cannot be merged.
         NotYet: the configuration asks for what is not built yet.
     """
-    compiler_config.check_supported()
     tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
+    kind = tensors[0].device.type if tensors else "cpu"
+    compiler_config.check(kind)
+    engine = engine_for(compiler_config.engine_mode())
     if _records_gradients(graph_module) and any(value.requires_grad for value in tensors):
         msg = "an input of the graph requires gradients; call the compiled model under torch.no_grad()"
         raise BackwardNotSupported(msg)
-    lowered = lower(graph_module, custom_decompositions)
+    geared = any(map(carried, tensors))
+    if geared:
+        make_static(graph_module, example_inputs)
+    lowered = prepared(lower(graph_module, custom_decompositions), compiler_config)
     # Without a method there is no module to tell parameters by, but Dynamo lifts them under L['self'].
     facts = analyse(lowered, "self")
-    engine = engine_for(compiler_config.mode)
     names = {role_of(name): name for name in _known_names()}
+    engine.check(kind)
     built = engine.compile(lowered, facts, keep_compiled=False)
-    graph = engine.load(built.sections, {}, names)
+    with data_dump.into(compiler_config, "graph"):
+        graph = engine.load(built.sections, {}, names)
     options = CaptureOptions.of(compiler_config)
-    kind = tensors[0].device.type if tensors else "cpu"
-    return GraphRunner(graph, facts, backend_for(kind), options)
+    runner: GraphRunner | DirectRunner = (
+        GraphRunner(graph, facts, backend_for(kind), options)
+        if engine.captured
+        else DirectRunner(graph, facts, backend_for(kind))
+    )
+    if geared:
+        policy = compiler_config.inference_config.dynamic_gears_merge_policy
+        gears = record(lowered, facts, _traced_gears(lowered, example_inputs), policy)
+        if gears is not None:
+            return GearedRunner(runner, gears, on_miss="error", plain=graph)
+    return runner
+
+
+def _traced_gears(lowered: LoweredGraph, example_inputs: list[Any]) -> list[TracedGears]:
+    """The geared inputs; Dynamo's own guards see to the rest, so they have no node."""
+    return [
+        TracedGears(source=item.source, node=-1, gears=gears)
+        for item, value in zip(lowered.inputs, example_inputs, strict=True)
+        if (gears := carried(value))
+    ]
 
 
 def _records_gradients(graph_module: GraphModule) -> bool:

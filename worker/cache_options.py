@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 GuardMode = Literal["once", "always", "skip"]
 OnRecompile = Literal["add", "abandon"]
+OnGearMiss = Literal["error", "pad"]
+Rng = Literal["refuse", "allow"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,8 @@ class CacheOptions:
     ge_cache: bool = False
     guards: GuardMode | None = None
     on_recompile: OnRecompile = "add"
+    on_gear_miss: OnGearMiss = "error"
+    rng: Rng = "refuse"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,18 +20,23 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from cache_store.node.local import add_variant, add_variant_from, ensure_cache_dir, variants
-from worker import journal
+from worker import collection, data_dump, files_beside, journal
 from worker.cache_options import CacheOptions, GuardMode, launch_defaults
 from worker.capture import CaptureOptions
+from worker.capture.statistics import CaptureStatistics, total
 from worker.devices import backend_for
 from worker.engines import engine_for
-from worker.errors import CompileForbidden, NotPortable
+from worker.errors import ArtifactCorrupt, CompileForbidden, NotPortable
+from worker.gears.carried import geared_arguments
+from worker.gears.misses import refuse_arguments
+from worker.gears.rules import GearRule
 from worker.guards import ambient
 from worker.lookup import Found, Place, by_digest, look_up, read_stored
 from worker.partition_paths import model_directory, partition_name
 from worker.request import Request, request
 from worker.results import FunctionResult, Outcome, StageSeconds
 from worker.settings import settings
+from worker.trace_limit import TraceLimit
 from worker.variant import StoredArtifact, Variant
 
 if TYPE_CHECKING:
@@ -56,7 +61,7 @@ class CachedFunction:
             cache_dir=options.cache_dir or defaults.cache_dir,
         )
         self._guards: GuardMode = options.guards or defaults.guards or "once"
-        self._engine = engine_for(self._options.config.mode)
+        self._engine = engine_for(self._options.config.engine_mode())
         self._no_compile = defaults.no_compile
         self._rank = defaults.place
         self._variants: list[Variant] = []
@@ -65,6 +70,7 @@ class CachedFunction:
         self._abandoned = False
         self.name = method.__func__.__qualname__.replace(".<locals>", "")
         self.last_result: FunctionResult | None = None
+        self._traces = TraceLimit(self.name)
 
     @property
     def module(self) -> torch.nn.Module:
@@ -76,6 +82,25 @@ class CachedFunction:
     def variants(self) -> tuple[Variant, ...]:
         """The variants loaded in this process, the one used last first."""
         return tuple(self._variants)
+
+    @property
+    def statistics(self) -> CaptureStatistics:
+        """Captures, replays, calls without capture and why, and pools; prints as a short text."""
+        return total(variant.runner.statistics for variant in self.variants)
+
+    def warm_up(self, *args: Any, **kwargs: Any) -> None:
+        """Load or compile for these arguments, and capture, as their first call would; nothing is run.
+
+        Mutated inputs keep their values. Warm up for the largest shapes first, so that the graphs of smaller
+        ones fit into the pool.
+
+        Raises:
+            CompileForbidden: nothing fits, and compiling was forbidden.
+            WorkerError: the function cannot be cached; the message says why and what to do.
+        """
+        state = ambient.snapshot(self._kind)
+        loaded = (variant for variant in self.variants if variant.accepts(state, args, kwargs))
+        (next(loaded, None) or self.ensure(args, kwargs)).capture(args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function; load or compile first where nothing loaded fits.
@@ -90,6 +115,8 @@ class CachedFunction:
                 if position:
                     self._move_to_front(variant)
                 return variant(*args, **kwargs)
+        if self._traces.reached:
+            return self._traces.run_eagerly(self._method, args, kwargs)
         return self.ensure(args, kwargs)(*args, **kwargs)
 
     def _move_to_front(self, variant: Variant) -> None:
@@ -113,6 +140,8 @@ class CachedFunction:
             engine=self._engine,
             dynamic=options.dynamic,
             decompositions=options.custom_decompositions,
+            rng=options.rng,
+            ge_cache=options.ge_cache,
         )
 
     def root(self) -> Path:
@@ -151,7 +180,8 @@ class CachedFunction:
         """Conditions of an artifact that this module and call do not meet; empty if it may be used."""
         if self._guards == "skip":
             return ()
-        return stored.mismatches(self._method, args, kwargs, self.device_kind)
+        rule = GearRule(on_miss=self._options.on_gear_miss)
+        return stored.mismatches(self._method, args, kwargs, self.device_kind, rule)
 
     def offered(self, sha256: str, store: Store | None) -> StoredArtifact | None:
         """The artifact with this digest: from the cache directory, else from the store; None if nowhere."""
@@ -162,36 +192,62 @@ class CachedFunction:
         # Not into the own partition yet: its guards have not been asked.
         offered_dir = place.model_dir / OFFERED / place.function_dir.name
         path = store.fetch_blob(sha256, offered_dir, cache_root=self.root())
-        return read_stored(path, [])
+        stored = read_stored(path, [])
+        return None if stored is None else files_beside.fetched(store, stored, self.root())
 
     def ensure(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Variant:
         """A loaded variant that fits this call: found or compiled.
 
         Raises:
             CompileForbidden: nothing fits, and compiling was forbidden.
+            GearError: no gear stands for the sizes of the call.
         """
         with self._lock:
             started = perf_counter()
             self._kind = self.device_kind
-            found = self.find(args, kwargs)
-            if found.stored is not None:
-                return self.use(found, started=started)
+            self._refuse_gear_miss(args, kwargs)
+            with collection.paused():
+                variant, reason = self._find_and_use(args, kwargs, started)
+            if variant is not None:
+                return variant
             if self._no_compile or settings().no_compile:
-                journal.append_forbidden(self.name, found.reason)
-                msg = f"{self.name} would have to be compiled, which is forbidden here: {found.reason}"
-                raise CompileForbidden(msg, function=self.name, reason=found.reason)
+                journal.append_forbidden(self.name, reason)
+                msg = f"{self.name} would have to be compiled, which is forbidden here: {reason}"
+                raise CompileForbidden(msg, function=self.name, reason=reason)
             if self._variants:
                 number = len(self._variants) + 1
-                _log.warning("%s is traced again (variant %d): %s", self.name, number, found.reason)
-            return self.compile(args, kwargs, reason=found.reason)
+                _log.warning("%s is traced again (variant %d): %s", self.name, number, reason)
+            return self.compile(args, kwargs, reason=reason)
+
+    def _find_and_use(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], started: float
+    ) -> tuple[Variant | None, str]:
+        """A variant that was found and loaded; or None, and why there is none."""
+        found = self.find(args, kwargs)
+        if found.stored is None:
+            return None, found.reason
+        try:
+            return self.use(found, started=started), ""
+        except ArtifactCorrupt as error:  # kernels that this machine cannot open, say
+            _log.warning("%s is not used: %s", found.stored.path, error)
+            return None, str(error)
+
+    def _refuse_gear_miss(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        options = self._options
+        for variant in self._variants:
+            variant.refuse_gear_miss(args, kwargs)
+        policy = options.config.inference_config.dynamic_gears_merge_policy
+        refuse_arguments(geared_arguments(args, kwargs), options.on_gear_miss, policy)
 
     def use(self, found: Found, *, started: float) -> Variant:
         """Load a found artifact; one of another partition is first copied into this one."""
         stored = found.stored
         assert stored is not None  # noqa: S101 - callers look first
         if not found.own:
-            path = add_variant_from(self.place().function_dir, stored.path)
-            stored = replace(stored, path=path)
+            function_dir = self.place().function_dir
+            beside = files_beside.adopted(function_dir, stored)
+            path = add_variant_from(function_dir, stored.path)
+            stored = replace(stored, path=path, beside=beside)
         # Bound once, however often it is looked up: all calls that it fits share its captures.
         known = (variant for variant in self._variants if variant.stored.sha256 == stored.sha256)
         variant = next(known, None) or self._bind(stored)
@@ -209,7 +265,7 @@ class CachedFunction:
         from worker.compiler import compile_call
 
         if self._variants and self._options.on_recompile == "abandon":
-            self._abandon()
+            self._abandon(reason)
         if not self._abandoned:
             ensure_cache_dir(self.root())
         compiled = compile_call(
@@ -221,9 +277,10 @@ class CachedFunction:
             device_kind=self.device_kind,
         )
         started = perf_counter()
-        stored = self._save(compiled.artifact)
+        stored = self._save(compiled.artifact, compiled.files)
         variant = self._bind(stored)
         self._check_own_guards(variant, args, kwargs)
+        self._traces.count(reason, changes_itself=bool(stored.artifact.guards.volatile))
         seconds = StageSeconds(
             trace_s=compiled.trace_s, compile_s=compiled.compile_s, load_s=perf_counter() - started
         )
@@ -243,34 +300,44 @@ class CachedFunction:
         )
         raise NotPortable(msg, function=self.name, wrong=wrong)
 
-    def _save(self, artifact: Any) -> StoredArtifact:
+    def _save(self, artifact: Any, files: Mapping[str, bytes]) -> StoredArtifact:
         from cache_store.digests import digest_bytes
 
         data = artifact.to_bytes()
         digest = digest_bytes(data)
-        path = self.place().function_dir if self._abandoned else add_variant(self.place().function_dir, data)
+        path = self.place().function_dir
+        # Without a file the engine goes on with what it just compiled.
+        beside: dict[str, Path] = {} if self._abandoned else files_beside.save(path, files)
+        if not self._abandoned:
+            path = add_variant(path, data)
         stored = StoredArtifact(
-            artifact=artifact, path=path, sha256=digest.sha256, size_bytes=digest.size_bytes
+            artifact=artifact, path=path, sha256=digest.sha256, size_bytes=digest.size_bytes, beside=beside
         )
         if not self._abandoned:
             self._announce("saved to", stored)
         return stored
 
-    def _abandon(self) -> None:
+    def _abandon(self, reason: str) -> None:
         """TorchAir's rule: a second trace gives up the function's cache."""
+        if not self._abandoned:
+            _log.warning("Skip cache as %s recompiled (its cache is removed): %s", self.name, reason)
         self._abandoned = True
-        _log.warning("Skip cache as %s recompiled; its cache is removed (on_recompile='abandon')", self.name)
         for path in variants(self.place().function_dir):
             path.unlink(missing_ok=True)
+        files_beside.remove(self.place().function_dir)
 
     def _bind(self, stored: StoredArtifact) -> Variant:
-        variant = Variant(
-            stored,
-            self._method,
-            backend=backend_for(self.device_kind),
-            capture=CaptureOptions.of(self._options.config),
-            guards=self._guards,
-        )
+        config = self._options.config
+        config.check(self.device_kind)
+        with data_dump.into(config, self.name):
+            variant = Variant(
+                stored,
+                self._method,
+                backend=backend_for(self.device_kind),
+                capture=CaptureOptions.of(config),
+                guards=self._guards,
+                on_gear_miss=self._options.on_gear_miss,
+            )
         self._variants.insert(0, variant)
         return variant
 

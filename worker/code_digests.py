@@ -221,8 +221,9 @@ def _function_name(cls: type, name: str, layer: Any) -> str:
 
 def _field(field: Any) -> str:
     """A dataclass's field; the type annotation changes nothing."""
-    defaults = f"{stable_text(field.default)},{stable_text(field.default_factory)}"
-    return f"{field.name},{defaults},{field.init},{field.kw_only}"
+    # All as stable texts: kw_only may be dataclasses.MISSING, whose own text holds its address.
+    parts = (field.default, field.default_factory, field.init, field.kw_only)
+    return ",".join((field.name, *map(stable_text, parts)))
 
 
 def _foreign_members(cls: type) -> list[str]:

@@ -12,20 +12,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cache_store.digests import digest_bytes
-from worker.artifact import Artifact, ArtifactFile
+from worker import data_dump, graph_dumps, origins
+from worker.artifact import ABOUT, Artifact, ArtifactFile
 from worker.code_digests import function_digest
 from worker.engines import Built, engine_for
 from worker.errors import BackwardNotSupported
 from worker.frame import extract
+from worker.gears.compiling import compiling
 from worker.graph_facts import GraphFacts, analyse
 from worker.guards import ambient
 from worker.guards.translate import translate
+from worker.passes import with_passes
 from worker.torch_private.lowering import LoweredGraph
-from worker.torch_private.tracing import Trace, trace
+from worker.torch_private.tracing import trace
 from worker.variant import function_of
 
 if TYPE_CHECKING:
     from worker.cache_options import CacheOptions
+    from worker.configs.compiler_config import CompilerConfig
     from worker.request import Request
 
 
@@ -55,41 +59,47 @@ def compile_call(
         RandomOp: an operator draws random numbers.
         BackwardNotSupported: an argument asks for gradients.
         NotPortable: something in the trace cannot be kept across processes.
+        GearError: the gears do not fit the call, each other, or the function.
         NotYet: the configuration asks for what is not built yet.
     """
-    options.config.check_supported()
-    engine = engine_for(options.config.mode)
+    options.config.check(device_kind)
+    engine = engine_for(options.config.engine_mode())
     engine.check(device_kind)
     state = ambient.encode(ambient.snapshot(device_kind))
     function = function_of(method)
     self_name = function.__code__.co_varnames[0]
     started = perf_counter()
 
-    def build(lowered: LoweredGraph) -> tuple[GraphFacts, Built]:
-        _refuse_backward(lowered, self_name, method.__qualname__)
-        facts = analyse(lowered, self_name)
-        return facts, engine.compile(lowered, facts, keep_compiled=options.ge_cache)
+    def build(traced_graph: LoweredGraph) -> tuple[LoweredGraph, GraphFacts, Built]:
+        _refuse_backward(traced_graph, self_name, method.__qualname__)
+        lowered = prepared(traced_graph, options.config)
+        facts = analyse(lowered, self_name, random_on=device_kind if options.rng == "allow" else "")
+        gears.refuse_constants()
+        return lowered, facts, engine.compile(lowered, facts, keep_compiled=options.ge_cache)
 
-    traced, (facts, built) = trace(
-        method,
-        args,
-        kwargs,
-        dynamic=options.dynamic,
-        decompositions=options.custom_decompositions,
-        build=build,
-    )
-    roles = _roles(traced)
+    policy = options.config.inference_config.dynamic_gears_merge_policy
+    with compiling(method, args, kwargs, policy=policy, on_miss=options.on_gear_miss) as gears:
+        traced, (lowered, facts, built) = trace(
+            method,
+            args,
+            kwargs,
+            dynamic=options.dynamic,
+            decompositions=options.custom_decompositions,
+            build=build,
+        )
+    roles = _roles(lowered)
+    facts, guards = gears.recorded(traced.lowered, facts, translate(traced, state, roles))
     artifact = Artifact(
         name=_name(method),
         function=function_digest(function),
         engine=engine.name,
         engine_version=engine.version,
         components=request.components,
-        guards=translate(traced, state, roles),
+        guards=guards,
         frame=extract(traced, function),
         facts=facts,
         roles=roles,
-        sections=built.sections,
+        sections={**built.sections, ABOUT: origins.section(traced, lowered, guards)},
         files=tuple(
             ArtifactFile(name=name, sha256=digest.sha256, size_bytes=digest.size_bytes)
             for name, digest in sorted((name, digest_bytes(data)) for name, data in built.files.items())
@@ -120,12 +130,23 @@ def _refuse_backward(lowered: LoweredGraph, self_name: str, name: str) -> None:
             raise BackwardNotSupported(msg, function=name, argument=item.source)
 
 
-def _roles(traced: Trace) -> tuple[str, ...]:
+def prepared(lowered: LoweredGraph, config: CompilerConfig) -> LoweredGraph:
+    """The graph that is compiled: after the user's passes, and written to files that debug options name."""
+    graph_dumps.dump_graph("dynamo_original_graph", lowered.graph, config)
+    graph_dumps.summarise(lowered.graph, config)
+    passed = with_passes(lowered, config)
+    if passed is not lowered:
+        graph_dumps.dump_graph("dynamo_optimized_graph", passed.graph, config)
+    data_dump.mark(passed.graph, config)
+    return passed
+
+
+def _roles(lowered: LoweredGraph) -> tuple[str, ...]:
     """Roles of the process groups whose names the graph holds."""
     from worker.groups import role_of
 
     roles = set()
-    for node in traced.lowered.graph.graph.nodes:
+    for node in lowered.graph.graph.nodes:
         schema = getattr(node.target, "_schema", None)
         if schema is None or "c10d" not in str(node.target):
             continue

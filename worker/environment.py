@@ -13,6 +13,8 @@ import platform
 import re
 from pathlib import Path
 
+from worker.nvidia import architectures
+
 _INSTRUCTION_SETS = (
     "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16",
     "amx_tile", "amx_int8", "amx_bf16", "asimd", "asimddp", "asimdhp", "sve", "sve2", "bf16", "i8mm",
@@ -20,6 +22,7 @@ _INSTRUCTION_SETS = (
 _CANN_ROOTS = (Path("/usr/local/Ascend/ascend-toolkit/latest"), Path("/usr/local/Ascend/latest"))
 _ASCEND_DRIVER = Path("/usr/local/Ascend/driver/version.info")
 _NVIDIA = Path("/proc/driver/nvidia")
+_NVIDIA_DEVICE = Path("/dev/nvidiactl")  # in containers that hide the driver's part of /proc
 _CPU_INFO = Path("/proc/cpuinfo")
 _NONE = "none"
 
@@ -30,6 +33,7 @@ def environment() -> dict[str, str]:
     return {
         "python": f"{platform.python_implementation().lower()} {platform.python_version()}",
         "torch": _torch(),
+        "cuda": _cuda(),
         "torch_npu": _version("torch_npu"),
         "cann": _cann(),
         "driver": _driver(),
@@ -47,15 +51,31 @@ def _version(distribution: str) -> str:
 
 def _torch() -> str:
     """Version and git revision, read from the installed package's ``version.py``."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
+    text = _torch_version_file()
+    if not text:
         return _NONE
-    text = (Path(spec.origin).parent / "version.py").read_text()
     version = re.search(r"^__version__ = ['\"]([^'\"]+)", text, re.MULTILINE)
     git = re.search(r"^git_version = ['\"]([^'\"]+)", text, re.MULTILINE)
     return (
         f"{version.group(1) if version else _version('torch')} git {git.group(1)[:12] if git else 'unknown'}"
     )
+
+
+def _torch_version_file() -> str:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return ""
+    return (Path(spec.origin).parent / "version.py").read_text()
+
+
+def _cuda() -> str:
+    """The CUDA that torch was built with, and the version of cuDNN in its own package."""
+    found = re.search(r"^cuda\b[^=\n]*= ['\"]([^'\"]+)", _torch_version_file(), re.MULTILINE)
+    if found is None:
+        return _NONE
+    version = found.group(1)
+    package = f"nvidia-cudnn-cu{version.partition('.')[0]}"
+    return f"{version} cudnn {_version(package)}"
 
 
 def _cann() -> str:
@@ -76,8 +96,11 @@ def _driver() -> str:
 
 
 def _accelerator() -> str:
+    """Models of all GPUs, with their architecture, which decides what compiled kernels can run on."""
+    if not (_NVIDIA.exists() or _NVIDIA_DEVICE.exists()):
+        return _NONE
     models = {_field(path / "information", r"Model:\s*(.+)") for path in sorted(_NVIDIA.glob("gpus/*"))}
-    named = sorted(model.strip() for model in models if model)
+    named = architectures() or sorted(model.strip() for model in models if model)
     return ", ".join(named) or _NONE
 
 

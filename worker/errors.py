@@ -56,6 +56,10 @@ class UnknownOption(BadConfig, AttributeError):
     """A name that `CompilerConfig` does not have was set or read (reading makes it an AttributeError)."""
 
 
+class BadPass(WorkerError):
+    """A pass of the user's left a graph that does not run."""
+
+
 class GearError(WorkerError, ValueError):
     """Dimension gears that are not allowed."""
 
@@ -78,6 +82,10 @@ class NotPortable(WorkerError):
 
 class NotCapturable(WorkerError):
     """A graph does something that a captured graph cannot repeat."""
+
+
+class DeviceUnavailable(WorkerError):
+    """A device kind without its driver, its torch module, or a device for this rank."""
 
 
 class ToolchainError(WorkerError):

@@ -1,7 +1,7 @@
 """The frame: Dynamo's code object that unpacks the arguments, calls the graph, and packs the outputs.
 
 Kept as marshal (version 2, equal bytes for equal code) with everything that differs between processes
-taken out: file name, line table, and the counters and ids in Dynamo's global names.
+taken out: file name, lines, and the counters and ids in Dynamo's global names.
 
 Layout (JSON beside the marshalled code)::
 
@@ -35,6 +35,8 @@ _MARSHAL_VERSION = 2
 _GRAPH_NAME = "__compiled_fn"
 _BUILTINS = re.compile(r"^__builtins_dict__\w*$")
 _PLACEHOLDER = "__warmrank_constant__"
+# A global that Dynamo named for the address of its value.
+_ADDRESSED = re.compile(r"_\d+_c\d+$")
 # A warm load must not import these; the frame needs a few one-line functions of the first, at most.
 _LAZY_IMPORTS = ("torch._dynamo", "torch._inductor", "sympy")
 
@@ -61,7 +63,7 @@ def extract(trace: Trace, function: FunctionType) -> Frame:
     external = trace.external_names - {trace.graph_name}
     # In the order of the code, because some names hold an address.
     for name in filter(external.__contains__, trace.frame.co_names):
-        if name in trace.import_aliases:
+        if name in trace.import_aliases and not _ADDRESSED.search(name):
             names["imports"][name] = trace.import_aliases[name]
         elif _BUILTINS.match(name):
             renames[name] = "__builtins_dict__"
@@ -103,8 +105,18 @@ def _canonical(code: CodeType, renames: Mapping[str, str]) -> CodeType:
         co_consts=tuple(_canonical_constant(item, renames) for item in code.co_consts),
         co_filename="<warmrank frame>",
         co_firstlineno=1,
-        co_linetable=b"",
+        co_linetable=_one_line(len(code.co_code) // 2),
     )
+
+
+def _one_line(num_units: int) -> bytes:
+    """A line table with every instruction on the first line; without one, no traceback can be printed.
+
+    Source of the form: CPython's ``Objects/locations.md`` (3.11 and later). An entry covers up to 8 code
+    units; 13 is the kind without columns; the distance to the line before, 0, follows.
+    """
+    entries = (min(8, num_units - start) for start in range(0, num_units, 8))
+    return b"".join(bytes((0x80 | 13 << 3 | length - 1, 0)) for length in entries)
 
 
 def _canonical_constant(value: Any, renames: Mapping[str, str]) -> Any:

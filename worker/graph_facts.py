@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from worker.errors import RandomOp
+from worker.gears.model import GearFacts
+from worker.random_ops import check, draws
 from worker.torch_private.operators import (
     aliased_arguments,
     memory_of,
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 # Input classes of the seeds: parameters and buffers; mutated inputs; user inputs; and numbers.
 STATE, MUTATED, USER, NUMBER = "state", "mutated", "user", "number"
-_DROPOUTS = frozenset(f"aten.{kind}dropout.default" for kind in ("", "feature_", "alpha_", "feature_alpha_"))
+_MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
+_ROOT = re.compile(r"^[LG]\['([^']*)'\]")
+DROPOUTS = frozenset(f"aten.{kind}dropout.default" for kind in ("", "feature_", "alpha_", "feature_alpha_"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +38,20 @@ class GraphFacts:
         aliased_outputs: positions of outputs that share memory with an input.
         data_dependent: the first operator whose result's size depends on values (``aten.nonzero``): such a
             graph cannot be captured. Empty if there is none.
+        random: the first operator that draws random numbers; empty if there is none.
+        input_names: where each input comes from, for people: ``self.layers.0.weight``.
+        module_inputs: positions of the inputs that are tensors of the module, not of the call.
+        gears: of its inputs, if they were given any.
     """
 
     input_classes: tuple[str, ...]
     num_outputs: int
     aliased_outputs: tuple[int, ...]
     data_dependent: str = ""
+    random: str = ""
+    input_names: tuple[str, ...] = ()
+    module_inputs: tuple[int, ...] = ()
+    gears: GearFacts | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in an artifact's header."""
@@ -55,14 +65,19 @@ class GraphFacts:
             num_outputs=data["num_outputs"],
             aliased_outputs=tuple(data["aliased_outputs"]),
             data_dependent=data["data_dependent"],
+            random=data["random"],
+            input_names=tuple(data["input_names"]),
+            module_inputs=tuple(data["module_inputs"]),
+            gears=GearFacts.from_json(data["gears"]) if data["gears"] else None,
         )
 
 
-def analyse(lowered: LoweredGraph, self_name: str) -> GraphFacts:
+def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> GraphFacts:
     """Facts of a traced graph; ``self_name`` is the name by which the traced function knows its module.
 
     A user input that an output shares memory with counts as ``state``: it must not be cloned, or the
-    caller would hold a view of the clone.
+    caller would hold a view of the clone. Random numbers may be drawn on devices of kind ``random_on``;
+    empty: nowhere.
 
     Raises:
         RandomOp: an operator draws random numbers.
@@ -71,7 +86,7 @@ def analyse(lowered: LoweredGraph, self_name: str) -> GraphFacts:
     owners: dict[int, set[int]] = {}
     mutated: set[int] = set()
     returned: list[Any] = []
-    data_dependent = ""
+    data_dependent = random = ""
     position = 0
     for node in lowered.graph.graph.nodes:
         if node.op == "placeholder":
@@ -80,7 +95,9 @@ def analyse(lowered: LoweredGraph, self_name: str) -> GraphFacts:
                 owners.setdefault(memory, set()).add(position)
             position += 1
         elif node.op == "call_function":
-            refuse_random(node)
+            if draws(node):
+                check(node, random_on)
+                random = random or str(node.target)
             shared = (owners.get(memory, ()) for memory in memory_of(node.meta.get("val")))
             aliases[node] = _aliases(node, aliases).union(*shared)
             mutated |= _mutated(node, aliases)
@@ -106,7 +123,19 @@ def analyse(lowered: LoweredGraph, self_name: str) -> GraphFacts:
             if any(classes[source] != NUMBER for source in sources)
         ),
         data_dependent=data_dependent,
+        random=random,
+        input_names=tuple(_readable(item.source) for item in lowered.inputs),
+        module_inputs=tuple(
+            index
+            for index, item in enumerate(lowered.inputs)
+            if item.is_tensor and item.source.startswith(prefix)
+        ),
     )
+
+
+def _readable(source: str) -> str:
+    """Dynamo's expression for an input as a reader would write it."""
+    return _ROOT.sub(r"\1", _MEMBER.sub(r".\1", source))
 
 
 def _input_class(is_tensor: bool, of_module: bool, is_mutated: bool, is_returned: bool) -> str:
@@ -115,36 +144,6 @@ def _input_class(is_tensor: bool, of_module: bool, is_mutated: bool, is_returned
     if is_mutated:
         return MUTATED
     return STATE if of_module or is_returned else USER
-
-
-def refuse_random(node: Node) -> None:
-    """Refuse an operator that draws random numbers, naming it and its line.
-
-    Raises:
-        RandomOp: always for such an operator.
-    """
-    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()) or _draws_nothing(node):
-        return
-    where = (node.stack_trace or "").strip() or "unknown line"
-    msg = (
-        f"operator {node.target} draws random numbers, which a cached graph does not support:\n{where}\n"
-        "Move it out of the cached function, or (dropout) call eval() on the module."
-    )
-    raise RandomOp(msg, operator=str(node.target), where=where)
-
-
-def _draws_nothing(node: Node) -> bool:
-    """Whether a seeded operator is told not to draw: probability zero, or not training."""
-    return any(named_argument(node, name) in (0.0, False) for name in ("dropout_p", "p", "train", "training"))
-
-
-def named_argument(node: Node, name: str) -> Any:
-    """Value of an operator's argument by its schema's name; its default where the call does not give it."""
-    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]  # noqa: SLF001
-        if argument.name == name:
-            given = node.args[position] if position < len(node.args) else node.kwargs.get(name)
-            return argument.default_value if given is None else given
-    return None
 
 
 def _tensor_arguments(node: Node, positions: tuple[int, ...]) -> list[Any]:
@@ -164,7 +163,7 @@ def _aliases(node: Node, aliases: dict[Node, frozenset[int]]) -> frozenset[int]:
     """
     if not hasattr(node.target, "_schema"):
         return frozenset()
-    positions = (0,) if str(node.target) in _DROPOUTS else aliased_arguments(node.target)
+    positions = (0,) if str(node.target) in DROPOUTS else aliased_arguments(node.target)
     sources = _tensor_arguments(node, positions)
     return frozenset().union(
         *(aliases.get(source, frozenset()) for source in sources if hasattr(source, "op"))

@@ -27,6 +27,7 @@ def append(result: FunctionResult, artifact: Artifact, root: Path) -> None:
             "result": dataclasses.asdict(result),
             "components": artifact.components,
             "provenance": artifact.provenance(),
+            "files": [[file.name, file.sha256, file.size_bytes] for file in artifact.files],
             "root": str(root),
         }
     )
@@ -45,7 +46,7 @@ def _write(entry: dict[str, Any]) -> None:
 
 
 def read(file: Path) -> tuple[tuple[FunctionResult, dict[str, Any]], ...]:
-    """The outcomes in a journal, each with its ``components``, ``provenance`` and ``root``."""
+    """The outcomes in a journal, each with its ``components``, ``provenance``, ``files`` and ``root``."""
     found = []
     for entry in _entries(file):
         if "result" in entry:

@@ -1,4 +1,7 @@
-"""TorchAir's logger by name and format, so that scripts and log readers written for it keep working."""
+"""TorchAir's logger by name and format, so that scripts and log readers written for it keep working.
+
+Its level is WARNING, where TorchAir's is ERROR: a cache that is not used must not be silent about it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class _CurrentStdout(logging.StreamHandler[Any]):
 def _torchair_logger() -> logging.Logger:
     named = logging.getLogger("torchair")
     if not named.handlers:
-        named.setLevel(logging.ERROR)
+        named.setLevel(logging.WARNING)
         handler = _CurrentStdout()
         program = os.path.basename(sys.executable)  # noqa: PTH119 - only the last part of a string
         handler.setFormatter(

@@ -11,11 +11,15 @@ from cache_store.errors import StoreError
 from cache_store.keys import changed_components
 from cache_store.node.local import variants
 from worker.errors import ArtifactCorrupt
+from worker.files_beside import with_files
 from worker.partition_paths import sibling_variants
 from worker.request import Request
 from worker.variant import StoredArtifact
 
 _log = logging.getLogger("torchair")
+
+# Files of one name that are kept for a look; further ones replace the last.
+_MAX_ASIDE = 8
 
 Misfits = Callable[[StoredArtifact], tuple[str, ...]]
 
@@ -64,11 +68,14 @@ def look_up(place: Place, asked: Request, misfits: Misfits) -> Found:
             continue
         tried.add(stored.sha256)
         wrong = other_request(stored, asked) or misfits(stored)
-        if not wrong:
+        if wrong:
+            reasons.append("; ".join(wrong))
+        elif (whole := with_files(stored, reasons)) is None:
+            tried.discard(stored.sha256)  # a sibling's copy may have its files
+        else:
             own = path.parent == place.function_dir
-            return Found(stored=stored, own=own, reason="" if own else f"fits {path.parent.parent.name}")
-        reasons.append("; ".join(wrong))
-    return Found(stored=None, own=False, reason=" | ".join(reasons) or _nearest(place, asked))
+            return Found(stored=whole, own=own, reason="" if own else f"fits {path.parent.parent.name}")
+    return Found(stored=None, own=False, reason=" | ".join(reasons) or _nearest(place, asked, misfits))
 
 
 def other_request(stored: StoredArtifact, asked: Request) -> tuple[str, ...]:
@@ -80,15 +87,21 @@ def by_digest(place: Place, sha256: str) -> StoredArtifact | None:
     """The artifact with this digest in any partition, or None."""
     for path in _candidates(place):
         stored = read_stored(path, [])
-        if stored is not None and stored.sha256 == sha256:
-            return stored
+        if stored is not None and stored.sha256 == sha256 and (whole := with_files(stored, [])) is not None:
+            return whole
     return None
 
 
 def read_stored(path: Path, reasons: list[str]) -> StoredArtifact | None:
-    """Read one file; a fault goes into ``reasons``, and a corrupt file out of the way."""
+    """Read one file; a fault goes into ``reasons``, and a corrupt file out of the way.
+
+    What is not this user's alone (a link, another owner or mode) is not touched: it may not be ours to move.
+    """
     try:
-        return StoredArtifact.read(path)
+        if path.is_symlink():
+            reasons.append(f"{path} is a symbolic link, which is never followed; remove it")
+        else:
+            return StoredArtifact.read(path)
     except ArtifactCorrupt as error:
         _set_aside(path)
         reasons.append(f"corrupt: {error.why}")
@@ -100,8 +113,10 @@ def read_stored(path: Path, reasons: list[str]) -> StoredArtifact | None:
 
 def _set_aside(path: Path) -> None:
     """Keep a corrupt file for a look at it, under a name that no load considers."""
+    names = [f"{path.name}.corrupt", *(f"{path.name}.corrupt.{number}" for number in range(1, _MAX_ASIDE))]
+    free = next((name for name in names if not path.with_name(name).exists()), names[-1])
     try:
-        path.replace(path.with_name(f"{path.name}.corrupt"))
+        path.replace(path.with_name(free))
     except OSError as error:
         _log.warning("%s stays where it is: %s", path, error)
 
@@ -112,8 +127,14 @@ def _candidates(place: Place) -> Iterator[Path]:
     yield from sibling_variants(place.function_dir, place.model_dir)
 
 
-def _nearest(place: Place, asked: Request) -> str:
+def _nearest(place: Place, asked: Request, misfits: Misfits) -> str:
     """Why nothing lies under this request, told by the nearest other request of this class."""
     from worker.nearest import explain_absence
 
-    return explain_absence(place.model_dir, place.function_dir.name, asked)
+    def of_file(path: Path) -> tuple[str, ...]:
+        try:
+            return misfits(StoredArtifact.read(path))
+        except (ArtifactCorrupt, StoreError):
+            return ()
+
+    return explain_absence(place.model_dir, place.function_dir.name, asked, of_file)

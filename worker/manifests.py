@@ -30,9 +30,9 @@ _log = logging.getLogger(__name__)
 
 
 def of_units(
-    spec: RankSpec, units: Iterable[tuple[str, CachedFunction, StoredArtifact, str]]
+    spec: RankSpec, units: Iterable[tuple[str, CachedFunction, StoredArtifact, tuple[str, ...]]]
 ) -> PartitionManifest:
-    """Manifest of a launch's units: name, function, artifact, captured shape key (or empty)."""
+    """Manifest of a launch's units: name, function, artifact, signatures of what is captured."""
     requests: list[RequestEntry] = []
     artifacts: dict[str, ArtifactEntry] = {}
     captures: list[CaptureEntry] = []
@@ -53,8 +53,9 @@ def of_units(
                 size_bytes=stored.size_bytes,
             ),
         )
-        if captured:
-            captures.append(CaptureEntry(function=name, signature=captured))
+        files = [(file.name, file.sha256, file.size_bytes) for file in stored.artifact.files]
+        artifacts |= _files_beside(artifacts[path], files)
+        captures += [CaptureEntry(function=name, signature=signature) for signature in captured]
     return _manifest(spec, requests, artifacts, captures)
 
 
@@ -80,7 +81,19 @@ def of_script(spec: RankSpec) -> PartitionManifest:
             sha256=result.digest,
             size_bytes=result.size_bytes,
         )
+        artifacts |= _files_beside(artifacts[path], details["files"])
     return _manifest(spec, list(requests.values()), artifacts, [])
+
+
+def _files_beside(entry: ArtifactEntry, files: Iterable[tuple[str, str, int]]) -> dict[str, ArtifactEntry]:
+    """Entries of the files that belong to an artifact, given its own entry, by path."""
+    directory = entry.path.rpartition("/")[0]
+    return {
+        f"{directory}/{name}": entry.model_copy(
+            update={"path": f"{directory}/{name}", "sha256": sha256, "size_bytes": size_bytes}
+        )
+        for name, sha256, size_bytes in files
+    }
 
 
 def _manifest(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from cache_store.keys import changed_components
@@ -12,22 +13,28 @@ from worker.errors import ArtifactCorrupt
 from worker.request import Request
 
 _MAX_CANDIDATES = 16
+_DIGESTS = ("module", "parameters")
 # As `partition_paths.model_directory` makes it; the name of a class may hold underscores itself.
 _MODEL_DIR = re.compile(r"(?P<cls>.+)_(?:dynamic|static)(?:_aclgraphcache)?_[0-9a-f]+")
 
 
-def explain_absence(model_dir: Path, function: str, asked: Request) -> str:
+def explain_absence(
+    model_dir: Path, function: str, asked: Request, misfits: Callable[[Path], tuple[str, ...]] = lambda _: ()
+) -> str:
     """One line: the components in which the nearest stored artifact of this function differs.
 
     Args:
         model_dir: the directory in which the function was looked for.
         function: name of the method.
         asked: the request.
+        misfits: the conditions of an artifact that do not hold; asked of the nearest where module or
+            parameters differ, whose components are digests, to name what differs in them.
     """
     if model_dir.is_dir():
         return f"no artifact of {function} in {model_dir.name}"
     class_name = _class_of(model_dir)
     best: tuple[int, str] | None = None
+    nearest: Path | None = None
     unreadable = ""
     for path in _candidates(model_dir.parent, class_name, function):
         try:
@@ -40,6 +47,9 @@ def explain_absence(model_dir: Path, function: str, asked: Request) -> str:
         changes = changed_components(artifact.components, asked.components)
         if best is None or len(changes) < best[0]:
             best = len(changes), "; ".join(str(change) for change in changes)
+            nearest = path if any(change.name in _DIGESTS for change in changes) else None
+    if best and nearest and (named := misfits(nearest)):
+        best = best[0], f"{best[1]} ({'; '.join(named)})"
     return (
         f"nearest artifact differs: {best[1]}"
         if best

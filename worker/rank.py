@@ -21,13 +21,21 @@ from typing import TYPE_CHECKING, Any
 from cache_store.errors import StoreError
 from worker.environment import environment
 from worker.errors import WorkerError, WorkloadError
-from worker.results import FunctionProbe, FunctionResult, Published, RankPlace, StageSeconds, Verification
+from worker.results import (
+    CaptureProposal,
+    FunctionProbe,
+    FunctionResult,
+    Published,
+    RankPlace,
+    StageSeconds,
+    Verification,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from cache_store.digests import Digest
-    from cache_store.records.manifest import PartitionManifest
+    from cache_store.records.manifest import CaptureEntry, PartitionManifest
     from cache_store.store import Store
     from worker.cached_function import CachedFunction
     from worker.lookup import Found
@@ -47,7 +55,7 @@ class _Unit:
     found: Found | None = None
     variant: Variant | None = None
     result: FunctionResult | None = None
-    captured: str = ""
+    signatures: tuple[str, ...] = ()
     seconds: StageSeconds = field(default_factory=StageSeconds)
 
     @property
@@ -71,12 +79,17 @@ class RankWorker:
         """Bring up the device and the process groups.
 
         Raises:
-            NotYet: the device kind is not built yet.
+            DeviceUnavailable: the device kind cannot be used on this node, or has no device for this rank.
         """
+        import torch
+
         from worker import groups, process_groups
         from worker.devices import backend_for
 
         backend = backend_for(self._spec.device_kind)
+        device = backend.device(self._spec.local_rank)
+        # Collectives and new tensors go to the current device. The CPU's function of this name does nothing.
+        torch.get_device_module(device.type).set_device(device)
         if self._spec.master_port:
             self._groups = process_groups.start(self._spec, backend.collectives)
             self._owns_process_group = True
@@ -180,7 +193,9 @@ class RankWorker:
             unit.found = found
             return self._load(unit)
         unit.variant = unit.function.compile(unit.call.args, unit.call.kwargs, reason=reason)
-        self._share(unit.variant.stored.path)
+        stored = unit.variant.stored
+        for path in (*stored.files().values(), stored.path):
+            self._share(path)
         return self._finish(unit)
 
     def _share(self, path: Path) -> None:
@@ -254,26 +269,26 @@ class RankWorker:
         unit.seconds = replace(result.seconds, load_s=result.seconds.load_s + looked_s)
         return replace(result, function=unit.name, seconds=unit.seconds)
 
-    def num_captures(self) -> int:
-        """Number of capture steps; every rank must take the same."""
-        return len(self._units)
+    def propose_captures(self, planned: tuple[CaptureEntry, ...]) -> tuple[CaptureProposal, ...]:
+        """What this rank would capture: the workload's calls, and what it can of an earlier launch's plan."""
+        from worker import rank_captures
 
-    def capture(self, step: int) -> tuple[FunctionResult, ...]:
-        """Take one step of the capture plan: the unit with the ``step``-th largest arguments."""
-        unit = self._capture_order()[step]
-        return (self._guarded(unit, self._capture),)
+        return rank_captures.propose(tuple(self._units.values()), planned)
 
-    def _capture_order(self) -> list[_Unit]:
-        return sorted(self._units.values(), key=lambda unit: -_num_elements(unit.call))
+    def capture(self, step: CaptureProposal) -> tuple[FunctionResult, ...]:
+        """Take one step of the order that the driver made of all ranks' proposals."""
+        unit = self._units[step.function]
+        return (self._guarded(unit, functools.partial(self._capture, step=step)),)
 
-    def _capture(self, unit: _Unit) -> FunctionResult:
-        variant = _bound(unit)
+    def _capture(self, unit: _Unit, step: CaptureProposal) -> FunctionResult:
+        from worker import rank_captures
+
+        _bound(unit)
         started = perf_counter()
-        before = set(variant.runner.signatures())
-        variant.capture(unit.call.args, unit.call.kwargs)
-        new = [signature for signature in variant.runner.signatures() if signature not in before]
-        unit.captured = new[0] if new else ""
-        return self._timed(unit, capture_s=perf_counter() - started)
+        rank_captures.capture(tuple(self._units.values()), step)
+        seconds = perf_counter() - started
+        _log.info("Captured %s in %.3f s: %s", unit.name, seconds, _bound(unit).runner.statistics)
+        return self._timed(unit, capture_s=unit.seconds.capture_s + seconds)
 
     def first_call(self) -> tuple[FunctionResult, ...]:
         """Run each unit once, in call order, as a user would."""
@@ -288,7 +303,13 @@ class RankWorker:
     def _timed(self, unit: _Unit, **seconds: float) -> FunctionResult:
         unit.seconds = replace(unit.seconds, **seconds)
         assert unit.result is not None  # noqa: S101 - `_bound` came first
-        return replace(unit.result, seconds=unit.seconds)
+        captured = unit.function.statistics
+        return replace(
+            unit.result,
+            seconds=unit.seconds,
+            num_captures=captured.captures,
+            pool_bytes=captured.pool_bytes,
+        )
 
     def verify(self) -> Verification:
         """Compare the warm model with its reference, if the workload has one."""
@@ -324,15 +345,16 @@ class RankWorker:
 
     def manifest(self) -> PartitionManifest:
         """What this rank's partition holds."""
+        from worker import rank_captures
         from worker.manifests import of_script, of_units
 
         spec = self._spec
         if not spec.entrypoint:
             return of_script(spec)
-        units = [
-            (unit.name, unit.function, _bound(unit).stored, unit.captured) for unit in self._capture_order()
-        ]
-        return of_units(spec, units)
+        units = tuple(self._units.values())
+        captured = rank_captures.captured(units)
+        listed = [(unit.name, unit.function, _bound(unit).stored, captured[unit.name]) for unit in units]
+        return of_units(spec, listed)
 
     def publish(self, launch_key: str) -> Published | None:
         """Put this rank's manifest and artifacts into the store; None without a store.
@@ -371,12 +393,3 @@ def _found(stored: Any, *, own: bool, reason: str) -> Found:
     from worker.lookup import Found
 
     return Found(stored=stored, own=own, reason=reason)
-
-
-def _num_elements(call: Call) -> int:
-    """Elements in all tensors among a call's arguments."""
-    import torch
-    from torch.utils import _pytree
-
-    leaves = _pytree.tree_leaves((call.args, dict(call.kwargs)))
-    return sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor))

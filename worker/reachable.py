@@ -1,23 +1,28 @@
 """Digest of a function that runs while a graph is lowered, so that no tracer notes what it calls and reads.
 
 It covers the function, and, through the names that its code uses, the functions, constants and modules that
-it can reach by its globals and closure. What it reaches in other ways (attributes of objects) is covered by
-the digest of the file that defines the object's class.
+it can reach by its globals and closure. An object that it reaches counts with its attributes, and with the
+file that defines its class.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import logging
+import re
 import sys
 import types
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from worker.code_digests import function_digest, globals_module, is_pinned_module, stable_text
 from worker.sources import file_digest
 
 _DIGEST_CHARS = 32
+_ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
 
 
 def reachable_digest(value: Any) -> str:
@@ -36,7 +41,7 @@ def _texts(value: Any, seen: set[int]) -> Iterator[str]:
             yield from _texts(part, seen)
     elif isinstance(value, types.MethodType):
         yield from _texts(value.__func__, seen)
-        yield from _texts(type(value.__self__), seen)
+        yield from _texts(value.__self__, seen)
     elif isinstance(value, types.FunctionType):
         yield from _function_texts(value, seen)
     elif isinstance(value, types.ModuleType):
@@ -47,8 +52,60 @@ def _texts(value: Any, seen: set[int]) -> Iterator[str]:
     elif isinstance(value, types.BuiltinFunctionType):
         yield f"builtin {value.__module__}.{value.__qualname__}"
     else:
+        yield from _value_texts(value, seen)
+
+
+def _value_texts(value: Any, seen: set[int]) -> Iterator[str]:
+    """Of what is neither a function, nor a class, nor a module."""
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         yield stable_text(value)
-        yield from _file_of(type(value).__module__, seen)
+    elif isinstance(value, list | tuple | set | frozenset | dict):
+        yield from _container_texts(value, seen)
+    else:
+        yield stable_text(value)
+        yield from _object_texts(value, seen)
+
+
+def _container_texts(value: Any, seen: set[int]) -> Iterator[str]:
+    yield f"{type(value).__name__} of {len(value)}"
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, set | frozenset):
+        yield from sorted(text for item in value for text in _texts(item, seen))
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _texts(key, seen)
+            yield from _texts(item, seen)
+    else:
+        for item in value:
+            yield from _texts(item, seen)
+
+
+def _object_texts(value: Any, seen: set[int]) -> Iterator[str]:
+    """The class's file, and what the object holds, as far as that can be read."""
+    kind = type(value)
+    yield from _file_of(kind.__module__, seen)
+    if id(value) in seen or kind.__module__ in ("torch", "torch._ops"):
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().tolist() if value.device.type != "meta" else list(value.shape)
+        yield hashlib.sha256(repr(value).encode()).hexdigest()
+        return
+    if isinstance(value, logging.Logger):
+        return  # its level and handlers change what is told, not what is made
+    if hasattr(value, "tobytes"):
+        yield hashlib.sha256(value.tobytes()).hexdigest()
+    # A text with an address in it differs in every process; such an object tells by its attributes only.
+    elif not _ADDRESS.search(text := repr(value)):
+        yield text
+    if not is_pinned_module(kind.__module__) or isinstance(value, torch.nn.Module):
+        for name, part in sorted(getattr(value, "__dict__", {}).items()):
+            yield name
+            yield from _texts(part, seen)
+    elif hasattr(value, "__wrapped__"):
+        yield from _texts(value.__wrapped__, seen)
 
 
 def _function_texts(function: types.FunctionType, seen: set[int]) -> Iterator[str]:

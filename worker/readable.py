@@ -1,4 +1,8 @@
-"""An artifact as text, for people."""
+"""An artifact as one Python file, for people: comments, plain literals, and the graph as code.
+
+Whatever stands in an artifact, the text parses as Python (`worker.python_text` escapes it), and every
+literal in it can be read by ``ast.literal_eval``. Nothing of the artifact runs, and nothing is unpickled.
+"""
 
 from __future__ import annotations
 
@@ -6,80 +10,191 @@ import dis
 import io
 import marshal
 import os
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from worker.artifact import Artifact, read
-from worker.guards.constants import decode
-from worker.guards.paths import text
-from worker.guards.words import readable_shape
+from cache_store.digests import digest_bytes
+from cache_store.errors import UnusableCache
+from cache_store.node.private_files import (
+    create_private,
+    os_errors_are_unusable,
+    read_private,
+    temporary_name,
+)
+from worker import origins
+from worker.artifact import Artifact, parse
+from worker.graph_facts import MUTATED, NUMBER, STATE, USER
+from worker.origins import Origins
+from worker.python_text import WIDTH, assigned, comment, comments, mapping, table, title
+from worker.readable_guards import conditions_by_line, merged
 
-_WIDTH = 100
+# What `dis` prints of code within code: an address, and a file.
+_PLACE = re.compile(r' at 0x[0-9a-f]+, file ".*", line -?[0-9]+')
+_OPERATION = re.compile(r"^(?P<indent> +)(?:(?P<name>\w+) = )?[\w.]+\(.*?(?:  # (?P<node>\w+))?$")
+_NUMBERED = re.compile(r"\.([0-9]+)(?=\.|$)")
+_INPUT_COLUMNS = ("position", "class", "name", "dtype or value", "sizes", "strides", "device")
+_OUTPUT_COLUMNS = ("position", "lies in", "dtype or value", "sizes", "strides", "device")
+_CLASS_WORDS = {
+    STATE: "used where it lies; at another address it is captured again",
+    MUTATED: "written to, where it lies; at another address it is captured again",
+    USER: "copied into memory of the graph before each replay, unless clone_input=False",
+    NUMBER: "part of the shape key: each value has a graph of its own",
+}
 
 
 def render(path: str | os.PathLike[str]) -> str:
-    """The whole content of an artifact as text.
+    """The whole content of an artifact as Python source.
 
     Raises:
-        ArtifactCorrupt: the file is no artifact.
+        ArtifactCorrupt: the file is no artifact, or a damaged one.
+        UnusableCache: it is a link or a directory, belongs to another user, or its mode is not 0600.
         FileNotFoundError: there is no such file.
     """
-    artifact, sha256, size_bytes = read(Path(path))
+    file = _file(Path(path))
+    data = read_private(file)
+    artifact = parse(data, str(file))
+    known = origins.read(artifact.sections)
     parts = [
-        "=" * _WIDTH,
-        f"{artifact.name}   engine {artifact.engine} {artifact.engine_version}",
-        f"sha256 {sha256}, {size_bytes} bytes",
-        _title("request"),
-        *(f"{name}: {value}" for name, value in artifact.components.items()),
-        _title("used only if"),
-        *conditions(artifact),
-        _title("inputs"),
-        *(f"{index}: {kind}" for index, kind in enumerate(artifact.facts.input_classes)),
-        _title("frame"),
-        _disassembled(artifact.frame.code),
-        _title("graph"),
-        artifact.sections["graph.py"].decode(),
+        f"# {'=' * (WIDTH - 2)}",
+        comment(artifact.name),
+        comment(f"compiled by engine {artifact.engine} {artifact.engine_version}, {len(data)} bytes"),
+        f"# {'=' * (WIDTH - 2)}",
+        mapping("META", _meta(artifact, data)),
+        title("request: what was asked for, by whom such an artifact is found"),
+        mapping("REQUEST", artifact.components),
+        title("signature: what the call hands to the graph, what the module does, and what comes back"),
+        *(comment(f"{name}: {meaning}") for name, meaning in _CLASS_WORDS.items()),
+        table("INPUTS", _INPUT_COLUMNS, _inputs(artifact, known, of_module=False)),
+        table("PARAMETERS", _INPUT_COLUMNS, _inputs(artifact, known, of_module=True)),
+        table("OUTPUTS", _OUTPUT_COLUMNS, _outputs(artifact, known)),
+        title("guards: it is used only if all of this holds; above each the line that relies on it"),
+        assigned("GUARDS", merged(conditions_by_line(artifact.guards, known))),
+        title("capture: what the runtime must know"),
+        mapping("CAPTURE", _capture(artifact)),
+        title("files beside it"),
+        table(
+            "FILES",
+            ("name", "size_bytes", "sha256"),
+            [(file.name, file.size_bytes, file.sha256) for file in artifact.files],
+        ),
+        title("graph: above its operations the line that they come from; argN_1 is the input of position N"),
+        *_graph(artifact, known),
+        title("frame: unpacks the arguments, calls the graph, packs the outputs"),
+        comments(_disassembled(artifact.frame.code)),
     ]
-    return "\n".join(parts)
+    return "\n".join(parts) + "\n"
 
 
 def write(rendered: str, file: str | os.PathLike[str]) -> None:
-    """Write rendered text as a Python file, mode 0600: comments, then the graph as code."""
-    head, title, graph = rendered.partition(_title("graph") + "\n")
-    comments = "\n".join(f"# {line}".rstrip() for line in (head + title).splitlines())
+    """Write rendered text to a file of mode 0600, whole or not at all.
+
+    Raises:
+        UnusableCache: the file is a link or no file, or cannot be written.
+    """
     target = Path(file)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(f"{comments}\n\n{graph}", encoding="utf-8")
-    target.chmod(0o600)
+    if target.is_symlink() or (target.exists() and not target.is_file()):
+        what = "a symbolic link" if target.is_symlink() else "no file"
+        raise UnusableCache(
+            what="output file", where=str(target), expected="a plain file, or none", actual=what,
+            remedy="name another file",
+        )  # fmt: skip
+    with os_errors_are_unusable("output file", target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staged = target.with_name(f".{target.name}.{temporary_name()}")
+        with create_private(staged) as stream:
+            stream.write(rendered.encode())
+        staged.replace(target)
 
 
-def conditions(artifact: Artifact) -> list[str]:
-    """The guards, one readable line each."""
-    guards = artifact.guards
-    lines = [f"source {item.module}:{item.name or 'whole file'} is {item.digest}" for item in guards.sources]
-    lines += [f"{name} is {value}" for name, value in guards.ambient.items()]
-    lines += [f"{name} is {value}" for name, value in guards.ranks.items()]
-    for node, kind, expected in guards.checks:
-        where = text(guards.nodes, node)
-        if kind == "same":
-            lines.append(f"{where} is {text(guards.nodes, expected)}")
-        elif kind == "tensor":
-            sizes = ["*" if size is None else size for size in expected["sizes"]]
-            lines.append(
-                f"{where} is a {decode(expected['dtype'])} tensor of sizes {sizes} on {expected['device']}"
-            )
-        else:
-            lines.append(
-                f"{where} {kind.replace('_', ' ')} {expected if expected is not None else ''}".rstrip()
-            )
-    lines += [readable_shape(guards, expression, used) for expression, used in guards.shapes]
-    return lines
+def _file(path: Path) -> Path:
+    """The path, if it may be read; links and directories are refused with a word on what to name instead.
+
+    Raises:
+        UnusableCache: it is a link or a directory.
+        FileNotFoundError: there is nothing.
+    """
+    if path.is_symlink():
+        remedy = "name the file itself; whoever can change the link decides what is read"
+        actual = f"a symbolic link to {path.readlink()}"
+    elif path.is_dir():
+        inside = sorted(str(item.relative_to(path)) for item in path.rglob("compiled_module*"))
+        remedy = f"name one of its files: {', '.join(inside[:5]) or 'there is no artifact in it'}"
+        actual = "a directory"
+    elif not path.exists():
+        msg = f"there is no artifact {path}; its path stands in the log of the run that saved it"
+        raise FileNotFoundError(msg)
+    else:
+        return path
+    raise UnusableCache(
+        what="artifact", where=str(path), expected="a regular file", actual=actual, remedy=remedy
+    )
 
 
-def _disassembled(code: bytes) -> str:
+def _meta(artifact: Artifact, data: bytes) -> dict[str, Any]:
+    digest = digest_bytes(data)
+    return {
+        "name": artifact.name,
+        "function digest": artifact.function,
+        "engine": artifact.engine,
+        "engine version": artifact.engine_version,
+        "sha256": digest.sha256,
+        "size_bytes": digest.size_bytes,
+        "sections": {name: len(content) for name, content in sorted(artifact.sections.items())},
+    }
+
+
+def _inputs(artifact: Artifact, known: Origins, *, of_module: bool) -> Iterator[tuple[Any, ...]]:
+    """Inputs of the graph: those that are the module's, or the others."""
+    facts = artifact.facts
+    for index, kind in enumerate(facts.input_classes):
+        if (index in facts.module_inputs) is of_module:
+            name = facts.input_names[index] if index < len(facts.input_names) else ""
+            yield index, kind, _NUMBERED.sub(r"[\1]", name), *_words(known.inputs, index)
+
+
+def _outputs(artifact: Artifact, known: Origins) -> Iterator[tuple[Any, ...]]:
+    for index in range(artifact.facts.num_outputs):
+        shared = "an input's memory" if index in artifact.facts.aliased_outputs else "its own memory"
+        yield index, shared, *_words(known.outputs, index)
+
+
+def _words(described: Sequence[Sequence[Any]], index: int) -> tuple[Any, ...]:
+    """Dtype (or the value of a number), sizes, strides and device kind."""
+    return tuple(described[index][1:]) if index < len(described) else ("unknown", [], [], "")
+
+
+def _capture(artifact: Artifact) -> dict[str, Any]:
+    """The facts, apart from those that stand with the inputs and outputs."""
+    facts = artifact.facts.to_json()
+    for name in ("input_classes", "input_names", "module_inputs", "num_outputs", "aliased_outputs"):
+        facts.pop(name, None)
+    operator = facts.pop("data_dependent", "")
+    why_not = f"no: the size of {operator}'s result depends on data" if operator else "yes"
+    roles = list(artifact.roles)
+    return {"can be captured": why_not, "process groups, by role": roles, **facts}
+
+
+def _disassembled(code: bytes) -> list[str]:
     output = io.StringIO()
     dis.dis(marshal.loads(code), file=output)  # noqa: S302 - the artifact's digest was checked, nothing runs
-    return output.getvalue().rstrip()
+    return _PLACE.sub("", output.getvalue()).rstrip().splitlines()
 
 
-def _title(name: str) -> str:
-    return f" {name} ".center(_WIDTH, "-")
+def _graph(artifact: Artifact, known: Origins) -> Iterator[str]:
+    """The graph's source, with the user's line above the operations that come from it."""
+    if "graph.py" not in artifact.sections:
+        yield comment(f"engine {artifact.engine} keeps compiled kernels, and no Python source of the graph")
+        return
+    if artifact.engine != "graph":
+        yield comment(f"engine {artifact.engine} runs compiled kernels that were made of this graph")
+    said = ""
+    for line in artifact.sections["graph.py"].decode().split("\n"):
+        match = _OPERATION.match(line)
+        origin = known.of_operator(match["node"] or match["name"] or "") if match else ""
+        if match and origin and origin != said:
+            yield ""
+            yield comment(origin, match["indent"])
+            said = origin
+        yield line

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from cache_store.keys import key_of
 from worker import artifact
 from worker.configs.compiler_config import CompilerConfig
+from worker.configs.section import changed
 from worker.environment import environment
+from worker.instruction_set import instruction_set
 from worker.reachable import reachable_digest
 
 if TYPE_CHECKING:
@@ -34,35 +36,56 @@ class Request:
     key: str
 
 
-def request(
+def request(  # noqa: PLR0913 - each is a component of the key
     module: torch.nn.Module,
     *,
     config: CompilerConfig,
     engine: Engine,
     dynamic: bool,
     decompositions: Mapping[Any, Callable[..., Any]],
+    rng: str = "refuse",
+    ge_cache: bool = False,
 ) -> Request:
     """The request of a module's cached functions under a configuration."""
     components = {
         "artifact format": str(artifact.FORMAT),
         "engine": f"{engine.name} {engine.version}",
         "dynamic": str(dynamic),
+        "rng": rng,
         "config": _config(config),
         "decompositions": _decompositions(decompositions),
         "module": _modules(module),
         "parameters": _parameters(module),
         **environment(),
+        **_kernels(engine, ge_cache=ge_cache),
     }
     return Request(components=components, key=key_of(components)[:_KEY_CHARS])
 
 
+def _kernels(engine: Engine, *, ge_cache: bool) -> dict[str, str]:
+    """What decides on compiled kernels: instructions and threads that they use, and whether they are kept.
+
+    The compiler is not here: what it makes runs on all machines of this key, with a compiler or without.
+    """
+    if engine.name != "aoti":
+        return {}
+    import torch
+
+    return {
+        "instruction set": instruction_set().text,
+        "threads": str(torch.get_num_threads()),
+        "ge_cache": str(ge_cache),
+    }
+
+
 def _config(config: CompilerConfig) -> str:
     """Every option that differs from its default, by name."""
-    if config == CompilerConfig():
-        return "defaults"
-    defaults = CompilerConfig().canonical()
-    changed = [f"{name}={value}" for name, value in config.canonical().items() if defaults.get(name) != value]
-    return ", ".join(changed) or "defaults"
+    found = [
+        f"{name}={text}"
+        for name, option, value in sorted(changed(config), key=lambda entry: entry[0])
+        if (text := option.canonical(value)) != option.canonical(option.default)
+    ]
+    return ", ".join(found) or "defaults"
 
 
 def _digest(text: str) -> str:

@@ -61,6 +61,8 @@ class FunctionResult:
         size_bytes: size of the artifact.
         path: where it lies on this rank's node.
         seconds: time spent so far, by stage.
+        num_captures: graphs captured for this cached function so far, in all its calls.
+        pool_bytes: bytes of the pools that these graphs use, which other functions may share.
     """
 
     function: str
@@ -72,6 +74,27 @@ class FunctionResult:
     size_bytes: int = 0
     path: str = ""
     seconds: StageSeconds = field(default_factory=StageSeconds)
+    num_captures: int = 0
+    pool_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureProposal:
+    """One graph, or the graphs of one call, that a rank would capture.
+
+    Attributes:
+        function: the unit of work, as in `FunctionProbe`.
+        signature: what the capture plan says of it; empty for a call that captures nothing.
+        shapes: the same without the artifact, equal on ranks that have other artifacts but equal shapes.
+        num_elements: its size; the largest is captured first.
+        planned: it comes from the plan of an earlier launch; otherwise it is a call of the workload.
+    """
+
+    function: str
+    signature: str
+    shapes: str
+    num_elements: int
+    planned: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,12 +19,16 @@ class Settings:
         journal: ``WARMRANK_JOURNAL``: file to which each look-up's outcome is appended, or None.
         keyring: ``warmrank/keys`` below ``XDG_CONFIG_HOME``, or below ``~/.config``; None for a user without
             a home.
+        compiler: ``CXX``: the C++ compiler, a name or a path; ``g++`` where it is not set.
+        cuda_home: ``CUDA_HOME``, where the CUDA toolkit is; empty where it is not set.
     """
 
     cache_home: Path
     no_compile: bool
     journal: Path | None
     keyring: Path | None
+    compiler: str
+    cuda_home: str
 
 
 def settings() -> Settings:
@@ -35,6 +39,8 @@ def settings() -> Settings:
         no_compile=os.environ.get("WARMRANK_NO_COMPILE") == "1",
         journal=Path(journal) if journal else None,
         keyring=_keyring(),
+        compiler=os.environ.get("CXX") or "g++",
+        cuda_home=os.environ.get("CUDA_HOME", ""),
     )
 
 

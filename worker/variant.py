@@ -13,18 +13,25 @@ from typing import TYPE_CHECKING, Any
 from cache_store.digests import digest_bytes
 from cache_store.node.local import read_private
 from worker.artifact import Artifact, parse, verified
-from worker.capture import CaptureOptions, GraphRunner
+from worker.capture import CaptureOptions, DirectRunner, GraphRunner
 from worker.code_digests import function_digest
 from worker.engines import engine_named
+from worker.errors import ArtifactCorrupt
 from worker.frame import bind
+from worker.gears.loaded import LoadedGears
+from worker.gears.rules import GearRule, call_guards
+from worker.gears.runner import GearedRunner
 from worker.groups import resolve
 from worker.guards import ambient
 from worker.guards.check import mismatches
 from worker.guards.inputs import compile_input_check
 
 if TYPE_CHECKING:
-    from worker.cache_options import GuardMode
+    from worker.cache_options import GuardMode, OnGearMiss
     from worker.devices import DeviceBackend
+
+
+_UNLEARNED = GearRule()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,20 +43,24 @@ class StoredArtifact:
         path: the file.
         sha256: digest of the whole file, hex.
         size_bytes: size of the whole file.
+        beside: where the files beside it lie, by name, if they were verified already.
     """
 
     artifact: Artifact
     path: Path
     sha256: str
     size_bytes: int
+    beside: Mapping[str, Path] | None = None
 
-    def files(self) -> dict[str, Path]:
-        """Where the files beside the artifact lie, by name; each was verified just now.
+    def files(self) -> Mapping[str, Path]:
+        """Where the files beside the artifact lie, by name; each was verified.
 
         Raises:
             ArtifactCorrupt: one is missing or holds other bytes.
             UnusableCache: one is not private, or cannot be read.
         """
+        if self.beside is not None:
+            return self.beside
         return {file.name: verified(self.path.parent, file) for file in self.artifact.files}
 
     @classmethod
@@ -66,9 +77,21 @@ class StoredArtifact:
         return cls(artifact=artifact, path=path, sha256=digest.sha256, size_bytes=digest.size_bytes)
 
     def mismatches(
-        self, method: MethodType, args: tuple[Any, ...], kwargs: Mapping[str, Any], device_kind: str
+        self,
+        method: MethodType,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        device_kind: str,
+        rule: GearRule = _UNLEARNED,
     ) -> tuple[str, ...]:
         """Conditions that do not hold for this module and call, in words; empty if the artifact fits.
+
+        Args:
+            method: the cached method.
+            args: positional arguments of the call, without the module.
+            kwargs: keyword arguments of the call.
+            device_kind: whose autocast state counts beside the CPU's.
+            rule: how gears are measured.
 
         Raises:
             TypeError: the function's signature does not take these arguments.
@@ -76,7 +99,8 @@ class StoredArtifact:
         function = function_of(method)
         bound = inspect.signature(function).bind(method.__self__, *args, **kwargs)
         bound.apply_defaults()
-        wrong = mismatches(self.artifact.guards, function, bound.arguments, device_kind=device_kind)
+        guards = call_guards(self.artifact.guards, self.artifact.facts.gears, rule)
+        wrong = mismatches(guards, function, bound.arguments, device_kind=device_kind)
         if not wrong and self.artifact.function != function_digest(function):
             # A base class, or another file, has a function of the same name, which did not change either.
             wrong = (f"made for another {self.artifact.name} than this {method.__qualname__}",)
@@ -101,22 +125,36 @@ class Variant:
         backend: DeviceBackend,
         capture: CaptureOptions,
         guards: GuardMode,
+        on_gear_miss: OnGearMiss = "error",
     ) -> None:
         started = perf_counter()
         artifact = stored.artifact
         function = function_of(method)
         groups = {role: resolve(role)[0] for role in artifact.roles}
-        graph = engine_named(artifact.engine).load(artifact.sections, stored.files(), groups)
+        engine = engine_named(artifact.engine)
+        graph = engine.load(artifact.sections, stored.files(), groups)
         self.stored = stored
-        self.runner = GraphRunner(graph, artifact.facts, backend, capture)
+        self.runner: GraphRunner | DirectRunner = (
+            GraphRunner(graph, artifact.facts, backend, capture)
+            if engine.captured
+            else DirectRunner(graph, artifact.facts, backend)
+        )
         self._method = method
         self._module = method.__self__
         self._guards = guards
         self._device_kind = backend.kind
         self._ambient = ambient.snapshot(backend.kind)
-        self._fits = compile_input_check(artifact.guards, function)
-        self._frame = bind(artifact.frame, function, self.runner)
-        self._prepare = bind(artifact.frame, function, self.runner.prepare)
+        self._gears = LoadedGears(artifact.facts.gears, artifact.guards, function, on_gear_miss)
+        self._fits = compile_input_check(self._gears.guards, function)
+        self._geared: GearedRunner | None = None
+        if artifact.facts.gears is not None:
+            plain = DirectRunner(graph, artifact.facts, backend)
+            self._geared = GearedRunner(self.runner, artifact.facts.gears, on_miss=on_gear_miss, plain=plain)
+        # The guards let nothing but gears pass, so the runner needs to be asked only where they do not.
+        asked = guards == "skip" or on_gear_miss == "pad"
+        runner = self._geared if asked and self._geared is not None else self.runner
+        self._frame = bind(artifact.frame, function, runner)
+        self._unpack = bind(artifact.frame, function, _hand_over)
         self.bind_s = perf_counter() - started
 
     def accepts(self, state: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -133,18 +171,53 @@ class Variant:
         if self._guards == "skip":
             return True
         if self._guards == "always":
-            return not self.stored.mismatches(self._method, args, kwargs, self._device_kind)
-        return state == self._ambient and self._fits(self._module, *args, **kwargs)
+            rule = self._gears.rule
+            return not self.stored.mismatches(self._method, args, kwargs, self._device_kind, rule)
+        return (
+            state == self._ambient
+            and self._fits(self._module, *args, **kwargs)
+            and self._gears.suit(self._module, args, kwargs)
+        )
+
+    def refuse_gear_miss(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Refuse a call that would fit, were its geared sizes others.
+
+        Raises:
+            GearError: no gear stands for the sizes.
+        """
+        self._gears.refuse_miss(self._module, args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function."""
         return self._frame(self._module, *args, **kwargs)
 
-    def capture(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Capture for this call's shapes, without lasting effect on any of its inputs.
+    def inputs_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The graph's inputs in a call, which is not run."""
+        try:
+            self._unpack(self._module, *args, **kwargs)
+        except _Inputs as handed_over:
+            return handed_over.inputs
+        msg = f"{self.stored.artifact.name}: the frame of the artifact does not call its graph"
+        raise ArtifactCorrupt(msg, where=str(self.stored.path), why="its frame does not call its graph")
 
-        A frame that writes to Python objects cannot be run without that effect; its first call captures.
-        """
-        if self.stored.artifact.frame.names.get("writes"):
-            return
-        self._prepare(self._module, *args, **kwargs)
+    def capture(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Capture for this call's shapes, or for all gears, without lasting effect on any of its inputs."""
+        for inputs in self.gear_inputs(args, kwargs):
+            self.runner.prepare(*inputs)
+
+    def gear_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """The graph's inputs in calls like this one: of every gear, largest first; its own without gears."""
+        inputs = self.inputs_of(args, kwargs)
+        return [inputs] if self._geared is None else self._geared.gear_inputs(inputs)
+
+
+class _Inputs(BaseException):
+    """Carries a graph's inputs out of the frame, past everything that it does after the graph."""
+
+    def __init__(self, inputs: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.inputs = inputs
+
+
+def _hand_over(*inputs: Any) -> tuple[Any, ...]:
+    raise _Inputs(inputs)

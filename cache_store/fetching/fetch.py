@@ -27,6 +27,7 @@ from cache_store.fetching.progress import Meter, OnProgress
 from cache_store.fetching.reports import FetchFault, FetchOutcome, FetchReport
 from cache_store.layout import blob_name
 from cache_store.node.admission import admit
+from cache_store.node.companions import find_companion, place_companion
 from cache_store.node.digest_index import DigestIndex
 from cache_store.node.local import find_variant, place, temporary_file
 from cache_store.node.private_files import make_private_directories, os_errors_are_unusable
@@ -43,8 +44,17 @@ INDEX_NAME = "artifacts"
 _NUM_SHARES = 64  # to look for one file takes less time than to hand it to a thread
 
 
-def fetch_blob(documents: Documents, sha256: str, function_dir: Path, *, cache_root: Path) -> Path:
+def fetch_blob(
+    documents: Documents, sha256: str, function_dir: Path, *, cache_root: Path, beside: str = ""
+) -> Path:
     """Add one blob to the variants of a function below ``cache_root``.
+
+    Args:
+        documents: the store.
+        sha256: the blob's.
+        function_dir: the function's directory.
+        cache_root: the cache directory.
+        beside: the name of a file beside the variants that the blob is, instead of a variant.
 
     Raises:
         NotInStore: there is no such blob.
@@ -60,7 +70,8 @@ def fetch_blob(documents: Documents, sha256: str, function_dir: Path, *, cache_r
         raise NotInStore(what=f"blob {sha256[:12]}", where=name)
     size_bytes = info.content_bytes if info else None
     if size_bytes is not None:
-        known = find_variant(function_dir, Digest(sha256=sha256, size_bytes=size_bytes))
+        wanted = Digest(sha256=sha256, size_bytes=size_bytes)
+        known = find_companion(function_dir, beside, wanted) if beside else find_variant(function_dir, wanted)
         if known is not None:
             return known
     mark_unverified(cache_root, trust.policy)
@@ -68,7 +79,10 @@ def fetch_blob(documents: Documents, sha256: str, function_dir: Path, *, cache_r
         make_private_directories(function_dir)
     staged = temporary_file(function_dir)
     source = BlobSource(backend=backend, sha256=sha256, size_bytes=size_bytes)
-    return place(function_dir, staged, copy_blob(source, staged, _count_nothing))
+    digest = copy_blob(source, staged, _count_nothing)
+    if beside:
+        return place_companion(function_dir, beside, staged, digest)
+    return place(function_dir, staged, digest)
 
 
 def fetch_partitions(
@@ -164,8 +178,11 @@ def _look(partitions: Sequence[Partition], cache_root: Path, index: DigestIndex)
 
 
 def _look_for(target: Target, cache_root: Path, index: DigestIndex) -> Path | UnusableCache | None:
+    function_dir = cache_root / target.function_dir
     try:
-        return find_variant(cache_root / target.function_dir, target.digest, digest_of=index.digest)
+        if target.name:
+            return find_companion(function_dir, target.name, target.digest, digest_of=index.digest)
+        return find_variant(function_dir, target.digest, digest_of=index.digest)
     except UnusableCache as error:
         return error
 

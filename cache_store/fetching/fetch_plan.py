@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from cache_store.digests import Digest
 from cache_store.errors import NotInStore, StoreError
 from cache_store.fetching.reports import FetchReport
-from cache_store.records.manifest import PartitionManifest, PartitionRef
+from cache_store.node.companions import is_companion_name
+from cache_store.records.manifest import CaptureEntry, PartitionManifest, PartitionRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +24,12 @@ class Target:
     Attributes:
         function_dir: posix path relative to the cache directory.
         digest: the bytes.
+        name: of a file beside the variants; empty for a variant, which gets the next number there.
     """
 
     function_dir: str
     digest: Digest
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +39,12 @@ class Partition:
     Attributes:
         ref: the reference.
         functions: the function of each target, in the order of the manifest.
+        captures: the capture plan of the manifest.
     """
 
     ref: PartitionRef
     functions: Mapping[Target, str]
+    captures: tuple[CaptureEntry, ...] = ()
 
     def fault(self, faults: Mapping[Target, StoreError]) -> StoreError | None:
         """Why this partition cannot be laid out; names all blobs that are missing."""
@@ -60,6 +65,7 @@ class Partition:
             num_files=len(self.functions),
             bytes_copied=sum(target.digest.size_bytes for target in mine),
             num_already_there=len(self.functions) - len(mine),
+            captures=self.captures,
         )
 
 
@@ -73,9 +79,10 @@ def partition_of(ref: PartitionRef, manifest: PartitionManifest, known: dict[Tar
     """
     functions: dict[Target, str] = {}
     for entry in manifest.artifacts:
-        target = Target(entry.path.rpartition("/")[0], entry.digest)
+        function_dir, _, name = entry.path.rpartition("/")
+        target = Target(function_dir, entry.digest, name if is_companion_name(name) else "")
         functions.setdefault(known.setdefault(target, target), sys.intern(entry.function))
-    return Partition(ref=ref, functions=functions)
+    return Partition(ref=ref, functions=functions, captures=manifest.captures)
 
 
 def by_digest(targets: Iterable[Target]) -> dict[Digest, list[Target]]:
@@ -87,8 +94,8 @@ def by_digest(targets: Iterable[Target]) -> dict[Digest, list[Target]]:
 
 
 def by_function_dir(targets: Iterable[Target]) -> dict[str, list[Target]]:
-    """Targets of one function's directory, in their order."""
+    """Targets of one function's directory, in their order; files beside variants before what needs them."""
     found: dict[str, list[Target]] = {}
-    for target in targets:
+    for target in sorted(targets, key=lambda target: not target.name):
         found.setdefault(target.function_dir, []).append(target)
     return found

@@ -1,7 +1,8 @@
 """Variants on their way into a cache directory: copied into a staging directory, then given their names.
 
-Layout: ``<cache root>/.tmp-<unique>/<n>/compiled_module[.N]``, where ``n`` counts the functions, so that a
-function which is new to the cache directory gets all of its variants by one rename.
+Layout: ``<cache root>/.tmp-<unique>/<n>/compiled_module[.N]``, files beside variants under their own names,
+where ``n`` counts the functions, so that a function which is new to the cache directory gets all of its
+variants by one rename.
 
 Invariants: what fails is a fault of its target alone; a staged file is verified, and a blob is read once,
 whatever the number of its copies; at most `NUM_THREADS` copies are made at once.
@@ -10,15 +11,17 @@ whatever the number of its copies; at most `NUM_THREADS` copies are made at once
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from cache_store.backends.backend import BlobBackend
 from cache_store.digests import Digest
-from cache_store.errors import StoreError, UnusableCache, is_final
+from cache_store.errors import Corrupt, StoreError, UnusableCache, is_final
 from cache_store.fetching.copying import BlobSource, clone, copy_blob
 from cache_store.fetching.fetch_plan import Target, by_digest, by_function_dir
 from cache_store.fetching.progress import Meter
+from cache_store.node.companions import place_companion
 from cache_store.node.digest_index import DigestIndex
 from cache_store.node.local import place, place_directory, variant_name
 from cache_store.node.private_files import (
@@ -45,8 +48,10 @@ class Staging:
         for number, (function_dir, mine) in enumerate(by_function_dir(targets).items()):
             self._directories[function_dir] = directory / str(number)
             self._num_planned[function_dir] = len(mine)
-            for place_number, target in enumerate(mine):
-                self._paths[target] = directory / str(number) / variant_name(place_number)
+            numbers = itertools.count()
+            for target in mine:
+                name = target.name or variant_name(next(numbers))
+                self._paths[target] = directory / str(number) / name
 
     def fill(self, backend: BlobBackend, meter: Meter) -> dict[Target, StoreError]:
         """Copy everything out of the store, verified.
@@ -105,7 +110,7 @@ class Staging:
         for function_dir, mine in by_function_dir(targets).items():
             try:
                 found = self._place(cache_root / function_dir, mine, index)
-            except UnusableCache as error:
+            except (Corrupt, UnusableCache) as error:
                 faults.update(dict.fromkeys(mine, error))
                 continue
             for target, path in found.items():
@@ -120,10 +125,15 @@ class Staging:
             function_dir, staged
         ):
             return {target: function_dir / self._paths[target].name for target in targets}
-        return {
-            target: place(function_dir, self._paths[target], target.digest, digest_of=index.digest)
-            for target in targets
-        }
+        return {target: self._place_one(function_dir, target, index) for target in targets}
+
+    def _place_one(self, function_dir: Path, target: Target, index: DigestIndex) -> Path:
+        staged = self._paths[target]
+        if not target.name:
+            return place(function_dir, staged, target.digest, digest_of=index.digest)
+        with os_errors_are_unusable("directory", function_dir):
+            make_private_directories(function_dir)
+        return place_companion(function_dir, target.name, staged, target.digest, digest_of=index.digest)
 
 
 def sweep_staging(cache_root: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cache_store.backends.backend import NewFile
 from cache_store.errors import StoreError
-from cache_store.records.manifest import PartitionRef
+from cache_store.records.manifest import CaptureEntry, PartitionRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,12 +18,14 @@ class FetchReport:
         num_files: artifacts in its manifest, all of which now lie in the cache directory.
         bytes_copied: size of those that were not there before.
         num_already_there: artifacts that the cache directory held, verified.
+        captures: the capture plan of its manifest.
     """
 
     partition: str
     num_files: int
     bytes_copied: int
     num_already_there: int
+    captures: tuple[CaptureEntry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -258,12 +258,17 @@ def _link_next(function_dir: Path, staged: Path, digest: Digest, digest_of: Call
 
 
 def _trim(function_dir: Path) -> None:
-    for path in variants(function_dir)[:-MAX_VARIANTS]:
+    excess = variants(function_dir)[:-MAX_VARIANTS]
+    for path in excess:
         with contextlib.suppress(FileNotFoundError):
             status = path.lstat()
             if time.time() - max(status.st_atime, status.st_mtime) > FRESH_S:
                 path.unlink()
                 logger.info("Removed %s: a function keeps its newest %d variants", path, MAX_VARIANTS)
+    if excess:
+        from cache_store.node.companions import drop_orphans  # which imports this module
+
+        drop_orphans(function_dir, variants(function_dir), age_s=FRESH_S)
 
 
 def _variant_numbers(function_dir: Path) -> list[int]:

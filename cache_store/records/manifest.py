@@ -11,7 +11,8 @@ Layout: canonical JSON of the models below (field by field as declared), sealed 
 Invariants: every number, size and length has a limit, so that no document, not even a signed one, fills a
 node's disk or memory; a document gives no modes, owners or links, so what a fetch writes is private whatever
 it says; every path in a manifest may be joined to a cache directory (`cache_store.paths`) and names a variant
-of ``compiled_module``; a launch record names each rank of its world exactly once.
+of ``compiled_module`` or a file beside it (`cache_store.node.companions`); a launch record names each rank
+of its world exactly once.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from cache_store.canonical import canonical_json
 from cache_store.digests import Digest, is_sha256
 from cache_store.errors import Corrupt
 from cache_store.keys import key_of
+from cache_store.node.companions import is_companion_name
 from cache_store.node.local import VARIANT_NAME, is_variant_name
 from cache_store.parsing import parse_document
 from cache_store.paths import collision, part_fault, path_fault
@@ -50,7 +52,8 @@ def _shown(text: str) -> str:
 def _artifact_path(path: str) -> str:
     if fault := path_fault(path):
         raise ValueError(f"path {_shown(path)} {fault}")
-    if not is_variant_name(path.rpartition("/")[2]) or "/" not in path:
+    name = path.rpartition("/")[2]
+    if not (is_variant_name(name) or is_companion_name(name)) or "/" not in path:
         raise ValueError(f"path {_shown(path)} is no {VARIANT_NAME} in a function's directory")
     return path
 
@@ -140,7 +143,12 @@ class RequestEntry(Document):
 
 
 class CaptureEntry(Document):
-    """One step of the capture plan; the order in the manifest is the order of capture."""
+    """One graph of the capture plan: what a launch captured, and a later one captures before its first call.
+
+    Attributes:
+        function: the call of the workload that it belongs to, such as ``Llama.decode[1]``.
+        signature: its shapes; the worker writes and reads it, layout in `worker.capture.plan`.
+    """
 
     function: Name
     signature: Text
@@ -220,9 +228,14 @@ def created_at(document: PartitionManifest | LaunchRecord) -> datetime:
 def partition_key(launch_key: str, manifest: PartitionManifest) -> str:
     """Key of a manifest: what determined its artifacts' bytes, never the bytes themselves.
 
-    So two publishers with one key and different digests have found a compile that is not deterministic.
+    So two publishers with one key and different digests have found a compile that is not deterministic. Files
+    beside a variant are left out: their names come from their bytes, which the variant's bytes tell as well.
     """
-    entries = sorted([entry.function, entry.path, entry.provenance] for entry in manifest.artifacts)
+    entries = sorted(
+        [entry.function, entry.path, entry.provenance]
+        for entry in manifest.artifacts
+        if not is_companion_name(entry.path.rpartition("/")[2])
+    )
     return key_of(
         {
             "launch_key": launch_key,

@@ -75,7 +75,7 @@ def test_every_rank_that_is_called_answers(launcher: Launcher) -> None:
 
 
 def test_only_ranks_that_are_named_are_called(launcher: Launcher) -> None:
-    assert call(launcher, "num_captures", {1: ()}) == {1: 2}
+    assert call(launcher, "build", {1: ()}) == {1: FUNCTIONS}
 
 
 def test_arguments_reach_their_own_rank(launcher: Launcher) -> None:
@@ -95,7 +95,7 @@ def test_what_a_rank_raises_comes_back_as_a_value(launcher: Launcher) -> None:
 
 def test_rank_can_be_called_again_after_a_failure(launcher: Launcher) -> None:
     call(launcher, "adopt", {1: (None,)})
-    assert call(launcher, "num_captures", {1: ()}) == {1: 2}
+    assert call(launcher, "build", {1: ()}) == {1: FUNCTIONS}
 
 
 def test_stop_may_come_before_start_and_twice(make: MakeLauncher) -> None:

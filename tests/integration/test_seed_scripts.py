@@ -73,8 +73,11 @@ def free_port() -> int:
     ("script", "functions"),
     [
         (ROOT / "examples" / "plain_script.py", ["prompt", "decode"]),
+        (SEEDS / "input_meta.py", ["prompt", "decode"]),
         (SEEDS / "add.py", ["_forward"]),
+        (SEEDS / "add_decomposition.py", ["inner_forward"]),
         (SEEDS / "decomposition.py", ["inner_forward"]),
+        (SEEDS / "memory_reuse.py", ["inner_forward"]),
         (SEEDS / "prefill_decode.py", ["prefill", "decode"]),
         (SEEDS / "backend.py", ["add", "subtract"]),
         (SEEDS / "statics.py", ["decode"]),
@@ -105,7 +108,14 @@ def test_custom_decomposition_takes_effect(runs: Runs) -> None:
     runs.of(SEEDS / "decomposition.py")
     text = (runs.work_dir(SEEDS / "decomposition.py") / "readable.py").read_text()
     assert "aten_bmm" in text
-    assert "addbmm" not in text.partition("graph(")[2]
+    code = ast.unparse(ast.parse(text))  # without the comments, which quote the user's lines
+    assert "addbmm" not in code.partition("graph(")[2]
+
+
+def test_aclgraph_script_runs_end_to_end(tmp_path: Path) -> None:
+    """A backend of ``torch.compile`` keeps nothing; the script compares its output itself."""
+    assert run(SEEDS / "aclgraph.py", tmp_path) == []
+    assert list(tmp_path.glob(".torchair_cache")) == []
 
 
 def test_script_on_every_rank_has_its_own_place_in_the_cache(tmp_path: Path) -> None:

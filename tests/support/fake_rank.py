@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from cache_store.records.manifest import PartitionManifest
-from worker.results import FunctionProbe, FunctionResult, Published, RankPlace, StageSeconds, Verification
+from worker.results import (
+    CaptureProposal,
+    FunctionProbe,
+    FunctionResult,
+    Published,
+    RankPlace,
+    StageSeconds,
+    Verification,
+)
 
 FUNCTIONS = ("Model.prefill", "Model.decode")
 
@@ -25,7 +33,7 @@ class FakeWorld:
     Attributes:
         kind_of: ranks of equal kind can use each other's artifacts: their guards hold.
         asks: ranks that ask for the same have the same request key.
-        num_captures: captures of each rank.
+        num_captures: calls that each rank captures.
         raises: what a method of a rank raises.
         max_error: what verification finds.
         conflicts: functions of each rank whose compile is not deterministic.
@@ -130,13 +138,24 @@ class FakeRank:
             seconds=seconds,
         )
 
-    def num_captures(self) -> int:
-        return self.world.num_captures(self.spec.rank)
+    def propose_captures(self, planned: Any) -> tuple[CaptureProposal, ...]:
+        self._enter("propose_captures", planned)
+        functions = self.world.functions
+        numbers = range(self.world.num_captures(self.spec.rank))
+        return tuple(
+            CaptureProposal(
+                function=functions[number % len(functions)],
+                signature="",
+                shapes="",
+                num_elements=len(numbers) - number,
+                planned=False,
+            )
+            for number in numbers
+        )
 
-    def capture(self, step: int) -> tuple[FunctionResult, ...]:
-        self._enter("capture", step)
-        function = self.world.functions[step % len(self.world.functions)]
-        return (self._spent(function, capture_s=0.5),)
+    def capture(self, step: CaptureProposal) -> tuple[FunctionResult, ...]:
+        self._enter("capture", step.function)
+        return (self._spent(step.function, capture_s=0.5),)
 
     def first_call(self) -> tuple[FunctionResult, ...]:
         self._enter("first_call")

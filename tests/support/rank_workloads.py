@@ -45,6 +45,21 @@ def unchecked(context: RankContext) -> Workload:
     return Workload(model=model, calls=(Call(function=cache_compile(model.accumulate), args=(ROWS,)),))
 
 
+def sized(context: RankContext, *, writes: bool = False) -> Workload:
+    """One call of two rows; the check asks for five and for eight."""
+    model = Cached() if writes else Plain()
+    model.requires_grad_(requires_grad=False)
+    method = model.accumulate if isinstance(model, Cached) else model.affine
+    function = cache_compile(method)
+
+    def check() -> Verification:
+        for rows in (5, 8):
+            function(torch.ones(rows, 4))
+        return Verification(ok=True, max_error=0.0, tolerance=0.0, compared="nothing")
+
+    return Workload(model=model, calls=(Call(function=function, args=(ROWS,)),), check=check)
+
+
 def half_unfit(context: RankContext) -> Workload:
     """A function that can be cached, and one that cannot."""
     model = Unfit().requires_grad_(requires_grad=False)

@@ -171,3 +171,31 @@ def test_state_that_no_other_process_can_have_is_refused_by_name(
     with pytest.raises(NotPortable, match=f"{name} are active while a cached function is traced") as raised:
         encode(values)
     assert raised.value.what == name
+
+
+CUDA_CHANGES: list[tuple[str, Any, str]] = [
+    ("cudnn", torch.backends.cudnn, "enabled"),
+    ("cudnn deterministic", torch.backends.cudnn, "deterministic"),
+    ("cudnn benchmark", torch.backends.cudnn, "benchmark"),
+    ("fp16 reduced precision", torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
+    ("bf16 reduced precision", torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
+    ("fp16 accumulation", torch.backends.cuda.matmul, "allow_fp16_accumulation"),
+]
+
+
+@pytest.mark.parametrize(("name", "place", "switch"), CUDA_CHANGES, ids=[name for name, *_ in CUDA_CHANGES])
+def test_switches_of_cuda_libraries_count_on_cuda_only(name: str, place: Any, switch: str) -> None:
+    traced = {kind: encode(snapshot(kind)) for kind in ("cpu", "cuda")}
+    before = getattr(place, switch)
+    setattr(place, switch, not before)
+    try:
+        assert [item.partition(":")[0] for item in differences(traced["cuda"], snapshot("cuda"))] == [name]
+        assert differences(traced["cpu"], snapshot("cpu")) == ()
+    finally:
+        setattr(place, switch, before)
+
+
+def test_attention_by_cudnn_counts_on_cuda() -> None:
+    traced = encode(snapshot("cuda"))
+    with called(torch.backends.cuda.enable_cudnn_sdp, False, True):
+        assert differences(traced, snapshot("cuda")) == ("cudnn attention: True -> False",)

@@ -17,7 +17,7 @@ from torch import nn
 from tests.support.cached import ROWS, cached, cached_in_launch, files, model_of, outcome, reason, warm
 from tests.support.fake_group import fake_world
 from tests.support.small_models import Derived, Plain
-from worker import compiler
+from worker import compiler, trace_limit
 from worker.cache_options import LaunchDefaults
 from worker.cached_function import CachedFunction
 
@@ -33,6 +33,25 @@ def test_shape_that_the_trace_covers_needs_no_second_variant(cache: Path) -> Non
         x = torch.ones(rows, 4)
         assert torch.equal(function(x), model_of(function).affine(x))
     assert len(files(cache)) == 1
+
+
+def test_what_was_traced_before_changes_nothing_in_an_artifact(tmp_path: Path) -> None:
+    written = []
+    for number, before in enumerate(((), (5, 9))):
+        for rows in before:
+            cached(Plain().affine, tmp_path / f"before{rows}", dynamic=False)(torch.ones(rows, 4))
+        function = cached(Plain().affine, tmp_path / f"cache{number}")
+        function(torch.ones(3, 4))
+        written.append(Path(function.variants[0].stored.path).read_bytes())
+    assert written[0] == written[1]
+
+
+def test_size_that_happens_to_equal_another_is_not_bound_to_it(cache: Path) -> None:
+    function = cached(Plain().affine, cache)
+    for rows in (4, 5):
+        function(torch.ones(rows, rows, 4))
+    function(torch.ones(5, 6, 4))
+    assert len(function.variants) == 1
 
 
 @pytest.mark.parametrize("view_first", [True, False], ids=["view first", "view second"])
@@ -83,8 +102,46 @@ def test_second_trace_abandons_the_cache_where_that_was_asked(
         for rows in (2, 3, 2, 5):
             x = torch.ones(rows, 4)
             assert torch.equal(function(x), model_of(function).affine(x))
-    assert "Skip cache as Plain.affine recompiled" in caplog.text
+    assert caplog.text.count("Skip cache as Plain.affine recompiled (its cache is removed): x: sizes") == 1
     assert files(cache) == []
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+def test_function_that_changes_itself_runs_eagerly_after_some_traces(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trace_limit, "MAX_TRACES_OF_CHANGING", 2)
+    model = Counts()
+    function = cached(model.forward, cache)
+    with caplog.at_level(logging.WARNING, logger="torchair"):
+        for count in range(1, 6):
+            assert torch.equal(function(ROWS), ROWS * count)
+    assert model.calls == 5
+    assert len(function.variants) == 2
+    assert caplog.text.count("Counts.forward was traced 2 times in this process") == 1
+    assert "self.calls: 0 -> 1" in caplog.text
+
+
+def test_function_that_runs_eagerly_after_too_many_traces_still_uses_what_is_loaded(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_limit, "MAX_TRACES", 2)
+    function = cached(Plain().affine, cache, dynamic=False)
+    sizes = (2, 3, 4, 2, 3)
+    for rows in sizes:
+        x = torch.ones(rows, 4)
+        assert torch.equal(function(x), model_of(function).affine(x))
+    assert len(function.variants) == 2
+    assert [variant.runner.statistics.replays for variant in function.variants] == [2, 2]
 
 
 def test_one_trace_keeps_the_cache_where_abandoning_was_asked(cache: Path) -> None:

@@ -70,11 +70,11 @@ def test_output_is_overwritten_by_a_later_replay() -> None:
     assert torch.equal(first, ones(3) * 10)
 
 
-def test_output_of_one_shape_is_not_overwritten_by_another_shape() -> None:
+def test_output_of_one_shape_is_overwritten_by_another_shape() -> None:
     run = runner(doubled, "user")
-    first = run(ones(3))[0]
-    run(ones(4) * 5)
-    assert torch.equal(first, ones(3) * 2)
+    first = run(ones(4))[0]
+    run(ones(3) * 5)
+    assert torch.equal(first[:3], ones(3) * 10)
 
 
 def test_cloned_output_is_not_overwritten() -> None:
@@ -121,11 +121,11 @@ def test_number_is_part_of_the_key(key: int, other: int) -> None:
     assert run.statistics.captures == 2
 
 
-def test_signatures_name_the_shapes_that_were_captured() -> None:
+def test_runner_knows_the_shapes_that_were_captured() -> None:
     run = runner(doubled, "user")
     run(ones(3))
     run(ones(2, 4))
-    assert run.signatures() == ("(torch.Size([3]),)", "(torch.Size([2, 4]),)")
+    assert [shapes.inputs[0].sizes for shapes in run.shapes()] == [(3,), (2, 4)]
 
 
 # User inputs.
@@ -212,14 +212,14 @@ def test_recapture_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="torchair"):
         for weight in [ones(3), ones(3) * 2]:
             run(weight, ones(3))
-    assert "recapture: a parameter, buffer or mutated input is another than the one captured" in caplog.text
+    assert "recapture: input that is returned input 0 has a new address" in caplog.text
 
 
 def test_recapture_replaces_the_captured_graph_of_its_shape() -> None:
     run = runner(weighted, "state", "user", limit=1)
     for weight in [ones(3), ones(3) * 2]:
         run(weight, ones(3))
-    assert len(run.signatures()) == 1
+    assert len(run.shapes()) == 1
     assert run.statistics.eager_calls == 0
 
 
@@ -409,30 +409,3 @@ def test_output_made_outside_inference_mode_is_an_ordinary_tensor() -> None:
     with torch.inference_mode():
         run(ones(3))
     assert not run(ones(3))[0].is_inference()
-
-
-# The device's own part.
-
-
-def test_captured_graph_counts_the_bytes_of_its_outputs() -> None:
-    captured = CpuBackend().capture(lambda x: (x * 2, x), [ones(4)], frozenset({1}))
-    assert captured.pool_bytes == 16
-
-
-def test_captured_graph_reads_what_its_inputs_now_hold() -> None:
-    x = ones(2)
-    captured = CpuBackend().capture(doubled, [x], frozenset())
-    x.fill_(3.0)
-    captured.replay()
-    assert torch.equal(captured.outputs[0], ones(2) * 6)
-
-
-def test_captured_graph_keeps_the_addresses_of_its_outputs() -> None:
-    captured = CpuBackend().capture(doubled, [ones(2)], frozenset())
-    before = captured.outputs[0].data_ptr()
-    captured.replay()
-    assert captured.outputs[0].data_ptr() == before
-
-
-def test_cpu_is_the_same_device_for_every_local_rank() -> None:
-    assert CpuBackend().device(3) == torch.device("cpu")

@@ -300,6 +300,7 @@ def test_explain_json_names_the_outlook(tmp_path: Path):
 def test_readable_of_what_is_no_artifact_is_an_error(tmp_path: Path):
     path = tmp_path / "compiled_module"
     path.write_bytes(b"nothing of ours")
+    path.chmod(0o600)
     result = run("readable", path)
     assert result.exit_code == 1
     assert "no usable artifact" in result.stderr

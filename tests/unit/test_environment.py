@@ -19,7 +19,7 @@ import pytest
 
 from worker import environment as fingerprint
 
-NAMES = {"python", "torch", "torch_npu", "cann", "driver", "accelerator", "cpu"}
+NAMES = {"python", "torch", "cuda", "torch_npu", "cann", "driver", "accelerator", "cpu"}
 ROOT = Path(__file__).parents[2]
 
 Read = Callable[[], dict[str, str]]
@@ -31,7 +31,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(fingerprint, "_CANN_ROOTS", (tmp_path / "cann", tmp_path / "other"))
     monkeypatch.setattr(fingerprint, "_ASCEND_DRIVER", tmp_path / "ascend" / "version.info")
     monkeypatch.setattr(fingerprint, "_NVIDIA", tmp_path / "nvidia")
+    monkeypatch.setattr(fingerprint, "_NVIDIA_DEVICE", tmp_path / "nvidiactl")
     monkeypatch.setattr(fingerprint, "_CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(fingerprint, "architectures", tuple)
     return tmp_path
 
 
@@ -179,3 +181,31 @@ def test_cpu_clock_does_not_count(machine: Path, read: Read) -> None:
 
 def test_cpu_without_proc_is_the_machine(machine: Path, read: Read) -> None:
     assert read()["cpu"] == platform.machine()
+
+
+@pytest.mark.parametrize("place", ["nvidia/version", "nvidiactl"])
+def test_architecture_of_gpus_is_part_of_the_fingerprint(
+    machine: Path, read: Read, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    write(machine / place, "")
+    monkeypatch.setattr(fingerprint, "architectures", lambda: ("NVIDIA A10 sm_86", "NVIDIA H100 sm_90"))
+    assert read()["accelerator"] == "NVIDIA A10 sm_86, NVIDIA H100 sm_90"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("cuda: Optional[str] = '12.6'\n", "12.6 cudnn nvidia-cudnn-cu12 9.5"),
+        ("cuda = '13.0'\n", "13.0 cudnn nvidia-cudnn-cu13 9.5"),
+        ("cuda: Optional[str] = None\n", "none"),
+        ("__version__ = '1'\n", "none"),
+    ],
+)
+def test_cuda_of_torch_is_read_without_importing_it(
+    read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: str
+) -> None:
+    write(tmp_path / "version.py", text)
+    spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: f"{name} 9.5")
+    assert read()["cuda"] == expected

@@ -9,6 +9,7 @@ import marshal
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -115,6 +116,20 @@ def test_frame_passes_the_module_it_is_called_with() -> None:
     other = Plain()
     with torch.no_grad():
         assert torch.equal(function(other, ROWS), other.affine(ROWS))
+
+
+def test_error_that_passes_through_a_frame_can_be_printed() -> None:
+    def failing(*inputs: Any) -> Any:
+        msg = "the kernel failed"
+        raise RuntimeError(msg)
+
+    frame, _ = frame_of(Plain().affine, ROWS)
+    function = bind(frame, function_of(bound(Plain().affine)), failing)
+    with pytest.raises(RuntimeError) as raised:
+        function(Plain(), ROWS)
+    text = "".join(traceback.format_exception(raised.value))
+    assert '"<warmrank frame>", line 1, in affine' in text
+    assert text.endswith("RuntimeError: the kernel failed\n")
 
 
 def test_frame_makes_the_users_named_tuple() -> None:

@@ -1,14 +1,16 @@
-"""Dimension gears: what is allowed, and that nothing is accepted and ignored."""
+"""Dimension gears: what is allowed, and which tensor carries them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
-from worker.errors import GearError, NotYet
+from worker.errors import GearError
 from worker.gears import checked_gears, set_dim_gears
+from worker.gears.carried import geared_arguments
 
 
 def test_gears_come_back_as_tuples() -> None:
@@ -93,9 +95,64 @@ def test_set_dim_gears_refuses_other_gears_than_the_tensor_has() -> None:
         set_dim_gears(tensor, {0: [2, 8]})
 
 
-def test_set_dim_gears_says_that_it_is_not_built_and_changes_nothing() -> None:
+def test_set_dim_gears_puts_them_on_the_tensor() -> None:
+    tensor: Any = torch.ones(2, 2)
+    set_dim_gears(tensor, {0: [2, 4]})
+    assert tensor.dim_gears == {0: (2, 4)}
+
+
+def test_gears_set_twice_are_the_same_gears() -> None:
+    tensor: Any = torch.ones(2, 2)
+    set_dim_gears(tensor, {0: [2, 4]})
+    set_dim_gears(tensor, {0: (2, 4)})
+    with pytest.raises(GearError, match="cannot be changed"):
+        set_dim_gears(tensor, {1: [2, 4]})
+
+
+def test_no_gears_are_no_gears() -> None:
     tensor = torch.ones(2, 2)
-    with pytest.raises(NotYet) as caught:
-        set_dim_gears(tensor, {0: [2, 4]})
-    assert caught.value.feature.startswith("dim gears")
+    set_dim_gears(tensor, {})
     assert not hasattr(tensor, "dim_gears")
+
+
+def test_marks_for_torch_compile_go_with_the_gears() -> None:
+    tensor: Any = torch.ones(2, 2)
+    set_dim_gears(tensor, {0: [2, 4], 1: [1, 2]})
+    assert tensor._dynamo_dynamic_indices == {0}
+    assert tensor._dynamo_weak_dynamic_indices == {1}  # a size of 1 is always a constant there
+
+
+def test_a_geared_tensor_can_still_be_marked() -> None:
+    tensor: Any = torch.ones(2, 2)
+    set_dim_gears(tensor, {0: [2, 4]})
+    torch._dynamo.mark_dynamic(tensor, 1)
+    assert tensor._dynamo_dynamic_indices == {0, 1}
+    assert {mark.dim for mark in tensor._dynamo_dynamic_range} == {0, 1}
+
+
+@dataclass
+class _Batch:
+    x: torch.Tensor
+    rest: list[Any]
+
+
+def test_geared_arguments_are_found_wherever_they_stand() -> None:
+    tensors = [torch.ones(2) for _ in range(5)]
+    for tensor in tensors[:4]:
+        set_dim_gears(tensor, {0: [2, 4]})
+    batch = _Batch(x=tensors[0], rest=[{"k": tensors[1]}, (tensors[2],), tensors[4]])
+    found = geared_arguments((batch, tensors[0]), {"y": tensors[3]})
+    assert [where for where, _ in found] == [
+        "argument 0.x",
+        "argument 0.rest[0]['k']",
+        "argument 0.rest[1][0]",
+        "y",
+    ]
+
+
+def test_arguments_that_hold_themselves_are_searched_once() -> None:
+    tensor = torch.ones(2)
+    loop: list[Any] = []
+    set_dim_gears(tensor, {0: [2, 4]})
+    loop += [loop, tensor]
+    assert [where for where, _ in geared_arguments((loop,), {})] == ["argument 0[1]"]

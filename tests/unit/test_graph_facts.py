@@ -12,8 +12,9 @@ from torch import nn
 from tests.support.small_models import Cached, Plain, Unfit
 from tests.support.tracing import traced
 from worker.errors import RandomOp
-from worker.graph_facts import GraphFacts, analyse, named_argument
+from worker.graph_facts import GraphFacts, analyse
 from worker.torch_private.lowering import LoweredGraph
+from worker.torch_private.operators import named_argument
 
 ROWS = torch.ones(2, 4)
 CACHE = torch.zeros(8, 4)
@@ -252,3 +253,15 @@ def call_of(method: Callable[..., Any], x: torch.Tensor) -> Any:
 )
 def test_argument_is_found_by_its_name_in_the_schema(name: str, expected: object) -> None:
     assert named_argument(call_of(Layers(0.25).attention, torch.ones(1, 1, 2, 4)), name) == expected
+
+
+def test_inputs_are_named_as_the_model_names_them() -> None:
+    found = facts(Cached().accumulate, ROWS)
+    assert set(found.input_names) >= {"self.cache"}
+    assert "L[" not in "".join(found.input_names)
+    assert [found.input_names[index] for index in found.module_inputs] == ["self.cache"]
+
+
+def test_facts_round_trip_with_names() -> None:
+    found = facts(Cached().accumulate, ROWS)
+    assert GraphFacts.from_json(found.to_json()) == found

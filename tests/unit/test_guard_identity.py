@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 import json
 import math
 import operator
+import re
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -16,6 +18,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 
 from tests.support.small_models import Plain
+from worker import code_digests
 from worker.errors import NotPortable
 from worker.guards.identity import describe
 from worker.sources import class_digest, function_digest
@@ -122,3 +125,11 @@ def test_object_with_nothing_but_an_address_is_refused_by_type(value: Any) -> No
 def test_object_of_the_users_own_is_refused() -> None:
     with pytest.raises(NotPortable, match="cannot be compared in another process"):
         describe(object())
+
+
+def test_field_that_does_not_say_how_it_is_passed_has_the_same_digest_in_every_process() -> None:
+    """Such a field's kw_only is an object, whose text holds its address; transformers makes them."""
+    made = dataclasses.make_dataclass("Made", [("size", int, 3)])
+    (field,) = dataclasses.fields(made)
+    field.kw_only = dataclasses.MISSING
+    assert not re.search(r"0x[0-9a-f]+", code_digests._field(field))

@@ -56,6 +56,7 @@ def test_journal_holds_what_a_manifest_needs_of_the_artifact(file: Path) -> None
     assert details == {
         "components": ARTIFACT.components,
         "provenance": ARTIFACT.provenance(),
+        "files": [],
         "root": "/cache",
     }
 

@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
-from cache_store.digests import digest_file
+from cache_store.digests import Digest, digest_file
 from cache_store.keys import key_of
 from cache_store.node.local import add_variant
+from cache_store.records.manifest import partition_key
 from cache_store.store import Store
 from tests.support.artifacts import make_artifact
 from tests.support.rank_spec import rank_spec
 from tests.support.stored import open_store
 from worker import journal, manifests
+from worker.artifact import ArtifactFile
 from worker.environment import environment
 from worker.rank import RankWorker
 from worker.rank_spec import RankSpec
@@ -57,6 +59,29 @@ def look_up(
 
 
 # Of a script.
+
+
+def test_script_manifest_lists_the_files_beside_an_artifact(spec: RankSpec) -> None:
+    file = ArtifactFile(name="ge_cache_0123456789abcdef.pt2", sha256="0123456789abcdef" * 4, size_bytes=7)
+    path = look_up(spec, "M.decode", files=(file,))
+    directory = path.parent.relative_to(spec.cache_dir).as_posix()
+    entries = {entry.path: entry.digest for entry in manifests.of_script(spec).artifacts}
+    assert entries == {
+        f"{directory}/compiled_module": digest_file(path),
+        f"{directory}/{file.name}": Digest(sha256=file.sha256, size_bytes=7),
+    }
+
+
+def test_files_beside_an_artifact_do_not_change_the_manifests_key(spec: RankSpec) -> None:
+    look_up(
+        spec,
+        "M.decode",
+        files=(ArtifactFile(name="ge_cache_" + "0" * 16 + ".pt2", sha256="0" * 64, size_bytes=7),),
+    )
+    listed = manifests.of_script(spec)
+    alone = listed.model_copy(update={"artifacts": listed.artifacts[:1]})
+    assert len(listed.artifacts) == 2
+    assert partition_key(LAUNCH_KEY, listed) == partition_key(LAUNCH_KEY, alone)
 
 
 def test_script_manifest_says_whose_it_is(spec: RankSpec) -> None:

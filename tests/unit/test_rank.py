@@ -15,14 +15,16 @@ import torch
 from cache_store.backends.tier import Tier
 from cache_store.backends.tiers import TieredBackend
 from cache_store.errors import StoreUnavailable
+from cache_store.records.manifest import CaptureEntry
 from cache_store.signing.trust import Trust
 from cache_store.store import Store
+from orchestrator.capture_order import order
 from tests.support import rank_workloads
 from tests.support.failing_backends import WaywardBackend
 from tests.support.rank_spec import rank_spec
 from tests.support.stored import open_store
 from worker.environment import environment
-from worker.errors import NotYet, WorkloadError
+from worker.errors import DeviceUnavailable, WorkloadError
 from worker.rank import RankWorker
 from worker.results import FunctionResult
 
@@ -83,6 +85,11 @@ def offers(warmed: Warmed, cache: Path) -> dict[str, str]:
     return {result.function: result.digest for result in warmed(cache, world_size=2).load(UNITS[:2])}
 
 
+def capture_all(rank: RankWorker, planned: tuple[CaptureEntry, ...] = ()) -> list[FunctionResult]:
+    """Take every step that a rank proposes."""
+    return [result for step in rank.propose_captures(planned) for result in rank.capture(step)]
+
+
 def by_name(results: tuple[FunctionResult, ...]) -> dict[str, FunctionResult]:
     return {result.function: result for result in results}
 
@@ -100,8 +107,8 @@ def test_start_says_where_the_rank_runs(cache: Path) -> None:
     assert place.environment == environment()
 
 
-def test_start_refuses_a_device_kind_that_is_not_built(cache: Path) -> None:
-    with pytest.raises(NotYet, match="device kind 'npu'"):
+def test_start_says_what_a_device_kind_lacks_on_this_node(cache: Path) -> None:
+    with pytest.raises(DeviceUnavailable, match="device kind npu needs torch_npu"):
         RankWorker(rank_spec(cache, device_kind="npu"), None).start()
 
 
@@ -380,28 +387,25 @@ def test_adopt_while_the_store_is_down_is_a_result_with_the_reason(
 
 
 def test_capture_takes_the_largest_arguments_first(cache: Path, warmed: Warmed) -> None:
-    rank = warmed(cache)
-    assert rank.num_captures() == 3
-    order = [rank.capture(step)[0].function for step in range(3)]
-    assert order[0] == "Plain.affine[1]"
-    assert sorted(order) == sorted(UNITS)
+    (step, *others) = order({0: warmed(cache).propose_captures(())}, {})
+    assert step[0].function == "Plain.affine[1]"
+    assert sorted(part[0].function for part in (step, *others)) == sorted(UNITS)
 
 
 def test_capture_measures_its_time(cache: Path, warmed: Warmed) -> None:
     rank = warmed(cache)
-    (result,) = rank.capture(0)
-    assert result.seconds.capture_s > 0
+    assert min(result.seconds.capture_s for result in capture_all(rank)) > 0
 
 
 def test_capture_leaves_the_models_buffers_as_they_were(cache: Path) -> None:
     rank = built(cache, entrypoint="tests.support.rank_workloads:unchecked")
     rank.compile(("Cached.accumulate",))
-    rank.capture(0)
+    capture_all(rank)
     assert torch.equal(rank._require_workload().model.get_buffer("cache"), torch.zeros(8, 4))
 
 
 def test_capture_of_what_was_not_loaded_is_a_result(cache: Path) -> None:
-    (result,) = built(cache).capture(0)
+    result, *_ = capture_all(built(cache))
     assert not result.ok
     assert "was neither loaded nor compiled on this rank" in result.reason
 
@@ -415,8 +419,7 @@ def test_first_call_runs_every_call_in_order(cache: Path, warmed: Warmed) -> Non
 
 def test_first_call_after_a_capture_captures_nothing_more(cache: Path, warmed: Warmed) -> None:
     rank = warmed(cache)
-    for step in range(rank.num_captures()):
-        rank.capture(step)
+    capture_all(rank)
     rank.first_call()
     captures = {id(unit.variant.runner): unit.variant.runner for unit in rank._units.values() if unit.variant}
     assert sum(runner.statistics.captures for runner in captures.values()) == 3
@@ -429,8 +432,7 @@ def test_first_call_of_what_was_not_loaded_does_not_compile(cache: Path) -> None
 
 def test_seconds_add_up_over_the_stages(cache: Path) -> None:
     rank = compiled(cache)
-    for step in range(rank.num_captures()):
-        rank.capture(step)
+    capture_all(rank)
     seconds = by_name(rank.first_call())["Plain.affine"].seconds
     assert min(seconds.trace_s, seconds.compile_s, seconds.capture_s, seconds.first_call_s) > 0
 
@@ -455,8 +457,7 @@ def test_verify_before_the_build_says_what_to_do(cache: Path) -> None:
 
 def test_manifest_lists_requests_artifacts_and_captures(cache: Path) -> None:
     rank = compiled(cache, rank=1, world_size=2)
-    for step in range(rank.num_captures()):
-        rank.capture(step)
+    capture_all(rank)
     manifest = rank.manifest()
     assert (manifest.partition, manifest.rank, manifest.world_size) == ("world2global_rank1", 1, 2)
     assert sorted(entry.function for entry in manifest.requests) == sorted(UNITS)
@@ -528,8 +529,7 @@ def test_launch_of_a_warm_cache_traces_nothing(
     rank = built(cache)
     rank.probe()
     rank.load(UNITS)
-    for step in range(rank.num_captures()):
-        rank.capture(step)
+    capture_all(rank)
     assert {result.ok for result in rank.first_call()} == {True}
     assert rank.verify().ok
 

@@ -79,3 +79,12 @@ def test_address_where_nothing_listens_is_refused_at_once(monkeypatch: pytest.Mo
         address = f"127.0.0.1:{closed.getsockname()[1]}"
         with pytest.raises(CannotStart, match=rf"can be joined at '{address}' \(ray.address\)"):
             ray_session.enter(RayConfig(address=address))
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [("cpu", {"CPU": 0.5}), ("cuda", {"CPU": 0.5, "GPU": 1.0}), ("npu", {"CPU": 0.5, "NPU": 1.0})],
+)
+def test_each_rank_asks_for_one_accelerator(device: str, expected: dict[str, float]) -> None:
+    config = RayConfig(num_cpus_per_rank=0.5)
+    assert ray_session.rank_resources(config, device) == expected

@@ -41,6 +41,14 @@ def test_busy_cluster_is_told_apart_from_a_small_one() -> None:
     assert "other work holds them" in text
 
 
+def test_missing_accelerators_are_no_matter_of_cpus() -> None:
+    text = describe_shortage(
+        {"CPU": 1.0, "GPU": 1.0}, 4, total={"CPU": 64.0, "GPU": 2.0}, available={}, state="PENDING", own=True
+    )
+    assert "GPU: 4 x 1 = 4 wanted, 2 there, 2 too few" in text
+    assert "remedy: lower ranks, or add nodes with GPUs that Ray sees" in text
+
+
 def test_bundle_that_fits_no_node_is_told_apart() -> None:
     assert "no node is big enough" in shortage(8, 8, "INFEASIBLE")
 

@@ -1,21 +1,37 @@
-"""An artifact as text for people."""
+"""An artifact as text for people, which is Python."""
 
 from __future__ import annotations
 
 import ast
+import json
+import os
+import pickle
+import re
 import stat
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
 
+from cache_store.errors import UnusableCache
 from cache_store.node.local import add_variant
 from tests.support.small_models import Cached
 from tests.support.tracing import compiled
-from worker.artifact import Artifact
+from worker import origins
+from worker.artifact import ABOUT, Artifact
 from worker.errors import ArtifactCorrupt
 from worker.inference import readable_cache
-from worker.readable import conditions, render
+from worker.python_text import assigned, comment, mapping
+from worker.readable import render
+from worker.readable_guards import conditions
+
+QUOTES = 'it\'s "so" \\ \n \t \r \x0c \u2028 \u00e9 \0 \x85 \'\'\' """ #'
+PARTS = ["META", "REQUEST", "INPUTS", "PARAMETERS", "OUTPUTS", "GUARDS", "CAPTURE", "FILES"]
 
 
 @pytest.fixture(scope="module")
@@ -25,31 +41,107 @@ def artifact() -> Artifact:
 
 @pytest.fixture(scope="module")
 def path(artifact: Artifact, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return add_variant(tmp_path_factory.mktemp("cache") / "store", artifact.to_bytes())
+    return saved(artifact, tmp_path_factory.mktemp("cache"))
 
 
-def test_text_names_function_engine_and_digest(path: Path) -> None:
-    text = render(path)
-    assert "Cached.store(x" in text
-    assert "engine graph 1" in text
-    assert f"{path.stat().st_size} bytes" in text
+def saved(artifact: Artifact, directory: Path) -> Path:
+    return add_variant(directory / "store", artifact.to_bytes())
 
 
-@pytest.mark.parametrize("section", ["request", "used only if", "inputs", "frame", "graph"])
-def test_text_has_every_section(path: Path, section: str) -> None:
-    assert f" {section} ".center(100, "-") in render(path).splitlines()
+def literals(text: str) -> dict[str, Any]:
+    """The values that the text assigns."""
+    return {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in ast.parse(text).body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+
+
+def remark_above(text: str, start: str) -> str:
+    """The last comment line before the line that begins with ``start``."""
+    lines = [line.strip() for line in text.splitlines()]
+    position = next(index for index, line in enumerate(lines) if line.startswith(start))
+    return next(line for line in reversed(lines[:position]) if line.startswith("#"))
+
+
+def test_text_is_python_with_one_literal_per_part(path: Path) -> None:
+    found = literals(render(path))
+    assert list(found) == PARTS
+    assert found["META"]["name"] == "Cached.store(x)"
+    assert found["META"]["size_bytes"] == path.stat().st_size
+    assert found["REQUEST"] == {"made for": "a test"}
+
+
+def test_text_defines_the_graph(path: Path) -> None:
+    tree = ast.parse(render(path))
+    assert [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)] == ["bind", "graph"]
+
+
+def test_inputs_have_signature_and_class(path: Path) -> None:
+    found = literals(render(path))
+    batch, x = found["INPUTS"]
+    symbol = batch[3]
+    assert batch == (1, "number", "x.size()[0]", symbol, [], [], "")
+    assert x == (2, "user", "x", "float32", [symbol, 4], [4, 1], "cpu")
+    assert found["OUTPUTS"] == [(0, "its own memory", "float32", [symbol, 4], [4, 1], "cpu")]
+
+
+def test_parameters_are_those_of_the_module(path: Path) -> None:
+    assert literals(render(path))["PARAMETERS"] == [
+        (0, "mutated", "self.cache", "float32", [8, 4], [4, 1], "cpu"),
+        (3, "state", "self.linear.weight", "float32", [4, 4], [4, 1], "cpu"),
+        (4, "state", "self.linear.bias", "float32", [4], [1], "cpu"),
+    ]
+
+
+class Stacked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        return x[0] + x[1]
+
+
+def test_conditions_of_several_layers_are_told_as_one(tmp_path: Path) -> None:
+    artifact = compiled(Stacked().forward, torch.ones(2, 4))
+    guards = literals(render(saved(artifact, tmp_path)))["GUARDS"]
+    assert "self.layers[0, 1, 2].weight is a torch.float32 tensor of sizes [4, 4] on cpu" in guards
+    assert len(guards) == len(set(guards)) < len(conditions(artifact.guards))
+
+
+def test_guards_stand_under_the_line_that_relies_on_them(path: Path) -> None:
+    remark = remark_above(render(path), "'self.cache is a torch.float32 tensor of sizes [8, 4] on cpu'")
+    assert re.fullmatch(
+        r"# tests\.support\.small_models:\d+ Cached\.store: self\.cache\[: x\.shape\[0\]\]\.copy_\(x\)",
+        remark,
+    )
+
+
+def test_conditions_on_sizes_stand_under_the_line_that_needs_them(path: Path) -> None:
+    remark = remark_above(render(path), "'2 <= x.size()[0] and x.size()[0] <= 8'")
+    assert remark.endswith("Cached.store: self.cache[: x.shape[0]].copy_(x)")
+
+
+def test_operations_stand_under_their_line(path: Path) -> None:
+    remark = remark_above(render(path), "add = ")
+    assert remark.endswith("Cached.store: return self.linear(x) + self.cache.sum()")
+
+
+def test_operation_without_result_finds_its_line(path: Path) -> None:
+    assert "self.cache[: x.shape[0]].copy_(x)" in remark_above(render(path), "aten_copy__default(")
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        "made for: a test",
         "source tests.support.small_models:Cached.store is ",
         "grad mode is False",
         "x is a torch.float32 tensor of sizes ['*', 4] on cpu",
-        "self._buffers['cache'] is a torch.float32 tensor of sizes [8, 4] on cpu",
         "x.size()[0] <= 8",
-        "0: mutated",
+        "'can be captured': 'yes'",
         "LOAD_GLOBAL",
         "    def graph(arg0_1",
     ],
@@ -58,18 +150,85 @@ def test_text_says_what_a_person_looks_for(path: Path, line: str) -> None:
     assert line in render(path)
 
 
+def test_text_and_artifact_name_no_file_of_this_machine(path: Path) -> None:
+    here = str(Path(__file__).parents[2])
+    assert here not in render(path)
+    assert here.encode() not in path.read_bytes()
+
+
 def test_text_is_the_same_each_time(path: Path) -> None:
     assert render(path) == render(path)
 
 
 def test_conditions_are_one_line_each(artifact: Artifact) -> None:
-    assert all("\n" not in line for line in conditions(artifact))
+    assert all("\n" not in line for line in conditions(artifact.guards))
 
 
 def test_conditions_name_every_guard(artifact: Artifact) -> None:
     guards = artifact.guards
     parts = (guards.sources, guards.ambient, guards.ranks, guards.checks, guards.shapes)
-    assert len(conditions(artifact)) >= sum(map(len, parts))
+    assert len(conditions(artifact.guards)) >= sum(map(len, parts))
+
+
+class Odd(nn.Module):
+    def nonzero(self, x: torch.Tensor) -> Any:
+        return torch.nonzero(x) + 1
+
+    def named(self, x: dict[str, torch.Tensor]) -> Any:
+        return x['it\'s "so" \u00e9\n'] + 1  # a comment with " and ' and \u00e9
+
+
+def test_graph_that_cannot_be_captured_says_why(tmp_path: Path) -> None:
+    found = literals(render(saved(compiled(Odd().nonzero, torch.ones(3)), tmp_path)))
+    assert "aten.nonzero.default's result depends on data" in found["CAPTURE"]["can be captured"]
+
+
+def test_names_with_quotes_and_newlines_stay_within_their_literals(tmp_path: Path) -> None:
+    artifact = compiled(Odd().named, {'it\'s "so" \u00e9\n': torch.ones(3)})
+    text = render(saved(artifact, tmp_path))
+    assert any("\u00e9" in condition for condition in literals(text)["GUARDS"])
+
+
+def test_hostile_text_everywhere_is_still_python(artifact: Artifact, tmp_path: Path) -> None:
+    known = origins.read(artifact.sections)
+    lines = [f"{line}{QUOTES}" for line in known.lines]
+    about = {"lines": lines, "operators": known.operators, "guards": known.guards}
+    hostile = replace(
+        artifact,
+        name=QUOTES,
+        components={QUOTES: QUOTES},
+        guards=replace(artifact.guards, ambient={QUOTES: QUOTES}, shapes=((f"{QUOTES} < 1", ()),)),
+        sections={**artifact.sections, ABOUT: json.dumps(about).encode()},
+    )
+    found = literals(render(saved(hostile, tmp_path)))
+    assert found["META"]["name"] == QUOTES
+    assert found["REQUEST"] == {QUOTES: QUOTES}
+    assert f"{QUOTES} is {QUOTES}" in found["GUARDS"]
+
+
+@given(st.text(), st.text())
+def test_any_text_becomes_one_comment_and_one_literal(name: str, value: str) -> None:
+    assert "\n" not in comment(name)
+    text = "\n".join([comment(name), mapping("A", {name: value}), assigned("B", [(name, value)])])
+    assert literals(text) == {"A": {name: value}, "B": [value]}
+
+
+def test_artifact_without_known_lines_can_be_read(artifact: Artifact, tmp_path: Path) -> None:
+    sections = {name: data for name, data in artifact.sections.items() if name != ABOUT}
+    text = render(saved(replace(artifact, sections=sections), tmp_path))
+    assert literals(text)["META"]["name"] == "Cached.store(x)"
+
+
+def test_engine_without_python_source_says_so(artifact: Artifact, tmp_path: Path) -> None:
+    sections = {name: data for name, data in artifact.sections.items() if name != "graph.py"}
+    text = render(saved(replace(artifact, engine="aoti", sections=sections), tmp_path))
+    assert "engine aoti keeps compiled kernels" in text
+    assert literals(text)["META"]["engine"] == "aoti"
+
+
+def test_source_lines_stand_apart_from_what_is_checked_and_run(artifact: Artifact) -> None:
+    holding = [name for name, data in artifact.sections.items() if b"small_models:" in data]
+    assert holding == [ABOUT]
 
 
 def test_readable_cache_prints_the_text(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,33 +241,87 @@ def test_readable_cache_can_be_silent(path: Path, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == ""
 
 
-def test_readable_cache_writes_a_private_file_of_python(path: Path, tmp_path: Path) -> None:
+def test_readable_cache_writes_the_text_to_a_private_file(path: Path, tmp_path: Path) -> None:
     file = tmp_path / "new" / "store.py"
-    readable_cache(path, print_output=False, file=file)
-    names = [node.name for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)]
-    assert names == ["bind", "graph"]
+    text = readable_cache(path, print_output=False, file=file)
+    assert file.read_text() == text
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [item.name for item in file.parent.iterdir()] == ["store.py"]
+
+
+def test_readable_cache_does_not_write_through_a_link(path: Path, tmp_path: Path) -> None:
+    victim, link = tmp_path / "victim", tmp_path / "link.py"
+    victim.write_text("mine")
+    link.symlink_to(victim)
+    with pytest.raises(UnusableCache, match="a symbolic link"):
+        readable_cache(path, print_output=False, file=link)
+    assert victim.read_text() == "mine"
 
 
 def test_readable_cache_takes_a_path_as_text(path: Path) -> None:
     assert readable_cache(str(path), print_output=False) == render(path)
 
 
-def test_readable_cache_of_another_file_is_an_error_that_names_it(tmp_path: Path) -> None:
-    file = tmp_path / "notes.txt"
-    file.write_text("notes")
-    with pytest.raises(ArtifactCorrupt, match=r"notes\.txt is no usable artifact"):
-        readable_cache(file)
+def assert_refused(file: Path, error: type[Exception], words: str) -> None:
+    """The error says what is wrong, and nothing is written, moved or removed."""
+    before = sorted(file.parent.iterdir())
+    with pytest.raises(error, match=words):
+        readable_cache(file, file=file.parent / "out.py")
+    assert sorted(file.parent.iterdir()) == before
 
 
-def test_readable_cache_of_a_missing_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        readable_cache(tmp_path / "none")
+def private(file: Path, data: bytes) -> Path:
+    file.write_bytes(data)
+    file.chmod(0o600)
+    return file
 
 
-def test_readable_cache_that_fails_writes_nothing(tmp_path: Path) -> None:
-    file = tmp_path / "notes.txt"
-    file.write_text("notes")
-    with pytest.raises(ArtifactCorrupt):
-        readable_cache(file, file=tmp_path / "out.py")
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+class Bomb:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("exploded",)
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_pickle_of_torchair_is_refused_and_not_unpickled(
+    protocol: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = private(tmp_path / "compiled_module", pickle.dumps(Bomb(), protocol))
+    assert_refused(file, ArtifactCorrupt, "a pickle, as TorchAir writes them, and warmrank unpickles nothing")
+
+
+def test_foreign_file_is_refused(tmp_path: Path) -> None:
+    file = private(tmp_path / "notes.txt", b"notes")
+    assert_refused(file, ArtifactCorrupt, r"notes\.txt is no usable artifact")
+
+
+def test_truncated_file_is_refused(path: Path, tmp_path: Path) -> None:
+    data = path.read_bytes()
+    for size in (0, 10, len(data) // 2, len(data) - 1):
+        file = private(tmp_path / "compiled_module", data[:size])
+        assert_refused(file, ArtifactCorrupt, "is no usable artifact")
+
+
+def test_directory_is_refused_with_the_files_in_it(path: Path) -> None:
+    assert_refused(path.parent, UnusableCache, "a directory.*name one of its files: compiled_module")
+
+
+def test_link_is_refused_with_its_target(path: Path, tmp_path: Path) -> None:
+    link = tmp_path / "compiled_module"
+    link.symlink_to(path)
+    assert_refused(link, UnusableCache, f"a symbolic link to {re.escape(str(path))}.*name the file itself")
+
+
+def test_file_that_others_could_have_written_is_refused(path: Path, tmp_path: Path) -> None:
+    file = private(tmp_path / "compiled_module", path.read_bytes())
+    file.chmod(0o620)
+    assert_refused(file, UnusableCache, "mode 0620.*chmod 600")
+
+
+def test_file_of_another_user_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert_refused(path, UnusableCache, "owner uid")
+
+
+def test_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    assert_refused(tmp_path / "none", FileNotFoundError, "there is no artifact .*none")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from worker.configs.effects import ASCEND, ASCEND_CAPTURE, ASCEND_ENGINE
 from worker.configs.options import Choice, ExistingDirectory, ExistingFile, Flag, Number, Text
 from worker.configs.section import Part, Section
 
 
-class Ge(Section, at="ge_config"):
+class Ge(Section, at="ge_config", effect=ASCEND_ENGINE):
     """The Ascend graph engine."""
 
     enable_single_stream = Flag(False)
@@ -34,7 +35,7 @@ class Ge(Section, at="ge_config"):
     """How operators are spread over streams."""
 
 
-class Aoe(Section, at="aoe_config"):
+class Aoe(Section, at="aoe_config", effect=ASCEND_ENGINE):
     """The Ascend tuning engine."""
 
     aoe_mode = Choice[str | None](None, ("2",))
@@ -47,20 +48,20 @@ class Aoe(Section, at="aoe_config"):
     """A configuration file of the tuner."""
 
 
-class Fusion(Section, at="fusion_config"):
+class Fusion(Section, at="fusion_config", effect=ASCEND_ENGINE):
     """Fusion of operators."""
 
     fusion_switch_file = ExistingFile()
     """A file that switches fusions on or off by name."""
 
 
-class DataDump(Section, at="dump_config"):
-    """Dumps of every operator's data while a graph runs."""
+class DataDump(Section, at="dump_config", effect=ASCEND_ENGINE):
+    """Dumps of every operator's data while a graph runs; off the npu see ``debug.data_dump``."""
 
-    enable_dump = Flag(False)
+    enable_dump = Flag(False, effect=ASCEND)
     """Dump at all."""
 
-    dump_path = ExistingDirectory("./")
+    dump_path = ExistingDirectory("./", effect=ASCEND)
     """Where to."""
 
     dump_mode = Choice("all", ("input", "output", "all"))
@@ -81,11 +82,11 @@ class DataDump(Section, at="dump_config"):
     dump_config_path = ExistingFile(suffix=".json")
     """A dump configuration of the Ascend runtime."""
 
-    data_dump_stage = Choice("optimized", ("original", "optimized"))
+    data_dump_stage = Choice("optimized", ("original", "optimized"), effect=ASCEND_CAPTURE)
     """Of the graph before or after its passes."""
 
 
-class ExportExperimental(Section, at="export.experimental"):
+class ExportExperimental(Section, at="export.experimental", effect=ASCEND_ENGINE):
     """What an export writes beside the graph."""
 
     enable_record_nn_module_stack = Flag(False)
@@ -98,7 +99,7 @@ class ExportExperimental(Section, at="export.experimental"):
     """The form for small devices."""
 
 
-class Export(Section, at="export"):
+class Export(Section, at="export", effect=ASCEND_ENGINE):
     """Export of the graph for the offline compiler."""
 
     export_mode = Flag(False)

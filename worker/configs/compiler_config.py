@@ -1,22 +1,27 @@
 """`CompilerConfig`: how a function is compiled, under TorchAir's names.
 
-Every option can be set, copied and compared; `CompilerConfig.check_supported` says which of them warmrank
-cannot follow yet. Nothing is accepted and then ignored.
+Every option can be set, copied and compared; each declares what it does (`worker.configs.effects`), and
+`CompilerConfig.check` says so where that is nothing. Nothing is accepted and then ignored in silence.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 from typing import Any
 
 from worker.configs.ascend import Aoe, DataDump, Export, Fusion, Ge
 from worker.configs.debug import Debug
+from worker.configs.effects import CAPTURE, MODES, Verdict, verdict
 from worker.configs.experimental import Experimental
 from worker.configs.npugraphex import NpuGraphEx
 from worker.configs.options import Choice, Function, PoolHandle
-from worker.configs.section import Option, Part, Section, options
+from worker.configs.section import Option, Part, Section, changed, options
 from worker.errors import NotYet
 
 __all__ = ["CompilerConfig"]
+
+_log = logging.getLogger("torchair")
 
 
 class Inference(Section, at="inference_config"):
@@ -26,7 +31,7 @@ class Inference(Section, at="inference_config"):
     """How the gears of several dimensions combine: one by one, or each with each."""
 
 
-class AclGraph(Section, at="aclgraph_config"):
+class AclGraph(Section, at="aclgraph_config", effect=CAPTURE):
     """Memory of captured graphs."""
 
     use_custom_pool = PoolHandle(None)
@@ -41,7 +46,7 @@ class CompilerConfig(Section, at=""):
     configurations are equal if all their options are; ``copy.deepcopy`` and ``copy.copy`` copy all of it.
     """
 
-    mode = Choice("reduce-overhead", ("max-autotune", "reduce-overhead", "npugraph_ex"))
+    mode = Choice("reduce-overhead", MODES)
     """Which engine compiles. Not TorchAir's default, which is max-autotune: see docs/decisions."""
 
     debug = Part(Debug)
@@ -69,21 +74,55 @@ class CompilerConfig(Section, at=""):
         """
         return {name: option.canonical(value) for name, option, value in _sorted_options(self)}
 
-    def check_supported(self) -> None:
-        """Refuse what warmrank cannot follow yet, all of it at once.
+    def runs_eagerly(self) -> bool:
+        """Whether the graph runs operator by operator, without compiled kernels and without capture.
+
+        That is asked for by ``debug.run_eagerly`` (or ``force_eager``), and needed by ``debug.data_dump``
+        and by ``debug.fx_summary`` with ``skip_compile``; the same options do it in TorchAir.
+        """
+        debug = self.debug
+        summary_only = debug.fx_summary.type is not None and debug.fx_summary.skip_compile
+        dumping = debug.data_dump.type is not None
+        return debug.run_eagerly or self.npugraphex_config.force_eager or dumping or summary_only
+
+    def engine_mode(self) -> str:
+        """The mode whose engine compiles: a graph that runs eagerly needs no kernels, whatever `mode` is."""
+        return "reduce-overhead" if self.runs_eagerly() and self.mode == "max-autotune" else self.mode
+
+    def check(self, device_kind: str) -> None:
+        """Say, once per process, which options have no effect on a kind of device; refuse what cannot be yet.
 
         Raises:
-            NotYet: options are set to values that nothing implements today.
+            NotYet: options are set to values that nothing on this kind of device implements today.
         """
-        missing = [
-            (name, value, option.default)
-            for name, option, value in _sorted_options(self)
-            if not option.takes_effect(value)
-        ]
+        if self.runs_eagerly() and not (self.debug.run_eagerly or self.npugraphex_config.force_eager):
+            _say_eager_once()
+        missing = []
+        for name, option, value in sorted(changed(self), key=lambda entry: entry[0]):
+            answer, why = verdict(option.effect_of(value), mode=self.mode, device_kind=device_kind)
+            if answer is Verdict.NOT_YET:
+                missing.append((name, value, option.default))
+            elif answer is Verdict.NO_EFFECT:
+                _say_once(name, self.mode, device_kind, why)
         if missing:
             asked = ", ".join(f"config.{name} = {value!r}" for name, value, _ in missing)
             works = ", ".join(f"config.{name} = {default!r}" for name, _, default in missing)
-            raise NotYet(asked, instead=f"what works today: {works}")
+            raise NotYet(f"{asked} on {device_kind}", instead=f"what works today: {works}")
+
+
+@functools.cache
+def _say_once(name: str, mode: str, device_kind: str, why: str) -> None:
+    """Warn that an option does nothing; cached, so once per process, option, mode and device."""
+    _log.warning("config.%s has no effect on device %s in mode %s: %s", name, device_kind, mode, why)
+
+
+@functools.cache
+def _say_eager_once() -> None:
+    """Warn, once per process, that a dump costs what capture and kernels save."""
+    _log.warning(
+        "debug.data_dump and debug.fx_summary make the graph run eagerly; "
+        "unset them once the files are written, or set debug.fx_summary.skip_compile = False"
+    )
 
 
 def _sorted_options(config: CompilerConfig) -> list[tuple[str, Option[Any], Any]]:

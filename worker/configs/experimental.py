@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from worker.configs.effects import ASCEND, ASCEND_CAPTURE, ASCEND_ENGINE, CAPTURE, nowhere
 from worker.configs.options import INT64_MAX, Choice, Flag, IntList, IntRange, PlainMapping, Text
 from worker.configs.section import Part, Section
 
 
-class AclGraphExperimental(Section, at="experimental_config.aclgraph"):
+class AclGraphExperimental(Section, at="experimental_config.aclgraph", effect=ASCEND_CAPTURE):
     """Kernels made for one shape, and kernels made of several."""
 
     _aclnn_static_shape_kernel = Flag(False)
@@ -31,19 +32,24 @@ class AclGraphExperimental(Section, at="experimental_config.aclgraph"):
     """Options for finding faults in that joining."""
 
 
-class Experimental(Section, at="experimental_config"):
+_NO_BACKWARD = nowhere("a cached function has no backward")
+
+
+class Experimental(Section, at="experimental_config", effect=ASCEND_ENGINE):
     """Passes over the graph, and scheduling by the Ascend engine."""
 
     cc_parallel_enable = Flag(False)
     """Run computation and communication side by side."""
 
-    keep_inference_input_mutations = Flag(True)
+    keep_inference_input_mutations = Flag(
+        True, effect=nowhere("in-place changes of inputs always stay inside the graph")
+    )
     """Keep in-place changes of inputs inside the graph."""
 
     memory_efficiency = Flag(False)
     """Let feature memory be moved between runs."""
 
-    frozen_parameter = Flag(False)
+    frozen_parameter = Flag(False, effect=CAPTURE)
     """Treat the addresses of parameters as constants."""
 
     static_model_ops_lower_limit = IntRange[int | None](None, -1)
@@ -52,13 +58,13 @@ class Experimental(Section, at="experimental_config"):
     jit_compile = Choice("auto", ("auto",))
     """When operators are compiled at run time."""
 
-    npu_fx_pass = Flag(False)
+    npu_fx_pass = Flag(False, effect=ASCEND)
     """Run the device's own passes over the graph."""
 
-    aot_config_enable_joint_graph = Flag(False)
+    aot_config_enable_joint_graph = Flag(False, effect=_NO_BACKWARD)
     """Compile forward and backward as one graph."""
 
-    aot_config_output_loss_index = IntRange(0, -INT64_MAX - 1)
+    aot_config_output_loss_index = IntRange(0, -INT64_MAX - 1, effect=_NO_BACKWARD)
     """Which output of that joint graph is the loss."""
 
     topology_sorting_strategy = Choice("DFS", ("BFS", "DFS", "RDFS", "StableRDFS"))
@@ -70,13 +76,15 @@ class Experimental(Section, at="experimental_config"):
     enable_view_optimize = Flag(True)
     """Let views share memory with what they view."""
 
-    remove_noop_ops = Flag(True)
+    remove_noop_ops = Flag(
+        True, effect=nowhere("a graph runs as it was written, operators that change nothing included")
+    )
     """Drop operators that change nothing."""
 
     tiling_schedule_optimize = Flag(False)
     """Compute tilings on the device."""
 
-    pattern_fusion_pass = Flag(True)
+    pattern_fusion_pass = Flag(True, effect=ASCEND)
     """Replace known patterns of operators by fused ones."""
 
     aclgraph = Part(AclGraphExperimental)

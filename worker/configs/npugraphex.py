@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from worker.configs.effects import ASCEND_FLAT, Effect
 from worker.configs.options import (
     Choice,
     ExistingDirectory,
@@ -14,12 +15,30 @@ from worker.configs.options import (
 )
 from worker.configs.section import Section
 
+# TorchAir has no other name for these two, so mode reduce-overhead obeys them too.
+_CAPTURE_TOO = Effect(modes=("reduce-overhead", "npugraph_ex"))
 
-class NpuGraphEx(Section, at="npugraphex_config"):
+
+class NpuGraphEx(Section, at="npugraphex_config", effect=ASCEND_FLAT):
     """Options of mode ``npugraph_ex``; in mode reduce-overhead use those under `config.debug`."""
 
-    force_eager = Flag(False)
+    force_eager = Flag(False, effect=_CAPTURE_TOO)
     """As ``debug.run_eagerly``."""
+
+    force_recapture = Flag(False, effect=_CAPTURE_TOO)
+    """Capture anew on every call."""
+
+    capture_error_mode = Choice("global", ("global", "thread_local", "relaxed"))
+    """Which calls of other threads a running capture forbids."""
+
+    unsafe_skip_npugraph_capture_validation = Flag(False)
+    """Do not look whether what was captured can be replayed."""
+
+    record_statistics_debug_info = Flag(False)
+    """Note statistics of captures and replays."""
+
+    deadlock_check = Flag(False)
+    """As ``debug.deadlock_check``."""
 
     use_graph_pool = PoolHandle(None)
     """As ``aclgraph_config.use_custom_pool``."""
@@ -35,6 +54,9 @@ class NpuGraphEx(Section, at="npugraphex_config"):
 
     clone_output = Flag(False)
     """As ``debug.aclgraph.enable_output_clone``."""
+
+    disable_static_kernel_compile_cache = Flag(False)
+    """Compile kernels for the shapes of a capture anew each time."""
 
     static_kernel_compile = Flag(False)
     """Compile kernels for the shapes that a graph is captured with."""

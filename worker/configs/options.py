@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from worker.configs.effects import ASCEND, Effect
 from worker.configs.section import Option, same
 
 Word = TypeVar("Word", bound=str | None)
@@ -20,11 +20,23 @@ INT64_MAX = 2**63 - 1
 
 
 class Choice(Option[Word]):
-    """One of a few words."""
+    """One of a few words; of those, some may mean something to the Ascend toolchain only."""
 
-    def __init__(self, default: Word, choices: Sequence[str], *, built: bool = False) -> None:
-        super().__init__(default, built=built)
+    def __init__(
+        self,
+        default: Word,
+        choices: Sequence[str],
+        *,
+        of_ascend: Sequence[str] = (),
+        effect: Effect | None = None,
+    ) -> None:
+        super().__init__(default, effect=effect)
         self.choices = tuple(choices)
+        self.of_ascend = tuple(of_ascend)
+
+    def effect_of(self, value: object) -> Effect:
+        """That of the option, or none for a word of the Ascend toolchain."""
+        return ASCEND if value in self.of_ascend else self.effect
 
     def allows(self, value: object) -> bool:
         """Whether it is one of the words."""
@@ -32,7 +44,24 @@ class Choice(Option[Word]):
 
     def allowed(self) -> str:
         """The words."""
-        return ", ".join(map(repr, self.choices))
+        default = ("None",) if self.default is None else ()
+        return ", ".join((*map(repr, self.choices), *default))
+
+
+class Directory(Option[str | None]):
+    """Where something is written to; it is made when it is needed."""
+
+    def allows(self, value: object) -> bool:
+        """Whether it is a str that names something."""
+        return isinstance(value, str) and bool(value) and "\0" not in value
+
+    def allowed(self) -> str:
+        """The type."""
+        return "the path of a directory, as a str, None"
+
+    def canonical(self, value: str | None) -> str:
+        """Only whether there is one: where a dump goes changes nothing that is compiled."""
+        return "null" if value is None else '"given"'
 
 
 class Flag(Option[Bool]):
@@ -50,8 +79,10 @@ class Flag(Option[Bool]):
 class IntRange(Option[Int]):
     """A whole number between two bounds, both of them allowed."""
 
-    def __init__(self, default: Int, minimum: int, maximum: int = INT64_MAX, *, built: bool = False) -> None:
-        super().__init__(default, built=built)
+    def __init__(
+        self, default: Int, minimum: int, maximum: int = INT64_MAX, *, effect: Effect | None = None
+    ) -> None:
+        super().__init__(default, effect=effect)
         self.minimum = minimum
         self.maximum = maximum
 
@@ -79,8 +110,10 @@ class IntList(Option[Sequence[int] | None]):
 class Text(Option[Word]):
     """Any text, or only text of a certain form."""
 
-    def __init__(self, default: Word, *, form: str = "", example: str = "", built: bool = False) -> None:
-        super().__init__(default, built=built)
+    def __init__(
+        self, default: Word, *, form: str = "", example: str = "", effect: Effect | None = None
+    ) -> None:
+        super().__init__(default, effect=effect)
         self.form = form
         self.example = example
 
@@ -116,6 +149,10 @@ class ExistingDirectory(Option[str]):
         """What has to be there."""
         return "the path of an existing directory, as a str"
 
+    def canonical(self, value: str) -> str:
+        """Only whether it is another than the default: where something is written changes no compile."""
+        return json.dumps(value) if value == self.default else '"given"'
+
 
 class ExistingFile(Option[str | None]):
     """A file that is there when the option is set."""
@@ -131,6 +168,12 @@ class ExistingFile(Option[str | None]):
     def allowed(self) -> str:
         """What has to be there."""
         return f"the path of an existing {self.suffix or ''} file, as a str".replace("  ", " ")
+
+    def canonical(self, value: str | None) -> str:
+        """The digest of what stands in it: the same path may hold something else tomorrow."""
+        if value is None:
+            return "null"
+        return json.dumps(hashlib.sha256(Path(value).read_bytes()).hexdigest())
 
 
 class PlainMapping(Option[Mapping[str, Any] | None]):
@@ -179,14 +222,11 @@ class Function(Option[Callable[..., Any] | None]):
         return "a callable"
 
     def canonical(self, value: Callable[..., Any] | None) -> str:
-        """Its name and the digest of its source, where it has one; never an address."""
+        """Its name, and a digest of what it does and of all that it reaches; never an address."""
         if value is None:
             return "null"
-        named = (
-            f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', type(value).__qualname__)}"
-        )
-        try:
-            source = inspect.getsource(value)
-        except (OSError, TypeError):
-            return json.dumps(named)
-        return json.dumps(f"{named}#{hashlib.sha256(source.encode()).hexdigest()}")
+        # Only for who sets such an option: it looks at modules and source files.
+        from worker.reachable import reachable_digest
+
+        kind = value if hasattr(value, "__qualname__") else type(value)
+        return json.dumps(f"{kind.__module__}:{kind.__qualname__}#{reachable_digest(value)}")

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, ClassVar, Generic, Self, TypeVar, overload
 
+from worker.configs.effects import EVERY_MODE, Effect
 from worker.errors import BadConfig, UnknownOption
 
 T = TypeVar("T")
@@ -23,17 +24,23 @@ class Option(Generic[T]):
 
     Attributes:
         default: the value while nobody has set one; always allowed.
-        built: every allowed value takes effect today; where false, only the default does.
+        effect: what any other value does; the section's, where the option does not say.
         name: the attribute's name, set by Python.
     """
 
-    def __init__(self, default: T, *, built: bool = False) -> None:
+    def __init__(self, default: T, *, effect: Effect | None = None) -> None:
         self.default = default
-        self.built = built
+        self._effect = effect
         self.name = ""
 
     def __set_name__(self, owner: type[Section], name: str) -> None:
         self.name = name
+        self._owner = owner
+
+    @property
+    def effect(self) -> Effect:
+        """What a value other than the default does."""
+        return self._effect or self._owner.effect_of_options()
 
     @overload
     def __get__(self, section: None, owner: type[Section]) -> Self: ...
@@ -64,9 +71,10 @@ class Option(Generic[T]):
         """The allowed values in words, for an error message."""
         raise NotImplementedError
 
-    def takes_effect(self, value: object) -> bool:
-        """Whether warmrank does today what `value` asks for."""
-        return self.built or same(value, self.default)
+    def effect_of(self, value: object) -> Effect:
+        """What this value does; the same for every value but for the kinds that say otherwise."""
+        del value
+        return self.effect
 
     def canonical(self, value: T) -> str:
         """`value` as text that is the same in every process."""
@@ -109,13 +117,21 @@ class Part(Generic[S]):
 class Section:
     """Options and parts, declared as class attributes.
 
-    A subclass says where it stands: ``class AclGraphDebug(Section, at="debug.aclgraph")``.
+    A subclass says where it stands, and what its options do where they do not say so themselves:
+    ``class AclGraphDebug(Section, at="debug.aclgraph", effect=CAPTURE)``.
     """
 
     _at: ClassVar[str] = ""
+    _effect: ClassVar[Effect] = EVERY_MODE
 
-    def __init_subclass__(cls, *, at: str) -> None:
+    def __init_subclass__(cls, *, at: str, effect: Effect = EVERY_MODE) -> None:
         cls._at = at
+        cls._effect = effect
+
+    @classmethod
+    def effect_of_options(cls) -> Effect:
+        """What options of this section do that do not say so themselves."""
+        return cls._effect
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in names(type(self)):
@@ -166,6 +182,16 @@ def options(section: Section) -> Iterator[tuple[str, Option[Any], Any]]:
             yield dotted(section, name), declared, getattr(section, name)
         elif isinstance(declared, Part):
             yield from options(getattr(section, name))
+
+
+def changed(section: Section) -> Iterator[tuple[str, Option[Any], Any]]:
+    """As `options`, but only those whose value is not the default; looks at nothing that was never set."""
+    for name, value in section.__dict__.items():
+        declared = getattr(type(section), name)
+        if isinstance(declared, Part):
+            yield from changed(value)
+        elif not same(value, declared.default):
+            yield dotted(section, name), declared, value
 
 
 def dotted(section: Section, name: str) -> str:

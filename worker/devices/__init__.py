@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from worker.errors import NotYet
-
 if TYPE_CHECKING:
     import torch
 
@@ -97,7 +95,7 @@ def backend_for(kind: str) -> DeviceBackend:
     """The backend of a device kind.
 
     Raises:
-        NotYet: the kind is known, but not built yet.
+        DeviceUnavailable: torch does not know the device kind here, or finds no such device.
         ValueError: there is no such kind.
     """
     if kind == "cpu":
@@ -105,6 +103,8 @@ def backend_for(kind: str) -> DeviceBackend:
 
         return CpuBackend()
     if kind in KINDS:
-        raise NotYet(f"device kind {kind!r}", instead="use device kind 'cpu'")
+        from worker.devices.accelerator import accelerator
+
+        return accelerator(kind)
     msg = f"there is no device kind {kind!r}; known kinds: {', '.join(KINDS)}"
     raise ValueError(msg)

@@ -1,50 +1,38 @@
 """Device kind ``cpu``: a `CpuGraph` with the contract of the accelerators' graphs.
 
-Inputs and outputs have fixed addresses, so a replay overwrites what the one before returned, as on the
-device. Intermediate values come from torch's allocator on every replay; an arena that several graphs share
-is what the memory reuse modes one and two will add.
+A recording of one run says which kernels the graph calls on which memory (`worker.torch_private.recording`).
+All that the run allocated gets a place in the work region of a pool (`worker.devices.memory_plan`), and a
+replay calls the same kernels on these fixed addresses: no Python of the graph, no views, no allocator. As on
+a device, outputs hold nothing before the first replay, and every replay in the pool may overwrite them.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from worker import collection
 from worker.devices import Pool, PoolHandle
-from worker.devices.memory import memory_of
+from worker.devices.arena import ArenaPool, Pools, buffers, new_handle
+from worker.devices.program import Program, program
+from worker.torch_private.kernels import run
+from worker.torch_private.places import check
+from worker.torch_private.recording import record
 
-_NUMBERS = itertools.count(1)
-
-
-class CpuPool:
-    """Memory that graphs share: nothing yet."""
-
-    size_bytes = 0
+_POOLS = Pools()
 
 
 class CpuGraph:
-    """A graph recorded on a CPU: the callable, its static inputs and its static outputs."""
+    """A graph recorded on a CPU: its calls, with all that they read and write."""
 
-    def __init__(
-        self,
-        graph: Callable[..., tuple[Any, ...]],
-        inputs: Sequence[Any],
-        copied: frozenset[int],
-        aliased: frozenset[int],
-    ) -> None:
-        self._graph = graph
-        self._inputs = tuple(
-            _clone(value) if index in copied else value for index, value in enumerate(inputs)
-        )
-        self._outputs = tuple(graph(*self._inputs))
-        self._copied = tuple(
-            index
-            for index, value in enumerate(self._outputs)
-            if isinstance(value, torch.Tensor) and index not in aliased
-        )
+    def __init__(self, inputs: tuple[Any, ...], program: Program, held: tuple[Any, ...], size: int) -> None:
+        self._inputs = inputs
+        self._outputs = program.outputs
+        self._calls = program.calls
+        self._held = held
+        self._size_bytes = size
 
     @property
     def inputs(self) -> tuple[Any, ...]:
@@ -59,17 +47,11 @@ class CpuGraph:
     @property
     def size_bytes(self) -> int:
         """See `worker.devices.CapturedGraph.size_bytes`."""
-        return sum(self._outputs[index].nbytes for index in self._copied)
+        return self._size_bytes
 
     def replay(self) -> None:
         """See `worker.devices.CapturedGraph.replay`."""
-        produced = self._graph(*self._inputs)
-        for index in self._copied:
-            if produced[index].shape != self._outputs[index].shape:
-                shapes = f"{tuple(self._outputs[index].shape)} -> {tuple(produced[index].shape)}"
-                msg = f"output {index} of a captured graph changed its shape: {shapes}"
-                raise RuntimeError(msg)  # copy_ would broadcast, and the result be wrong
-            self._outputs[index].copy_(produced[index])
+        run(self._calls)
 
 
 class CpuBackend:
@@ -85,12 +67,11 @@ class CpuBackend:
 
     def new_handle(self) -> PoolHandle:
         """See `worker.devices.DeviceBackend.new_handle`."""
-        return (0, next(_NUMBERS))
+        return new_handle()
 
-    def pool(self, handle: PoolHandle | None = None) -> CpuPool:
+    def pool(self, handle: PoolHandle | None = None) -> ArenaPool:
         """See `worker.devices.DeviceBackend.pool`."""
-        del handle
-        return CpuPool()
+        return _POOLS.pool(handle)
 
     def capture(
         self,
@@ -101,13 +82,18 @@ class CpuBackend:
         aliased: frozenset[int],
         pool: Pool,
     ) -> CpuGraph:
-        """See `worker.devices.DeviceBackend.capture`."""
-        del pool
-        return CpuGraph(graph, inputs, copied, aliased)
-
-
-def _clone(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides, which the graph may rely on."""
-    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    memory_of(copy).copy_(memory_of(tensor))
-    return copy
+        """See `worker.devices.DeviceBackend.capture`; which outputs share memory is seen in the recording."""
+        del aliased
+        if not isinstance(pool, ArenaPool):
+            msg = f"a CPU graph needs a pool of the CPU backend; got a {type(pool).__qualname__}"
+            raise TypeError(msg)
+        for value in inputs:
+            if isinstance(value, torch.Tensor):
+                check(value)
+        # Out of inference mode, so that what is made here can be written in and out of it.
+        with collection.paused(), torch.inference_mode(mode=False), torch.no_grad():
+            given = buffers(pool, inputs, copied)
+            recording = record(graph, given.values)
+            made = program(recording, given.values, copied=copied, region=pool.work)
+        held = (pool, given.segment, made.segment)
+        return CpuGraph(given.values, made, held, given.size_bytes + made.size_bytes)

@@ -9,3 +9,10 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or, where elements overlap (``expand``), all the memory that it spans, each cell once."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor if tensor.numel() <= max(span, 0) else tensor.as_strided((span,), (1,))
+
+
+def duplicate(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides, gaps and overlaps, in memory of its own."""
+    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    memory_of(copy).copy_(memory_of(tensor))
+    return copy

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 Graph = Callable[..., tuple[Any, ...]]
 
-_HOMES = {"graph": ("worker.engines.graph", "GraphEngine")}
+_HOMES = {
+    "graph": ("worker.engines.graph", "GraphEngine"),
+    "aoti": ("worker.engines.aoti", "AotiEngine"),
+}
 _MODES = {"reduce-overhead": "graph", "max-autotune": "aoti", "npugraph_ex": "torchair"}
 
 

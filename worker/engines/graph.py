@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from worker.data_dump import MARK
 from worker.engines import Built
 from worker.engines.bindings import BINDINGS
 from worker.errors import ArtifactCorrupt, NotPortable
@@ -65,7 +66,7 @@ class GraphEngine:
         scope: dict[str, Any] = {"torch": torch, "operator": operator, "math": math}
         # The file is private to this user, or was fetched under a signature that the store's policy checked.
         exec(marshal.loads(sections["graph.code"]), scope)  # noqa: S102, S302
-        graph: Graph = scope["bind"](groups, _unpack_constants(sections["constants"]))
+        graph: Graph = scope["bind"](groups, unpack_constants(sections["constants"]))
         return graph
 
 
@@ -87,7 +88,13 @@ class _SourceWriter:
         lines += [
             f"    {name} = constants[{index}]" for index, name in enumerate(self._constant_names.values())
         ]
-        lines += ["", f"    def graph({', '.join(inputs)}):", *body, "", "    return graph", ""]
+        dumped = any(node.meta.get(MARK) for node in self._nodes)
+        if dumped:
+            lines += ["    from worker.data_dump import Dump", "    _dump = Dump()"]
+        lines += ["", f"    def graph({', '.join(inputs)}):"]
+        if dumped:
+            lines.append(f"{_INDENT}_dump.step()")
+        lines += [*body, "", "    return graph", ""]
         return "\n".join(lines)
 
     def _body(self) -> Iterator[str]:
@@ -98,8 +105,13 @@ class _SourceWriter:
                 arguments += [
                     f"{key}={self._keyword(node, key, value)}" for key, value in node.kwargs.items()
                 ]
-                assigned = f"{node.name} = " if node.users else ""
-                yield f"{_INDENT}{assigned}{self._target(node)}({', '.join(arguments)})"
+                dumped = node.meta.get(MARK, False)
+                assigned = f"{node.name} = " if node.users or dumped else ""
+                # The name is for readers, who find the operator's source line by it.
+                named = "" if assigned else f"  # {node.name}"
+                yield f"{_INDENT}{assigned}{self._target(node)}({', '.join(arguments)}){named}"
+                if dumped:
+                    yield f"{_INDENT}_dump({node.name!r}, {str(node.target)!r}, {node.name})"
             elif node.op == "get_attr":
                 yield f"{_INDENT}{node.name} = {self._constant(str(node.target))}"
             elif node.op == "output":
@@ -192,7 +204,8 @@ def _raw(tensor: torch.Tensor) -> bytes:
     return bytes(flat.view(torch.uint8).tolist()) if flat.numel() else b""
 
 
-def _unpack_constants(data: bytes) -> list[torch.Tensor]:
+def unpack_constants(data: bytes) -> list[torch.Tensor]:
+    """The tensor constants in a section; raises `ArtifactCorrupt` where it has none to read."""
     header, newline, raw = data.partition(b"\n")
     if not newline:
         msg = "section 'constants' of the artifact has no header line"

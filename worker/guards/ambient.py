@@ -13,6 +13,7 @@ from torch.nn.modules import module as module_hooks
 from torch.utils._device import DeviceContext
 
 from worker.errors import NotPortable
+from worker.torch_private import switches
 
 NAMES = (
     "grad mode",
@@ -35,6 +36,13 @@ NAMES = (
     "mkldnn deterministic",
     "global module hooks",
     "torch function modes",
+    "cudnn",
+    "cudnn deterministic",
+    "cudnn benchmark",
+    "cudnn attention",
+    "fp16 reduced precision",
+    "bf16 reduced precision",
+    "fp16 accumulation",
 )
 
 _HOOKS = tuple(
@@ -46,6 +54,9 @@ _HOOKS = tuple(
         "_global_backward_pre_hooks",
     )
 )
+# A captured graph holds the kernels that these chose when it was captured.
+_CUDA = (*switches.cudnn_switches, *switches.cublas_switches)
+_NO_CUDA = (None,) * len(_CUDA)
 _ACCELERATOR = {"npu": "npu", "cuda": "cuda"}
 
 
@@ -55,7 +66,7 @@ def snapshot(device_kind: str) -> tuple[Any, ...]:
     return (
         torch.is_grad_enabled(),
         torch.get_default_dtype(),
-        torch.get_default_device().type,
+        switches.default_device_type(),
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
         torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
@@ -64,27 +75,17 @@ def snapshot(device_kind: str) -> tuple[Any, ...]:
         torch.get_autocast_dtype("cpu"),
         torch.is_autocast_enabled(accelerator) if accelerator else False,
         torch.get_autocast_dtype(accelerator) if accelerator else None,
-        torch.backends.cuda.matmul.allow_tf32,
-        torch.backends.cudnn.allow_tf32,
-        torch.backends.cuda.flash_sdp_enabled(),  # type: ignore[no-untyped-call]
-        torch.backends.cuda.mem_efficient_sdp_enabled(),  # type: ignore[no-untyped-call]
-        torch.backends.cuda.math_sdp_enabled(),  # type: ignore[no-untyped-call]
-        torch.backends.mkldnn.enabled,
-        torch.backends.mkldnn.deterministic,
+        switches.matmul_allows_tf32(),
+        switches.cudnn_allows_tf32(),
+        switches.flash_attention(),
+        switches.memory_efficient_attention(),
+        switches.math_attention(),
+        switches.mkldnn_enabled(),
+        switches.mkldnn_deterministic(),
         sum(map(len, _HOOKS)),
-        _foreign_modes(),
+        switches.foreign_function_modes(DeviceContext),  # that of the default device has a name above
+        *((read() for read in _CUDA) if device_kind == "cuda" else _NO_CUDA),
     )
-
-
-def _foreign_modes() -> int:
-    """Number of active torch function modes, without that of the default device, which has a name above."""
-    from torch import _C
-
-    count = _C._len_torch_function_stack()  # noqa: SLF001 - no public reader exists
-    if not count:
-        return 0
-    modes = [_C._get_function_stack_at(index) for index in range(count)]  # noqa: SLF001 - likewise
-    return sum(not isinstance(mode, DeviceContext) for mode in modes)
 
 
 def encode(values: tuple[Any, ...]) -> dict[str, str]:

@@ -12,6 +12,7 @@ import torch
 from worker import sources
 from worker.code_digests import forget_types, type_name
 from worker.errors import WorkerError
+from worker.gears.carried import carried, encoded
 from worker.groups import resolve as resolve_group
 from worker.guards import ambient, constants
 from worker.guards.identity import describe
@@ -86,10 +87,7 @@ def _present(name: str) -> int | None:
 def _object_mismatches(
     guards: PortableGuards, function: FunctionType, arguments: Mapping[str, Any]
 ) -> list[str]:
-    roots = {"local": {**free_variables(function), **arguments}, "global": function.__globals__}
-    values: list[Any] = []
-    for index in range(len(guards.nodes)):
-        values.append(resolve(guards.nodes, values, index, roots))
+    values = node_values(guards, function, arguments)
     found = []
     for check in guards.checks:
         if not holds(check, values):
@@ -100,6 +98,15 @@ def _object_mismatches(
         if not shape_holds(expression, {index: values[index] for index in used}):
             found.append(f"sizes: {readable_shape(guards, expression, used)} does not hold")
     return found
+
+
+def node_values(guards: PortableGuards, function: FunctionType, arguments: Mapping[str, Any]) -> list[Any]:
+    """What every node of the guards stands for in a call; `MISSING` where there is nothing."""
+    roots = {"local": {**free_variables(function), **arguments}, "global": function.__globals__}
+    values: list[Any] = []
+    for index in range(len(guards.nodes)):
+        values.append(resolve(guards.nodes, values, index, roots))
+    return values
 
 
 def shape_holds(expression: str, values: Mapping[int, Any]) -> bool:
@@ -196,6 +203,8 @@ HOLDS: dict[str, Callable[[Any, Any], bool]] = {
     "none": lambda value, _: value is None,
     "not_none": lambda value, _: value is not None,
     "tensor": tensor_holds,
+    "gears": lambda value, expected: not carried(value) or encoded(carried(value)) == expected,
+    "geared": lambda value, expected: encoded(carried(value)) == expected,
     "group": _group_holds,
     "group_name": _group_name_holds,
 }

@@ -17,6 +17,7 @@ import ast
 import builtins
 import dataclasses
 import importlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ Node = tuple[int, str, Any]
 
 # Dynamo's name for the globals of a function that was made by `exec`, followed by an address.
 UNNAMED_SCOPE = "___unnamed_scope"
+# A global that Dynamo named for the address of its value.
+_ADDRESSED = re.compile(r"_\d+_c\d+$")
 ROOTS = ("local", "global", "import", "builtins")
 
 
@@ -47,6 +50,14 @@ class PathTable:
         self.nodes: list[Node] = []
         self._index: dict[str, int] = {}
         self._aliases = import_aliases
+
+    @classmethod
+    def of(cls, nodes: Sequence[Node], import_aliases: Mapping[str, str]) -> PathTable:
+        """A table that holds nodes already."""
+        table = cls(import_aliases)
+        table.nodes = list(nodes)
+        table._index = {repr(node): index for index, node in enumerate(nodes)}
+        return table
 
     def add(self, expression: str) -> int:
         """Index of the node for an expression over ``L`` and ``G``.
@@ -101,6 +112,9 @@ class PathTable:
             return -1, "import", self._aliases[name]
         if name.startswith(UNNAMED_SCOPE):
             msg = "the function's globals are those of no module, so no later process can find them"
+            raise NotPortable(msg, what=name)
+        if _ADDRESSED.search(name):
+            msg = f"the tracer's own global {name} is named for an address, which no later process has"
             raise NotPortable(msg, what=name)
         return -1, "global", name
 

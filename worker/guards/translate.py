@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from worker.errors import NotPortable
+from worker.gears.carried import carried, encoded
 from worker.groups import resolve, role_of
 from worker.guards import constants
 from worker.guards.identity import describe
@@ -224,7 +225,8 @@ def _tensor(guard: TracedGuard) -> _Translated:
         "sizes": list(guard.sizes),
         "strides": list(guard.strides),
     }
-    return [("tensor", expected)]
+    gears = encoded(carried(tensor))
+    return [("tensor", expected), *([("gears", gears)] if gears else [])]
 
 
 def _with_detail(kind: str, detail: str) -> Callable[[TracedGuard], _Translated]:

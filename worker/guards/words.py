@@ -10,6 +10,7 @@ import torch
 
 from worker.code_digests import type_name
 from worker.errors import WorkerError
+from worker.gears.carried import carried, encoded
 from worker.guards import constants
 from worker.guards.model import Check, PortableGuards
 from worker.guards.paths import MISSING, text
@@ -29,6 +30,8 @@ def describe_failure(guards: PortableGuards, check: Check, values: Sequence[Any]
         return f"{where} and {text(guards.nodes, expected)} are no longer the same object"
     if kind == "distinct":
         return _describe_same([(text(guards.nodes, index), values[index]) for index in (node, *expected)])
+    if kind in ("gears", "geared"):
+        return f"{where}: gears {expected or 'none'} -> {encoded(carried(value)) or 'none'}"
     if kind == "tensor":
         return f"{where}: {', '.join(tensor_differences(value, expected))}"
     if kind == "type":
@@ -109,6 +112,51 @@ def tensor_differences(value: Any, expected: Mapping[str, Any]) -> list[str]:
             shown = ["*" if w is None else w for w in wanted]
             found.append(f"{name} {shown} -> {list(now)}")
     return found
+
+
+_PHRASES = {
+    "type": "is of type {}",
+    "identity": "is {}",
+    "equals": "equals {}",
+    "length": "has length {}",
+    "keys": "has keys {}",
+    "has_key": "has key {}",
+    "no_key": "has no key {}",
+    "has_attr": "has attribute {}",
+    "no_attr": "has no attribute {}",
+    "not_in_dict": "has no {} of its own",
+    "none": "is None",
+    "not_none": "is not None",
+    "empty": "is empty",
+    "group": "is process group {}",
+    "group_name": "names process group {}",
+}
+
+
+def check_words(guards: PortableGuards, check: Check) -> list[str]:
+    """What a check asks for, as a reader would say it; one line, but one per object for ``distinct``."""
+    node, kind, expected = check
+    where = text(guards.nodes, node)
+    if kind == "same":
+        return [f"{where} is {text(guards.nodes, expected)}"]
+    if kind == "distinct":
+        return [text(guards.nodes, other) for other in (node, *expected)]
+    if kind == "tensor":
+        sizes = ["*" if size is None else size for size in expected["sizes"]]
+        dtype = constants.decode(expected["dtype"])
+        return [f"{where} is a {dtype} tensor of sizes {sizes} on {expected['device']}"]
+    phrase = _PHRASES.get(kind, f"{kind.replace('_', ' ')} {{}}")
+    return [f"{where} {phrase.format(_expected(kind, expected))}"]
+
+
+def _expected(kind: str, expected: Any) -> str:
+    if kind in ("type", "has_attr", "no_attr"):
+        return str(expected)
+    if kind in ("identity", "group"):
+        return " ".join(filter(None, map(str, expected)))
+    if kind == "keys":
+        return repr([plain(key) for key in expected])
+    return repr(plain(expected))
 
 
 def readable_shape(guards: PortableGuards, expression: str, used: Sequence[int]) -> str:

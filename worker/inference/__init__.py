@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["cache_compile", "readable_cache", "set_dim_gears"]
 
 _log = logging.getLogger("torchair")
-_CHOICES = {"guards": ("once", "always", "skip"), "on_recompile": ("add", "abandon")}
+_CHOICES = {
+    "guards": ("once", "always", "skip"),
+    "on_recompile": ("add", "abandon"),
+    "on_gear_miss": ("error", "pad"),
+    "rng": ("refuse", "allow"),
+}
 
 
 def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
@@ -54,8 +59,10 @@ def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
         tp_rank: tensor-parallel rank, appended to the partition's name.
         pp_rank: pipeline-parallel rank, likewise.
         custom_decompositions: operator overload -> function that replaces it.
-        ge_cache: keep compiled kernels too; has an effect in mode max-autotune only.
-        **kwargs: ``guards`` ("once", "always", "skip") and ``on_recompile`` ("add", "abandon").
+        ge_cache: keep compiled kernels too, so that a later process need not compile them at load; has an
+            effect in mode max-autotune only.
+        **kwargs: ``guards`` ("once", "always", "skip"), ``on_recompile`` ("add", "abandon"),
+            ``on_gear_miss`` ("error", "pad") and ``rng`` ("refuse", "allow": random operators).
 
     Raises:
         BadFunction: ``func`` is no undecorated method of a module.
@@ -67,8 +74,7 @@ def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
     from worker.cached_function import CachedFunction
 
     chosen = _config(config, backend)
-    chosen.check_supported()
-    if _checked(ge_cache, "ge_cache", bool):
+    if _checked(ge_cache, "ge_cache", bool) and chosen.mode != "max-autotune":
         _log.warning("ge_cache=True has no effect in mode %s; it belongs to mode max-autotune", chosen.mode)
     decompositions = dict(getattr(backend, "keywords", {}).get("custom_decompositions") or {})
     decompositions.update(_instance(custom_decompositions or {}, "custom_decompositions", Mapping))
@@ -80,8 +86,15 @@ def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
         tp_rank=_rank(tp_rank, "tp_rank"),
         pp_rank=_rank(pp_rank, "pp_rank"),
         custom_decompositions=decompositions,
+        ge_cache=ge_cache,
         **_extensions(kwargs),
     )
+    if options.rng == "allow" and chosen.engine_mode() != "reduce-overhead":
+        msg = (
+            f'rng is "allow", but mode {chosen.mode} compiles random operators to others, which draw other '
+            'numbers than torch does; use mode "reduce-overhead", or rng="refuse"'
+        )
+        raise BadConfig(msg, parameter="rng")
     return CachedFunction(_method(func), options)
 
 
@@ -100,7 +113,8 @@ def _method(func: Any) -> MethodType:
     if not isinstance(func.__func__, FunctionType) or hasattr(func.__func__, "__wrapped__"):
         msg = (
             f"{name} is decorated, and a cached function must not be: the decorator would be lost or traced. "
-            "Move the body into an undecorated method, cache that one, and call it from the decorated one."
+            "Move the body into an undecorated method, cache that one, and call it from the decorated one. "
+            "Of a class that is not yours, cache a method of a module of your own that holds this one."
         )
         raise BadFunction(msg, function=name)
     return func
@@ -169,15 +183,16 @@ def _extensions(given: dict[str, Any]) -> dict[str, Any]:
 def readable_cache(
     cache_bin: str | os.PathLike[str], print_output: bool = True, file: str | os.PathLike[str] | None = None
 ) -> str:
-    """What an artifact holds, as text: name, request, conditions, frame, and the graph as Python.
+    """What an artifact holds, as Python source: request, signature, guards, frame, and the graph as code.
 
     Args:
         cache_bin: path of a ``compiled_module``.
         print_output: print the text.
-        file: write the text there too, as a Python file whose comments hold all but the graph.
+        file: write the text there too, mode 0600.
 
     Raises:
         ArtifactCorrupt: the file is no artifact.
+        UnusableCache: it, or ``file``, is a link or no file, or the artifact is not private to this user.
         FileNotFoundError: there is no such file.
     """
     from worker.readable import render, write

@@ -1,7 +1,8 @@
 """The only room that touches torch's private modules; what each use relies on stands beside it.
 
-Read against torch 2.11 to 2.13; another release touches only this room. Nothing here is imported by a
-warm load: the tracer costs a second to import, and `sympy` with it.
+Read against torch 2.11 to 2.13; another release touches only this room. The tracer costs a second to import,
+and `sympy` with it, so a warm load imports nothing of it; `recording`, `kernels`, `aoti_runtime` and what
+they use are part of a warm load, and import neither.
 
 Facts relied upon (each has a test in ``tests/unit/test_torch_private.py``):
 
@@ -20,6 +21,10 @@ Facts relied upon (each has a test in ``tests/unit/test_torch_private.py``):
   ``UserDefinedObjectVariable.var_getattr``, and leaves no guard.
 * A ``SymInt`` that was specialised has a ``node.maybe_as_int()``; ``TENSOR_MATCH`` compares it, and the shape
   guards leave it out.
+* With ``use_duck_shape`` off, sizes that happen to be equal are different symbols; with
+  ``automatic_dynamic_shapes`` off, earlier traces of the process change nothing.
+* A tensor that is described as no view gets sizes of its own, and puts no conditions on its base
+  (``views.py``).
 * ``make_fx`` over an interpreter of Dynamo's graph keeps in-place operators and views as they are, and
   keeps each node's ``stack_trace``.
 """

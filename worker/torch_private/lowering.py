@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,34 @@ def lower(graph_module: GraphModule, decompositions: Mapping[Any, Callable[..., 
         )(*fakes)
     graph.graph.eliminate_dead_code()
     return LoweredGraph(graph=graph, inputs=_inputs(graph_module))
+
+
+def retrace(lowered: LoweredGraph, fakes: list[Any]) -> LoweredGraph:
+    """The graph anew after somebody changed it, with shapes and memory noted on every operator.
+
+    Needs the tracing context that the graph was made in. Raises whatever the graph raises on its inputs.
+    """
+    import torch.fx.traceback as fx_traceback
+    from torch.fx import Interpreter
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    placeholders = [node for node in lowered.graph.graph.nodes if node.op == "placeholder"]
+    if len(placeholders) != len(fakes):
+        msg = f"it has {len(placeholders)} inputs now, and had {len(fakes)}"
+        raise ValueError(msg)
+    with contextlib.ExitStack() as stack:
+        for kind in ("cpu", "cuda"):  # its casts are operators of the graph already
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(fx_traceback.preserve_node_meta())
+        graph: GraphModule = make_fx(
+            Interpreter(lowered.graph).run,
+            tracing_mode="symbolic",
+            _allow_non_fake_inputs=True,
+            pre_dispatch=True,
+        )(*fakes)
+    graph.graph.eliminate_dead_code()
+    return LoweredGraph(graph=graph, inputs=lowered.inputs)
 
 
 def _casts_by_itself(graph_module: GraphModule) -> bool:

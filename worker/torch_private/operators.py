@@ -38,6 +38,15 @@ def memory_of(value: Any) -> Iterator[int]:
             yield item.untyped_storage()._cdata
 
 
+def named_argument(node: Any, name: str) -> Any:
+    """Value of an operator's argument by its schema's name; its default where the call does not give it."""
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.name == name:
+            given = node.args[position] if position < len(node.args) else node.kwargs.get(name)
+            return argument.default_value if given is None else given
+    return None
+
+
 def size_depends_on_data(node: Any) -> bool:
     """Whether a node's result has a size that only the values of its inputs say.
 

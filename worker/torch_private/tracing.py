@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -14,6 +14,8 @@ import torch
 from worker.code_digests import globals_module, is_pinned_module
 from worker.errors import GraphBreak, NotPortable
 from worker.torch_private.lowering import LoweredGraph, lower, source_name
+from worker.torch_private.shape_lines import ShapeLine, shape_lines
+from worker.torch_private.views import views_by_themselves
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -47,6 +49,7 @@ class TracedGuard:
         same_as: for ``DUPLICATE_INPUT``, the other expression.
         sizes: traced sizes of a tensor, None for a dynamic dimension.
         strides: likewise.
+        stack: the traced code that made Dynamo add the guard, outermost first: file, line, name, text.
     """
 
     kind: str
@@ -58,6 +61,7 @@ class TracedGuard:
     same_as: str = ""
     sizes: tuple[int | None, ...] = ()
     strides: tuple[int | None, ...] = ()
+    stack: tuple[tuple[str, int, str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +72,7 @@ class Trace:
         lowered: the graph.
         frame: the code object that unpacks the arguments, calls the graph, and packs the outputs.
         graph_name: the global name by which ``frame`` calls the graph.
-        import_aliases: global name in ``frame`` -> module to bind it to.
+        import_aliases: global name of Dynamo's making, in ``frame`` or in guards -> module to bind it to.
         external_names: every global name that ``frame`` refers to.
         closure: cells for the frame's free variables, or None.
         guards: all guards.
@@ -76,6 +80,7 @@ class Trace:
         codes: every code object that was traced.
         trace_s: seconds in Dynamo.
         lower_s: seconds from Dynamo's graph to the ATen graph.
+        shape_lines: the lines that conditions on symbolic sizes come from.
     """
 
     lowered: LoweredGraph
@@ -89,6 +94,7 @@ class Trace:
     codes: tuple[CodeType, ...]
     trace_s: float
     lower_s: float
+    shape_lines: tuple[ShapeLine, ...] = ()
 
 
 def trace(
@@ -123,7 +129,7 @@ def trace(
 
     with _LOCK, get_metrics_context(), dynamo_timed("warmrank"), _tracing_settings(dynamic):
         started = perf_counter()
-        with _absence_guarded(), _noted_writes() as writes:
+        with _absence_guarded(), views_by_themselves(), _noted_writes() as writes:
             captured = _capture(convert_frame, method, args, dict(kwargs))
         backend_input = captured.backend_input
         if backend_input is None:
@@ -144,7 +150,7 @@ def trace(
             lowered=lowered,
             frame=environment.bytecode,
             graph_name=backend_input.backend_id,
-            import_aliases=dict(environment.import_sources),
+            import_aliases=_modules(method) | environment.import_sources,
             external_names=frozenset(environment.external_refs),
             closure=environment.closure,
             guards=_guards(output, method),
@@ -153,20 +159,35 @@ def trace(
             codes=tuple({id(code): code for code in output.traced_code}.values()),
             trace_s=traced - started,
             lower_s=lowered_at - traced,
+            shape_lines=shape_lines(output.output_graph.shape_env),
         )
         return traced_method, built
+
+
+def _modules(method: Callable[..., Any]) -> dict[str, str]:
+    """Globals that Dynamo made for modules, such as torch where ``type(x)`` leads to it, by name."""
+    return {
+        name: value.__name__
+        for name, value in _function_of(method).__globals__.items()
+        if isinstance(value, ModuleType) and name.rpartition("_c")[0].endswith(f"_{id(value)}")
+    }
 
 
 @contextlib.contextmanager
 def _tracing_settings(dynamic: bool) -> Iterator[None]:
     """Dynamo's switches for one trace; the caller's grad mode is restored whatever the graph does to it."""
     import torch._dynamo.config as dynamo_config
+    import torch.fx.experimental._config as shapes_config
     from torch._dynamo.eval_frame import set_enable_dynamic
 
     was_enabled = torch.is_grad_enabled()
     # specialize_float: with dynamic shapes a Python float would otherwise restart the analysis out of
     # the capture (TensorifyScalarRestartAnalysis); the float is guarded by value instead.
-    with dynamo_config.patch(specialize_float=True), set_enable_dynamic(dynamic):
+    # automatic_dynamic_shapes: what was traced before in this process must not change the artifact.
+    # use_duck_shape: a batch that happens to be as large as the number of heads would be bound to it.
+    settings = dynamo_config.patch(specialize_float=True, automatic_dynamic_shapes=False)
+    symbols = shapes_config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
+    with settings, symbols, set_enable_dynamic(dynamic):
         try:
             yield
         finally:
@@ -322,6 +343,10 @@ def _guard(entry: Any, shapes: Mapping[str, Any]) -> TracedGuard:
         same_as=source_name(other) if other is not None else "",
         sizes=_concrete(metadata["size"]) if metadata else (),
         strides=_concrete(metadata["stride"]) if metadata else (),
+        stack=tuple(
+            (frame.filename, frame.lineno or 0, frame.name, frame.line or "")
+            for frame in original.user_stack or ()
+        ),
     )
 
 

@@ -206,6 +206,32 @@ def strided() -> list[Call]:
     return [call(numbers(4, 4)), call(numbers(4, 4).t()), call(numbers(4, 8)[:, ::2])]
 
 
+def slices() -> list[Call]:
+    return [call(numbers(n, 4)[n - 4 : n - 1]) for n in (9, 12, 20)] + [call(numbers(2, 9, 4)[1][5:8])]
+
+
+@case(slices, "compiled ran ran ran", options={"dynamic": False})
+class SlicesOfOtherBuffers(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+@case(lambda: [call(numbers(3, 8)[:, :4]), call(numbers(2, 3, 9)[0][:, :4])], "compiled ran")
+class ColumnsOfOtherBuffers(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.cumsum(1)
+
+
+def growing() -> list[Call]:
+    return [call(numbers(2, n)[:, -1:]) for n in (5, 6, 7)]
+
+
+@case(growing, "compiled ran ran")
+class LastColumn(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
 @case(strided, "compiled compiled compiled")
 class StridesOfInput(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
@@ -281,6 +307,12 @@ class CallsWhatExecMade(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.made(x)
+
+
+@refused(one, "NotPortable")
+class AsksForBase(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x._base is None else x._base * 3
 
 
 @refused(one, "RandomOp")

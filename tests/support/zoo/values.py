@@ -32,6 +32,13 @@ class Output:
     extra: Any = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strict:
+    x: torch.Tensor
+    scale: float = 2.0
+    shape: tuple[int, ...] = (1, 2)
+
+
 class Pair(NamedTuple):
     a: torch.Tensor
     b: int
@@ -48,6 +55,19 @@ class Pair(NamedTuple):
 class NestedDataclass(nn.Module):
     def forward(self, given: Outer) -> torch.Tensor:
         return given.inner.x * given.inner.factor + given.count
+
+
+@case(
+    lambda: [
+        call(Strict(x=numbers(3, 4))),
+        call(Strict(x=numbers(6, 4))),
+        call(Strict(x=numbers(3, 4), scale=3.0)),
+    ],
+    "compiled ran compiled",
+)
+class StrictDataclass(nn.Module):
+    def forward(self, given: Strict) -> Any:
+        return Strict(x=given.x * given.scale, shape=(given.x.shape[0], given.shape[1]))
 
 
 @case(lambda: [call(Pair(numbers(3, 4), 2)), call(Pair(numbers(3, 4), 5))], "compiled ran")
@@ -196,15 +216,21 @@ class LoopOverInteger(nn.Module):
         return x
 
 
+@case(two_sizes, "compiled ran")
+class AsksForType(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if type(x) is torch.Tensor else x
+
+
 @case(lambda: [call(numbers(n, 4)) for n in (3, 16, 2)], "compiled compiled ran")
 class BranchOnSize(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2 if x.shape[0] > 8 else x * 3
 
 
-@case(lambda: [call(numbers(n, 4)) for n in (4, 5, 6, 8)], "compiled compiled compiled ran")
+@case(lambda: [call(numbers(n, 4)) for n in (4, 5, 6, 8)], "compiled compiled ran ran")
 class EvenSizes(nn.Module):
-    """The first call specialises its size: 4 rows of 4 in pairs are a single solution."""
+    """In the first call both sizes are 4, which binds neither to the other."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.view(x.shape[0] // 2, 2, 4).sum(1) if x.shape[0] % 2 == 0 else x.sum(0)

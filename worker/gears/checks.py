@@ -1,42 +1,15 @@
-"""Dimension gears: the few sizes that a dimension of an input may take, one captured graph for each.
-
-The checks stand here and are pure; compiling for gears is not built yet, and `set_dim_gears` says so.
-"""
+"""What gears may be: sizes by dimension, checked without a tensor. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from worker.errors import GearError, NotYet
-
-if TYPE_CHECKING:
-    import torch
+from worker.errors import GearError
 
 MIN_GEARS = 2
 MAX_GEARS = 100
 
 Gears = dict[int, tuple[int, ...]]
-
-
-def set_dim_gears(t: torch.Tensor, dim_gears: Mapping[int, Sequence[int]]) -> None:
-    """Give dimensions of an input their gears, as in ``set_dim_gears(x, {0: [2, 4]})``.
-
-    Raises:
-        GearError: `t` is no tensor, or the gears are not allowed.
-        NotYet: the gears are fine, but nothing can be compiled for them yet; `t` is unchanged.
-    """
-    import torch
-
-    if not isinstance(t, torch.Tensor):
-        msg = f"set_dim_gears: t is of type {type(t).__qualname__}; expected a torch.Tensor"
-        raise GearError(msg, found=type(t).__qualname__)
-    checked = checked_gears(t.shape, dim_gears, earlier=getattr(t, "dim_gears", None))
-    raise NotYet(
-        f"dim gears (set_dim_gears(t, {checked}))",
-        instead="what works today: cache_compile(..., dynamic=True) without gears compiles once for all "
-        "shapes, and a graph is captured for each shape that comes",
-    )
 
 
 def checked_gears(

@@ -1,0 +1,150 @@
+"""What only a CUDA device can show; the contract suite runs on it too, where there is one."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.device_kinds import is_here
+from tests.support.drawing import NAMES, Drawing, assert_equal, drawn
+from worker.configs.compiler_config import CompilerConfig
+from worker.devices import backend_for
+from worker.errors import NotCapturable
+from worker.inference import cache_compile
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not is_here("cuda"), reason="torch finds no CUDA device on this machine"),
+]
+NONE: frozenset[int] = frozenset()
+WIDTH = 64
+
+
+class Decoder(nn.Module):
+    """Writes to a cache, and attends to all of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(WIDTH, WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def decode(self, x: torch.Tensor, cache: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        cache.index_copy_(1, position, self.project(x))
+        weights = (x @ cache.transpose(1, 2)).softmax(-1)
+        found: torch.Tensor = self.out(weights @ cache)
+        return found
+
+    def waiting(self, x: torch.Tensor) -> torch.Tensor:
+        return x[x > 0].sum()
+
+
+@pytest.fixture
+def model() -> Decoder:
+    torch.manual_seed(0)
+    return Decoder().cuda().eval()
+
+
+def step(batch: int, position: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(batch, 1, WIDTH, device="cuda"), torch.tensor([position], device="cuda")
+
+
+@torch.no_grad()
+def assert_decodes_like_eager(function: Any, model: Decoder, batch: int, cache: torch.Tensor) -> None:
+    expected_cache = cache.clone()
+    for position in range(4):
+        x, where = step(batch, position)
+        expected = model.decode(x, expected_cache, where)
+        torch.testing.assert_close(function(x, cache, where), expected)
+        torch.testing.assert_close(cache, expected_cache)
+
+
+def cache_of(batch: int) -> torch.Tensor:
+    return torch.zeros(batch, 16, WIDTH, device="cuda")
+
+
+def test_decode_is_right_cold_and_warm(model: Decoder, tmp_path: Path) -> None:
+    for outcome in ("compiled", "loaded"):
+        function = cache_compile(model.decode, cache_dir=tmp_path)
+        assert_decodes_like_eager(function, model, 2, cache_of(2))
+        assert function.last_result is not None
+        assert function.last_result.outcome == outcome
+
+
+def test_cache_at_another_address_is_captured_again(model: Decoder, tmp_path: Path) -> None:
+    function = cache_compile(model.decode, cache_dir=tmp_path)
+    caches = [cache_of(2), cache_of(2)]
+    for cache in caches:
+        assert_decodes_like_eager(function, model, 2, cache)
+    (variant,) = function.variants
+    assert variant.runner.statistics.captures == 2
+
+
+def test_smaller_shapes_fit_into_the_memory_of_the_largest() -> None:
+    backend = backend_for("cuda")
+    pool = backend.pool()
+    kept = []
+    for rows in (4096, 2048, 1024, 512):
+        x = torch.ones(rows, 1024, device="cuda")
+        graph = backend.capture(lambda x: (x * 2 + 1,), [x], copied=frozenset((0,)), aliased=NONE, pool=pool)
+        kept.append(graph)
+        if rows == 4096:
+            largest = pool.size_bytes
+    assert pool.size_bytes <= 1.1 * largest
+    for graph in reversed(kept):
+        graph.replay()
+        assert torch.equal(graph.outputs[0], torch.full_like(graph.outputs[0], 3.0))
+
+
+def test_graph_that_waits_for_the_device_is_refused_and_the_device_stays_usable() -> None:
+    backend = backend_for("cuda")
+    x = torch.randn(8, device="cuda")
+    with pytest.raises(NotCapturable, match="cannot be captured on cuda"):
+        backend.capture(
+            lambda x: (x.nonzero(),), [x], copied=frozenset((0,)), aliased=NONE, pool=backend.pool()
+        )
+    assert torch.rand(3, device="cuda").shape == (3,)  # the generator is not stuck in the capture
+    graph = backend.capture(
+        lambda x: (x + 1,), [x], copied=frozenset((0,)), aliased=NONE, pool=backend.pool()
+    )
+    graph.replay()
+    assert torch.equal(graph.outputs[0], x + 1)
+
+
+def test_function_that_cannot_be_captured_runs_without(
+    model: Decoder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    function = cache_compile(model.waiting, cache_dir=tmp_path)
+    with torch.no_grad(), caplog.at_level(logging.INFO, "torchair"):
+        for _ in range(2):
+            x = torch.randn(8, device="cuda")
+            torch.testing.assert_close(function(x), model.waiting(x))
+    assert "not captured" in caplog.text
+
+
+def test_input_on_the_host_is_not_frozen_into_the_graph() -> None:
+    backend = backend_for("cuda")
+    inputs = [torch.ones(4, device="cuda"), torch.tensor(2.0)]
+    with pytest.raises(NotCapturable, match="input 1 of the graph is on cpu"):
+        backend.capture(lambda x, y: (x * y,), inputs, copied=NONE, aliased=NONE, pool=backend.pool())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_replays_draw_fresh_numbers_the_same_as_eager(name: str, tmp_path: Path) -> None:
+    method, x = getattr(Drawing().cuda(), name), torch.randn(4, 8, device="cuda")
+    expected = drawn(method, x)
+    assert not torch.equal(expected[0][0], expected[1][0])
+    function = cache_compile(method, cache_dir=tmp_path, rng="allow")
+    assert_equal(drawn(function, x), expected)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # Inductor calls functions that torch has deprecated
+def test_compiled_kernels_are_right(model: Decoder, tmp_path: Path) -> None:
+    config = CompilerConfig()
+    config.mode = "max-autotune"
+    function = cache_compile(model.decode, config=config, cache_dir=tmp_path, ge_cache=True)
+    assert_decodes_like_eager(function, model, 2, cache_of(2))

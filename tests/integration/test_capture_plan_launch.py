@@ -1,0 +1,122 @@
+"""The capture plan over launches: what one launch captured, a later one captures before its first call."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cache_store.records.manifest import CaptureEntry
+from orchestrator.config import parse
+from orchestrator.identity import launch_key
+from orchestrator.in_process import InProcessLauncher
+from orchestrator.launch import launch
+from orchestrator.stores import open_store
+from worker.capture.plan import parse as parse_plan
+from worker.rank import RankWorker
+from worker.results import FunctionResult
+
+
+class WatchedRank(RankWorker):
+    """Notes the rows that were captured when the first call came."""
+
+    seen: list[list[int]]
+
+    def first_call(self) -> tuple[FunctionResult, ...]:
+        (unit,) = self._units.values()
+        assert unit.variant is not None
+        type(self).seen.append([shapes.inputs[0].sizes[0] for shapes in unit.variant.runner.shapes()])
+        return super().first_call()
+
+
+@pytest.fixture
+def watched() -> type[WatchedRank]:
+    WatchedRank.seen = []
+    return WatchedRank
+
+
+class House:
+    """One store, and a node with a cache directory of its own for each launch."""
+
+    def __init__(self, root: Path, worker: type[WatchedRank]) -> None:
+        self.root, self.worker, self.num_nodes = root, worker, 0
+
+    def launch(self, num_ranks: int = 1) -> list[list[int]]:
+        """Rows that were captured on each rank before its first call."""
+        self.num_nodes += 1
+        config = parse(
+            {
+                "name": "sized",
+                "workload": {"entrypoint": "tests.support.rank_workloads:sized"},
+                "ranks": num_ranks,
+                "parallel": {"dp": num_ranks},
+                "cache_dir": str(self.root / f"node{self.num_nodes}"),
+                "store": {"path": str(self.root / "store"), "trust": {"policy": "off"}},
+            }
+        )
+        self.worker.seen.clear()
+        self.config: Any = config
+        self.report = launch(config, launcher=InProcessLauncher(self.worker))
+        return [list(rows) for rows in self.worker.seen]
+
+    def captures(self) -> list[CaptureEntry]:
+        """The plan of rank 0's newest manifest."""
+        store = open_store(self.config.store)
+        (summary, *_) = store.launch_summaries(launch_key(self.config))
+        (stored,) = store.take_launches([summary.name])
+        return list(store.manifest(stored.record.partitions[0].manifest_key).captures)
+
+
+@pytest.fixture
+def house(tmp_path: Path, watched: type[WatchedRank]) -> House:
+    return House(tmp_path, watched)
+
+
+def test_first_launch_captures_what_its_workload_calls(house: House) -> None:
+    assert house.launch() == [[2]]
+
+
+def test_everything_that_a_launch_captured_is_in_its_manifest(house: House) -> None:
+    house.launch()
+    captures = house.captures()
+    assert {entry.function for entry in captures} == {"Plain.affine"}
+    assert [parse_plan(entry.signature)[1].inputs[0].sizes for entry in captures] == [(8, 4), (5, 4), (2, 4)]
+
+
+def test_later_launch_captures_the_plan_before_its_first_call_and_the_largest_first(house: House) -> None:
+    house.launch()
+    assert house.launch() == [[8, 5, 2]]
+
+
+def test_every_rank_captures_the_same_steps(house: House) -> None:
+    house.launch(2)
+    assert house.launch(2) == [[8, 5, 2]] * 2
+
+
+def test_ranks_of_a_larger_world_capture_the_plan_of_a_smaller_one(house: House) -> None:
+    house.launch(1)
+    assert house.launch(2) == [[8, 5, 2]] * 2
+
+
+def test_plan_stays_the_same_from_launch_to_launch(house: House) -> None:
+    house.launch()
+    first = house.captures()
+    house.launch()
+    assert house.captures() == first
+
+
+def test_signature_is_canonical_json_that_names_the_artifact(house: House) -> None:
+    house.launch()
+    plan = json.loads(house.captures()[0].signature)
+    assert sorted(plan) == ["artifact", "format", "inputs", "numbers"]
+    assert len(plan["artifact"]) == 64
+
+
+def test_report_says_how_much_was_captured(house: House) -> None:
+    house.launch()
+    house.launch()
+    (function,) = house.report.ranks[0].functions
+    assert function.num_captures == 3
+    assert function.pool_bytes > 0

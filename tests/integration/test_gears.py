@@ -1,0 +1,111 @@
+"""The seed's gears and `mark_static`, cold and warm in fresh processes, and through ``torch.compile``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import worker
+from tests.support.gears_child import Model
+from worker.errors import GearError
+from worker.inference import set_dim_gears
+
+
+def _run(*arguments: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.gears_child", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("policy", ["zip", "product"])
+def test_seed_gears_compile_once_and_load_without_a_trace(tmp_path: Path, policy: str) -> None:
+    for first in ("compiled", "loaded"):
+        found = _run(str(tmp_path), "gears", policy, "error")
+        outcomes = [call.get("outcome") for call in found["calls"][:-1]]
+        assert outcomes == [first, "ran", "GearError", "GearError", "ran"]
+        assert all(call["equal"] for call in found["calls"] if "equal" in call)
+        assert found["calls"][-1] == {"captures": 2}
+        assert "allowed combinations: (4, 4), (2, 2)" in found["calls"][2]["text"]
+    assert found["imported"] == []
+
+
+def test_seed_gears_padded_give_eagers_answer_cold_and_warm(tmp_path: Path) -> None:
+    for first in ("compiled", "loaded"):
+        found = _run(str(tmp_path), "gears", "zip", "pad")
+        outcomes = [call.get("outcome") for call in found["calls"][:-1]]
+        assert outcomes == [first, "ran", "ran", "GearError", "ran"]
+        assert all(call["equal"] for call in found["calls"] if "equal" in call)
+    assert found["imported"] == []
+
+
+def test_mark_static_makes_each_size_a_variant_cold_and_warm(tmp_path: Path) -> None:
+    cold = _run(str(tmp_path), "marked", "mark")
+    assert [call["outcome"] for call in cold["calls"]] == ["compiled", "compiled", "ran"]
+    warm = _run(str(tmp_path), "marked", "plain")
+    assert [call["outcome"] for call in warm["calls"]] == ["loaded", "loaded", "ran"]
+    assert all(call["equal"] for found in (cold, warm) for call in found["calls"])
+    assert warm["imported"] == []
+
+
+class _Counting:
+    """The backend, and how often ``torch.compile`` asked it."""
+
+    def __init__(self, policy: str) -> None:
+        config = worker.CompilerConfig()
+        config.inference_config.dynamic_gears_merge_policy = policy
+        self._backend = worker.get_npu_backend(compiler_config=config)
+        self.compiles = 0
+
+    def __call__(self, graph: Any, inputs: list[Any]) -> Callable[..., Any]:
+        self.compiles += 1
+        compiled: Callable[..., Any] = self._backend(graph, inputs)
+        return compiled
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("policy", ["zip", "product"])
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_seed_gears_through_torch_compile(policy: str, dynamic: bool | None) -> None:
+    counting = _Counting(policy)
+    model: Any = torch.compile(Model(), fullgraph=True, backend=counting, dynamic=dynamic)
+    input1, input2 = torch.ones(2, 2), torch.ones(2, 2)
+    set_dim_gears(input1, dim_gears={0: [2, 4]})
+    set_dim_gears(input2, dim_gears={0: [2, 4]})
+    assert torch.equal(model(input1, input2), torch.full((2, 2), 2.0))
+    input1, input2 = torch.ones(4, 2), torch.ones(4, 2)
+    assert torch.equal(model(input1, input2), torch.full((4, 2), 2.0))
+    with pytest.raises(GearError, match="x1 dimension 0 is 3"):
+        model(torch.ones(3, 2), torch.ones(3, 2))
+    assert counting.compiles == 1
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_a_gear_of_one_through_torch_compile_is_right() -> None:
+    counting = _Counting("zip")
+    model: Any = torch.compile(Model(), fullgraph=True, backend=counting)
+    for rows in (1, 4, 1):
+        inputs = [torch.rand(rows, 2) for _ in range(2)]
+        for tensor in inputs:
+            set_dim_gears(tensor, {0: [1, 4]})
+        assert torch.equal(model(*inputs), inputs[0] + inputs[1])
+    assert counting.compiles == 2

@@ -1,0 +1,320 @@
+"""Mode max-autotune: kernels compiled ahead of time, kept beside the artifact or compiled again at load.
+
+A compile takes seconds, so the tests share what one of them made.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cache_store.node.companions import companions
+from cache_store.node.local import variants
+from tests.support import autotune_models as models
+from tests.support.rank_spec import rank_spec
+from tests.support.stored import open_store
+from worker import CompilerConfig, manifests
+from worker.cache_options import LaunchDefaults, launch_defaults
+from worker.cached_function import CachedFunction
+from worker.engines import aoti
+from worker.errors import CompileForbidden
+from worker.inference import cache_compile, get_backend
+
+ROOT = Path(__file__).parents[2]
+LAUNCH_KEY = "0f" * 32
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Any:
+    with torch.no_grad():
+        yield
+
+
+def autotuned() -> CompilerConfig:
+    config = CompilerConfig()
+    config.mode = "max-autotune"
+    return config
+
+
+def cached(module: torch.nn.Module, cache_dir: Path, **options: Any) -> CachedFunction:
+    return cache_compile(module.forward, config=autotuned(), cache_dir=cache_dir, **options)
+
+
+def loaded(cache_dir: Path, place: tuple[int, int] | None = None) -> CachedFunction:
+    """A cached function of a new module that may not compile."""
+    token = launch_defaults.set(LaunchDefaults(no_compile=True, place=place))
+    try:
+        return cached(models.mixed(), cache_dir, ge_cache=True)
+    finally:
+        launch_defaults.reset(token)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[CachedFunction, Path]:
+    """A function compiled with its kernels kept, and its cache directory."""
+    cache = tmp_path_factory.mktemp("kept")
+    function = cached(models.mixed(), cache, ge_cache=True)
+    with torch.no_grad():
+        function.ensure(models.mixed_call(), {})
+    return function, cache
+
+
+@pytest.fixture
+def copied(kept: tuple[CachedFunction, Path], tmp_path: Path) -> Path:
+    """A cache directory to spoil."""
+    return Path(shutil.copytree(kept[1], tmp_path / "copied"))
+
+
+def package_in(cache: Path) -> Path:
+    (path,) = cache.rglob("*.pt2")
+    return path
+
+
+def child(cache: Path, **environment: str) -> dict[str, Any]:
+    """What a fresh process got out of a call."""
+    command = [sys.executable, "-m", "tests.support.autotune_child", str(cache), "1"]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True, text=True, check=False, cwd=environment.get("HOME", str(ROOT)),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def assert_as_eager(function: CachedFunction, batch: int = 4, n: int = 3) -> None:
+    """Results, what was written, and what shares memory with what."""
+    reference = models.mixed()
+    reference.seen.copy_(seen_by(function))
+    call, eager_call = models.mixed_call(batch, n), models.mixed_call(batch, n)
+    got, expected = function(*call), reference(*eager_call)
+    assert_close = torch.testing.assert_close
+    assert_close(got, expected)
+    assert_close(call[1], eager_call[1])
+    assert_close(seen_by(function), reference.seen)
+    with_state = [*call[:3], seen_by(function), mixed_of(function).table]
+    eager_state = [*eager_call[:3], reference.seen, reference.table]
+    assert sharing([*flat(got), *with_state]) == sharing([*flat(expected), *eager_state])
+    strides = [value.stride() for value in flat(got)]
+    assert strides == [value.stride() for value in flat(expected)]
+
+
+def mixed_of(function: CachedFunction) -> models.Mixed:
+    assert isinstance(function.module, models.Mixed)
+    return function.module
+
+
+def seen_by(function: CachedFunction) -> torch.Tensor:
+    return mixed_of(function).seen
+
+
+def flat(results: tuple[object, ...]) -> list[torch.Tensor]:
+    values = [*results[:-1], results[-1]["last"]]  # type: ignore[index]
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def sharing(tensors: list[torch.Tensor]) -> list[list[int]]:
+    """For each tensor, the positions of those in the same memory."""
+    addresses = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+    return [[index for index, other in enumerate(addresses) if other == mine] for mine in addresses]
+
+
+def test_cold_call_equals_eager(kept: tuple[CachedFunction, Path]) -> None:
+    function, _ = kept
+    assert_as_eager(function)
+    assert function.variants[0].stored.artifact.engine == "aoti"
+
+
+def test_another_shape_runs_the_same_kernels(kept: tuple[CachedFunction, Path]) -> None:
+    function, _ = kept
+    assert_as_eager(function, batch=5, n=7)
+    assert len(function.variants) == 1
+
+
+def test_condition_that_inductor_adds_is_a_guard(kept: tuple[CachedFunction, Path]) -> None:
+    function, cache = kept
+    section = json.loads(function.variants[0].stored.artifact.sections["aoti"])
+    assert any(">= 2" in text for text in section["added"])
+    found = loaded(cache).find(models.mixed_call(n=-1), {})
+    assert found.stored is None
+    assert "n" in found.reason
+
+
+def test_inputs_that_share_memory_are_replayed(
+    kept: tuple[CachedFunction, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    function, _ = kept
+    reference = models.mixed()
+    reference.seen.copy_(seen_by(function))
+    _, cache, flags, n = models.mixed_call()
+    eager_cache = cache.clone()
+    # Eager adds to the buffer first, and sees it through the argument.
+    with caplog.at_level(logging.WARNING, logger="torchair"):
+        got = function(seen_by(function).as_strided((4, 8), (1, 4)), cache, flags, n)
+    expected = reference(reference.seen.as_strided((4, 8), (1, 4)), eager_cache, flags, n)
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(cache, eager_cache)
+    assert "share memory" in caplog.text
+
+
+def test_package_lies_beside_the_artifact_private_and_named_by_content(copied: Path) -> None:
+    package = package_in(copied)
+    assert package.parent == next(copied.rglob("compiled_module")).parent
+    assert package.stat().st_mode & 0o777 == 0o600
+    assert companions(package.parent) == (package,)
+
+
+def test_warm_start_imports_no_compiler_and_equals_cold(kept: tuple[CachedFunction, Path]) -> None:
+    _, cache = kept
+    first = child(cache, CXX="no-such-compiler", WARMRANK_NO_COMPILE="1")
+    assert (first["outcome"], first["heavy"]) == ("loaded", [])
+    expected = torch.zeros(6, 8)
+    expected[:4] = models.mixed_call()[0]
+    torch.testing.assert_close(torch.tensor(first["cache"]), expected)
+
+
+def test_compile_elsewhere_gives_equal_bytes(kept: tuple[CachedFunction, Path], tmp_path: Path) -> None:
+    _, cache = kept
+    for name in ("tmp", "home", "inductor"):
+        (tmp_path / name).mkdir()
+    other = child(
+        tmp_path / "cache",
+        TMPDIR=str(tmp_path / "tmp"),
+        HOME=str(tmp_path / "home"),
+        TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"),
+    )
+    assert other["outcome"] == "compiled"
+    for pattern in ("*.pt2", "compiled_module"):
+        (mine,), (theirs,) = cache.rglob(pattern), (tmp_path / "cache").rglob(pattern)
+        assert mine.name == theirs.name
+        assert mine.read_bytes() == theirs.read_bytes()
+
+
+def test_adoption_copies_the_package(copied: Path) -> None:
+    function = loaded(copied, place=(1, 2))
+    assert_as_eager(function)
+    assert function.last_result is not None
+    assert function.last_result.outcome == "adopted"
+    packages = sorted(copied.rglob("*.pt2"))
+    assert [path.parent.parent.name for path in packages][-1] == "world2global_rank1"
+    assert len({path.read_bytes() for path in packages}) == 1
+    assert len({path.stat().st_ino for path in packages}) == 2
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda path: path.write_bytes(b"torn"), Path.unlink], ids=["torn", "gone"]
+)
+def test_damaged_package_is_a_miss_with_its_reason(copied: Path, damage: Callable[[Path], Any]) -> None:
+    package = package_in(copied)
+    damage(package)
+    was_there = package.exists()
+    with pytest.raises(CompileForbidden, match="corrupt"):
+        loaded(copied)(*models.mixed_call())
+    assert package.with_name(f"{package.name}.corrupt").exists() is was_there
+    assert not package.exists()
+
+
+def test_damaged_package_is_adopted_whole_from_a_sibling(copied: Path) -> None:
+    loaded(copied, place=(1, 2))(*models.mixed_call())
+    own = next(copied.rglob("world2global_rank1/forward/*.pt2"))
+    own.write_bytes(b"torn")
+    function = loaded(copied, place=(1, 2))
+    assert_as_eager(function)
+    assert own.read_bytes() == package_in_root(copied).read_bytes()
+
+
+def package_in_root(cache: Path) -> Path:
+    (path,) = cache.glob("*/forward/*.pt2")
+    return path
+
+
+def test_package_goes_through_the_store(kept: tuple[CachedFunction, Path], tmp_path: Path) -> None:
+    function, cache = kept
+    spec = rank_spec(cache, rank=0, world_size=1, entrypoint="made:up")
+    stored = function.variants[-1].stored
+    manifest = manifests.of_units(spec, [("Mixed.forward", function, stored, ())])
+    assert sorted(entry.path.rpartition("/")[2] for entry in manifest.artifacts) == [
+        "compiled_module",
+        package_in(cache).name,
+    ]
+    store = open_store(tmp_path / "store")
+    ref = store.publish_partition(LAUNCH_KEY, manifest, cache).ref
+    fetched = tmp_path / "fetched"
+    store.fetch_partitions([ref], fetched)
+    assert_as_eager(loaded(fetched))
+
+
+def test_offered_artifact_brings_its_package_from_the_store(
+    kept: tuple[CachedFunction, Path], tmp_path: Path
+) -> None:
+    function, cache = kept
+    store = open_store(tmp_path / "store")
+    stored = function.variants[-1].stored
+    for path in (*stored.files().values(), stored.path):
+        store.put_blob(path)
+    elsewhere = loaded(tmp_path / "elsewhere")
+    offered = elsewhere.offered(stored.sha256, store)
+    assert offered is not None
+    assert offered.files()[package_in(cache).name].read_bytes() == package_in(cache).read_bytes()
+
+
+def test_without_ge_cache_kernels_are_compiled_again_without_a_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiles = 0
+    compile_library = aoti_compile().compile_library
+
+    def counted(*args: Any, **kwargs: Any) -> bytes:
+        nonlocal compiles
+        compiles += 1
+        return compile_library(*args, **kwargs)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(aoti_compile(), "compile_library", counted)
+    x = torch.linspace(-1, 1, 16).reshape(2, 8)
+    module, reference = models.small(), models.small()
+    torch.testing.assert_close(cached(module, tmp_path)(x), reference(x))
+    torch.testing.assert_close(cached(models.small(), tmp_path)(x), reference(x))
+    assert (compiles, list(tmp_path.rglob("*.pt2"))) == (1, [])
+
+    # As in a later process, which has compiled nothing yet.
+    aoti._compiled.clear()
+    monkeypatch.setattr("worker.compiler.trace", None)
+    later = cached(models.small(), tmp_path)
+    torch.testing.assert_close(later(x), reference(x))
+    assert later.last_result is not None
+    assert (compiles, later.last_result.outcome) == (2, "loaded")
+    torch.testing.assert_close(later(x[:1].repeat(5, 1)), reference(x[:1].repeat(5, 1)))
+    assert (compiles, len(variants(next(tmp_path.rglob("forward"))))) == (2, 1)
+
+
+def aoti_compile() -> Any:
+    from worker.engines import aoti_compile
+
+    return aoti_compile
+
+
+def test_abandoned_cache_loses_its_packages(copied: Path) -> None:
+    function = cached(models.mixed(), copied, ge_cache=True, on_recompile="abandon")
+    function(*models.mixed_call())
+    function._abandon("a test")
+    assert list(copied.rglob("*.pt2")) == []
+
+
+def test_torch_compile_takes_the_backend() -> None:
+    backend = get_backend(compiler_config=autotuned())
+    module, reference = models.small(), models.small()
+    x = torch.linspace(-1, 1, 16).reshape(2, 8)
+    compiled = torch.compile(module, backend=backend, dynamic=True, fullgraph=True)
+    torch.testing.assert_close(compiled(x), reference(x))
+    torch.testing.assert_close(module.seen, reference.seen)

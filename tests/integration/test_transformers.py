@@ -1,0 +1,131 @@
+"""Models of transformers, which nobody here wrote: compiled in one process, loaded in the next.
+
+The package imports the tracer by itself, so what counts is that a warm process imports no more of it, and
+that compiling is forbidden there. Each group has a process of its own, because some of the package's tables
+grow with every model that a process makes, and traced code reads them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers", reason="transformers comes with pip install 'warmrank[test]'")
+
+ROOT = Path(__file__).parents[2]
+GROUPS = (
+    ("llama-eager", "llama-sdpa", "qwen3-sdpa", "gpt2-eager", "gpt2-sdpa"),
+    ("mixtral-eager", "qwen3_moe-sdpa", "bert-eager", "bert-sdpa"),
+)
+MODELS = [name for group in GROUPS for name in group]
+EAGER = "refused"
+# Attention sdpa of a model with a cache: while it is traced, transformers builds the mask that it leaves out
+# otherwise, and another kernel runs. All others are equal to eager to the bit.
+TOLERANCE = 2e-6
+
+Found = Mapping[str, Mapping[str, Any]]
+
+
+def run(cache: Path, *names: str, **environment: str) -> dict[str, Any]:
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.support.transformers_child", str(cache), *names],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=220,
+    )
+    assert result.returncode == 0, result.stderr
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("transformers")
+
+
+@pytest.fixture(scope="module")
+def cold(cache: Path) -> Found:
+    with ThreadPoolExecutor(2) as pool:
+        one, other = GROUPS[0], (*GROUPS[1], EAGER)
+        runs = [pool.submit(run, cache, *names, PYTHONHASHSEED="1") for names in (one, other)]
+        return {name: found for ran in runs for name, found in ran.result()["found"].items()}
+
+
+@pytest.fixture(scope="module")
+def warm(cache: Path, cold: Found) -> list[dict[str, Any]]:
+    with ThreadPoolExecutor(2) as pool:
+        runs = [
+            pool.submit(run, cache, *names, PYTHONHASHSEED="2", WARMRANK_NO_COMPILE="1") for names in GROUPS
+        ]
+        return [ran.result() for ran in runs]
+
+
+def in_either(warm: list[dict[str, Any]], name: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = next(ran["found"][name] for ran in warm if name in ran["found"])
+    return found
+
+
+def tolerance(name: str) -> float:
+    return TOLERANCE if name.endswith("-sdpa") and not name.startswith("bert") else 0.0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_first_process_compiles_each_function_once_for_all_sizes(name: str, cold: Found) -> None:
+    assert set(cold[name]["outcomes"]) == {"compiled"}
+    assert set(cold[name]["variants"]) == {1}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_first_process_equals_eager(name: str, cold: Found) -> None:
+    assert cold[name]["far"] <= tolerance(name)
+
+
+def test_attention_that_transformers_chooses_while_traced_equals_torch_compiles_to_the_bit(
+    cold: Found,
+) -> None:
+    assert cold["llama-sdpa"]["from torch.compile"] == 0.0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_second_process_loads_and_equals_eager(name: str, warm: list[dict[str, Any]]) -> None:
+    found = in_either(warm, name)
+    assert set(found["outcomes"]) == {"loaded"}
+    assert set(found["variants"]) == {1}
+    assert found["far"] <= tolerance(name)
+
+
+def test_second_process_imports_no_more_of_the_tracer(warm: list[dict[str, Any]]) -> None:
+    assert [ran["imported"] for ran in warm] == [[], []]
+
+
+def test_experts_chosen_in_a_loop_over_data_are_refused_with_their_line(cold: Found) -> None:
+    assert cold[EAGER]["error"] == "GraphBreak"
+    assert "for expert_idx in expert_hit" in cold[EAGER]["message"]
+    assert "modeling_mixtral.py" in cold[EAGER]["message"]
+
+
+def test_decorated_forward_of_a_model_is_refused_with_the_remedy() -> None:
+    from tests.support import transformers_models as models
+    from worker.errors import BadFunction
+    from worker.inference import cache_compile
+
+    model = models.DECODERS["llama-eager"].build()
+    with pytest.raises(BadFunction, match=r"forward is decorated.*a module of your own that holds this one"):
+        cache_compile(model.forward)

@@ -1,0 +1,252 @@
+"""Memory reuse of captured graphs on the CPU: modes one, two and three, and what must survive them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+import worker
+from worker.capture import CaptureOptions, GraphRunner
+from worker.devices.cpu import CpuBackend
+from worker.graph_facts import GraphFacts
+
+pytestmark = pytest.mark.usefixtures("no_grad")
+
+Graph = Callable[..., tuple[Any, ...]]
+LARGE, SMALL = 4096, 1024
+NAN = float("nan")
+
+
+def runner(graph: Graph, *classes: str, aliased: tuple[int, ...] = (), **options: Any) -> GraphRunner:
+    facts = GraphFacts(input_classes=classes, num_outputs=1, aliased_outputs=aliased)
+    return GraphRunner(graph, facts, CpuBackend(), CaptureOptions(**options))
+
+
+def step(x: torch.Tensor) -> tuple[Any, ...]:
+    y = x * 2
+    z = y + 1
+    return (z * 1.0,)
+
+
+def numbers(size: int) -> torch.Tensor:
+    return torch.arange(float(size))
+
+
+def poison(run: GraphRunner) -> None:
+    """Overwrite all that the pool holds and that is not read again before it is written."""
+    for entry in run._entries.values():
+        for output in entry.captured.outputs:
+            output.fill_(NAN)
+        for index in run.layout.copied:
+            entry.captured.inputs[index].fill_(NAN)
+
+
+POOLS: dict[str, Callable[[], dict[str, Any]]] = {
+    "mode one": lambda: {"pool": worker.graph_pool_handle("cpu")},
+    "mode two": dict,
+    "neither": lambda: {"reuse_in_function": False},
+}
+CLONES = {"cloned": {}, "not cloned": {"clone_input": False}}
+
+
+@pytest.fixture(params=POOLS)
+def pool(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return POOLS[request.param]()
+
+
+# What is saved.
+
+
+def test_shapes_of_one_function_share_a_pool() -> None:
+    run = runner(step, "user")
+    for size in (LARGE, SMALL):
+        run(numbers(size))
+    (held,) = run.statistics.pools
+    assert held.num_graphs == 2
+    assert held.saved_bytes >= SMALL * 4
+
+
+def test_pool_holds_hardly_more_than_its_largest_graph() -> None:
+    alone, run = runner(step, "user"), runner(step, "user")
+    alone(numbers(LARGE))
+    for size in range(LARGE, 0, -LARGE // 16):
+        run(numbers(size))
+    assert run.statistics.captures == 16
+    assert run.statistics.pool_bytes <= 1.1 * alone.statistics.pool_bytes
+
+
+def test_without_mode_two_each_shape_has_a_pool_of_its_own() -> None:
+    run = runner(step, "user", reuse_in_function=False)
+    kept = run(numbers(LARGE))[0]
+    run(numbers(SMALL) * NAN)
+    assert torch.equal(kept, numbers(LARGE) * 2 + 1)
+    assert [held.num_graphs for held in run.statistics.pools] == [1, 1]
+    assert run.statistics.saved_bytes == 0
+
+
+def test_functions_with_one_handle_share_a_pool() -> None:
+    handle = worker.graph_pool_handle("cpu")
+    first, second = runner(step, "user", pool=handle), runner(step, "user", pool=handle)
+    kept = first(numbers(LARGE))[0]
+    second(numbers(LARGE) * 5)
+    assert torch.equal(kept, numbers(LARGE) * 10 + 1)
+    assert first.statistics.pools == second.statistics.pools
+    assert first.statistics.pools[0].num_graphs == 2
+
+
+def test_functions_with_handles_of_their_own_share_nothing() -> None:
+    runs = [runner(step, "user", pool=worker.graph_pool_handle("cpu")) for _ in range(2)]
+    kept = runs[0](numbers(LARGE))[0]
+    runs[1](numbers(LARGE) * NAN)
+    assert torch.equal(kept, numbers(LARGE) * 2 + 1)
+
+
+def test_mode_one_takes_the_place_of_mode_two() -> None:
+    run = runner(step, "user", pool=worker.graph_pool_handle("cpu"), reuse_in_function=False)
+    for size in (LARGE, SMALL):
+        run(numbers(size))
+    assert [held.num_graphs for held in run.statistics.pools] == [2]
+
+
+def test_a_function_that_is_gone_counts_no_more() -> None:
+    handle = worker.graph_pool_handle("cpu")
+    first, second = runner(step, "user", pool=handle), runner(step, "user", pool=handle)
+    for run in (first, second):
+        run(numbers(SMALL))
+    del first, run
+    gc.collect()
+    assert second.statistics.pools[0].num_graphs == 1
+
+
+def test_recapture_of_a_shape_takes_no_further_memory() -> None:
+    def weighted(weight: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
+        return (weight * x,)
+
+    run = runner(weighted, "state", "user", reuse_in_function=False)
+    weights = [numbers(LARGE), numbers(LARGE)]
+    run(weights[0], numbers(LARGE))
+    before = run.statistics.pool_bytes
+    run(weights[1], numbers(LARGE))
+    assert run.statistics.recaptures == 1
+    assert run.statistics.pool_bytes == before
+
+
+# Inputs that lie in the pool.
+
+
+@pytest.mark.parametrize("clone", CLONES.values(), ids=CLONES)
+def test_output_fed_back_as_input_is_read_correctly(pool: dict[str, Any], clone: dict[str, Any]) -> None:
+    run = runner(step, "user", **pool, **clone)
+    x = numbers(8)
+    expected = x
+    for _ in range(6):
+        (x,) = run(x)
+        (expected,) = step(expected)
+        assert torch.equal(x, expected)
+
+
+@pytest.mark.parametrize("clone", CLONES.values(), ids=CLONES)
+def test_output_of_another_shape_fed_in_is_read_correctly(
+    pool: dict[str, Any], clone: dict[str, Any]
+) -> None:
+    run = runner(step, "user", **pool, **clone)
+    run(numbers(4))
+    for _ in range(2):
+        (large,) = run(numbers(8))
+        assert torch.equal(run(large[:4])[0], (numbers(4) * 2 + 1) * 2 + 1)
+
+
+def test_output_of_another_function_of_the_pool_fed_in_is_read_correctly() -> None:
+    handle = worker.graph_pool_handle("cpu")
+    first, second = runner(step, "user", pool=handle), runner(step, "user", pool=handle)
+    for factor in (1, 2, 3):
+        x = numbers(LARGE) * factor
+        assert torch.equal(second(first(x)[0])[0], (x * 2 + 1) * 2 + 1)
+
+
+def test_input_in_the_pool_that_is_not_copied_is_not_overwritten_by_its_own_graph() -> None:
+    def twice(cache: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
+        cache.add_(1.0)
+        y = x * 3
+        return ((y + cache) * 1.0,)
+
+    handle = worker.graph_pool_handle("cpu")
+    first = runner(step, "user", pool=handle)
+    second = runner(twice, "mutated", "user", pool=handle)
+    (cache,) = first(numbers(8))
+    for number in range(1, 4):
+        result = second(cache, numbers(8))[0]
+        assert torch.equal(cache, numbers(8) * 2 + 1 + number)
+        assert torch.equal(result, numbers(8) * 3 + cache)
+
+
+def test_capture_of_a_further_shape_reads_its_input_before_it_overwrites_it(pool: dict[str, Any]) -> None:
+    run = runner(step, "user", **pool)
+    (large,) = run(numbers(LARGE))
+    assert torch.equal(run(large[:SMALL])[0], (numbers(SMALL) * 2 + 1) * 2 + 1)
+
+
+def test_replay_reads_nothing_that_it_did_not_write(pool: dict[str, Any]) -> None:
+    run = runner(step, "user", **pool)
+    for size in (8, 4):
+        run(numbers(size))
+    for size in (4, 8, 4):
+        x = numbers(size) + size
+        poison(run)
+        assert torch.equal(run(x)[0], x * 2 + 1)
+
+
+def test_two_inputs_from_the_pool_do_not_overwrite_each_other(pool: dict[str, Any]) -> None:
+    def mixed(x: torch.Tensor, y: torch.Tensor) -> tuple[Any, ...]:
+        return x * 2 + y, y * 2 + x
+
+    run = runner(mixed, "user", "user", **pool)
+    x, y = numbers(8), numbers(8) + 1
+    for _ in range(4):
+        expected = mixed(x.clone(), y.clone())
+        y, x = run(x, y)
+        assert torch.equal(y, expected[0])
+        assert torch.equal(x, expected[1])
+
+
+def test_cloned_outputs_survive_every_other_replay() -> None:
+    run = runner(step, "user", clone_output=True, pool=worker.graph_pool_handle("cpu"))
+    kept = [run(numbers(size))[0] for size in (8, 4, 6, 8)]
+    poison(run)
+    assert [torch.equal(value, numbers(len(value)) * 2 + 1) for value in kept] == [True] * 4
+
+
+def test_threads_of_two_functions_with_one_pool_do_not_mix() -> None:
+    handle = worker.graph_pool_handle("cpu")
+    runs = [runner(step, "user", pool=handle, clone_output=True) for _ in range(2)]
+
+    def call(value: int) -> bool:
+        with torch.no_grad():
+            x = torch.full((256,), float(value))
+            return torch.equal(runs[value % 2](x)[0], x * 2 + 1)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(call, range(400)))
+
+
+# Handles.
+
+
+def test_handle_is_a_tuple_that_no_other_pool_has() -> None:
+    handles = [worker.graph_pool_handle("cpu") for _ in range(3)]
+    assert {type(handle) for handle in handles} == {tuple}
+    assert len(set(handles)) == 3
+
+
+def test_handle_without_a_kind_is_one_of_the_present_device() -> None:
+    assert isinstance(worker.graph_pool_handle(), tuple)
+
+
+def test_handle_of_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="there is no device kind 'tpu'"):
+        worker.graph_pool_handle("tpu")

@@ -1,0 +1,283 @@
+"""What the runtime counts, why it captures again or not at all, and how that reads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.cached import cached, cached_in_launch
+from tests.support.small_models import Cached, Plain
+from worker.cache_options import LaunchDefaults
+from worker.capture import CaptureOptions, CaptureStatistics, GraphRunner
+from worker.capture.statistics import PoolStatistics, total
+from worker.configs.compiler_config import CompilerConfig
+from worker.devices.cpu import CpuBackend
+from worker.errors import CompileForbidden, NotCapturable
+from worker.graph_facts import GraphFacts
+
+pytestmark = pytest.mark.usefixtures("no_grad")
+
+Graph = Callable[..., tuple[Any, ...]]
+
+
+class Uncapturable(CpuBackend):
+    """Runs the graph in the pool's memory, as a device that finds out on the way, then refuses it."""
+
+    def __init__(self, *memory: torch.Tensor) -> None:
+        self.memory = memory
+
+    def capture(self, graph: Graph, inputs: Any, **options: Any) -> Any:
+        graph(*inputs)
+        for value in self.memory:
+            value.fill_(-1.0)
+        msg = "aten.item.default reads a value on the host"
+        raise NotCapturable(msg, operator="aten.item.default")
+
+
+def runner(
+    graph: Graph,
+    *classes: str,
+    backend: CpuBackend | None = None,
+    of_module: tuple[int, ...] = (),
+    **options: Any,
+) -> GraphRunner:
+    facts = GraphFacts(
+        input_classes=classes,
+        num_outputs=1,
+        aliased_outputs=(),
+        input_names=("self.weight", "cache", "x")[: len(classes)],
+        module_inputs=of_module,
+    )
+    return GraphRunner(graph, facts, backend or CpuBackend(), CaptureOptions(**options))
+
+
+def used(weight: torch.Tensor, cache: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
+    cache.add_(x)
+    return (weight * cache + x,)
+
+
+def using(**options: Any) -> tuple[GraphRunner, torch.Tensor, torch.Tensor, torch.Tensor]:
+    run = runner(used, "state", "mutated", "user", of_module=(0,), **options)
+    inputs = torch.ones(4), torch.zeros(4), torch.ones(4)
+    run(*inputs)
+    return run, *inputs
+
+
+# Causes of recapture.
+
+
+def test_new_address_of_a_parameter_is_named() -> None:
+    run, weight, cache, x = using()
+    run(weight.clone(), cache, x)
+    assert run.statistics.recapture_causes == (("parameter or buffer self.weight has a new address", 1),)
+
+
+def test_new_address_of_a_mutated_input_is_named() -> None:
+    run, weight, cache, x = using()
+    run(weight, cache.clone(), x)
+    assert run.statistics.recapture_causes == (("mutated input cache has a new address", 1),)
+
+
+def test_new_address_of_a_user_input_that_is_not_copied_is_named() -> None:
+    run, weight, cache, x = using(clone_input=False)
+    run(weight, cache, x.clone())
+    assert run.statistics.recapture_causes == (("user input x has a new address", 1),)
+
+
+def test_another_layout_at_the_old_address_is_named_and_seen() -> None:
+    run = runner(lambda weight, cache: (weight * 2 + cache,), "state", "mutated", of_module=(0,))
+    weight, cache = torch.arange(4.0).reshape(2, 2), torch.zeros(2, 2)
+    run(weight, cache)
+    assert torch.equal(run(weight.T, cache)[0], weight.T * 2)
+    assert run.statistics.recapture_causes == (("parameter or buffer self.weight has another layout", 1),)
+
+
+def test_mutated_input_that_was_transposed_in_place_is_seen() -> None:
+    run = runner(lambda weight, cache: (cache.add_(1.0) * 1.0,), "state", "mutated", of_module=(0,))
+    weight, cache = torch.ones(1), torch.arange(4.0).reshape(2, 2)
+    run(weight, cache)
+    cache.t_()
+    expected = cache + 1
+    assert torch.equal(run(weight, cache)[0], expected)
+
+
+def test_user_inputs_of_other_strides_where_elements_overlap_are_read_correctly() -> None:
+    run = runner(lambda weight, cache, x: (x * 2,), "state", "state", "user", of_module=(0, 1))
+    weight = torch.ones(1)
+    assert torch.equal(
+        run(weight, weight, torch.arange(3.0).expand(2, 3))[0], torch.arange(3.0).expand(2, 3) * 2
+    )
+    whole = torch.arange(6.0).reshape(2, 3)
+    assert torch.equal(run(weight, weight, whole)[0], whole * 2)
+    assert run.statistics.recapture_causes == (("user inputs have other strides", 1),)
+
+
+def test_forced_recapture_captures_on_every_call() -> None:
+    run, weight, cache, x = using(force_recapture=True)
+    for number in range(2, 4):
+        assert torch.equal(run(weight, cache, x)[0], torch.full((4,), number + 1.0))
+    assert torch.equal(cache, torch.full((4,), 3.0))
+    assert run.statistics.recapture_causes == (("force_recapture", 2),)
+    assert (run.statistics.captures, run.statistics.replays) == (3, 3)
+
+
+def test_frozen_parameter_at_another_address_is_not_looked_at() -> None:
+    run, weight, cache, x = using(frozen_parameters=True)
+    run(weight.clone(), cache, x)
+    assert run.statistics.recaptures == 0
+
+
+def test_frozen_parameters_leave_mutated_inputs_checked() -> None:
+    run, weight, _, x = using(frozen_parameters=True)
+    other = torch.full((4,), 10.0)
+    assert torch.equal(run(weight, other, x)[0], torch.full((4,), 12.0))
+    assert run.statistics.recaptures == 1
+
+
+# Calls without capture.
+
+
+def test_graph_that_cannot_be_captured_runs_without_and_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.ones(4)
+    run = runner(used, "state", "mutated", "user", of_module=(0,), backend=Uncapturable(x))
+    weight, cache = torch.ones(4), torch.zeros(4)
+    with caplog.at_level(logging.WARNING, logger="torchair"):
+        results = [run(weight, cache, value)[0] for value in (x, torch.ones(1))]
+    assert torch.equal(cache, torch.full((4,), 2.0))
+    assert [result[0].item() for result in results] == [2.0, 3.0]
+    (record,) = caplog.records
+    assert "runs without capture from now on; it cannot be captured: aten.item.default" in record.getMessage()
+    cause = "it cannot be captured: aten.item.default reads a value on the host"
+    assert run.statistics.eager_causes == ((cause, 2),)
+
+
+def test_preparing_what_cannot_be_captured_leaves_mutated_inputs_as_they_were() -> None:
+    run = runner(used, "state", "mutated", "user", of_module=(0,), backend=Uncapturable())
+    cache = torch.zeros(4)
+    run.prepare(torch.ones(4), cache, torch.ones(4))
+    assert torch.equal(cache, torch.zeros(4))
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        ({"eager": True}, "asked for (debug.run_eagerly)"),
+        ({"limit": 0}, "static_capture_size_limit is reached"),
+    ],
+)
+def test_call_without_capture_has_a_cause(options: dict[str, Any], cause: str) -> None:
+    run, *_ = using(**options)
+    assert run.statistics.eager_causes == ((cause, 1),)
+
+
+def test_module_state_that_a_graph_returned_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    run = runner(lambda weight, cache: (cache.add_(1.0) * 2,), "state", "mutated", of_module=(0,))
+    weight = torch.ones(1)
+    (returned,) = run(weight, torch.zeros(4))
+    with caplog.at_level(logging.WARNING, logger="torchair"):
+        run(weight, returned)
+    assert "mutated input cache lies in memory that a captured graph returned" in caplog.text
+
+
+# The value.
+
+
+def test_statistics_are_a_value_of_their_moment() -> None:
+    run, weight, cache, x = using()
+    before = run.statistics
+    run(weight, cache, x)
+    assert (before.replays, run.statistics.replays) == (1, 2)
+
+
+def test_text_names_causes_and_pools() -> None:
+    pool = PoolStatistics(handle=(0, 3), num_graphs=2, size_bytes=4096, saved_bytes=1024)
+    found = CaptureStatistics(
+        captures=3,
+        recapture_causes=(("mutated input cache has a new address", 1),),
+        replays=9,
+        eager_causes=(("static_capture_size_limit is reached", 2),),
+        pools=(pool,),
+    )
+    assert str(found).splitlines() == [
+        "3 captures, 1 of them again",
+        "9 replays, 2 calls without capture",
+        "  captured again 1 x: mutated input cache has a new address",
+        "  without capture 2 x: static_capture_size_limit is reached",
+        "  pool (0, 3): 2 graphs in 4,096 bytes; sharing saves 1,024",
+    ]
+
+
+def test_total_counts_a_shared_pool_once() -> None:
+    shared = PoolStatistics(handle=(0, 3), num_graphs=2, size_bytes=10, saved_bytes=5)
+    own = PoolStatistics(handle=None, num_graphs=1, size_bytes=7, saved_bytes=0)
+    part = CaptureStatistics(captures=1, replays=2, eager_causes=(("x", 1),), pools=(shared, own))
+    summed = total([part, part])
+    assert (summed.captures, summed.replays, summed.eager_calls) == (2, 4, 2)
+    assert (summed.pool_bytes, summed.saved_bytes) == (10 + 7 + 7, 5)
+
+
+# Cached functions.
+
+
+def test_statistics_of_a_function_add_up_its_variants(tmp_path: Path) -> None:
+    model = Plain().requires_grad_(requires_grad=False)
+    function = cached(model.affine, tmp_path, dynamic=False)
+    for rows in (2, 3, 3):
+        function(torch.ones(rows, 4))
+    assert len(function.variants) == 2
+    assert (function.statistics.captures, function.statistics.replays) == (2, 3)
+
+
+def test_recapture_names_the_parameter_as_the_model_does(tmp_path: Path) -> None:
+    model = Plain().requires_grad_(requires_grad=False)
+    function = cached(model.affine, tmp_path)
+    function(torch.ones(2, 4))
+    name, parameter = next(iter(model.named_parameters()))
+    parameter.data = parameter.data.clone()
+    assert torch.equal(function(torch.ones(2, 4)), model.affine(torch.ones(2, 4)))
+    assert function.statistics.recapture_causes == (
+        (f"parameter or buffer self.{name} has a new address", 1),
+    )
+
+
+def test_warm_up_loads_and_captures_without_running(tmp_path: Path) -> None:
+    model = Cached().requires_grad_(requires_grad=False)
+    function = cached(model.accumulate, tmp_path)
+    before = model.get_buffer("cache").clone()
+    function.warm_up(torch.ones(2, 4))
+    assert torch.equal(model.get_buffer("cache"), before)
+    assert (function.statistics.captures, function.statistics.replays) == (1, 0)
+    function(torch.ones(2, 4))
+    assert (function.statistics.captures, function.statistics.replays) == (1, 1)
+
+
+def test_warm_up_compiles_nothing_where_that_is_forbidden(tmp_path: Path) -> None:
+    model = Plain().requires_grad_(requires_grad=False)
+    function = cached_in_launch(model.affine, tmp_path, LaunchDefaults(no_compile=True))
+    with pytest.raises(CompileForbidden):
+        function.warm_up(torch.ones(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("aclgraph_config.use_custom_pool", (0, 7), {"pool": (0, 7)}),
+        ("debug.aclgraph.disable_mempool_reuse_in_same_fx", True, {"reuse_in_function": False}),
+        ("experimental_config.frozen_parameter", True, {"frozen_parameters": True}),
+        ("npugraphex_config.force_recapture", True, {"force_recapture": True}),
+        ("npugraphex_config.force_eager", True, {"eager": True}),
+    ],
+)
+def test_options_come_from_the_configuration(option: str, value: Any, expected: dict[str, Any]) -> None:
+    config = CompilerConfig()
+    section: Any = config
+    *parts, name = option.split(".")
+    for part in parts:
+        section = getattr(section, part)
+    setattr(section, name, value)
+    assert CaptureOptions.of(config) == CaptureOptions(**expected)

@@ -1,0 +1,279 @@
+"""Gears with `cache_compile`: one compile, never another answer than eager's, and clear errors."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import worker
+from tests.support.cached import cached, outcome
+from worker.errors import GearError
+from worker.inference import set_dim_gears
+
+
+class Model(nn.Module):
+    """One method for each thing that gears may meet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(8, 8)
+        self.rows: torch.Tensor
+        self.register_buffer("rows", torch.zeros(16, 8))
+
+    def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y
+
+    def mlp(self, x: torch.Tensor) -> tuple[torch.Tensor, int, torch.Size]:
+        return functional.gelu(self.linear(x)), x.size(0), x.shape
+
+    def attention(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        heads = self.linear(x).view(batch, length, 2, 4).transpose(1, 2)
+        mixed = functional.scaled_dot_product_attention(heads, heads, heads)
+        return mixed.transpose(1, 2).reshape(batch, length, width)
+
+    def scaled(self, x: torch.Tensor, by: int) -> torch.Tensor:
+        return x * by + by
+
+    def mean(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean(0)
+
+    def joined(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, y])
+
+    def written(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        self.rows.index_copy_(0, at, x)
+        return self.rows * 2
+
+    def viewed(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x[:, :1], x + 1
+
+    def fixed(self, x: torch.Tensor) -> torch.Tensor:
+        return x.expand(4, 8) * 1
+
+    def branching(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.size(0) > 2 else x * 3
+
+    def squeezed(self, x: torch.Tensor) -> torch.Tensor:
+        row = x.squeeze(0)
+        return row * 2 if row.dim() == 2 else row * 3
+
+    def own(self) -> torch.Tensor:
+        return self.rows + 1
+
+
+def rows(count: int, *more: int) -> torch.Tensor:
+    return torch.randn(count, *(more or (8,)))
+
+
+def geared(tensor: torch.Tensor, *gears: int) -> torch.Tensor:
+    set_dim_gears(tensor, {0: gears})
+    return tensor
+
+
+def same(got: Any, wanted: Any) -> bool:
+    if isinstance(wanted, torch.Tensor):
+        return got.shape == wanted.shape and torch.allclose(got, wanted, atol=1e-5)
+    if isinstance(wanted, tuple) and type(wanted) is not torch.Size:
+        return all(same(one, other) for one, other in zip(got, wanted, strict=True))
+    return bool(got == wanted) and type(got) is type(wanted)
+
+
+def product() -> worker.CompilerConfig:
+    config = worker.CompilerConfig()
+    config.inference_config.dynamic_gears_merge_policy = "product"
+    return config
+
+
+@pytest.mark.parametrize("first", [1, 2, 8])
+@pytest.mark.parametrize(("name", "more"), [("mlp", (8,)), ("attention", (3, 8))])
+@torch.no_grad()
+def test_one_compile_serves_every_gear_also_a_gear_of_one(
+    tmp_path: Path, name: str, more: tuple[int, ...], first: int
+) -> None:
+    model = Model()
+    function = cached(getattr(model, name), tmp_path)
+    function(geared(rows(first, *more), 1, 2, 8))
+    compiled = function.last_result
+    for count in (1, 2, 8, 1):
+        x = rows(count, *more)
+        assert same(function(x), getattr(model, name)(x))
+    assert function.last_result is compiled
+    assert function.variants[0].runner.statistics.captures == 3
+
+
+@torch.no_grad()
+def test_a_shape_between_gears_is_an_error_that_says_all(tmp_path: Path) -> None:
+    function = cached(Model().add, tmp_path)
+    function(geared(rows(2), 2, 4), geared(rows(2), 2, 4))
+    with pytest.raises(GearError) as caught:
+        function(rows(3), rows(3))
+    for part in ("x dimension 0 is 3", "y dimension 0 is 3", "(4, 4), (2, 2)", 'on_gear_miss="pad"'):
+        assert part in str(caught.value)
+
+
+@torch.no_grad()
+def test_a_size_that_is_no_gear_is_refused_before_anything_is_compiled(tmp_path: Path) -> None:
+    function = cached(Model().mlp, tmp_path)
+    with pytest.raises(GearError, match=r"argument 0: dimension 0 is 3, which is none of its gears \(2, 4\)"):
+        function(geared(rows(3), 2, 4))
+    assert function.last_result is None
+
+
+@torch.no_grad()
+def test_combinations_that_the_code_cannot_run_with_are_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    function = cached(Model().add, tmp_path, config=product())
+    with caplog.at_level(logging.INFO, "torchair"):
+        function(geared(rows(2), 2, 4), geared(rows(2), 2, 4))
+    assert "gears (2, 4) are dropped" in caplog.text
+    with pytest.raises(GearError, match=r"asks for y.size\(0\) == x.size\(0\)"):
+        function(rows(2), rows(4))
+    assert same(function(x := rows(4), x), x + x)
+
+
+@torch.no_grad()
+def test_product_runs_with_all_combinations(tmp_path: Path) -> None:
+    model = Model()
+    function = cached(model.joined, tmp_path, config=product())
+    function(geared(rows(2), 2, 4), geared(rows(4), 1, 4))
+    for left, right in ((2, 1), (2, 4), (4, 1), (4, 4)):
+        x, y = rows(left), rows(right)
+        assert same(function(x, y), model.joined(x, y))
+    assert len(function.variants) == 1
+
+
+def test_zip_of_lists_of_different_lengths_is_refused(tmp_path: Path) -> None:
+    with torch.no_grad(), pytest.raises(GearError, match="x dimension 0 has 2, y dimension 0 has 3"):
+        cached(Model().joined, tmp_path)(geared(rows(2), 2, 4), geared(rows(2), 2, 3, 4))
+
+
+@pytest.mark.parametrize(("name", "first"), [("fixed", 4), ("squeezed", 1)])
+@torch.no_grad()
+def test_code_that_works_for_one_size_only_is_refused(tmp_path: Path, name: str, first: int) -> None:
+    with pytest.raises(GearError, match="gear"):
+        cached(getattr(Model(), name), tmp_path)(geared(rows(first), 1, 4))
+
+
+@torch.no_grad()
+def test_a_fixed_size_is_refused_with_input_dimension_and_line(tmp_path: Path) -> None:
+    with pytest.raises(GearError, match=r"dimension 0 of L\['x'\] .* size 4 .*x\.expand\(4, 8\)"):
+        cached(Model().fixed, tmp_path)(geared(rows(4), 2, 4))
+
+
+@torch.no_grad()
+def test_code_that_branches_on_a_gear_is_never_run_with_another(tmp_path: Path) -> None:
+    model = Model()
+    function = cached(model.branching, tmp_path)
+    x = geared(rows(4), 2, 3, 4)
+    assert same(function(x), x * 2)
+    with pytest.raises(GearError, match=r"asks for .*x\.size\(0\)"):
+        function(rows(2))
+
+
+def test_gears_of_the_module_are_refused(tmp_path: Path) -> None:
+    model = Model()
+    geared(model.rows, 8, 16)
+    with torch.no_grad(), pytest.raises(GearError, match="no argument of the call"):
+        cached(model.own, tmp_path)()
+
+
+@torch.no_grad()
+def test_a_function_without_gears_is_not_run_for_tensors_that_carry_some(tmp_path: Path) -> None:
+    function = cached(Model().mlp, tmp_path)
+    function(rows(2))
+    function(geared(rows(2), 2, 4))
+    assert len(function.variants) == 2
+    function(geared(rows(2), 2, 8))
+    assert len(function.variants) == 3
+
+
+@torch.no_grad()
+def test_an_artifact_with_gears_is_not_loaded_for_tensors_without(tmp_path: Path) -> None:
+    model = Model()
+    cached(model.mlp, tmp_path)(geared(rows(2), 2, 4))
+    without = cached(model.mlp, tmp_path)
+    x = rows(3)
+    assert same(without(x), model.mlp(x))
+    assert outcome(without) == "compiled"
+    again = cached(model.mlp, tmp_path)
+    again(geared(rows(4), 2, 4))
+    assert outcome(again) == "loaded"
+    again(rows(2))
+    assert len(again.variants) == 1
+
+
+@torch.no_grad()
+def test_guards_always_keep_what_was_learned(tmp_path: Path) -> None:
+    model = Model()
+    function = cached(model.mlp, tmp_path, guards="always")
+    function(geared(rows(2), 2, 4))
+    assert same(function(x := rows(4)), model.mlp(x))
+    assert len(function.variants) == 1
+
+
+@torch.no_grad()
+def test_without_guards_a_miss_is_still_an_error(tmp_path: Path) -> None:
+    function = cached(Model().mlp, tmp_path, guards="skip")
+    function(geared(rows(2), 2, 4))
+    with pytest.raises(GearError, match="x dimension 0 is 3"):
+        function(rows(3))
+
+
+@torch.no_grad()
+def test_numbers_stay_free_beside_gears(tmp_path: Path) -> None:
+    model = Model()
+    function = cached(model.scaled, tmp_path)
+    function(geared(rows(2), 2, 4), 5)
+    for count, by in ((4, 7), (2, 9)):
+        x = rows(count)
+        assert same(function(x, by), model.scaled(x, by))
+    assert len(function.variants) == 1
+
+
+@torch.no_grad()
+def test_all_gears_are_captured_ahead_largest_first(tmp_path: Path) -> None:
+    function = cached(Model().mlp, tmp_path)
+    variant = function.ensure((geared(rows(2), 2, 8, 4),), {})
+    inputs = variant.gear_inputs((rows(2),), {})
+    assert variant.stored.artifact.facts.gears is not None
+    position = variant.stored.artifact.facts.gears.inputs[0].position
+    counts = [call[position].shape[0] for call in inputs]
+    assert counts == [8, 4, 2]
+    variant.capture((rows(2),), {})
+    for count in (2, 4, 8):
+        function(rows(count))
+    assert variant.runner.statistics.captures == 3
+
+
+@torch.no_grad()
+def test_a_slice_of_a_geared_tensor_has_no_gears(tmp_path: Path) -> None:
+    model = Model()
+    function = cached(model.add, tmp_path)
+    x = geared(rows(4), 2, 4)
+    for part in (x[:3], x[:, :2]):
+        assert same(function(part, part * 2), part * 3)
+    assert same(function(x, geared(rows(4) * 0, 2, 4)), x)
+
+
+@torch.no_grad()
+def test_compiled_kernels_serve_every_gear(tmp_path: Path) -> None:
+    config = worker.CompilerConfig()
+    config.mode = "max-autotune"
+    model = Model()
+    function = cached(model.mlp, tmp_path, config=config)
+    function(geared(rows(4), 1, 4))
+    for count in (1, 4):
+        x = rows(count)
+        assert same(function(x), model.mlp(x))
+    with pytest.raises(GearError, match="x dimension 0 is 3"):
+        function(rows(3))
+    assert len(function.variants) == 1

@@ -1,0 +1,149 @@
+"""How kernels are called again and again: which binding, which out variant, and never a wrong one."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from worker.torch_private.kernels import call_of, into, only_copies, out_variant, run
+
+aten = torch.ops.aten
+pytestmark = pytest.mark.usefixtures("no_grad")
+
+X = torch.linspace(-2.0, 3.0, 12).reshape(3, 4)
+SCALAR = torch.tensor(2.0)
+
+
+def called(call: Any) -> Any:
+    """The binding behind a call."""
+    assert isinstance(call, partial)
+    return call.func
+
+
+def empty() -> torch.Tensor:
+    return torch.empty(3, 4)
+
+
+# Bindings. Fact: a binding takes `out` by keyword, one tensor or a tuple in the schema's order.
+
+
+@pytest.mark.parametrize(
+    ("overload", "args"),
+    [
+        (aten.add.out, (X, X)),
+        (aten.add.out, (X, SCALAR)),
+        (aten.mul.out, (X, 2.0)),
+        (aten.clamp.out, (X, -1, None)),
+        (aten.silu.out, (X,)),
+        (aten.cat.out, ([X[:1], X[1:]], 0)),
+        (aten.cumsum.out, (X, 1)),
+    ],
+    ids=str,
+)
+def test_binding_is_used_and_equals_the_overload(overload: Any, args: tuple[Any, ...]) -> None:
+    ours, theirs = empty(), empty()
+    call = call_of(overload, args, {"out": ours})
+    assert called(call) is not overload._op
+    call()
+    overload(*args, out=theirs)
+    assert torch.equal(ours, theirs)
+
+
+def test_binding_with_several_results_fills_all() -> None:
+    values, indices = torch.empty(3), torch.empty(3, dtype=torch.int64)
+    variant = out_variant(aten.max.dim)
+    assert variant is not None
+    call = into(variant, (X, 1), {}, (values, indices))
+    assert called(call) is not variant.overload._op
+    call()
+    assert torch.equal(values, X.max(1).values)
+    assert torch.equal(indices, X.max(1).indices)
+
+
+def test_method_is_used_in_place() -> None:
+    x = X.clone()
+    call = call_of(aten.add_.Tensor, (x, X), {"alpha": 2})
+    assert called(call) is not aten.add_.Tensor._op
+    call()
+    assert torch.equal(x, X * 3)
+
+
+def test_finding_a_binding_runs_nothing() -> None:
+    x = X.clone()
+    call_of(aten.mul_.Tensor, (x, torch.zeros(3, 4, dtype=torch.float64)), {})
+    call_of(aten.index_copy_.default, (x, 0, torch.tensor([99]), torch.zeros(1, 4)), {})
+    assert torch.equal(x, X)
+
+
+def test_binding_that_reaches_another_overload_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Home:
+        tanh = staticmethod(lambda x, out: torch.sigmoid(x, out=out))
+
+    monkeypatch.setattr("worker.torch_private.kernels._HOMES", (Home,))
+    monkeypatch.setattr("worker.torch_private.kernels._BINDINGS", {})
+    assert called(call_of(aten.tanh.out, (X,), {"out": empty()})) is aten.tanh.out._op
+
+
+def test_binding_that_changes_an_argument_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Home:
+        cumsum = staticmethod(lambda x, dim, out: torch.cumsum(x, dim - 1, out=out))
+
+    monkeypatch.setattr("worker.torch_private.kernels._HOMES", (Home,))
+    monkeypatch.setattr("worker.torch_private.kernels._BINDINGS", {})
+    assert called(call_of(aten.cumsum.out, (X, 1), {"out": empty()})) is aten.cumsum.out._op
+
+
+def test_operator_that_writes_nowhere_is_called_as_it_is() -> None:
+    assert called(call_of(aten.add.Tensor, (X, X), {})) is aten.add.Tensor._op
+
+
+# Out variants.
+
+
+@pytest.mark.parametrize(
+    ("overload", "expected"),
+    [
+        (aten.add.Tensor, aten.add.out),
+        (aten.mean.dim, aten.mean.out),
+        (aten.arange.start_step, None),
+        (aten.full.default, aten.full.out),
+        (aten.sort.stable, aten.sort.values_stable),
+        (aten.add_.Tensor, None),
+        (aten.unbind.int, None),
+        (aten._scaled_dot_product_flash_attention_for_cpu.default, None),
+    ],
+    ids=str,
+)
+def test_out_variant_has_the_same_arguments(overload: Any, expected: Any) -> None:
+    variant = out_variant(overload)
+    if overload is aten.arange.start_step:
+        assert variant is not None
+        assert variant.overload is aten.arange.start_out
+    else:
+        assert (variant and variant.overload) is expected
+
+
+def test_out_variant_of_a_factory_leaves_its_options_out() -> None:
+    variant = out_variant(aten.full.default)
+    assert variant is not None
+    result = torch.empty(2, dtype=torch.int64)
+    into(variant, ((2,), 7), {"dtype": torch.int64, "pin_memory": False}, (result,))()
+    assert result.tolist() == [7, 7]
+
+
+def test_conversion_has_no_out_variant_that_would_drop_its_type() -> None:
+    assert only_copies(aten._to_copy.default)
+    assert only_copies(aten.clone.default)
+    assert not only_copies(aten.add.Tensor)
+
+
+def test_calls_run_in_turn_and_below_autograd() -> None:
+    x = torch.ones(2, requires_grad=True)
+    out = torch.empty(2)
+    with torch.enable_grad():
+        run([call_of(aten.mul.out, (x, 3.0), {"out": out}), call_of(aten.add_.Tensor, (out, 1), {})])
+    assert out.tolist() == [4.0, 4.0]
+    assert not out.requires_grad

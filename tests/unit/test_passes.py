@@ -1,0 +1,233 @@
+"""Passes of the user's over the graph: what they see, what comes of them, and that none is ever stale."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from cache_store.node.local import variants
+from worker.configs.compiler_config import CompilerConfig
+from worker.errors import BadPass
+from worker.inference import cache_compile
+from worker.reachable import reachable_digest
+
+FACTOR = [2.0]
+
+
+class Doubling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.linear(x) * 2.0
+
+    def viewed(self, x: torch.Tensor) -> Any:
+        return x + 1.0
+
+
+def with_pass(function: Any, when: str = "pre") -> CompilerConfig:
+    config = CompilerConfig()
+    setattr(config, f"post_grad_custom_{when}_pass", function)
+    return config
+
+
+def cached(tmp_path: Path, config: CompilerConfig, method: str = "forward") -> Any:
+    torch.manual_seed(0)
+    return cache_compile(getattr(Doubling(), method), config=config, cache_dir=tmp_path)
+
+
+def times(factor: float) -> Callable[..., None]:
+    def change_factor(graph_module: Any, example_inputs: Any, config: Any) -> None:
+        for node in graph_module.graph.nodes:
+            if node.target is torch.ops.aten.mul.Tensor:
+                node.args = (node.args[0], factor)
+
+    return change_factor
+
+
+def times_global(graph_module: Any, example_inputs: Any, config: Any) -> None:
+    times(FACTOR[0])(graph_module, example_inputs, config)
+
+
+def run(function: Any, *args: Any) -> Any:
+    with torch.no_grad():
+        return function(*args)
+
+
+@pytest.mark.parametrize("when", ["pre", "post"])
+def test_pass_changes_the_graph(tmp_path: Path, when: str) -> None:
+    function = cached(tmp_path, with_pass(times(3.0), when))
+    x = torch.ones(2, 4)
+    torch.testing.assert_close(run(function, x), run(function.module.linear, x) * 3.0)
+
+
+def noting(graph_module: Any, example_inputs: Any, config: Any) -> None:
+    logging.getLogger("tests.passes").warning("the pass ran")
+
+
+def test_pass_runs_when_compiled_and_never_when_loaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    x = torch.ones(2, 4)
+    first = run(cached(tmp_path, with_pass(noting)), x)
+    assert caplog.messages.count("the pass ran") == 1
+    function = cached(tmp_path, with_pass(noting))
+    torch.testing.assert_close(run(function, x), first)
+    assert function.last_result.outcome == "loaded"
+    assert caplog.messages.count("the pass ran") == 1
+
+
+def looking(graph_module: Any, example_inputs: Any, config: Any) -> None:
+    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    assert len(example_inputs) == len(placeholders)
+    assert all(type(value) is not torch.Tensor for value in example_inputs)
+    assert config.post_grad_custom_pre_pass is looking
+
+
+def test_pass_gets_fake_inputs_and_the_configuration(tmp_path: Path) -> None:
+    assert run(cached(tmp_path, with_pass(looking)), torch.ones(2, 4)).shape == (2, 4)
+
+
+def test_pre_pass_comes_before_post_pass(tmp_path: Path) -> None:
+    config = with_pass(times(3.0), "post")
+    config.post_grad_custom_pre_pass = times(5.0)
+    function = cached(tmp_path, config)
+    x = torch.ones(2, 4)
+    torch.testing.assert_close(run(function, x), run(function.module.linear, x) * 3.0)
+
+
+def to_view(graph_module: Any, example_inputs: Any, config: Any) -> None:
+    """Returns the input itself instead of a new tensor."""
+    graph = graph_module.graph
+    for node in list(graph.nodes):
+        if node.target is torch.ops.aten.add.Tensor:
+            with graph.inserting_before(node):
+                view = graph.call_function(torch.ops.aten.view_as.default, (node.args[0], node.args[0]))
+            node.replace_all_uses_with(view)
+            graph.erase_node(node)
+
+
+def test_output_that_a_pass_makes_a_view_is_known_as_one(tmp_path: Path) -> None:
+    function = cached(tmp_path, with_pass(to_view), "viewed")
+    x = torch.ones(2, 4)
+    result = run(function, x)
+    assert result.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    assert function.variants[0].stored.artifact.facts.aliased_outputs == (0,)
+
+
+def broken_target(graph_module: Any, example_inputs: Any, config: Any) -> None:
+    for node in graph_module.graph.nodes:
+        if node.target is torch.ops.aten.mul.Tensor:
+            node.target, node.args = torch.ops.aten.mm.default, (node.args[0], node.args[0])
+
+
+def removed_input(graph_module: Any, example_inputs: Any, config: Any) -> None:
+    graph = graph_module.graph
+    placeholder = next(node for node in graph.nodes if node.op == "placeholder")
+    with graph.inserting_after(placeholder):
+        placeholder.replace_all_uses_with(graph.call_function(torch.ops.aten.ones.default, ([4, 4],)))
+    graph.erase_node(placeholder)
+
+
+@pytest.mark.parametrize("function", [broken_target, removed_input])
+def test_pass_that_breaks_the_graph_is_named(tmp_path: Path, function: Any) -> None:
+    with pytest.raises(BadPass, match=rf"post_grad_custom_pre_pass \({function.__name__}\)") as caught:
+        run(cached(tmp_path, with_pass(function)), torch.ones(2, 4))
+    assert caught.value.option == "post_grad_custom_pre_pass"
+    assert not list(tmp_path.rglob("compiled_module"))
+
+
+def test_another_closure_is_another_request(tmp_path: Path) -> None:
+    x = torch.ones(2, 4)
+    for factor in (3.0, 5.0):
+        function = cached(tmp_path, with_pass(times(factor)))
+        torch.testing.assert_close(run(function, x), run(function.module.linear, x) * factor)
+        assert function.last_result.outcome == "compiled"
+
+
+def test_another_global_that_a_pass_reads_is_another_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.ones(2, 4)
+    for factor in (3.0, 5.0):
+        monkeypatch.setattr(f"{__name__}.FACTOR", [factor])
+        monkeypatch.setitem(times_global.__globals__, "FACTOR", [factor])
+        function = cached(tmp_path, with_pass(times_global))
+        torch.testing.assert_close(run(function, x), run(function.module.linear, x) * factor)
+
+
+@dataclass(frozen=True)
+class Times:
+    factor: float
+
+    def __call__(self, graph_module: Any, example_inputs: Any, config: Any) -> None:
+        times(self.factor)(graph_module, example_inputs, config)
+
+    def method(self, graph_module: Any, example_inputs: Any, config: Any) -> None:
+        self(graph_module, example_inputs, config)
+
+
+@pytest.mark.parametrize("of", [lambda item: item, lambda item: item.method], ids=["object", "method"])
+def test_another_attribute_of_a_callable_object_is_another_request(tmp_path: Path, of: Any) -> None:
+    x = torch.ones(2, 4)
+    for factor in (3.0, 5.0):
+        function = cached(tmp_path, with_pass(of(Times(factor))))
+        torch.testing.assert_close(run(function, x), run(function.module.linear, x) * factor)
+
+
+def reaching(value: Any) -> Callable[[], Any]:
+    return lambda: value
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ([1, Times(1.0)], [1, Times(2.0)]),
+        ({"a": Times(1.0)}, {"a": Times(2.0)}),
+        ({Times(1.0)}, {Times(2.0)}),
+        (re.compile("a"), re.compile("b")),
+        (torch.tensor([1.0]), torch.tensor([2.0])),
+        (torch.tensor([1]), torch.tensor([1.0])),
+        (torch.arange(4000).numpy(), torch.arange(4000).numpy()[::-1]),
+        (nn.Linear(2, 2), nn.Linear(2, 2)),
+        (Times(1.0).method, Times(2.0).method),
+    ],
+    ids=["list", "dict", "set", "pattern", "tensor", "dtype", "array", "module", "method"],
+)
+def test_digest_follows_what_a_function_reaches(one: Any, other: Any) -> None:
+    assert reachable_digest(reaching(one)) != reachable_digest(reaching(other))
+    assert reachable_digest(reaching(one)) == reachable_digest(reaching(one))
+
+
+def test_digest_ends_where_objects_hold_each_other() -> None:
+    one: list[Any] = []
+    one.append({"again": one})
+    assert reachable_digest(reaching(one)) == reachable_digest(reaching(one))
+
+
+def test_digest_does_not_follow_the_level_of_a_logger() -> None:
+    log = logging.getLogger("tests.passes")
+    before = reachable_digest(reaching(log))
+    log.setLevel(logging.CRITICAL)
+    assert reachable_digest(reaching(log)) == before
+    log.setLevel(logging.NOTSET)
+
+
+def test_equal_objects_have_equal_digests() -> None:
+    again = replace(Times(2.0), factor=1.0)
+    assert reachable_digest(reaching(Times(1.0))) == reachable_digest(reaching(again))
+
+
+def test_no_pass_leaves_the_graph_untouched(tmp_path: Path) -> None:
+    function = cached(tmp_path, CompilerConfig())
+    run(function, torch.ones(2, 4))
+    assert len(variants(function.place().function_dir)) == 1

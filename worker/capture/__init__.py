@@ -1,0 +1,16 @@
+"""The capture runtime: one captured graph per shape key, replayed at fixed addresses.
+
+* `runner.py`: runs one loaded graph; captures, replays, and goes on without capture where it must;
+* `direct.py`: runs a graph of an engine that is not captured;
+* `entry.py`: one captured graph: does it fit this call, and how are its buffers filled;
+* `rooms.py`: pools and what is captured into them, memory reuse modes one and two;
+* `options.py`, `statistics.py`: what the configuration asks for, and what was done;
+* `plan.py`: a captured shape as text, and inputs to capture it again.
+"""
+
+from worker.capture.direct import DirectRunner
+from worker.capture.options import CaptureOptions
+from worker.capture.runner import GraphRunner
+from worker.capture.statistics import CaptureStatistics
+
+__all__ = ["CaptureOptions", "CaptureStatistics", "DirectRunner", "GraphRunner"]

@@ -1,0 +1,202 @@
+"""One captured graph: whether it fits a call, and how its buffers are filled.
+
+Invariant: a graph is replayed only if every input that it reads where it lies is at the address that was
+captured, with the layout that was captured; everything else was copied into its buffers just before.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from worker.capture.plan import shapes_of
+from worker.devices.memory import memory_of
+from worker.graph_facts import MUTATED, NUMBER, STATE, USER, GraphFacts
+
+if TYPE_CHECKING:
+    from worker.devices import CapturedGraph
+
+_address = torch.Tensor.data_ptr
+
+
+class InputLayout:
+    """The inputs of one graph by what is done with them; positions, in order.
+
+    Attributes:
+        copied: user inputs that are copied into buffers.
+        fixed: inputs that are used where they lie.
+        compared: those of them whose address is compared on each call.
+        mutated: inputs that the graph writes to.
+        kept: inputs that live longer than a call: the module's, and mutated ones.
+        shaped: inputs whose shape is part of the key.
+        numbers: inputs that are numbers, part of the key too.
+        of_module: tensors of the module.
+    """
+
+    def __init__(self, facts: GraphFacts, *, clone_input: bool, frozen_parameters: bool) -> None:
+        classes = facts.input_classes
+        copied_class = USER if clone_input else None
+        self.of_module = frozenset(facts.module_inputs)
+        self.copied = _positions(classes, lambda _, kind: kind == copied_class)
+        self.fixed = _positions(classes, lambda _, kind: kind not in (copied_class, NUMBER))
+        self.mutated = _positions(classes, lambda _, kind: kind == MUTATED)
+        self.numbers = _positions(classes, lambda _, kind: kind == NUMBER)
+        self.kept = tuple(index for index in self.fixed if index in self.of_module or index in self.mutated)
+        self.shaped = _positions(
+            classes,
+            lambda index, kind: kind != NUMBER and not (kind == STATE and index in self.of_module),
+        )
+        self.compared = tuple(
+            index
+            for index in self.fixed
+            if not (frozen_parameters and classes[index] == STATE and index in self.of_module)
+        )
+        self._classes = classes
+        self._names = facts.input_names or tuple(f"input {index}" for index in range(len(classes)))
+
+    def key(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """What tells one captured graph of a function from another."""
+        return tuple(inputs[index].shape for index in self.shaped) + tuple(
+            inputs[index] for index in self.numbers
+        )
+
+    def described(self, index: int) -> str:
+        """An input in words."""
+        kind = self._classes[index]
+        words = {MUTATED: "mutated input", USER: "user input"}
+        state = "parameter or buffer" if index in self.of_module else "input that is returned"
+        return f"{words.get(kind, state)} {self._names[index]}"
+
+
+def _positions(classes: Sequence[str], wanted: Callable[[int, str], bool]) -> tuple[int, ...]:
+    return tuple(index for index, kind in enumerate(classes) if wanted(index, kind))
+
+
+class Entry:
+    """One captured graph and what it was captured for.
+
+    Attributes:
+        captured: the graph.
+        key: of `InputLayout.key`.
+        shapes: what the capture plan says of it; None where that cannot be written.
+    """
+
+    __slots__ = (
+        "__weakref__", "_addresses", "_called", "_compared", "_copied", "_inside", "_layout", "_layouts",
+        "_mutated", "_numbers", "_pick", "_span", "_tensors", "captured", "key", "shapes",
+    )  # fmt: skip
+
+    def __init__(
+        self, layout: InputLayout, captured: CapturedGraph, inputs: Sequence[Any], copied: frozenset[int]
+    ) -> None:
+        self.captured = captured
+        self.key = layout.key(inputs)
+        self.shapes = shapes_of(layout, inputs)
+        self._layout = layout
+        self._inside = tuple(index for index in layout.copied if index not in copied)
+        self._compared = (*layout.compared, *self._inside)
+        self._pick = _picker(self._compared)
+        self._tensors = self._pick(inputs)
+        self._addresses = [*map(_address, self._tensors)]
+        self._layouts = [*map(_layout_of, self._tensors)]
+        self._called = tuple(
+            (index, inputs[index].shape, inputs[index].stride())
+            for index in self._compared
+            if index not in layout.of_module
+        )
+        self._numbers = tuple((index, inputs[index]) for index in layout.numbers)
+        self._mutated, self._span = _written(inputs, layout.mutated)
+        self._copied = tuple(
+            _filled(index, inputs[index], captured.inputs[index]) for index in sorted(copied)
+        )
+
+    def fits(self, inputs: Sequence[Any]) -> bool:
+        """Whether a replay computes what the graph would compute of these inputs; a few microseconds."""
+        tensors = self._pick(inputs)
+        if [*map(_address, tensors)] != self._addresses:
+            return False
+        # An object that was here before has the layout that it had: a module's layouts are a load's to check.
+        if not all(map(operator.is_, tensors, self._tensors)) and not self._laid_out_alike(tensors):
+            return False
+        for index, shape, strides in self._called:
+            tensor = inputs[index]
+            if tensor.shape != shape or tensor.stride() != strides:
+                return False
+        for index, value in self._numbers:
+            if inputs[index] != value:
+                return False
+        for index, shape, strides, _ in self._copied:
+            tensor = inputs[index]
+            if tensor.shape != shape or (strides is not None and tensor.stride() != strides):
+                return False
+            if self._mutated and self._is_inside(tensor):
+                return False
+        return True
+
+    def fill(self, inputs: Sequence[Any]) -> None:
+        """Copy the user's inputs into the buffers."""
+        for index, _, strides, buffer in self._copied:
+            buffer.copy_(inputs[index] if strides is None else memory_of(inputs[index]))
+
+    def misfit(self, inputs: Sequence[Any]) -> str:
+        """Why inputs of this key do not fit, in words."""
+        described = self._layout.described
+        if self._layout.key(inputs) != self.key:
+            return "another shape"  # `fits` is asked about inputs of every key
+        for index, address, layout in zip(self._compared, self._addresses, self._layouts, strict=True):
+            if inputs[index].data_ptr() != address:
+                return f"{described(index)} has a new address"
+            if _layout_of(inputs[index]) != layout:
+                return f"{described(index)} has another layout"
+        for index, *_ in self._copied:
+            if self._is_inside(inputs[index]):
+                return f"{described(index)} now lies in a mutated input"
+        return "user inputs have other strides"
+
+    def _laid_out_alike(self, tensors: tuple[torch.Tensor, ...]) -> bool:
+        if [*map(_layout_of, tensors)] != self._layouts:
+            return False
+        self._tensors = tensors
+        return True
+
+    def _is_inside(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies in the memory of a mutated input, whose writes it then has to see."""
+        low, high = self._span
+        return low <= tensor.data_ptr() <= high and tensor.untyped_storage().data_ptr() in self._mutated
+
+
+def inside(inputs: Sequence[Any], layout: InputLayout) -> frozenset[int]:
+    """Positions of user inputs that lie in the memory of a mutated input."""
+    mutated, _ = _written(inputs, layout.mutated)
+    return frozenset(
+        index for index in layout.copied if inputs[index].untyped_storage().data_ptr() in mutated
+    )
+
+
+def _written(inputs: Sequence[Any], mutated: Sequence[int]) -> tuple[frozenset[int], tuple[int, int]]:
+    """Addresses of the storages that the graph writes to, and the stretch of memory that they all lie in."""
+    storages = [inputs[index].untyped_storage() for index in mutated]
+    starts = [storage.data_ptr() for storage in storages]
+    ends = [storage.data_ptr() + storage.nbytes() for storage in storages]
+    return frozenset(starts), (min(starts, default=0), max(ends, default=0))
+
+
+def _filled(index: int, value: torch.Tensor, buffer: torch.Tensor) -> tuple[int, Any, Any, torch.Tensor]:
+    """A copied input: position, shape, the strides that it must have (None for any), memory to copy into."""
+    memory = memory_of(buffer)
+    # Where elements overlap, the memory is copied as it lies, so the other side has to lie alike.
+    return index, value.shape, None if memory is buffer else value.stride(), memory
+
+
+def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
+
+
+def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Picks elements out of a tuple, always as a tuple."""
+    if len(positions) > 1:
+        return operator.itemgetter(*positions)
+    return lambda inputs: tuple(inputs[index] for index in positions)

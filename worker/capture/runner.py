@@ -1,0 +1,219 @@
+"""Runs one loaded graph through captured graphs, and by the seeds' three classes of inputs.
+
+* parameters and buffers, and other state of the module: used where they lie; another address means recapture;
+* mutated inputs (a KV cache): likewise;
+* user inputs: copied into the graph's own buffers before each replay (``clone_input``).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from worker.capture import modes
+from worker.capture.direct import restored
+from worker.capture.entry import Entry, InputLayout, inside
+from worker.capture.plan import Shapes, shapes_of
+from worker.capture.rooms import Room, room_of
+from worker.capture.statistics import CaptureStatistics, Tally
+from worker.devices.memory import duplicate
+from worker.errors import NotCapturable
+
+if TYPE_CHECKING:
+    from worker.capture.options import CaptureOptions
+    from worker.devices import DeviceBackend
+    from worker.engines import Graph
+    from worker.graph_facts import GraphFacts
+
+_log = logging.getLogger("torchair")
+
+
+class GraphRunner:
+    """Runs one loaded graph through captured graphs.
+
+    Buffers and outputs are shared by all calls, so calls run one at a time: of all threads, and of all
+    functions that share the pool. Outputs are still overwritten by the next call, as on the device;
+    ``enable_output_clone`` gives each call its own.
+    """
+
+    def __init__(
+        self, graph: Graph, facts: GraphFacts, backend: DeviceBackend, options: CaptureOptions
+    ) -> None:
+        self.layout = InputLayout(
+            facts, clone_input=options.clone_input, frozen_parameters=options.frozen_parameters
+        )
+        self._graph = graph
+        self._backend = backend
+        self._options = options
+        self._aliased = frozenset(facts.aliased_outputs)
+        self._autocast_kinds = modes.autocast_kinds(backend.kind)
+        self._given = room_of(backend, options.pool) if options.pool is not None else None
+        self._lock = self._given.lock if self._given is not None else threading.RLock()
+        self._rooms: dict[Any, Room] = {}
+        self._entries: dict[tuple[Any, ...], Entry] = {}
+        self._last: Entry | None = None
+        self._warned: set[str] = set()
+        self._tally = Tally()
+        self._never = "asked for (debug.run_eagerly)" if options.eager else ""
+        if facts.data_dependent:
+            self._never = f"the size of {facts.data_dependent}'s result depends on data"
+            _log.info("not captured: %s", self._never)
+        elif facts.random and backend.kind == "cpu":
+            # Run operator by operator it draws what the function itself would.
+            self._never = f"{facts.random} draws random numbers, for which a CPU graph has no generator"
+            _log.info("not captured: %s", self._never)
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        """Outputs of the graph for ``inputs``; captures first where no captured graph fits."""
+        with self._lock:
+            if modes.is_plain(self._autocast_kinds):
+                return self._run(inputs)
+            with modes.plain(self._autocast_kinds):
+                return self._run(inputs)
+
+    def prepare(self, *inputs: Any) -> None:
+        """Capture for ``inputs`` without lasting effect on mutated inputs; run the graph where it cannot be.
+
+        As a replay would, it overwrites what other graphs of the pool returned.
+        """
+        with self._lock, modes.plain(self._autocast_kinds):
+            key = self.layout.key(inputs)
+            entry = self._entries.get(key)
+            if entry is None or not entry.fits(inputs):
+                entry, intact = self._capture(key, inputs)
+                if entry is None:
+                    with restored(intact, self.layout.mutated):
+                        self._graph(*intact)
+
+    @property
+    def max_captures(self) -> int:
+        """How many graphs may be captured."""
+        return 0 if self._never else self._options.limit
+
+    def shapes(self) -> tuple[Shapes, ...]:
+        """The shapes that are captured, for the capture plan."""
+        with self._lock:
+            return tuple(entry.shapes for entry in self._entries.values() if entry.shapes is not None)
+
+    def shapes_for(self, inputs: Sequence[Any]) -> Shapes | None:
+        """What the capture plan says of these inputs; None where nothing would be captured for them."""
+        return None if self._never else shapes_of(self.layout, inputs)
+
+    @property
+    def statistics(self) -> CaptureStatistics:
+        """What was done since the function was loaded."""
+        with self._lock:
+            return self._tally.taken(tuple(room.statistics() for room in self._rooms.values()))
+
+    def _run(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        entry = self._last
+        if entry is not None and entry.fits(inputs):
+            entry.fill(inputs)
+        else:
+            entry, inputs = self._find(inputs)
+            if entry is None:
+                return self._graph(*inputs)
+        entry.captured.replay()
+        self._tally.replays += 1
+        outputs = entry.captured.outputs
+        return self._cloned(outputs) if self._options.clone_output else outputs
+
+    def _find(self, inputs: tuple[Any, ...]) -> tuple[Entry | None, tuple[Any, ...]]:
+        """A captured graph whose buffers hold these inputs; None, and the inputs, to run without one."""
+        key = self.layout.key(inputs)
+        entry = self._entries.get(key)
+        if entry is not None and not self._options.force_recapture and entry.fits(inputs):
+            entry.fill(inputs)
+        else:
+            entry, inputs = self._capture(key, inputs)
+        if entry is None:
+            self._tally.eager[self._never or "static_capture_size_limit is reached"] += 1
+        elif not self._options.force_recapture:
+            self._last = entry
+        return entry, inputs
+
+    def _capture(self, key: tuple[Any, ...], inputs: tuple[Any, ...]) -> tuple[Entry | None, tuple[Any, ...]]:
+        """Capture for these inputs, which lie in the buffers then; None, and the inputs, if it cannot be."""
+        if self._never or (key not in self._entries and self._is_full()):
+            return None, inputs
+        self._forget(key, inputs)
+        with modes.ordinary_tensors(inputs[index] for index in self.layout.mutated):
+            # A user input inside a mutated input's memory must see its writes, so it is not copied.
+            copied = frozenset(self.layout.copied) - inside(inputs, self.layout)
+            # Those that are may lie in the pool, where the graph writes while it is recorded.
+            intact = tuple(
+                duplicate(value) if index in copied else value for index, value in enumerate(inputs)
+            )
+            try:
+                entry = self._captured(key, inputs, intact, copied)
+            except NotCapturable as error:
+                self._never = f"it cannot be captured: {error.message}"
+                _log.warning("a graph runs without capture from now on; %s", self._never)
+                return None, intact
+        self._tally.captures += 1
+        self._entries[key] = entry
+        return entry, inputs
+
+    def _forget(self, key: tuple[Any, ...], inputs: tuple[Any, ...]) -> None:
+        """Drop the graph of this key, if there is one, so that the next one gets its memory."""
+        old = self._entries.pop(key, None)
+        if old is not None:
+            cause = "force_recapture" if old.fits(inputs) else old.misfit(inputs)
+            self._tally.recaptured[cause] += 1
+            self._last = None
+            _log.info("recapture: %s", cause)
+
+    def _captured(
+        self,
+        key: tuple[Any, ...],
+        inputs: tuple[Any, ...],
+        intact: tuple[Any, ...],
+        copied: frozenset[int],
+    ) -> Entry:
+        room = self._room(key)
+        for index in self.layout.kept:
+            if room.returned(inputs[index]):
+                self._warn_once(
+                    f"{self.layout.described(index)} lies in memory that a captured graph returned: the next "
+                    "replay in this pool overwrites it. Clone it first, or set "
+                    "debug.aclgraph.enable_output_clone."
+                )
+        with restored(inputs, self.layout.mutated):
+            captured = self._backend.capture(
+                self._graph, intact, copied=copied, aliased=self._aliased, pool=room.pool
+            )
+        entry = Entry(self.layout, captured, inputs, copied)
+        room.add(entry, self._aliased)
+        return entry
+
+    def _room(self, key: tuple[Any, ...]) -> Room:
+        """Where a graph is captured into: the given pool (mode one), one for all (mode two), or its own."""
+        place = key if self._given is None and not self._options.reuse_in_function else None
+        if place not in self._rooms:
+            self._rooms[place] = self._given or Room(self._backend)
+        return self._rooms[place]
+
+    def _is_full(self) -> bool:
+        full = len(self._entries) >= self._options.limit
+        if full:
+            self._warn_once(
+                f"{self._options.limit} graphs are captured, which is "
+                "debug.aclgraph.static_capture_size_limit; further shapes run without capture. "
+                "Raise the limit, or use fewer shapes."
+            )
+        return full
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            _log.warning("%s", text)
+
+    def _cloned(self, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(
+            value.clone() if isinstance(value, torch.Tensor) and index not in self._aliased else value
+            for index, value in enumerate(outputs)
+        )

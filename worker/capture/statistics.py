@@ -1,0 +1,134 @@
+"""What the capture runtime did: counted on the way, handed out as a frozen value that prints readably."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from worker.devices import PoolHandle
+
+Counts = tuple[tuple[str, int], ...]
+"""Causes and how often each was met, the most frequent first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStatistics:
+    """One pool.
+
+    Attributes:
+        handle: of a pool that was given (``use_custom_pool``); None for a function's own.
+        num_graphs: graphs captured into it, those of other functions included.
+        size_bytes: bytes that it holds.
+        saved_bytes: how many more its graphs would hold without sharing.
+    """
+
+    handle: PoolHandle | None
+    num_graphs: int
+    size_bytes: int
+    saved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureStatistics:
+    """What was done for one function since it was loaded.
+
+    Attributes:
+        captures: graphs captured, recaptures included.
+        recapture_causes: why graphs were captured again.
+        replays: calls that replayed a captured graph.
+        eager_causes: why calls ran without one.
+        pools: the pools in use.
+    """
+
+    captures: int = 0
+    recapture_causes: Counts = ()
+    replays: int = 0
+    eager_causes: Counts = ()
+    pools: tuple[PoolStatistics, ...] = ()
+
+    @property
+    def recaptures(self) -> int:
+        """Graphs that were captured again."""
+        return sum(number for _, number in self.recapture_causes)
+
+    @property
+    def eager_calls(self) -> int:
+        """Calls that ran without a captured graph."""
+        return sum(number for _, number in self.eager_causes)
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of all pools."""
+        return sum(pool.size_bytes for pool in self.pools)
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that sharing pools saves."""
+        return sum(pool.saved_bytes for pool in self.pools)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.captures} captures, {self.recaptures} of them again",
+            f"{self.replays} replays, {self.eager_calls} calls without capture",
+            *(f"  captured again {number} x: {cause}" for cause, number in self.recapture_causes),
+            *(f"  without capture {number} x: {cause}" for cause, number in self.eager_causes),
+            *(
+                f"  pool{'' if pool.handle is None else f' {pool.handle}'}: {pool.num_graphs} graphs in "
+                f"{pool.size_bytes:,} bytes; sharing saves {pool.saved_bytes:,}"
+                for pool in self.pools
+            ),
+        ]
+        return "\n".join(lines)
+
+
+def total(parts: Iterable[CaptureStatistics]) -> CaptureStatistics:
+    """Sums; a pool that several parts share counts once."""
+    recaptured: Counter[str] = Counter()
+    eager: Counter[str] = Counter()
+    captures = replays = 0
+    own: list[PoolStatistics] = []
+    given: dict[PoolHandle, PoolStatistics] = {}
+    for part in parts:
+        captures += part.captures
+        replays += part.replays
+        recaptured.update(dict(part.recapture_causes))
+        eager.update(dict(part.eager_causes))
+        for pool in part.pools:
+            if pool.handle is None:
+                own.append(pool)
+            else:
+                given[pool.handle] = pool
+    return CaptureStatistics(
+        captures=captures,
+        recapture_causes=_counts(recaptured),
+        replays=replays,
+        eager_causes=_counts(eager),
+        pools=(*given.values(), *own),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """The counters of one runner."""
+
+    captures: int = 0
+    replays: int = 0
+    recaptured: Counter[str] = field(default_factory=Counter)
+    eager: Counter[str] = field(default_factory=Counter)
+
+    def taken(self, pools: tuple[PoolStatistics, ...]) -> CaptureStatistics:
+        """The counters as they stand."""
+        return CaptureStatistics(
+            captures=self.captures,
+            recapture_causes=_counts(self.recaptured),
+            replays=self.replays,
+            eager_causes=_counts(self.eager),
+            pools=pools,
+        )
+
+
+def _counts(counter: Counter[str]) -> Counts:
+    return tuple(counter.most_common())

@@ -1,0 +1,193 @@
+"""Device kinds ``cuda`` and ``npu``: captured graphs of ``torch.cuda`` and ``torch.npu``, which look alike.
+
+One capture at a time in a process. A capture warms the graph up once on a side stream, which is the only
+time that it runs, then records it; so mutated inputs change once, and outputs hold nothing before the first
+replay. The default generator, which torch registers with every capture, gets its state back: the first
+replay draws the numbers that a call without capture would have drawn, and each one goes on from there.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from worker.devices import Pool, PoolHandle
+from worker.devices.accelerator_pool import AcceleratorPool, PrivatePool
+from worker.devices.failures import not_capturable, refuse_foreign
+from worker.devices.recorder import Recorder
+from worker.errors import DeviceUnavailable
+from worker.torch_private.graph_memory import borrowed
+
+_COLLECTIVES = {"cuda": "nccl", "npu": "hccl"}
+_CAPTURING = threading.RLock()
+
+
+class AcceleratorGraph:
+    """One captured graph of an accelerator."""
+
+    __slots__ = ("_pool", "inputs", "outputs", "replay", "size_bytes")
+
+    def __init__(
+        self,
+        recorded: Any,
+        *,
+        inputs: tuple[Any, ...],
+        outputs: tuple[Any, ...],
+        size_bytes: int,
+        pool: AcceleratorPool,
+    ) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
+        self.size_bytes = size_bytes
+        self.replay: Callable[[], None] = recorded.replay  # every call goes through it: no frame of ours
+        self._pool = pool  # its private pool and its segments
+
+
+class AcceleratorBackend:
+    """An accelerator as a device kind."""
+
+    def __init__(self, kind: str, module: Any, *, memory: str = "") -> None:
+        """Makes a backend.
+
+        Args:
+            kind: ``cuda`` or ``npu``.
+            module: ``torch.cuda``, ``torch.npu``, or what stands in for it.
+            memory: type of the tensors' device, where it is not ``kind``.
+        """
+        self.kind = kind
+        self.collectives = _COLLECTIVES[kind]
+        self._module = module
+        self._memory = memory or kind
+        self._recorder = Recorder(kind, module, memory=self._memory)
+        self._pools: weakref.WeakValueDictionary[PoolHandle, AcceleratorPool] = weakref.WeakValueDictionary()
+
+    def device(self, local_rank: int) -> torch.device:
+        """See `worker.devices.DeviceBackend.device`; where Ray shows a rank one device only, it is that one.
+
+        Raises:
+            DeviceUnavailable: fewer devices are visible than ranks are on this node.
+        """
+        num_devices = self._module.device_count()
+        if num_devices == 1:
+            return torch.device(self.kind, 0)
+        if local_rank >= num_devices:
+            msg = (
+                f"local rank {local_rank} has no device of its own: {num_devices} devices of kind "
+                f"{self.kind} are visible. Start fewer ranks on this node, or make more devices visible."
+            )
+            raise DeviceUnavailable(msg, kind=self.kind, local_rank=local_rank, num_devices=num_devices)
+        return torch.device(self.kind, local_rank)
+
+    def new_handle(self) -> PoolHandle:
+        """See `worker.devices.DeviceBackend.new_handle`, as torch numbers them."""
+        return tuple(self._module.graph_pool_handle())
+
+    def pool(self, handle: PoolHandle | None = None) -> AcceleratorPool:
+        """See `worker.devices.DeviceBackend.pool`.
+
+        Raises:
+            ValueError: this is no handle as ``torch.cuda.graph_pool_handle()`` makes them.
+        """
+        new = AcceleratorPool(self._module, self._recorder.private_pool)
+        if handle is None:
+            return new
+        _check_handle(handle, self.kind)
+        with _CAPTURING:
+            return self._pools.setdefault(handle, new)
+
+    def capture(
+        self,
+        graph: Callable[..., tuple[Any, ...]],
+        inputs: Sequence[Any],
+        *,
+        copied: frozenset[int],
+        aliased: frozenset[int],
+        pool: Pool,
+    ) -> AcceleratorGraph:
+        """See `worker.devices.DeviceBackend.capture`."""
+        if not isinstance(pool, AcceleratorPool):
+            msg = f"a pool of another device kind ({type(pool).__name__}); take one from this backend"
+            raise TypeError(msg)
+        index = self._index_of(inputs)
+        device = torch.device(self._memory, index)
+        refuse_foreign(inputs, "input", device)
+        fixed = _tensors(value for number, value in enumerate(inputs) if number not in copied)
+        with _CAPTURING, self._module.device(index), self._recorder.generator_restored(index):
+            static, buffer_bytes = _with_buffers(inputs, sorted(copied), fixed, pool)
+            self._recorder.warm_up(graph, static, index)
+            private = pool.private(index, fixed)
+            try:
+                recorded, outputs, work_bytes = self._recorder.measured(graph, static, private)
+            except RuntimeError as error:
+                pool.abandon(private)
+                self._recorder.recover(index)
+                raise not_capturable(error, self.kind) from error
+            refuse_foreign(outputs, "output", device)
+            return AcceleratorGraph(
+                recorded,
+                inputs=static,
+                outputs=_unowned(outputs, aliased, private),
+                size_bytes=work_bytes + buffer_bytes,
+                pool=pool,
+            )
+
+    def _index_of(self, inputs: Sequence[Any]) -> int:
+        """Index of the first input's device; the current one if no input lies on such a device."""
+        indices = (item.device.index for item in _tensors(inputs) if item.device.type == self._memory)
+        index = next(indices, None)
+        return int(self._module.current_device()) if index is None else index
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _with_buffers(
+    inputs: Sequence[Any], copied: Sequence[int], fixed: Sequence[torch.Tensor], pool: AcceleratorPool
+) -> tuple[tuple[Any, ...], int]:
+    """The inputs, the copied ones in buffers of the pool, and the bytes of these."""
+    buffers, size_bytes = pool.buffers([inputs[number] for number in copied], fixed)
+    found = list(inputs)
+    for number, buffer in zip(copied, buffers, strict=True):
+        found[number] = buffer
+    return tuple(found), size_bytes
+
+
+def _unowned(outputs: tuple[Any, ...], aliased: frozenset[int], keep: PrivatePool) -> tuple[Any, ...]:
+    """Outputs whose memory the next capture may take; those that alias an input stay as they are."""
+    ours = [
+        number
+        for number, value in enumerate(outputs)
+        if isinstance(value, torch.Tensor) and number not in aliased
+    ]
+    found = list(outputs)
+    for number, tensor in zip(ours, borrowed([outputs[number] for number in ours], keep), strict=True):
+        found[number] = tensor
+    return tuple(found)
+
+
+def _check_handle(handle: PoolHandle, kind: str) -> None:
+    pair = 2
+    if len(handle) != pair or not all(type(part) is int for part in handle):
+        msg = (
+            f"{handle!r} is no pool handle of device kind {kind}: expected two numbers, as "
+            f"torch.{kind}.graph_pool_handle() gives"
+        )
+        raise ValueError(msg)
+
+
+@functools.cache
+def accelerator(kind: str) -> AcceleratorBackend:
+    """The backend of ``cuda`` or ``npu`` in this process.
+
+    Raises:
+        DeviceUnavailable: torch does not know the device kind, or finds no such device.
+    """
+    from worker.devices.availability import device_module
+
+    return AcceleratorBackend(kind, device_module(kind))

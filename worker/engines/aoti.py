@@ -1,0 +1,217 @@
+"""Engine ``aoti``: the graph compiled ahead of time by Inductor, for mode max-autotune on cpu and cuda.
+
+Sections::
+
+    graph.py, graph.code, constants   as engine ``graph`` writes them: the whole graph, to read, to replay,
+                                      and to compile again without Dynamo
+    aoti                              JSON: inputs as `worker.torch_private.symbolic` describes them, how to
+                                      call the library, its file's name, and conditions that Inductor added
+    tail.py, tail.code, tail.constants   the tail (`aoti_split`), in that form; only where there is one
+
+File, with ``ge_cache``: ``ge_cache_<16 hex of its SHA-256>.pt2`` (`aoti_package`).
+
+Without the file, the process that compiled uses what it compiled; a later one compiles at load. What such a
+compile finds on symbolic sizes must be among the artifact's own conditions, or the graph is replayed
+operator by operator, with a warning: correct, and slower.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worker.engines import Built
+from worker.engines.aoti_call import CompiledGraph, Parts
+from worker.engines.aoti_package import pack, package_name, unpack
+from worker.engines.graph import GraphEngine, unpack_constants
+from worker.errors import ArtifactCorrupt, NotPortable, NotYet
+
+if TYPE_CHECKING:
+    from worker.engines import Graph
+    from worker.graph_facts import GraphFacts
+    from worker.torch_private.lowering import LoweredGraph
+
+_log = logging.getLogger("torchair")
+_SECTION = "aoti"
+_TAIL = ("tail.py", "tail.code", "tail.constants")
+_WHOLE = ("graph.py", "graph.code", "constants")
+
+# Libraries that this process compiled, by the digest of their section: without ge_cache there is no file.
+_compiled: dict[str, Mapping[str, bytes]] = {}
+
+
+class AotiEngine:
+    """Compiles with AOTInductor; loads without it."""
+
+    name = "aoti"
+    version = "1"
+    captured = False
+
+    def check(self, device_kind: str) -> None:
+        """See `worker.engines.Engine.check`.
+
+        Raises:
+            NotYet: mode max-autotune on this kind of device has another engine.
+            ToolchainError: a compiler is missing, or too old.
+        """
+        from worker import toolchain
+
+        if device_kind not in ("cpu", "cuda"):
+            raise NotYet(
+                f"mode max-autotune on {device_kind} (engine torchair)", instead="use reduce-overhead"
+            )
+        toolchain.check_cpp_compiler()
+        if device_kind == "cuda":
+            toolchain.check_cuda()
+
+    def compile(self, lowered: LoweredGraph, facts: GraphFacts, *, keep_compiled: bool) -> Built:
+        """See `worker.engines.Engine.compile`.
+
+        Raises:
+            NotPortable: the graph holds what a library cannot give back as eager does; says what.
+            NotYet: it uses a process group.
+        """
+        from worker.engines.aoti_compile import compile_parts
+        from worker.torch_private.symbolic import describe
+
+        if facts.data_dependent:
+            msg = (
+                f"the size of {facts.data_dependent}'s result depends on data, which mode max-autotune does "
+                "not support; use mode reduce-overhead, or move it out of the cached function"
+            )
+            raise NotPortable(msg, what=facts.data_dependent)
+        description = describe(lowered.graph)
+        whole = GraphEngine().compile(lowered, facts, keep_compiled=False).sections
+        parts = compile_parts(lowered, facts, _identity(whole, description))
+        package = None if parts.library is None else pack(parts.library)
+        kept = package if keep_compiled else None
+        call = {
+            **parts.call,
+            "described": description,
+            "classes": list(facts.input_classes),
+            "file": package_name(kept) if kept is not None else "",
+        }
+        sections = dict(whole)
+        sections[_SECTION] = json.dumps(call, sort_keys=True, separators=(",", ":")).encode()
+        if parts.tail is not None:
+            sections |= dict(zip(_TAIL, (parts.tail[name] for name in _WHOLE), strict=True))
+        if parts.library is not None:
+            _compiled[_digest(sections)] = parts.library
+        return Built(sections=sections, files={} if kept is None else {package_name(kept): kept})
+
+    def load(
+        self, sections: Mapping[str, bytes], files: Mapping[str, Path], groups: Mapping[str, str]
+    ) -> Graph:
+        """See `worker.engines.Engine.load`; compiles where the artifact keeps no kernels.
+
+        Raises:
+            ArtifactCorrupt: the kernels cannot be opened here.
+            ToolchainError: it has to compile, and there is no compiler.
+        """
+        call: dict[str, Any] = json.loads(sections[_SECTION])
+        replay = partial(_replay, sections, dict(groups), [])
+        tail = None
+        if _TAIL[0] in sections:
+            tail = GraphEngine().load(
+                dict(zip(_WHOLE, (sections[name] for name in _TAIL), strict=True)), {}, groups
+            )
+        if not call["computes"]:
+            return _graph(call, None, tail, sections, replay)
+        library = self._library(sections, call, files)
+        return replay if library is None else _graph(call, library, tail, sections, replay)
+
+    def _library(
+        self, sections: Mapping[str, bytes], call: Mapping[str, Any], files: Mapping[str, Path]
+    ) -> Mapping[str, bytes] | None:
+        """The library's files: kept, compiled by this process before, or compiled now; None if that fails."""
+        if call["file"]:
+            if call["file"] not in files and _digest(sections) in _compiled:
+                return _compiled[_digest(sections)]
+            if call["file"] not in files:
+                msg = f"the artifact's kernels {call['file']} are not beside it"
+                raise ArtifactCorrupt(msg, where=call["file"], why="not there")
+            return unpack(files[call["file"]])
+        digest = _digest(sections)
+        if digest not in _compiled:
+            self.check(_device_kind(call["described"]))
+            library = _compile_again(sections, call)
+            if library is None:
+                return None
+            _compiled[digest] = library
+        return _compiled[digest]
+
+
+def _graph(
+    call: Mapping[str, Any],
+    library: Mapping[str, bytes] | None,
+    tail: Callable[..., Any] | None,
+    sections: Mapping[str, bytes],
+    replay: Callable[..., Any],
+) -> CompiledGraph:
+    from worker.torch_private.aoti_runtime import open_library
+
+    constants = unpack_constants(sections["constants"])
+    return CompiledGraph(
+        Parts(
+            open=None if library is None else partial(open_library, library),
+            on_cpu=_device_kind(call["described"]) == "cpu",
+            tensors=tuple(call["tensors"]),
+            numbers=tuple(call["numbers"]),
+            constants=tuple(constants[index] for index in call["constants"]),
+            tail=tail,
+            tail_inputs=tuple(call["tail_inputs"]),
+            written=tuple(call["written"]),
+            classes=tuple(call["classes"]),
+            replay=replay,
+        )
+    )
+
+
+def _replay(
+    sections: Mapping[str, bytes], groups: Mapping[str, str], bound: list[Graph], *inputs: Any
+) -> tuple[Any, ...]:
+    """Run the graph operator by operator; bound at the first use."""
+    if not bound:
+        bound.append(GraphEngine().load({name: sections[name] for name in _WHOLE}, {}, groups))
+    return bound[0](*inputs)
+
+
+def _compile_again(sections: Mapping[str, bytes], call: Mapping[str, Any]) -> Mapping[str, bytes] | None:
+    from worker.engines.aoti_compile import compile_described
+
+    whole = {name: sections[name] for name in _WHOLE}
+    _log.info("compiling kernels, which the artifact does not keep (ge_cache=True keeps them)")
+    try:
+        parts = compile_described(whole, call["described"], _identity(whole, call["described"]))
+    except NotPortable as error:
+        _log.warning("the kernels cannot be compiled again, so the graph is replayed: %s", error)
+        return None
+    same = all(parts.call[name] == call[name] for name in parts.call if name != "added")
+    if not same or not set(parts.call["added"]) <= set(call["added"]):
+        _log.warning("the kernels came out otherwise than the artifact says, so the graph is replayed")
+        return None
+    return parts.library
+
+
+def _identity(whole: Mapping[str, bytes], description: Mapping[str, Any]) -> str:
+    """Digest of what is compiled: equal on all ranks whose graphs are equal."""
+    text = whole["graph.py"] + whole["constants"] + json.dumps(description, sort_keys=True).encode()
+    return hashlib.sha256(text).hexdigest()[:32]
+
+
+def _digest(sections: Mapping[str, bytes]) -> str:
+    """Digest of all that a library was compiled from and for."""
+    hashes = (hashlib.sha256(sections.get(name, b"")).digest() for name in (*_WHOLE, *_TAIL))
+    call = json.loads(sections[_SECTION])
+    call["file"] = ""
+    return hashlib.sha256(b"".join(hashes) + json.dumps(call, sort_keys=True).encode()).hexdigest()
+
+
+def _device_kind(description: Mapping[str, Any]) -> str:
+    kinds = [item["device"] for item in description["inputs"] if "device" in item]
+    return next((kind for kind in kinds if kind != "cpu"), "cpu")

@@ -1,0 +1,113 @@
+"""The compile of engine ``aoti``: divide the graph, bind its inputs, let Inductor compile the library."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from worker.engines.aoti_place import compile_place
+from worker.engines.aoti_split import divide
+from worker.engines.graph import GraphEngine
+from worker.graph_facts import GraphFacts
+from worker.instruction_set import instruction_set
+from worker.settings import settings
+from worker.torch_private.inductor import compile_library
+from worker.torch_private.library_inputs import bind_inputs
+from worker.torch_private.lowering import LoweredGraph
+from worker.torch_private.symbolic import conditions, rebuild, shape_env_of
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledParts:
+    """What a compile made.
+
+    Attributes:
+        library: files of the shared library; None where there is nothing to compute.
+        tail: the tail's sections, as engine ``graph`` names them; None where there is none.
+        call: how to call both; goes into the artifact.
+    """
+
+    library: Mapping[str, bytes] | None
+    tail: Mapping[str, bytes] | None
+    call: dict[str, Any]
+
+
+def compile_parts(lowered: LoweredGraph, facts: GraphFacts, identity: str) -> CompiledParts:
+    """Compile a traced graph, within its tracing context.
+
+    Raises:
+        NotPortable: it cannot be compiled.
+        NotYet: it uses a process group.
+    """
+    graph = lowered.graph
+    env = shape_env_of(node.meta.get("val") for node in graph.graph.nodes if node.op == "placeholder")
+    before = conditions(env)
+    division = divide(graph)
+    call: dict[str, Any] = {
+        "computes": division.library is not None,
+        "tail_inputs": list(division.tail_inputs),
+        "written": list(division.written),
+        "tensors": [],
+        "numbers": [],
+        "constants": [],
+    }
+    tail = None
+    if division.tail is not None:
+        tail_graph = LoweredGraph(graph=division.tail, inputs=())
+        tail = GraphEngine().compile(tail_graph, facts, keep_compiled=False).sections
+    library: Mapping[str, bytes] | None = None
+    if division.library is not None:
+        # Before the inputs are bound: constants in the order in which engine graph keeps them.
+        order = list(dict.fromkeys(str(node.target) for node in graph.graph.nodes if node.op == "get_attr"))
+        inputs = bind_inputs(division.library)
+        call["tensors"], call["numbers"] = list(inputs.tensors), list(inputs.numbers)
+        call["constants"] = [order.index(name) for name in inputs.constants]
+        with compile_place(identity) as place:
+            library = compile_library(
+                division.library,
+                inputs.fakes,
+                directory=place.directory,
+                cache=place.cache,
+                march=instruction_set().march,
+                compiler=settings().compiler,
+            )
+    known = set(before)
+    call["added"] = [text for text in conditions(env) if text not in known]
+    return CompiledParts(library=library, tail=tail, call=call)
+
+
+def compile_described(
+    whole: Mapping[str, bytes], description: Mapping[str, Any], identity: str
+) -> CompiledParts:
+    """Compile a graph from an artifact's sections, without Dynamo's trace.
+
+    Raises:
+        NotPortable: it cannot be compiled.
+    """
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    replayed = GraphEngine().load(whole, {}, {})
+    with _plain():
+        values = rebuild(description)
+        graph: GraphModule = make_fx(replayed, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*values)
+        graph.graph.eliminate_dead_code()
+        facts = GraphFacts(input_classes=(), num_outputs=0, aliased_outputs=())
+        return compile_parts(LoweredGraph(graph=graph, inputs=()), facts, identity)
+
+
+@contextlib.contextmanager
+def _plain() -> Iterator[None]:
+    """Without what the caller of a cached function may have switched on."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(mode=False))
+        stack.enter_context(torch.no_grad())
+        for kind in ("cpu", "cuda"):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield

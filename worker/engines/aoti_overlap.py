@@ -1,0 +1,84 @@
+"""Whether an input that a compiled graph writes to shares memory with another one; asked before each call.
+
+Invariants: byte ranges are compared, so slices of one tensor that lie apart are no overlap, and interleaved
+ones count as one, which is slower and never wrong. Ranges of parameters, buffers and mutated inputs are
+looked at again only when one of them has another address.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+_address = torch.Tensor.data_ptr
+
+
+class OverlapCheck:
+    """Compares the inputs of one graph.
+
+    Args:
+        written: positions of the inputs that the graph writes to.
+        fixed: positions of the other tensors that seldom change: parameters and buffers.
+        others: positions of the other tensors.
+    """
+
+    def __init__(self, written: Sequence[int], fixed: Sequence[int], others: Sequence[int]) -> None:
+        self._written = tuple(written)
+        self._settled = (*written, *fixed)
+        self._others = tuple(others)
+        self._known: tuple[int, ...] | None = None
+        self._shapes: tuple[Any, ...] = ()
+        self._verdict = False
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    def __call__(self, inputs: Sequence[Any]) -> bool:
+        """Whether memory is shared."""
+        settled = [inputs[index] for index in self._settled]
+        known = tuple(map(_address, settled))
+        shapes = tuple(inputs[index].shape for index in self._written)
+        if known != self._known or shapes != self._shapes:
+            self._look(settled)
+            self._known, self._shapes = known, shapes
+        return self._verdict or any(self._meets(inputs[index]) for index in self._others)
+
+    def _look(self, settled: Sequence[torch.Tensor]) -> None:
+        num_written = len(self._written)
+        ranges = [(*_range(tensor), index < num_written) for index, tensor in enumerate(settled)]
+        ranges = sorted(item for item in ranges if item[0] < item[1])
+        self._verdict = _overlap(ranges)
+        written = [item for item in ranges if item[2]]
+        self._starts = [start for start, _, _ in written]
+        self._ends = [end for _, end, _ in written]
+
+    def _meets(self, tensor: torch.Tensor) -> bool:
+        start, end = _range(tensor)
+        # Written ranges lie apart here, so that the last one to start before `end` decides.
+        position = bisect_right(self._starts, end - 1) - 1
+        return start < end and position >= 0 and self._ends[position] > start
+
+
+def _overlap(ranges: Sequence[tuple[int, int, bool]]) -> bool:
+    """Whether a written range meets any other; ``ranges`` are sorted by their starts."""
+    end_of_written = end_of_any = 0
+    for start, end, is_written in ranges:
+        if start < (end_of_any if is_written else end_of_written):
+            return True
+        end_of_any = max(end_of_any, end)
+        if is_written:
+            end_of_written = max(end_of_written, end)
+    return False
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    """First byte of a tensor's memory, and the first after it; empty for a tensor without elements."""
+    start = tensor.data_ptr()
+    if not tensor.numel():
+        return start, start
+    if tensor.is_contiguous():
+        return start, start + tensor.nbytes
+    extent = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (extent + 1) * tensor.itemsize

@@ -1,0 +1,97 @@
+"""Which tensor carries which gears. They stand on the tensor, under TorchAir's name ``dim_gears``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from worker.errors import GearError
+from worker.gears.checks import Gears, checked_gears
+
+if TYPE_CHECKING:
+    import torch
+
+ATTRIBUTE = "dim_gears"
+_MAX_DEPTH = 16
+
+
+class _Process:
+    """What this process did: gears cost nothing where nobody sets any."""
+
+    used = False
+
+
+def set_dim_gears(t: torch.Tensor, dim_gears: Mapping[int, Sequence[int]]) -> None:
+    """Give dimensions of an input their gears, as in ``set_dim_gears(x, {0: [2, 4]})``.
+
+    Source of name, checks and attribute: TorchAir's ``torchair.inference.set_dim_gears``.
+
+    Raises:
+        GearError: `t` is no tensor, the gears are not allowed, or `t` has other gears already.
+    """
+    import torch
+
+    from worker.torch_private.marks import mark_geared
+
+    if not isinstance(t, torch.Tensor):
+        msg = f"set_dim_gears: t is of type {type(t).__qualname__}; expected a torch.Tensor"
+        raise GearError(msg, found=type(t).__qualname__)
+    checked = checked_gears(t.shape, dim_gears, earlier=getattr(t, ATTRIBUTE, None))
+    if checked:
+        mark_geared(t, checked)
+        setattr(t, ATTRIBUTE, checked)
+        _Process.used = True
+
+
+def any_set() -> bool:
+    """Whether a tensor of this process was ever given gears."""
+    return _Process.used
+
+
+def carried(value: Any) -> Gears | None:
+    """The gears that a value carries."""
+    return getattr(value, ATTRIBUTE, None) or None
+
+
+def encoded(gears: Gears | None) -> list[list[Any]]:
+    """Gears as plain JSON values, in the order of the dimensions; empty for none."""
+    return [[dim, list(gears[dim])] for dim in sorted(gears)] if gears else []
+
+
+def geared_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
+    """Every tensor with gears among a call's arguments, each once, and where it stands."""
+    found: dict[int, tuple[str, torch.Tensor]] = {}
+    if any_set():
+        named = [*((f"argument {index}", value) for index, value in enumerate(args)), *kwargs.items()]
+        seen: set[int] = set()
+        for where, value in named:
+            for place, tensor in _tensors(where, value, seen, _MAX_DEPTH):
+                found.setdefault(id(tensor), (place, tensor))
+    return list(found.values())
+
+
+def _tensors(where: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        if carried(value):
+            yield where, value
+        return
+    if depth == 0 or id(value) in seen or isinstance(value, type | torch.nn.Module):
+        return
+    members = _members(value)
+    if members:
+        seen.add(id(value))
+    for name, member in members:
+        yield from _tensors(f"{where}{name}", member, seen, depth - 1)
+
+
+def _members(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return [(f"[{key!r}]", member) for key, member in value.items()]
+    if isinstance(value, list | tuple | set | frozenset):
+        return [(f"[{index}]", member) for index, member in enumerate(value)]
+    if dataclasses.is_dataclass(value):
+        return [(f".{field.name}", getattr(value, field.name, None)) for field in dataclasses.fields(value)]
+    return [(f".{name}", member) for name, member in getattr(value, "__dict__", {}).items()]

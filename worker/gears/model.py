@@ -1,0 +1,157 @@
+"""The gears of one artifact, as data: axes, allowed combinations, and how sizes follow from them.
+
+Sizes are Python expressions over symbols (``"2*s17"``); the symbols of geared dimensions are the axes', all
+others come from number inputs of the graph. Layout (JSON) of `GearFacts`: its fields, axes and inputs as
+lists of theirs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from worker.gears.merge import Combination, covering
+
+_SCOPE = {"math": math, "max": max, "min": min, "abs": abs, "int": int, "round": round}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One geared dimension of one input.
+
+    Attributes:
+        source: the input, as Dynamo names it.
+        node: the input in the guards' table; -1 where there are no guards (``torch.compile``).
+        dim: the dimension.
+        gears: sizes it may have.
+        symbol: name of the symbol that stands for its size.
+        position: of the tensor among the graph's inputs; -1 if the graph takes only its size.
+        number: position of a number input that is its size; -1 if there is none.
+    """
+
+    source: str
+    node: int
+    dim: int
+    gears: tuple[int, ...]
+    symbol: str
+    position: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GearedInput:
+    """A tensor that has to be as large as its gear: position among the inputs, sizes and strides."""
+
+    position: int
+    sizes: tuple[str, ...]
+    strides: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GearFacts:
+    """What the runtime must know of a graph's gears.
+
+    Attributes:
+        axes: the geared dimensions.
+        combinations: the allowed sizes of all axes, largest first.
+        dropped: combinations that the policy gives but the traced code cannot run with.
+        conditions: what the traced code asks of the axes' symbols.
+        inputs: the geared tensors.
+        numbers: number inputs that depend on axes: position and expression.
+        bound: symbols that are no axes, and the number input that gives each.
+        outputs: per output, sizes of a tensor, expression of a number, or nothing.
+        ahead: whether all gears can be captured before they are called: the geared inputs are the caller's.
+        unpaddable: why inputs cannot be padded; empty if they can.
+    """
+
+    axes: tuple[Axis, ...]
+    combinations: tuple[Combination, ...]
+    inputs: tuple[GearedInput, ...]
+    numbers: tuple[tuple[int, str], ...]
+    bound: tuple[tuple[str, int], ...]
+    outputs: tuple[tuple[str, ...] | str | None, ...]
+    dropped: tuple[Combination, ...] = ()
+    conditions: tuple[str, ...] = ()
+    ahead: bool = False
+    unpaddable: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> GearFacts:
+        """What `to_json` gave, also after a way through JSON."""
+        return cls(
+            axes=tuple(Axis(**{**axis, "gears": tuple(axis["gears"])}) for axis in data["axes"]),
+            combinations=tuple(map(tuple, data["combinations"])),
+            dropped=tuple(map(tuple, data["dropped"])),
+            conditions=tuple(data["conditions"]),
+            inputs=tuple(
+                GearedInput(
+                    position=item["position"], sizes=tuple(item["sizes"]), strides=tuple(item["strides"])
+                )
+                for item in data["inputs"]
+            ),
+            numbers=tuple((position, text) for position, text in data["numbers"]),
+            bound=tuple((symbol, position) for symbol, position in data["bound"]),
+            outputs=tuple(
+                tuple(item) if isinstance(item, list | tuple) else item for item in data["outputs"]
+            ),
+            ahead=data["ahead"],
+            unpaddable=data["unpaddable"],
+        )
+
+    def sizes_of(self, inputs: Sequence[Any]) -> Combination:
+        """Sizes of the axes in a call's graph inputs."""
+        return tuple(
+            inputs[axis.position].shape[axis.dim] if axis.position >= 0 else inputs[axis.number]
+            for axis in self.axes
+        )
+
+    def mentions(self, symbol: str) -> bool:
+        """Whether any size or number of inputs and outputs depends on a symbol."""
+        texts = [text for item in self.inputs for text in (*item.sizes, *item.strides)]
+        texts += [text for _, text in self.numbers]
+        for item in self.outputs:
+            texts += [item] if isinstance(item, str) else item or ()
+        return any(re.search(rf"\b{symbol}\b", text) for text in texts)
+
+    def gear_of(self, sizes: Sequence[int]) -> Combination | None:
+        """The smallest combination that a call of these sizes can be padded to; None if there is none.
+
+        Where the sizes do not meet the traced conditions, the code would have gone another way with them.
+        """
+        values = dict(zip((axis.symbol for axis in self.axes), sizes, strict=True))
+        return None if hold(self.conditions, values) else covering(self.combinations, sizes)
+
+    def symbols(self, sizes: Sequence[int], inputs: Sequence[Any]) -> dict[str, int]:
+        """Value of every symbol, for the given sizes of the axes and a call's number inputs."""
+        values = {symbol: inputs[position] for symbol, position in self.bound}
+        values.update(zip((axis.symbol for axis in self.axes), sizes, strict=True))
+        return values
+
+
+def evaluate(text: str, symbols: Mapping[str, int]) -> int:
+    """Value of an expression.
+
+    Raises:
+        ArithmeticError: it has none for these symbols.
+        NameError: it is about other symbols.
+    """
+    # It comes from an artifact, which is code and was trusted as such before it was read.
+    return int(eval(text, {"__builtins__": {}, **_SCOPE}, dict(symbols)))  # noqa: S307
+
+
+def hold(conditions: Sequence[str], symbols: Mapping[str, int]) -> str:
+    """The first condition that does not hold; empty if all do."""
+    for condition in conditions:
+        try:
+            if not evaluate(condition, symbols):
+                return condition
+        except (ArithmeticError, NameError):
+            return condition
+    return ""

@@ -1,0 +1,186 @@
+"""Where a graph comes from, for people: source lines of its operators and guards, and what its inputs were.
+
+Kept in an artifact as section ``about``, which a load does not read. Lines name a module, never a file, so
+equal code gives equal bytes on every rank. Layout (JSON)::
+
+    {"lines":     ["model:12 Block.forward: x = x + 1", ...],   each once
+     "operators": {"add": 0, ...},       name of a node of the graph -> position in lines
+     "guards":    {"3": 0, ...},         node of the guards' table -> line that made Dynamo guard it
+     "shapes":    {"0": 0, ...},         position of a condition on sizes -> line that needs it
+     "inputs":    [["tensor", "float32", ["s0", 4], [4, 1], "cpu"], ...],
+     "outputs":   [[...], ...]}          likewise; ["number", "s0", [], [], ""] for a number
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cache_store.canonical import canonical_json
+from worker.artifact import ABOUT
+from worker.code_digests import is_pinned_module
+from worker.errors import NotPortable
+from worker.guards.model import PortableGuards
+from worker.guards.paths import PathTable
+from worker.guards.words import readable_shape
+
+if TYPE_CHECKING:
+    from worker.torch_private.lowering import LoweredGraph
+    from worker.torch_private.tracing import Trace
+
+_ARGUMENT = re.compile(r"\bL\['(\w+)'\]")
+Frame = tuple[str, int, str, str]
+_FRAME = re.compile(
+    r'^ *File "(?P<file>.*)", line (?P<line>[0-9]+), in (?P<name>.*)\n(?P<text>.*)', re.MULTILINE
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origins:
+    """The section's content; empty parts where an artifact does not know."""
+
+    lines: tuple[str, ...] = ()
+    operators: Mapping[str, int] = field(default_factory=dict)
+    guards: Mapping[str, int] = field(default_factory=dict)
+    shapes: Mapping[str, int] = field(default_factory=dict)
+    inputs: tuple[tuple[Any, ...], ...] = ()
+    outputs: tuple[tuple[Any, ...], ...] = ()
+
+    def of_operator(self, name: str) -> str:
+        """Line of an operator; empty if it has none."""
+        return self.lines[self.operators[name]] if name in self.operators else ""
+
+    def of_guard(self, node: int) -> str:
+        """Line that a guard on a node comes from; empty if Dynamo does not know."""
+        return self.lines[self.guards[str(node)]] if str(node) in self.guards else ""
+
+    def of_shape(self, position: int) -> str:
+        """Line that a condition on sizes comes from; empty if the tracer does not know."""
+        return self.lines[self.shapes[str(position)]] if str(position) in self.shapes else ""
+
+
+def read(sections: Mapping[str, bytes]) -> Origins:
+    """The origins that an artifact's sections hold."""
+    if ABOUT not in sections:
+        return Origins()
+    content = json.loads(sections[ABOUT])
+    return Origins(**content)
+
+
+def section(trace: Trace, lowered: LoweredGraph, guards: PortableGuards) -> bytes:
+    """Bytes of the section for a trace, the graph that was made of it, and its portable guards."""
+    lines = _Lines(trace.codes)
+    nodes = list(lowered.graph.graph.nodes)
+    returned = next((node.args[0] for node in nodes if node.op == "output"), ())
+    content = {
+        "operators": {
+            node.name: position
+            for node in nodes
+            if node.op == "call_function" and (position := lines.of(_frames(node.stack_trace))) is not None
+        },
+        "guards": _guard_lines(trace, guards, lines),
+        "shapes": _shape_lines(trace, guards, lines),
+        "inputs": [_described(node.meta.get("val")) for node in nodes if node.op == "placeholder"],
+        "outputs": [_described(getattr(value, "meta", {}).get("val", value)) for value in returned],
+        "lines": lines.lines,
+    }
+    return canonical_json(content)
+
+
+def _guard_lines(trace: Trace, guards: PortableGuards, lines: _Lines) -> dict[str, int]:
+    """The line that first made Dynamo guard each node."""
+    table = PathTable.of(guards.nodes, trace.import_aliases)
+    found: dict[str, int] = {}
+    for guard in trace.guards:
+        position = lines.of(guard.stack) if guard.source else None
+        if position is None:
+            continue
+        try:
+            node = table.add(guard.source)
+        except NotPortable:
+            continue  # a guard that needs no condition: versions in the fingerprint pin its object
+        if node < len(guards.nodes):
+            found.setdefault(str(node), position)
+    return found
+
+
+def _shape_lines(trace: Trace, guards: PortableGuards, lines: _Lines) -> dict[str, int]:
+    """The first line that put a condition on the sizes, and on no others, that each condition speaks of."""
+    found: dict[str, int] = {}
+    for index, (expression, used) in enumerate(guards.shapes):
+        condition = readable_shape(guards, expression, used)
+        for line in trace.shape_lines:
+            wanted = all(_ARGUMENT.sub(r"\1", source) in condition for source in line.sources)
+            if wanted and (position := lines.of([lines.whole(line.frame)])) is not None:
+                found.setdefault(str(index), position)
+    return found
+
+
+class _Lines:
+    """Turns stacks into the text of their last line outside torch, each text once."""
+
+    def __init__(self, codes: Iterable[CodeType]) -> None:
+        self.lines: list[str] = []
+        self._positions: dict[str, int] = {}
+        self._codes: dict[tuple[str, str], list[CodeType]] = {}
+        for code in codes:
+            self._codes.setdefault((code.co_filename, code.co_name), []).append(code)
+        self._modules: dict[str, str] = {}
+        for name, module in tuple(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            if isinstance(file, str):
+                self._modules.setdefault(file, name)
+
+    def of(self, frames: Sequence[Frame]) -> int | None:
+        """Position of a stack's line; None for a stack without a line of a known module."""
+        known = [frame for frame in frames if frame[0] in self._modules]
+        own = [frame for frame in known if not is_pinned_module(self._modules[frame[0]])]
+        if not known:
+            return None
+        file, number, name, text = (own or known)[-1]
+        place = f"{self._modules[file]}:{number} {self._qualified(file, name, number)}"
+        line = f"{place}: {' '.join(text.split())}"
+        if line not in self._positions:
+            self._positions[line] = len(self.lines)
+            self.lines.append(line)
+        return self._positions[line]
+
+    def whole(self, frame: Frame) -> Frame:
+        """A frame with the path of a traced file, for one that has only the path's end."""
+        ends = (file for file, _ in self._codes if file.endswith(f"/{frame[0].lstrip('/')}"))
+        return (next(ends, frame[0]), *frame[1:])
+
+    def _qualified(self, file: str, name: str, number: int) -> str:
+        before = [code for code in self._codes.get((file, name), ()) if code.co_firstlineno <= number]
+        return max(before, key=lambda code: code.co_firstlineno).co_qualname if before else name
+
+
+def _frames(stack_trace: str | None) -> list[Frame]:
+    """The frames of a stack that FX keeps as text, outermost first."""
+    found = _FRAME.finditer(stack_trace or "")
+    return [(item["file"], int(item["line"]), item["name"], item["text"]) for item in found]
+
+
+def _described(value: Any) -> list[Any]:
+    """An input or output: kind, dtype, sizes, strides, device kind; symbols by their names."""
+    if not isinstance(value, torch.Tensor):
+        return ["number" if value is not None else "None", str(value), [], [], ""]
+    return [
+        "tensor",
+        str(value.dtype).removeprefix("torch."),
+        list(map(_size, value.shape)),
+        list(map(_size, value.stride())) if value.layout is torch.strided else [],
+        value.device.type,
+    ]
+
+
+def _size(size: Any) -> int | str:
+    """A size or stride; a symbolic one as its expression."""
+    return size if isinstance(size, int) else str(size)

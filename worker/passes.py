@@ -1,0 +1,50 @@
+"""Passes of the user's over a lowered graph: ``post_grad_custom_pre_pass`` and ``..._post_pass``.
+
+A pass is called as TorchAir calls it, ``function(graph_module, example_inputs, config)``, and changes the FX
+graph in place; what it returns is not looked at. It runs on fake tensors, before the guards are written, so
+conditions that it puts on symbolic sizes become guards. Its digest is part of the request key.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from worker.errors import BadPass
+
+if TYPE_CHECKING:
+    from worker.configs.compiler_config import CompilerConfig
+    from worker.torch_private.lowering import LoweredGraph
+
+_PASSES = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")
+
+
+def with_passes(lowered: LoweredGraph, config: CompilerConfig) -> LoweredGraph:
+    """The graph as the user's passes leave it; the given one where there is none.
+
+    Needs the tracing context that the graph was made in.
+
+    Raises:
+        BadPass: a pass leaves a graph that does not run on its own inputs, or other inputs than it was given.
+    """
+    from worker.torch_private.lowering import retrace
+
+    for name in _PASSES:
+        function = getattr(config, name)
+        if function is None:
+            continue
+        graph = lowered.graph
+        inputs = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
+        function(graph, inputs, config)
+        try:
+            graph.graph.lint()
+            graph.recompile()
+            # Traced anew, so that operators of the pass's have shapes and memory like all others.
+            lowered = retrace(lowered, inputs)
+        except Exception as error:  # whatever the user's graph does wrong, the pass is to blame
+            msg = (
+                f"config.{name} ({getattr(function, '__qualname__', function)}) leaves a graph that does not "
+                f"run: {type(error).__name__}: {error}. Change nodes through graph_module.graph, keep its "
+                "inputs, and erase what nothing uses."
+            )
+            raise BadPass(msg, option=name) from error
+    return lowered

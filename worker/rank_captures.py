@@ -1,0 +1,173 @@
+"""A rank's captures: what it proposes to the driver, each step, and what its manifest says of them.
+
+All ranks capture in step, because graphs hold collectives: the driver gathers proposals, and hands every rank
+its part of one order (`orchestrator.capture_order`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from worker.capture.plan import Shapes, inputs_for, parse
+from worker.results import CaptureProposal
+
+if TYPE_CHECKING:
+    from cache_store.records.manifest import CaptureEntry
+    from worker.variant import Variant
+    from worker.workload import Call
+
+_log = logging.getLogger(__name__)
+
+
+class Unit(Protocol):
+    """A call of the workload: its name, the artifact that answers it, and what the plan says of it."""
+
+    name: str
+    call: Call
+    variant: Variant | None
+    signatures: tuple[str, ...]
+
+
+def propose(units: Sequence[Unit], planned: Iterable[CaptureEntry]) -> tuple[CaptureProposal, ...]:
+    """The calls of the workload, and what else of a plan this rank can capture.
+
+    Args:
+        units: the calls.
+        planned: of manifests of earlier launches, of this rank and of others.
+    """
+    for unit in units:
+        unit.signatures = tuple(shapes.to_text(_artifact(unit)) for shapes in _shapes(unit))
+    calls = [_of_call(unit) for unit in units]
+    known = {signature for unit in units for signature in unit.signatures}
+    num_left = {id(unit.variant): _num_left(unit, units) for unit in units if unit.variant is not None}
+    proposals = []
+    for entry in planned:
+        if entry.signature in known:
+            continue
+        known.add(entry.signature)
+        found = _of_plan(entry, units)
+        if found is None:
+            continue
+        unit, shapes = found
+        if num_left[id(unit.variant)] == 0:
+            _log.info("not captured in advance: %s of the plan is beyond the limit", entry.function)
+            continue
+        num_left[id(unit.variant)] -= 1
+        proposals.append(_proposal(unit, entry.signature, shapes, planned=True))
+    return (*calls, *proposals)
+
+
+def capture(units: Sequence[Unit], step: CaptureProposal) -> None:
+    """Take one step; a planned shape that cannot be captured after all is left out."""
+    unit = next(unit for unit in units if unit.name == step.function)
+    assert unit.variant is not None  # noqa: S101 - nothing is proposed before
+    if not step.planned:
+        unit.variant.capture(unit.call.args, unit.call.kwargs)
+        return
+    _, shapes = parse(step.signature)
+    runner = unit.variant.runner
+    inputs = inputs_for(shapes, runner.layout, _example(unit))
+    if isinstance(inputs, str):
+        _log.info("not captured in advance: %s of the plan: %s", unit.name, inputs)
+        return
+    try:
+        runner.prepare(*inputs)
+    except (RuntimeError, ValueError, LookupError) as error:  # of the graph's own operators, or out of memory
+        _log.warning("not captured in advance: %s of the plan: %s", unit.name, error)
+
+
+def captured(units: Sequence[Unit]) -> dict[str, tuple[str, ...]]:
+    """For each unit the signatures of what is captured, largest first; each once.
+
+    What no call of the workload asked for (an earlier plan, the check) counts to its artifact's first unit.
+    """
+    left: dict[str, Shapes] = {}
+    for unit in units:
+        if unit.variant is not None:
+            left |= {shapes.to_text(_artifact(unit)): shapes for shapes in unit.variant.runner.shapes()}
+    found: dict[str, list[str]] = {unit.name: [] for unit in units}
+    sizes = {signature: shapes.num_elements for signature, shapes in left.items()}
+    for unit in units:
+        own = [signature for signature in unit.signatures if signature in left]
+        for signature in own:
+            del left[signature]
+        found[unit.name] += own
+    for signature in left:
+        digest, _ = parse(signature)
+        owner = next(unit for unit in units if unit.variant is not None and _artifact(unit) == digest)
+        found[owner.name].append(signature)
+    return {name: tuple(sorted(own, key=lambda text: -sizes[text])) for name, own in found.items()}
+
+
+def _of_call(unit: Unit) -> CaptureProposal:
+    shapes = max(_shapes(unit), key=lambda shapes: shapes.num_elements, default=None)
+    if shapes is None:
+        size = _num_elements(unit.call)
+        return CaptureProposal(function=unit.name, signature="", shapes="", num_elements=size, planned=False)
+    return _proposal(unit, shapes.to_text(_artifact(unit)), shapes, planned=False)
+
+
+def _proposal(unit: Unit, signature: str, shapes: Shapes, *, planned: bool) -> CaptureProposal:
+    return CaptureProposal(
+        function=unit.name,
+        signature=signature,
+        shapes=shapes.to_text(""),
+        num_elements=shapes.num_elements,
+        planned=planned,
+    )
+
+
+def _of_plan(entry: CaptureEntry, units: Sequence[Unit]) -> tuple[Unit, Shapes] | None:
+    """The call whose artifact an entry is of, and the shapes; None if it cannot be captured here."""
+    try:
+        digest, shapes = parse(entry.signature)
+    except ValueError as error:
+        _log.info("not captured in advance: %s of the plan: %s", entry.function, error)
+        return None
+    unit = next((unit for unit in units if unit.variant is not None and _artifact(unit) == digest), None)
+    if unit is None:
+        _log.debug("not captured in advance: %s of the plan has artifact %s", entry.function, digest[:12])
+        return None
+    assert unit.variant is not None  # noqa: S101 - just looked at
+    inputs = inputs_for(shapes, unit.variant.runner.layout, _example(unit))
+    if isinstance(inputs, str):
+        _log.info("not captured in advance: %s of the plan: %s", entry.function, inputs)
+        return None
+    return unit, shapes
+
+
+def _num_left(unit: Unit, units: Sequence[Unit]) -> int:
+    """How many graphs may be captured of a unit's artifact beyond those that the workload's calls need."""
+    assert unit.variant is not None  # noqa: S101 - callers look
+    calls = {text for other in units if other.variant is unit.variant for text in other.signatures}
+    return max(0, unit.variant.runner.max_captures - len(calls))
+
+
+def _shapes(unit: Unit) -> list[Shapes]:
+    """What the plan says of each graph that a call needs: one, or one for every gear."""
+    if unit.variant is None:
+        return []
+    every = unit.variant.gear_inputs(unit.call.args, unit.call.kwargs)
+    found = [unit.variant.runner.shapes_for(inputs) for inputs in every]
+    return [shapes for shapes in found if shapes is not None]
+
+
+def _example(unit: Unit) -> tuple[object, ...]:
+    assert unit.variant is not None  # noqa: S101 - callers look
+    return unit.variant.inputs_of(unit.call.args, unit.call.kwargs)
+
+
+def _artifact(unit: Unit) -> str:
+    assert unit.variant is not None  # noqa: S101 - callers look
+    return unit.variant.stored.sha256
+
+
+def _num_elements(call: Call) -> int:
+    """Elements in all tensors among a call's arguments."""
+    import torch
+    from torch.utils import _pytree
+
+    leaves = _pytree.tree_leaves((call.args, dict(call.kwargs)))
+    return sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor))

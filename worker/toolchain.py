@@ -1,0 +1,83 @@
+"""The C++ compiler that Inductor calls: whether it is there, and new enough, before anything is traced.
+
+Invariants: what is asked is the compiler itself (does it take the flag that Inductor gives it), its version
+is for the message only; the answer is kept for the process; a load of compiled kernels never comes here.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import shutil
+import subprocess
+from pathlib import Path
+
+from worker.errors import ToolchainError
+from worker.settings import settings
+
+# torch 2.13, torch/_inductor/cpp_builder.py: _get_cpp_std_cflag; GCC knows it since 10, Clang since 10.
+STANDARD = "-std=c++20"
+_NEEDED = "GCC 10 or later, or Clang 10 or later"
+_TIMEOUT_S = 60.0
+
+
+def check_cpp_compiler() -> None:
+    """Make sure that there is a C++ compiler that Inductor can use.
+
+    Raises:
+        ToolchainError: there is none, or it is too old; names compiler, version and remedy.
+    """
+    compiler = settings().compiler
+    fault = _fault(compiler, shutil.which(compiler))
+    if fault:
+        msg = (
+            f"mode max-autotune needs a C++ compiler that takes {STANDARD} ({_NEEDED}): {fault}. Install one "
+            "(package g++) or name it in CXX; or use mode reduce-overhead, which needs none."
+        )
+        raise ToolchainError(msg, what="C++ compiler", where=compiler, expected=_NEEDED, actual=fault)
+
+
+def check_cuda() -> None:
+    """Make sure of what Inductor needs besides for CUDA devices: Triton, and the CUDA toolkit's headers.
+
+    Raises:
+        ToolchainError: one of them is missing; names the remedy.
+    """
+    if importlib.util.find_spec("triton") is None:
+        msg = "mode max-autotune on cuda needs Triton, which is not installed: pip install triton"
+        raise ToolchainError(msg, what="triton", where="cuda", expected="installed", actual="not installed")
+    if shutil.which("nvcc") is None and not _nvcc().is_file():
+        msg = (
+            "mode max-autotune on cuda needs the CUDA toolkit (its headers, to compile the library that "
+            "starts the kernels), and there is no nvcc on PATH nor under CUDA_HOME; install it, or set "
+            "CUDA_HOME"
+        )
+        raise ToolchainError(msg, what="CUDA toolkit", where="cuda", expected="nvcc", actual="none")
+
+
+def _nvcc() -> Path:
+    return Path(settings().cuda_home or "/usr/local/cuda") / "bin" / "nvcc"
+
+
+@functools.cache
+def _fault(name: str, path: str | None) -> str:
+    """Why the compiler at ``path`` cannot be used; empty if it can."""
+    if path is None:
+        return f"{name} is not on PATH"
+    status, said = _run([path, STANDARD, "-fsyntax-only", "-x", "c++", "/dev/null"])
+    if status == 0:
+        return ""
+    _, version = _run([path, "--version"])
+    first = next(iter(version.splitlines()), "") or "of unknown version"
+    why = next(iter(said.splitlines()), "") or f"it ended with status {status}"
+    return f"{path} is {first}, and says: {why}"
+
+
+def _run(command: list[str]) -> tuple[int, str]:
+    try:
+        done = subprocess.run(  # noqa: S603 - the compiler that the user named
+            command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return 1, str(error)
+    return done.returncode, done.stderr.strip() or done.stdout.strip()

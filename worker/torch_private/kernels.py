@@ -1,0 +1,240 @@
+"""Calling a kernel again and again with the same tensors, at the least cost.
+
+A call through ``torch.ops`` boxes every argument; torch's own bindings (``torch.add``, ``Tensor.add_``)
+reach the same overload at half the price. Whether a binding does, with these kinds of arguments, is not
+looked up in a table: it is called under a dispatch mode that notes what arrives and runs no kernel. A binding
+that reaches another overload, or the same one with other arguments, is not used. Operators that write nowhere
+cannot be tried without running them, so they keep the call through ``torch.ops``.
+
+Relies on: ``OpOverload._op`` is the overload without its Python wrapper; ``_AutoDispatchBelowAutograd`` skips
+autograd's kernels, which do nothing for tensors that ask for no gradients.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from worker.torch_private.operators import mutated_arguments
+
+Call = Callable[[], Any]
+
+_HOMES = (
+    torch._C._VariableFunctions,
+    torch._C._nn,
+    torch._C._linalg,  # type: ignore[attr-defined]
+    torch._C._special,  # type: ignore[attr-defined]
+    torch._C._fft,  # type: ignore[attr-defined]
+)
+_METHODS = torch._C.TensorBase
+# A factory's options say what its result looks like; the out variant sees that from the result.
+_OPTIONS = frozenset({"dtype", "layout", "device", "pin_memory"})
+_ALLOCATING = frozenset({"aten::clone", "aten::_to_copy"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutVariant:
+    """The overload that writes the results of another one into given tensors.
+
+    Attributes:
+        overload: the operator.
+        names: its arguments that take the results, in their order.
+        arguments: names of all others that it takes.
+    """
+
+    overload: Any
+    names: tuple[str, ...]
+    arguments: tuple[str, ...]
+
+
+@functools.cache
+def out_variant(overload: Any) -> OutVariant | None:
+    """The overload of the same operator with the same arguments that writes into given tensors, if any."""
+    if overload.namespace != "aten" or mutated_arguments(overload):
+        return None
+    wanted = [(item.name, str(item.type)) for item in overload._schema.arguments]
+    returns = [str(item.type) for item in overload._schema.returns]
+    if not returns or set(returns) != {"Tensor"}:
+        return None
+    packet = overload._overloadpacket
+    for name in packet.overloads():
+        candidate = getattr(packet, name)
+        arguments = candidate._schema.arguments
+        outs = tuple(item.name for item in arguments if item.is_out)
+        rest = [(item.name, str(item.type)) for item in arguments if not item.is_out]
+        if len(outs) == len(returns) and _same_but_options(wanted, rest):
+            return OutVariant(overload=candidate, names=outs, arguments=tuple(name for name, _ in rest))
+    return None
+
+
+def _same_but_options(wanted: list[tuple[str, str]], rest: list[tuple[str, str]]) -> bool:
+    dropped = [item for item in wanted if item not in rest]
+    return [item for item in wanted if item in rest] == rest and all(name in _OPTIONS for name, _ in dropped)
+
+
+@functools.cache
+def only_copies(overload: Any) -> bool:
+    """Whether the result holds the first argument's values, at most in another type."""
+    return str(overload._schema.name) in _ALLOCATING
+
+
+def into(
+    variant: OutVariant, args: Sequence[Any], kwargs: dict[str, Any], outs: Sequence[torch.Tensor]
+) -> Call:
+    """The call that writes into ``outs`` what the functional overload returns for these arguments."""
+    kept = {name: value for name, value in kwargs.items() if name in variant.arguments}
+    kept.update(zip(variant.names, outs, strict=True))
+    return call_of(variant.overload, args[: len(variant.arguments)], kept)
+
+
+def call_of(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
+    """The cheapest way to call an overload with these arguments."""
+    args = tuple(args)
+    key = (overload, _kinds(args), _kinds(kwargs))
+    binding = _BINDINGS.get(key)
+    if binding is None:
+        binding = _BINDINGS[key] = _binding(overload, args, kwargs)
+    return binding.call(args, kwargs)
+
+
+def waited(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
+    """A collective that is finished when the call returns."""
+    call = functools.partial(overload._op, *args, **kwargs)
+    wait = torch.ops._c10d_functional.wait_tensor.default._op
+
+    def collective() -> Any:
+        result = call()
+        for tensor in result if isinstance(result, list | tuple) else (result,):
+            wait(tensor)
+        return result
+
+    return collective
+
+
+def run(calls: Iterable[Call]) -> None:
+    """Call them in turn; autograd has no part in it."""
+    with torch._C._AutoDispatchBelowAutograd():
+        for call in calls:
+            call()
+
+
+class _Binding(NamedTuple):
+    """A way to call an overload.
+
+    Attributes:
+        function: what to call; None for a method of the first argument.
+        method: its name.
+        outs: the schema's names of what the function takes as ``out``.
+    """
+
+    function: Any
+    method: str = ""
+    outs: tuple[str, ...] = ()
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """The call with these arguments, which are those of the schema."""
+        if self.outs:
+            results = tuple([kwargs[name] for name in self.outs])
+            kwargs = {name: value for name, value in kwargs.items() if name not in self.outs}
+            kwargs["out"] = results[0] if len(results) == 1 else results
+        if self.function is None:
+            return functools.partial(getattr(args[0], self.method), *args[1:], **kwargs)
+        return functools.partial(self.function, *args, **kwargs)
+
+
+# What was found out about bindings in this process: one entry for each kind of arguments of an overload.
+_BINDINGS: dict[Any, _Binding] = {}
+
+
+def _binding(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Binding:
+    """A binding that reaches the overload with these arguments; the overload itself where there is none."""
+    itself = _Binding(overload._op)
+    namespace, _, name = overload._schema.name.partition("::")
+    if namespace != "aten" or not mutated_arguments(overload):
+        return itself
+    outs = tuple(item.name for item in overload._schema.arguments if item.is_out)
+    found = [_Binding(getattr(home, name), outs=outs) for home in _HOMES if hasattr(home, name)]
+    if not outs and args and isinstance(args[0], torch.Tensor) and hasattr(_METHODS, name):
+        found.insert(0, _Binding(None, method=name))
+    wanted = _arriving(overload, functools.partial(overload, *args, **kwargs)) if found else None
+    if wanted is None:
+        return itself
+    for binding in found:
+        try:
+            arrived = _arriving(overload, binding.call(args, kwargs))
+        except (TypeError, ValueError, RuntimeError, NotImplementedError):
+            continue  # the binding does not take these arguments
+        if arrived is not None and _same(arrived, wanted):
+            return binding
+    return itself
+
+
+class _Elsewhere(Exception):
+    """A call reached another overload than it should: a way out before a kernel runs."""
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the arguments with which one overload is reached."""
+
+    def __init__(self, overload: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._overload = overload
+        self.arrived: list[tuple[Any, Any]] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No wrapper around `__torch_dispatch__`: it would import Dynamo."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        kwargs = kwargs or {}
+        if func is not self._overload:
+            raise _Elsewhere
+        self.arrived.append((args, kwargs))
+        outs = [kwargs[item.name] for item in func._schema.arguments if item.is_out]
+        if outs:
+            return outs[0] if len(outs) == 1 else tuple(outs)
+        if len(func._schema.returns) == 1 and mutated_arguments(func) == (0,):
+            return args[0]
+        raise _Elsewhere  # nothing to return in place of its result
+
+
+def _arriving(overload: Any, call: Call) -> list[tuple[Any, Any]] | None:
+    with _Watch(overload) as watch:
+        try:
+            call()
+        except _Elsewhere:
+            return None
+        arrived: list[tuple[Any, Any]] = watch.arrived
+    return arrived
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return one is other
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    return bool(one == other) or (one != one and other != other)  # noqa: PLR0124 - two NaNs
+
+
+def _kinds(value: Any) -> Any:
+    """What a binding may go by when it chooses an overload."""
+    if isinstance(value, torch.Tensor):
+        return value.dim() == 0, value.dtype
+    if isinstance(value, list | tuple):
+        return type(value), tuple(map(_kinds, value))
+    if isinstance(value, dict):
+        return tuple((key, _kinds(item)) for key, item in value.items())
+    return type(value)

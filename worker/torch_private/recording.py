@@ -1,0 +1,225 @@
+"""Watching one run of a graph on the CPU: which kernels it calls, on which memory.
+
+A dispatch mode sees the operators that are left when composite ones have dissolved, which are the kernels
+that an eager run calls. Of tensors it notes where they lie (`Place`), never the tensors themselves, so the
+run needs no more memory than an eager one. Operators that only make views are not noted: a place says it all.
+
+Part of a warm load, so it imports neither Dynamo nor sympy; without `_Recorder._should_skip_dynamo`,
+`TorchDispatchMode` would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from worker.torch_private.places import Place, check, identity_of, ordinary, place_of
+from worker.torch_private.traits import (
+    RANDOM,
+    REFUSED_TAGS,
+    Traits,
+    draws_nothing,
+    is_mask,
+    refusal,
+    traits_of,
+)
+
+
+class Operation(NamedTuple):
+    """One call of a kernel.
+
+    Attributes:
+        overload: the operator.
+        args: its arguments; tensors are places.
+        kwargs: likewise.
+        results: what it returned, flat: places of tensors in memory that was new, None for all else.
+        touched: numbers of all storages that it reads or writes.
+        collective: its result may be touched only after it was waited for.
+    """
+
+    overload: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: tuple[Place | None, ...]
+    touched: frozenset[int]
+    collective: bool
+
+
+@dataclass(slots=True)
+class Recording:
+    """One run.
+
+    Attributes:
+        operations: in their order.
+        given: storages that were there before, inputs' and constants': number -> a tensor in it.
+        made: storages that the run made: number -> bytes.
+        inputs: of the graph; tensors are places.
+        outputs: what the graph returned, likewise.
+    """
+
+    operations: list[Operation] = field(default_factory=list)
+    given: dict[int, torch.Tensor] = field(default_factory=dict)
+    made: dict[int, int] = field(default_factory=dict)
+    inputs: tuple[Any, ...] = ()
+    outputs: tuple[Any, ...] = ()
+
+
+def record(graph: Callable[..., Sequence[Any]], inputs: Sequence[Any]) -> Recording:
+    """Run the graph once, out of inference mode, and note what it does.
+
+    In inference mode, composite operators would arrive whole.
+
+    Raises:
+        NotCapturable: it calls an operator that cannot be repeated on fixed addresses.
+    """
+    seen = [ordinary(value) if isinstance(value, torch.Tensor) else value for value in inputs]
+    recorder = _Recorder(seen)
+    with recorder:
+        outputs = graph(*seen)
+    recorder.recording.outputs = tuple(recorder.replaced(value) for value in outputs)
+    return recorder.recording
+
+
+def leaves(values: Any) -> list[Any]:
+    """What an operator returned, with lists of tensors unpacked."""
+    if not isinstance(values, list | tuple):
+        return [values]
+    return [item for value in values for item in (value if isinstance(value, list | tuple) else (value,))]
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes every operator while it runs it."""
+
+    supports_higher_order_operators = True  # to refuse them with our own words
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.recording = Recording()
+        self._inputs = frozenset(map(id, inputs))
+        self._numbers: dict[int, int] = {}
+        self._alive: list[StorageWeakRef] = []  # so that no address gets a second meaning
+        self._traits: dict[Any, Traits] = {}
+        self.recording.inputs = tuple(self.replaced(value) for value in inputs)
+        self._writable = frozenset(self.recording.given)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No wrapper around `__torch_dispatch__`: it would import Dynamo."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        kwargs = kwargs or {}
+        traits = self._traits.get(func)
+        if traits is None:
+            traits = self._traits[func] = traits_of(func)
+        if traits.refused and not (traits.refused == RANDOM and draws_nothing(func, args, kwargs)):
+            raise refusal(func, traits.refused)
+        if traits.changes_metadata:
+            return self._changed(func, args, kwargs)
+        if traits.masked and any(is_mask(index) for index in args[1]):
+            raise refusal(func, REFUSED_TAGS[torch.Tag.dynamic_output_shape] + " of a mask")
+        if traits.written:
+            layouts = self._written(func, traits, args, kwargs)
+            result = func(*args, **kwargs)
+            if layouts != self._written(func, traits, args, kwargs):
+                raise refusal(func, "changes the size of a tensor that it writes to")
+        else:
+            result = func(*args, **kwargs)
+            if traits.views and self._known(result):
+                return result
+        self._note(func, traits, args, kwargs, result)
+        return result
+
+    def _changed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator that gives a tensor another layout, which its next use tells."""
+        if id(args[0]) in self._inputs:
+            raise refusal(func, "changes the layout of an input")
+        self.place(args[0])
+        return func(*args, **kwargs)
+
+    def _known(self, result: Any) -> bool:
+        """Whether a result is a view of memory that was seen before."""
+        numbers = self._numbers
+        if isinstance(result, torch.Tensor):
+            return identity_of(result) in numbers
+        return all(identity_of(item) in numbers for item in result if isinstance(item, torch.Tensor))
+
+    def _note(
+        self, func: Any, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Adds the call to the recording, unless it has no effect that a replay must repeat."""
+        touched: set[int] = set()
+        noted_args = tuple([self.replaced(value, touched) for value in args])
+        noted_kwargs = {key: self.replaced(value, touched) for key, value in kwargs.items()}
+        results = tuple([self._made(func, value, touched) for value in leaves(result)])
+        made = any(place is not None for place in results)
+        if traits.idle or not (made or traits.written or not traits.returns):
+            return
+        self.recording.operations.append(
+            Operation(func, noted_args, noted_kwargs, results, frozenset(touched), traits.collective)
+        )
+
+    def place(self, tensor: torch.Tensor) -> Place:
+        """Where a tensor lies; memory that nobody announced is taken for a constant, and held."""
+        number = self._numbers.get(identity_of(tensor))
+        if number is None:
+            check(tensor)
+            number = self._number(tensor.untyped_storage())
+            self.recording.given[number] = tensor
+        return place_of(number, tensor)
+
+    def replaced(self, value: Any, touched: set[int] | None = None) -> Any:
+        """The value, with places instead of tensors."""
+        if isinstance(value, torch.Tensor):
+            place = self.place(value)
+            if touched is not None:
+                touched.add(place[0])
+            return place
+        if type(value) is list or type(value) is tuple:
+            return type(value)([self.replaced(item, touched) for item in value])
+        return value
+
+    def _number(self, storage: torch.UntypedStorage) -> int:
+        number = self._numbers[storage._cdata] = len(self._numbers)
+        self._alive.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call]
+        return number
+
+    def _made(self, func: Any, value: Any, touched: set[int]) -> Place | None:
+        """The place of a result in new memory; None for a view, a number or nothing."""
+        if not isinstance(value, torch.Tensor):
+            if isinstance(value, int | float) and func.namespace != "aten":
+                raise refusal(func, "hands a number to Python, which may depend on a tensor")
+            return None
+        if identity_of(value) in self._numbers:
+            return None
+        check(value)
+        storage = value.untyped_storage()
+        number = self._number(storage)
+        self.recording.made[number] = storage.nbytes()
+        touched.add(number)
+        return place_of(number, value)
+
+    def _written(self, func: Any, traits: Traits, args: Any, kwargs: Any) -> list[Any]:
+        """The layouts of what the operator writes to, which it must leave as they are."""
+        layouts = []
+        for where in traits.written:
+            value = (
+                kwargs.get(where) if isinstance(where, str) else args[where] if where < len(args) else None
+            )
+            for tensor in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(tensor, torch.Tensor):
+                    place = self.place(tensor)
+                    if place.storage in self.recording.given and place.storage not in self._writable:
+                        raise refusal(
+                            func, "writes to a tensor that is neither an input nor made by the graph"
+                        )
+                    layouts.append((place, tensor.untyped_storage().nbytes()))
+        return layouts

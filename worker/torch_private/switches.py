@@ -1,0 +1,51 @@
+"""The getters under some properties of ``torch.backends``; a property costs up to twenty times its getter.
+
+Facts relied upon (``tests/unit/test_ambient.py`` compares each with its property):
+
+* ``torch.backends.mkldnn.enabled`` and ``.deterministic``, ``torch.backends.cuda.matmul.allow_tf32`` and
+  ``torch.backends.cudnn.allow_tf32`` return what these functions return;
+* without a function mode on the stack there is no default device but the CPU: ``torch.set_default_device``
+  and ``with torch.device(...)`` both push a mode.
+"""
+
+from __future__ import annotations
+
+import torch
+
+mkldnn_enabled = torch._C._get_mkldnn_enabled
+mkldnn_deterministic = torch._C._get_mkldnn_deterministic
+matmul_allows_tf32 = torch._C._get_cublas_allow_tf32
+cudnn_allows_tf32 = torch._C._get_cudnn_allow_tf32
+flash_attention = torch._C._get_flash_sdp_enabled
+memory_efficient_attention = torch._C._get_mem_efficient_sdp_enabled
+math_attention = torch._C._get_math_sdp_enabled
+cudnn_switches = (
+    torch._C._get_cudnn_enabled,
+    torch._C._get_cudnn_deterministic,
+    torch._C._get_cudnn_benchmark,
+    torch._C._get_cudnn_sdp_enabled,
+)
+"""``enabled``, ``deterministic`` and ``benchmark`` of ``torch.backends.cudnn``; attention by cuDNN."""
+
+cublas_switches = (
+    torch._C._get_cublas_allow_fp16_reduced_precision_reduction,
+    torch._C._get_cublas_allow_bf16_reduced_precision_reduction,
+    torch._C._get_cublas_allow_fp16_accumulation,
+)
+"""Of ``torch.backends.cuda.matmul``; the first two give a pair: in general, and with split k."""
+
+num_function_modes = torch._C._len_torch_function_stack
+
+
+def default_device_type() -> str:
+    """Type of the device on which a tensor is made that does not say where."""
+    return torch.get_default_device().type if num_function_modes() else "cpu"
+
+
+def foreign_function_modes(known: type) -> int:
+    """Number of active torch function modes that are of another type than ``known``."""
+    count = num_function_modes()
+    if not count:
+        return 0
+    modes = [torch._C._get_function_stack_at(index) for index in range(count)]
+    return sum(not isinstance(mode, known) for mode in modes)

@@ -1,0 +1,89 @@
+"""Views among a call's arguments: traced as tensors of their own.
+
+Dynamo traces a view together with its base, and so puts conditions on the base's sizes and strides. No graph
+reads the base, and a slice of a buffer that grows would be traced again for every length of the buffer.
+
+Relies on: ``MetaTensorDescriber.describe_tensor`` gives a dataclass with ``is_view``, ``base`` and
+``creation_meta``, and a tensor that is no view gets its own sizes and the storage of its kin; for a tensor
+that is a view, ``VariableBuilder`` calls ``wrap_to_fake_tensor_and_record`` twice, the second time with the
+source ``AttrSource(source, "_base")``, and drops the result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from worker.errors import NotPortable
+from worker.torch_private.lowering import source_name
+
+
+@contextlib.contextmanager
+def views_by_themselves() -> Iterator[None]:
+    """Within it, Dynamo makes no difference between a view and another tensor.
+
+    Raises:
+        NotPortable: the traced code asks a tensor for its base.
+    """
+    from torch._dynamo.variables import TensorVariable, builder
+    from torch._subclasses.meta_utils import MetaTensorDescriber
+
+    asked: list[str] = []
+    with (
+        _replaced(builder, "wrap_to_fake_tensor_and_record", _without_bases),
+        _replaced(MetaTensorDescriber, "describe_tensor", _as_no_view),
+        _replaced(TensorVariable, "var_getattr", lambda original: _noting(original, asked)),
+    ):
+        yield
+    if asked:
+        msg = f"the function asks {asked[0]} for _base, which no graph can hold; pass that tensor instead"
+        raise NotPortable(msg, what=f"{asked[0]}._base")
+
+
+def _without_bases(original: Callable[..., Any]) -> Callable[..., Any]:
+    from torch._dynamo.source import AttrSource
+
+    tensors: set[Any] = set()  # sources of the tensors that were recorded
+
+    def record(*args: Any, source: Any, **more: Any) -> Any:
+        if isinstance(source, AttrSource) and source.member == "_base" and source.base in tensors:
+            return None
+        tensors.add(source)
+        return original(*args, source=source, **more)
+
+    return record
+
+
+def _as_no_view(original: Callable[..., Any]) -> Callable[..., Any]:
+    def describe(self: Any, tensor: torch.Tensor, **options: Any) -> Any:
+        described = original(self, tensor, **options)
+        if described.is_view and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            return dataclasses.replace(described, is_view=False, base=None, creation_meta=None)
+        return described
+
+    return describe
+
+
+def _noting(original: Callable[..., Any], asked: list[str]) -> Callable[..., Any]:
+    def var_getattr(self: Any, tx: Any, name: str) -> Any:
+        if name == "_base":
+            asked.append(source_name(self.source) if self.source else "a tensor")
+        return original(self, tx, name)
+
+    return var_getattr
+
+
+@contextlib.contextmanager
+def _replaced(
+    owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    original = vars(owner)[name]
+    setattr(owner, name, wrap(original))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
