@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from worker.errors import ArtifactCorrupt
 from worker.frame import Frame
 from worker.graph_facts import GraphFacts
 from worker.guards.model import PortableGuards
+from worker.values import Value
 
 FORMAT = 2
 ABOUT = "about"
@@ -34,8 +34,7 @@ _MAGIC = b"warmrank-artifact "
 _PICKLES = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArtifactFile:
+class ArtifactFile(Value):
     """A file that lies beside an artifact and belongs to it (compiled kernels).
 
     Attributes:
@@ -49,8 +48,7 @@ class ArtifactFile:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Artifact:
+class Artifact(Value):
     """What one compile of one cached function produced.
 
     Attributes:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal
+
+from worker.values import Value
 
 if TYPE_CHECKING:
     from worker.configs.compiler_config import CompilerConfig
@@ -16,8 +18,7 @@ OnGearMiss = Literal["error", "pad"]
 Rng = Literal["refuse", "allow"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheOptions:
+class CacheOptions(Value):
     """The parameters of `cache_compile`, in one value; ``guards`` is None where the function does not say."""
 
     config: CompilerConfig
@@ -34,8 +35,7 @@ class CacheOptions:
     rng: Rng = "refuse"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchDefaults:
+class LaunchDefaults(Value):
     """What a launch lays down for cached functions that do not say otherwise.
 
     Attributes:

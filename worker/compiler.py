@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
 from time import perf_counter
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from worker.guards.translate import translate
 from worker.passes import with_passes
 from worker.torch_private.lowering import LoweredGraph
 from worker.torch_private.tracing import trace
+from worker.values import Value
 from worker.variant import function_of
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from worker.request import Request
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compiled:
+class Compiled(Value):
     """An artifact, the bytes of the files beside it, and the seconds it took to trace and to compile it."""
 
     artifact: Artifact

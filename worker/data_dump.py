@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MARK = "warmrank_data_dump"
 
 _directory: ContextVar[Path] = ContextVar("data_dump_directory", default=Path())
-_NOT_IN_FILE_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
+_NOT_IN_FILE_NAMES = r"[^A-Za-z0-9_.-]"
 
 
 def mark(graph: GraphModule, config: CompilerConfig) -> None:
@@ -42,7 +42,7 @@ def mark(graph: GraphModule, config: CompilerConfig) -> None:
 def into(config: CompilerConfig, function: str) -> Iterator[None]:
     """Graphs that are loaded within write their data where a configuration says."""
     path = Path(config.debug.data_dump.path or ".").resolve()
-    token = _directory.set(path / _rank_directory() / _NOT_IN_FILE_NAMES.sub("_", function))
+    token = _directory.set(path / _rank_directory() / re.sub(_NOT_IN_FILE_NAMES, "_", function))
     try:
         yield
     finally:
@@ -68,7 +68,7 @@ class Dump:
 
         directory = self._directory / str(self._step)
         directory.mkdir(parents=True, exist_ok=True)
-        operator = _NOT_IN_FILE_NAMES.sub("_", operator)
+        operator = re.sub(_NOT_IN_FILE_NAMES, "_", operator)
         for index, value in enumerate(result if isinstance(result, tuple | list) else (result,)):
             np.save(directory / f"{self._line:05}-{name}-{operator}.OUTPUT.{index}.npy", _as_numpy(value))
         self._line += 1

@@ -20,29 +20,28 @@ import importlib
 import marshal
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from worker.errors import NotPortable
 from worker.guards import constants
 from worker.stand_ins import StandIns
+from worker.values import Value
 
 if TYPE_CHECKING:
     from worker.torch_private.tracing import Trace
 
 _MARSHAL_VERSION = 2
 _GRAPH_NAME = "__compiled_fn"
-_BUILTINS = re.compile(r"^__builtins_dict__\w*$")
+_BUILTINS = r"^__builtins_dict__\w*$"
 _PLACEHOLDER = "__warmrank_constant__"
 # A global that Dynamo named for the address of its value.
-_ADDRESSED = re.compile(r"_\d+_c\d+$")
+_ADDRESSED = r"_\d+_c\d+$"
 # A warm load must not import these; the frame needs a few one-line functions of the first, at most.
 _LAZY_IMPORTS = ("torch._dynamo", "torch._inductor", "sympy")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
+class Frame(Value):
     """A frame and what its global names mean; the layout stands in the module's docstring."""
 
     code: bytes
@@ -63,9 +62,9 @@ def extract(trace: Trace, function: FunctionType) -> Frame:
     external = trace.external_names - {trace.graph_name}
     # In the order of the code, because some names hold an address.
     for name in filter(external.__contains__, trace.frame.co_names):
-        if name in trace.import_aliases and not _ADDRESSED.search(name):
+        if name in trace.import_aliases and not re.search(_ADDRESSED, name):
             names["imports"][name] = trace.import_aliases[name]
-        elif _BUILTINS.match(name):
+        elif re.match(_BUILTINS, name):
             renames[name] = "__builtins_dict__"
             names["builtins"] = ["__builtins_dict__"]
         elif name not in user_names and not hasattr(builtins, name):

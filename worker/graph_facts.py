@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from worker.gears.model import GearFacts
@@ -15,6 +15,7 @@ from worker.torch_private.operators import (
     mutated_arguments,
     size_depends_on_data,
 )
+from worker.values import Value
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -23,13 +24,12 @@ if TYPE_CHECKING:
 
 # Input classes of the seeds: parameters and buffers; mutated inputs; user inputs; and numbers.
 STATE, MUTATED, USER, NUMBER = "state", "mutated", "user", "number"
-_MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
-_ROOT = re.compile(r"^[LG]\['([^']*)'\]")
+_MEMBER = r"\._(?:modules|parameters|buffers)\['([^']*)'\]"
+_ROOT = r"^[LG]\['([^']*)'\]"
 DROPOUTS = frozenset(f"aten.{kind}dropout.default" for kind in ("", "feature_", "alpha_", "feature_alpha_"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphFacts:
+class GraphFacts(Value):
     """Facts about one graph.
 
     Attributes:
@@ -135,7 +135,7 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
 
 def _readable(source: str) -> str:
     """Dynamo's expression for an input as a reader would write it."""
-    return _ROOT.sub(r"\1", _MEMBER.sub(r".\1", source))
+    return re.sub(_ROOT, r"\1", re.sub(_MEMBER, r".\1", source))
 
 
 def _input_class(is_tensor: bool, of_module: bool, is_mutated: bool, is_returned: bool) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from cache_store.errors import StoreError
@@ -14,6 +13,7 @@ from worker.errors import ArtifactCorrupt
 from worker.files_beside import with_files
 from worker.partition_paths import sibling_variants
 from worker.request import Request
+from worker.values import Value
 from worker.variant import StoredArtifact
 
 _log = logging.getLogger("torchair")
@@ -24,8 +24,7 @@ _MAX_ASIDE = 8
 Misfits = Callable[[StoredArtifact], tuple[str, ...]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Found(Value):
     """Result of a look-up: the artifact that fits, or why none does.
 
     Attributes:
@@ -39,8 +38,7 @@ class Found:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(Value):
     """Where one function's artifacts lie.
 
     Attributes:

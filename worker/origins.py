@@ -17,7 +17,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from worker.errors import NotPortable
 from worker.guards.model import PortableGuards
 from worker.guards.paths import PathTable
 from worker.guards.words import readable_shape
+from worker.values import Value
 
 if TYPE_CHECKING:
     from worker.torch_private.lowering import LoweredGraph
@@ -42,8 +43,7 @@ _FRAME = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origins:
+class Origins(Value):
     """The section's content; empty parts where an artifact does not know."""
 
     lines: tuple[str, ...] = ()

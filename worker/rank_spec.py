@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from worker.values import Value
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSpec:
+
+class RankSpec(Value):
     """What the driver tells one rank.
 
     Attributes:

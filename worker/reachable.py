@@ -22,7 +22,7 @@ from worker.code_digests import function_digest, globals_module, is_pinned_modul
 from worker.sources import file_digest
 
 _DIGEST_CHARS = 32
-_ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
+_ADDRESS = r"\bat 0x[0-9a-f]+"
 
 
 def reachable_digest(value: Any) -> str:
@@ -98,7 +98,7 @@ def _object_texts(value: Any, seen: set[int]) -> Iterator[str]:
     if hasattr(value, "tobytes"):
         yield hashlib.sha256(value.tobytes()).hexdigest()
     # A text with an address in it differs in every process; such an object tells by its attributes only.
-    elif not _ADDRESS.search(text := repr(value)):
+    elif not re.search(_ADDRESS, text := repr(value)):
         yield text
     if not is_pinned_module(kind.__module__) or isinstance(value, torch.nn.Module):
         for name, part in sorted(getattr(value, "__dict__", {}).items()):

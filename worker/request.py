@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cache_store.keys import key_of
@@ -14,6 +13,7 @@ from worker.configs.section import changed
 from worker.environment import environment
 from worker.instruction_set import instruction_set
 from worker.reachable import reachable_digest
+from worker.values import Value
 
 if TYPE_CHECKING:
     import torch
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 _KEY_CHARS = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(Value):
     """What is asked for by the cached functions of one module.
 
     Attributes:

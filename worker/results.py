@@ -5,8 +5,10 @@ Everything here crosses a process border, so it holds strings, numbers and tuple
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal
+
+from worker.values import Value
 
 if TYPE_CHECKING:
     from cache_store.records.manifest import PartitionRef
@@ -15,8 +17,7 @@ ProbeState = Literal["hit", "adoptable", "miss"]
 Outcome = Literal["compiled", "loaded", "adopted"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionProbe:
+class FunctionProbe(Value):
     """What one rank found for one cached function, before anything was compiled.
 
     Attributes:
@@ -36,8 +37,7 @@ class FunctionProbe:
     digest: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageSeconds:
+class StageSeconds(Value):
     """Seconds one function spent in each stage on one rank."""
 
     trace_s: float = 0.0
@@ -47,8 +47,7 @@ class StageSeconds:
     first_call_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionResult:
+class FunctionResult(Value):
     """What became of one function on one rank.
 
     Attributes:
@@ -78,8 +77,7 @@ class FunctionResult:
     pool_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaptureProposal:
+class CaptureProposal(Value):
     """One graph, or the graphs of one call, that a rank would capture.
 
     Attributes:
@@ -97,8 +95,7 @@ class CaptureProposal:
     planned: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
+class Verification(Value):
     """Comparison of the warm model's output with its reference.
 
     Attributes:
@@ -114,8 +111,7 @@ class Verification:
     compared: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankPlace:
+class RankPlace(Value):
     """Where a rank runs, and in what.
 
     Attributes:
@@ -131,8 +127,7 @@ class RankPlace:
     environment: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
+class Published(Value):
     """What became of one rank's partition at the end of a launch.
 
     Attributes:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+
+from worker.values import Value
 
 DEFAULT_CACHE_DIR = ".torchair_cache"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(Value):
     """What the environment says.
 
     Attributes:

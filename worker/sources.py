@@ -16,7 +16,6 @@ import inspect
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from worker.code_digests import (
     type_name,
 )
 from worker.errors import NotPortable
+from worker.values import Value
 
 __all__ = [
     "TracedSource",
@@ -47,8 +47,7 @@ __all__ = [
 _DIGEST_CHARS = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedSource:
+class TracedSource(Value):
     """One traced piece of source.
 
     Attributes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from types import FunctionType, MethodType
@@ -25,6 +24,7 @@ from worker.groups import resolve
 from worker.guards import ambient
 from worker.guards.check import mismatches
 from worker.guards.inputs import compile_input_check
+from worker.values import Value
 
 if TYPE_CHECKING:
     from worker.cache_options import GuardMode, OnGearMiss
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 _UNLEARNED = GearRule()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredArtifact:
+class StoredArtifact(Value):
     """An artifact as read from a file.
 
     Attributes:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from worker.errors import GroupError, WorkloadError
 from worker.results import Verification
+from worker.values import Value
 
 if TYPE_CHECKING:
     import torch
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
     from worker.cached_function import CachedFunction
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankContext:
+class RankContext(Value):
     """One rank's place in the launch.
 
     Attributes:
@@ -63,8 +63,7 @@ class RankContext:
         return self.groups[role].rank() if role in self.groups else 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(Value):
     """One call to warm up with: a cached function and its arguments.
 
     The arguments are examples: they are traced, captured and, in the first-call stage, really run.
@@ -75,8 +74,7 @@ class Call:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class Workload(Value):
     """What an entrypoint returns.
 
     Attributes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from tests.support.artifacts import GUARDS, make_artifact
 from worker.artifact import FORMAT, parse, read
 from worker.errors import ArtifactCorrupt
 from worker.graph_facts import GraphFacts
-from worker.guards.model import PortableGuards
 from worker.sources import TracedSource
 
 NAMES = st.text(min_size=1, max_size=12).filter(lambda name: name != "frame.code")
@@ -157,17 +157,10 @@ def test_provenance_is_the_same_for_equal_origins() -> None:
         {"components": {"engine": "graph 2"}},
         {"name": "M.g(x)"},
         {"function": "1" * 32},
+        {"guards": replace(GUARDS, ranks={})},
         {
-            "guards": PortableGuards(
-                **{**{name: getattr(GUARDS, name) for name in GUARDS.__slots__}, "ranks": {}}
-            )
-        },
-        {
-            "guards": PortableGuards(
-                **{
-                    **{name: getattr(GUARDS, name) for name in GUARDS.__slots__},
-                    "sources": (TracedSource(kind="code", module="m", name="M.f", digest="1" * 32),),
-                }
+            "guards": replace(
+                GUARDS, sources=(TracedSource(kind="code", module="m", name="M.f", digest="1" * 32),)
             )
         },
     ],

@@ -7,7 +7,9 @@ declaration into one of three answers, and `CompilerConfig.check` acts on them.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from worker.values import Value
 
 MODES = ("max-autotune", "reduce-overhead", "npugraph_ex")
 
@@ -20,8 +22,7 @@ class Scope(enum.Enum):
     NOWHERE = "nowhere"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effect:
+class Effect(Value):
     """What a value other than the default does.
 
     Attributes:

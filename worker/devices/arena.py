@@ -18,7 +18,6 @@ import itertools
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ import torch
 from worker.devices import PoolHandle
 from worker.devices.memory import memory_of
 from worker.devices.memory_plan import aligned
+from worker.values import Value
 
 _NUMBERS = itertools.count(1)
 
@@ -115,8 +115,7 @@ class ArenaPool:
         return self.inputs.size_bytes + self.work.size_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Buffers:
+class Buffers(Value):
     """A graph's inputs, the copied ones in a segment of the pool.
 
     Attributes:

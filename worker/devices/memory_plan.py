@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from worker.values import Value
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector of any CPU that torch has kernels for
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lifetime:
+class Lifetime(Value):
     """One block: its size, and the first and last step that need it (both included)."""
 
     size_bytes: int
@@ -22,8 +22,7 @@ class Lifetime:
     last: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Value):
     """Offsets of the blocks, in their order, and the bytes that all of them span."""
 
     offsets: tuple[int, ...]

@@ -16,7 +16,6 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,10 +26,10 @@ from worker.devices.memory_plan import Lifetime, planned
 from worker.torch_private.kernels import Call, call_of, into, only_copies, out_variant, waited
 from worker.torch_private.places import Place, lazily
 from worker.torch_private.recording import Operation, Recording, leaves
+from worker.values import Value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class Program(Value):
     """What a replay does.
 
     Attributes:
@@ -87,8 +86,7 @@ class _Way(enum.Enum):
     COMPUTED = enum.auto()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
+class _Step(Value):
     """One operation of the program.
 
     Attributes:

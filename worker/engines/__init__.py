@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from worker.errors import NotYet
+from worker.values import Value
 
 if TYPE_CHECKING:
     from worker.graph_facts import GraphFacts
@@ -27,8 +28,7 @@ _HOMES = {
 _MODES = {"reduce-overhead": "graph", "max-autotune": "aoti", "npugraph_ex": "torchair"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
+class Built(Value):
     """What an engine made of a graph.
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from worker.gears.record import TracedGears, record, settled, unlike_traced
 from worker.gears.runner import refuse_unpaddable
 from worker.guards.check import node_values
 from worker.torch_private.symbols import marks_obeyed, refuse_constant
+from worker.values import Value
 from worker.variant import function_of
 
 if TYPE_CHECKING:
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
     from worker.torch_private.lowering import LoweredGraph
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GearCompile:
+class GearCompile(Value):
     """The gears of the call that is compiled.
 
     Attributes:

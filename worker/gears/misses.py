@@ -13,12 +13,12 @@ from worker.gears.merge import Combination
 from worker.gears.model import GearFacts, hold
 
 _SHOWN = 12
-_LOCAL = re.compile(r"\bL\['([^']*)'\]")
+_LOCAL = r"\bL\['([^']*)'\]"
 
 
 def readable(text: str) -> str:
     """Dynamo's names of arguments as a reader would write them."""
-    return _LOCAL.sub(r"\1", text)
+    return re.sub(_LOCAL, r"\1", text)
 
 
 def condition_text(gears: GearFacts, condition: str) -> str:

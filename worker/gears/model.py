@@ -10,16 +10,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from worker.gears.merge import Combination, covering
+from worker.values import Value
 
 _SCOPE = {"math": math, "max": max, "min": min, "abs": abs, "int": int, "round": round}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
+class Axis(Value):
     """One geared dimension of one input.
 
     Attributes:
@@ -41,8 +41,7 @@ class Axis:
     number: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GearedInput:
+class GearedInput(Value):
     """A tensor that has to be as large as its gear: position among the inputs, sizes and strides."""
 
     position: int
@@ -50,8 +49,7 @@ class GearedInput:
     strides: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GearFacts:
+class GearFacts(Value):
     """What the runtime must know of a graph's gears.
 
     Attributes:

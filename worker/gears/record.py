@@ -6,7 +6,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ from worker.gears.model import Axis, GearedInput, GearFacts, evaluate, hold
 from worker.gears.rules import membership
 from worker.graph_facts import MUTATED, USER
 from worker.torch_private.symbols import Symbols, free_symbols, other_shape, size_text
+from worker.values import Value
 
 if TYPE_CHECKING:
     from worker.graph_facts import GraphFacts
@@ -29,8 +30,7 @@ _log = logging.getLogger("torchair")
 _SIZE = re.compile(r"\bp(\d+)\(\)\[(\d+)\]")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedGears:
+class TracedGears(Value):
     """A geared tensor of a trace: Dynamo's name of it, its node in the guards' table, and its gears."""
 
     source: str

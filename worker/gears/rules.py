@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from worker.cache_options import OnGearMiss
 from worker.gears.carried import any_set
 from worker.gears.model import GearFacts
+from worker.values import Value
 
 if TYPE_CHECKING:
     from types import FunctionType
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
 Shape = tuple[str, tuple[int, ...]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GearRule:
+class GearRule(Value):
     """How calls are measured.
 
     Attributes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,14 +18,14 @@ from worker.errors import GearError
 from worker.gears.merge import Combination
 from worker.gears.misses import refuse_miss
 from worker.gears.model import GearedInput, GearFacts, evaluate
+from worker.values import Value
 
 _MAX_PLANS = 256
 # How far a padded call may be from the same call without padding, by the type of the numbers.
 _TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
+class _Plan(Value):
     """How calls of one shape reach their gear.
 
     Attributes:

@@ -13,17 +13,16 @@ Layout (JSON)::
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from worker.guards.paths import Node
 from worker.sources import TracedSource
+from worker.values import Value
 
 Check = tuple[int, str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PortableGuards:
+class PortableGuards(Value):
     """Conditions under which an artifact may be used; the layout stands in the module's docstring."""
 
     nodes: tuple[Node, ...]

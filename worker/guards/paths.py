@@ -29,7 +29,7 @@ Node = tuple[int, str, Any]
 # Dynamo's name for the globals of a function that was made by `exec`, followed by an address.
 UNNAMED_SCOPE = "___unnamed_scope"
 # A global that Dynamo named for the address of its value.
-_ADDRESSED = re.compile(r"_\d+_c\d+$")
+_ADDRESSED = r"_\d+_c\d+$"
 ROOTS = ("local", "global", "import", "builtins")
 
 
@@ -113,7 +113,7 @@ class PathTable:
         if name.startswith(UNNAMED_SCOPE):
             msg = "the function's globals are those of no module, so no later process can find them"
             raise NotPortable(msg, what=name)
-        if _ADDRESSED.search(name):
+        if re.search(_ADDRESSED, name):
             msg = f"the tracer's own global {name} is named for an address, which no later process has"
             raise NotPortable(msg, what=name)
         return -1, "global", name

@@ -16,7 +16,7 @@ from worker.guards.model import Check, PortableGuards
 from worker.guards.paths import MISSING, text
 
 MAX_SHOWN = 80
-_NODE = re.compile(r"\bp\d+\b")
+_NODE = r"\bp\d+\b"
 
 
 def describe_failure(guards: PortableGuards, check: Check, values: Sequence[Any]) -> str:
@@ -162,7 +162,7 @@ def _expected(kind: str, expected: Any) -> str:
 def readable_shape(guards: PortableGuards, expression: str, used: Sequence[int]) -> str:
     """A condition on sizes with the objects' paths in place of ``p<node>``."""
     names = {f"p{index}": text(guards.nodes, index) for index in used}
-    return _NODE.sub(lambda match: names.get(match[0], match[0]), expression)
+    return re.sub(_NODE, lambda match: names.get(match[0], match[0]), expression)
 
 
 def plain(encoded: Any) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
+from worker import collection
 from worker.configs.compiler_config import CompilerConfig
 from worker.errors import BadConfig, BadFunction, ConfigMismatch
 from worker.gears import set_dim_gears
@@ -95,7 +96,9 @@ def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
             'numbers than torch does; use mode "reduce-overhead", or rng="refuse"'
         )
         raise BadConfig(msg, parameter="rng")
-    return CachedFunction(_method(func), options)
+    method = _method(func)
+    with collection.paused():
+        return CachedFunction(method, options)
 
 
 def _method(func: Any) -> MethodType:

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from worker.torch_private.operators import mutated_arguments
+from worker.values import Value
 
 Call = Callable[[], Any]
 
@@ -37,8 +37,7 @@ _OPTIONS = frozenset({"dtype", "layout", "device", "pin_memory"})
 _ALLOCATING = frozenset({"aten::clone", "aten::_to_copy"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutVariant:
+class OutVariant(Value):
     """The overload that writes the results of another one into given tensors.
 
     Attributes:

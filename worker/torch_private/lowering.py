@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from worker.values import Value
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedInput:
+class TracedInput(Value):
     """One input of the graph: where the frame finds it, whether it is a tensor, and asks for gradients."""
 
     source: str
@@ -22,8 +22,7 @@ class TracedInput:
     requires_grad: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoweredGraph:
+class LoweredGraph(Value):
     """ATen operators on lifted inputs.
 
     Attributes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +15,7 @@ from worker.errors import GraphBreak, NotPortable
 from worker.torch_private.lowering import LoweredGraph, lower, source_name
 from worker.torch_private.shape_lines import ShapeLine, shape_lines
 from worker.torch_private.views import views_by_themselves
+from worker.values import Value
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -27,16 +27,14 @@ Built = TypeVar("Built")
 _LOCK = threading.RLock()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedWrite:
+class TracedWrite(Value):
     """A Python object that the frame writes to, and which of its attributes; none for a container."""
 
     source: str
     attribute: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedGuard:
+class TracedGuard(Value):
     """One guard as Dynamo made it.
 
     Attributes:
@@ -64,8 +62,7 @@ class TracedGuard:
     stack: tuple[tuple[str, int, str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class Trace(Value):
     """All that one trace of one method produced.
 
     Attributes:

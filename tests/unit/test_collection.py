@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from worker.collection import paused
+
+
+@pytest.fixture(autouse=True)
+def _collector() -> Iterator[None]:
+    was_enabled, frozen = gc.isenabled(), gc.get_freeze_count()
+    gc.enable()
+    yield
+    if gc.get_freeze_count() > frozen:
+        gc.unfreeze()
+    if not was_enabled:
+        gc.disable()
+
+
+def test_collector_waits_and_goes_on() -> None:
+    with paused():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_collector_that_was_off_stays_off() -> None:
+    gc.disable()
+    with paused():
+        pass
+    assert not gc.isenabled()
+
+
+def test_collector_goes_on_after_an_error() -> None:
+    with pytest.raises(ValueError, match="invalid literal"), paused():
+        int("no number")
+    assert gc.isenabled()
+
+
+def test_what_was_made_meanwhile_is_not_collected_at_once() -> None:
+    with paused():
+        made: list[list[int]] = [[] for _ in range(100_000)]
+    assert gc.get_count()[0] < gc.get_threshold()[0]
+    assert len(made) == 100_000
+
+
+def test_cycles_that_were_made_meanwhile_are_collected_later() -> None:
+    class Node:
+        def __init__(self) -> None:
+            self.own = self
+
+    with paused():
+        for _ in range(10):
+            Node()
+    gc.collect()
+    assert not any(type(one) is Node for one in gc.get_objects())
+
+
+def test_nothing_is_left_frozen() -> None:
+    with paused():
+        pass
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_somebody_froze_stays_frozen() -> None:
+    gc.freeze()
+    frozen = gc.get_freeze_count()
+    with paused():
+        pass
+    assert gc.get_freeze_count() > frozen // 2  # frozen objects may die, but not by the thousand

@@ -1,0 +1,102 @@
+"""Frozen values that cost microseconds to define.
+
+`dataclasses` compiles six methods for each class, half a millisecond or more; the forty values of a warm load
+would take longer than the load itself (docs/decisions/0019-values.md). All values share `Value`'s methods.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
+from functools import cache
+from inspect import get_annotations
+from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
+
+
+@cache
+def _template() -> Field[Any]:
+    """What the fields of values are copied from, so that they are dataclasses' own in every respect."""
+
+    @dataclass
+    class Template:
+        any: Any
+
+    return fields(Template)[0]
+
+
+class _Fields:
+    """A class's fields as `dataclasses` describes them, made only for those who ask."""
+
+    def __get__(self, instance: object, owner: type[Value]) -> dict[str, Field[Any]]:
+        made = {}
+        for name, given in owner.value_fields.items():
+            made[name] = one = copy(_template())
+            one.name, one.type, one.kw_only = name, owner.__annotations__.get(name, Any), True
+            one.default = MISSING if isinstance(given, Field) else given
+            if isinstance(given, Field):
+                one.default_factory = given.default_factory
+        return made
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
+class Value:
+    """Base of values; annotated names are fields, as in ``dataclass(frozen=True, kw_only=True)``.
+
+    Equal by class and fields, hashable if they are, picklable; `dataclasses.replace`, `asdict` and `fields`
+    take them. The module of a value needs ``from __future__ import annotations``.
+
+    Attributes:
+        value_fields: name -> default, or ``field(default_factory=...)``, or MISSING.
+    """
+
+    value_fields: ClassVar[dict[str, Any]] = {}
+    if TYPE_CHECKING:
+        __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    else:
+        __dataclass_fields__ = _Fields()
+
+    def __init_subclass__(cls) -> None:
+        own = {}
+        for name, kind in get_annotations(cls).items():
+            if not kind.startswith("ClassVar"):
+                own[name] = given = cls.__dict__.get(name, MISSING)
+                if isinstance(given, Field):
+                    delattr(cls, name)
+        cls.value_fields = {**cls.value_fields, **own}
+
+    def __init__(self, /, **given: Any) -> None:
+        known = self.value_fields
+        values = {name: given[name] if name in given else _default(self, name) for name in known}
+        if not given.keys() <= known.keys():
+            unknown = ", ".join(sorted(given.keys() - known.keys()))
+            msg = f"{type(self).__qualname__} has no field {unknown}; its fields: {', '.join(known)}"
+            raise TypeError(msg)
+        self.__dict__.update(values)
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={self.__dict__[name]!r}" for name in self.value_fields)
+        return f"{type(self).__qualname__}({values})"
+
+    def __eq__(self, other: object) -> bool:
+        return self.__dict__ == other.__dict__ if type(other) is type(self) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.__dict__[name] for name in self.value_fields))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        msg = f"cannot assign to field {name!r} of a {type(self).__qualname__}; make another with replace()"
+        raise FrozenInstanceError(msg)
+
+    def __delattr__(self, name: str) -> None:
+        msg = f"cannot delete field {name!r} of a {type(self).__qualname__}"
+        raise FrozenInstanceError(msg)
+
+
+def _default(made: Value, name: str) -> Any:
+    given = made.value_fields[name]
+    if given is MISSING:
+        msg = f"{type(made).__qualname__} needs a value for its field {name}"
+        raise TypeError(msg)
+    if isinstance(given, Field) and given.default_factory is not MISSING:
+        return given.default_factory()
+    return given
