@@ -19,8 +19,8 @@ from cache_store.node.companions import (
     add_companion,
     add_companion_from,
     companions,
-    set_companion_aside,
 )
+from cache_store.node.private_files import set_aside
 from worker.artifact import damaged_files
 from worker.errors import ArtifactCorrupt
 
@@ -45,7 +45,7 @@ def with_files(stored: StoredArtifact, reasons: list[str]) -> StoredArtifact | N
     except ArtifactCorrupt as error:
         reasons.append(f"corrupt: {error.why}")
         for path in damaged_files(stored.path.parent, stored.artifact.files):
-            set_companion_aside(path)
+            set_aside(path)
     except StoreError as error:
         reasons.append(str(error))
     _log.warning("%s is not used: %s", stored.path, reasons[-1])

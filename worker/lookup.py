@@ -9,6 +9,7 @@ from pathlib import Path
 from cache_store.errors import StoreError
 from cache_store.keys import changed_components
 from cache_store.node.local import variants
+from cache_store.node.private_files import set_aside
 from worker.errors import ArtifactCorrupt
 from worker.files_beside import with_files
 from worker.partition_paths import sibling_variants
@@ -19,7 +20,6 @@ from worker.variant import StoredArtifact
 _log = logging.getLogger("torchair")
 
 # Files of one name that are kept for a look; further ones replace the last.
-_MAX_ASIDE = 8
 
 Misfits = Callable[[StoredArtifact], tuple[str, ...]]
 
@@ -101,22 +101,12 @@ def read_stored(path: Path, reasons: list[str]) -> StoredArtifact | None:
         else:
             return StoredArtifact.read(path)
     except ArtifactCorrupt as error:
-        _set_aside(path)
+        set_aside(path)
         reasons.append(f"corrupt: {error.why}")
     except StoreError as error:
         reasons.append(str(error))
     _log.warning("%s is not used: %s", path, reasons[-1])
     return None
-
-
-def _set_aside(path: Path) -> None:
-    """Keep a corrupt file for a look at it, under a name that no load considers."""
-    names = [f"{path.name}.corrupt", *(f"{path.name}.corrupt.{number}" for number in range(1, _MAX_ASIDE))]
-    free = next((name for name in names if not path.with_name(name).exists()), names[-1])
-    try:
-        path.replace(path.with_name(free))
-    except OSError as error:
-        _log.warning("%s stays where it is: %s", path, error)
 
 
 def _candidates(place: Place) -> Iterator[Path]:

@@ -28,6 +28,7 @@ from cache_store.node.private_files import (
     digest_private,
     open_private,
     os_errors_are_unusable,
+    set_aside,
     sync_directory,
 )
 
@@ -107,18 +108,12 @@ def place_companion(
                 os.link(staged, path)
             except FileExistsError:
                 if find_companion(function_dir, name, digest, digest_of=digest_of) is None:
-                    set_companion_aside(path)
+                    set_aside(path)
                     with contextlib.suppress(FileExistsError):  # another process put it back
                         os.link(staged, path)
     finally:
         staged.unlink(missing_ok=True)
     return path
-
-
-def set_companion_aside(path: Path) -> None:
-    """Keep a damaged file for a look at it, under a name that nothing considers."""
-    with contextlib.suppress(FileNotFoundError):
-        path.replace(path.with_name(f"{path.name}.corrupt"))
 
 
 def companions(function_dir: Path) -> tuple[Path, ...]:

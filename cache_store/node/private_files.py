@@ -24,6 +24,7 @@ from cache_store.errors import UnusableCache
 logger = logging.getLogger(__name__)
 
 FILE_MODE = 0o600
+MAX_ASIDE = 8
 DIRECTORY_MODE = 0o700
 DEBRIS_AGE_S = 24 * 3600.0
 
@@ -155,6 +156,21 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def set_aside(path: Path) -> None:
+    """Keep a damaged file for a look at it, under a name that no load considers; at most `MAX_ASIDE` of them.
+
+    What cannot be moved stays, and is only logged: whoever met with the damage goes on without the file.
+    """
+    names = [f"{path.name}.corrupt", *(f"{path.name}.corrupt.{number}" for number in range(1, MAX_ASIDE))]
+    free = next((name for name in names if not path.with_name(name).exists()), names[-1])
+    try:
+        path.replace(path.with_name(free))
+    except FileNotFoundError:
+        return  # another process was faster
+    except OSError as error:
+        logger.warning("%s stays where it is: %s", path, error)
 
 
 def discard_tree(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ from cache_store.node.companions import (
     place_companion,
 )
 from cache_store.node.local import FRESH_S, MAX_VARIANTS, add_variant
+from cache_store.node.private_files import set_aside
 from cache_store.records.manifest import ArtifactEntry
 
 DATA = b"kernels"
@@ -51,6 +53,28 @@ def test_companion_is_private_and_written_once(function_dir: Path) -> None:
     assert add_companion(function_dir, NAME, DATA).stat().st_ino == before.st_ino
     assert (before.st_mode & 0o777, before.st_nlink) == (0o600, 1)
     assert companions(function_dir) == (path,)
+
+
+def test_second_damaged_companion_does_not_replace_the_first(function_dir: Path) -> None:
+    path = add_companion(function_dir, NAME, DATA)
+    for torn in (b"torn once", b"torn twice"):
+        path.write_bytes(torn)
+        add_companion(function_dir, NAME, DATA)
+    kept = {one.read_bytes() for one in function_dir.glob("*.corrupt*")}
+    assert kept == {b"torn once", b"torn twice"}
+
+
+def test_damaged_companion_that_cannot_be_moved_is_no_error(
+    function_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(path: Path, target: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    path = add_companion(function_dir, NAME, DATA)
+    monkeypatch.setattr(Path, "replace", refused)
+    set_aside(path)
+    assert "stays where it is" in caplog.text
+    assert path.read_bytes() == DATA
 
 
 def test_damaged_companion_is_moved_aside_and_put_anew(function_dir: Path) -> None:

@@ -198,12 +198,12 @@ class PoolHandle(Option[tuple[Any, ...] | None]):
     """The handle of a memory pool."""
 
     def allows(self, value: object) -> bool:
-        """Whether it is a tuple, as every device's ``graph_pool_handle()`` returns."""
-        return isinstance(value, tuple)
+        """Whether it is a pair of ints, as every device's ``graph_pool_handle()`` returns."""
+        return isinstance(value, tuple) and len(value) == 2 and all(type(part) is int for part in value)
 
     def allowed(self) -> str:
         """Where a handle comes from."""
-        return "the tuple that graph_pool_handle() returns"
+        return "the pair of ints that worker.graph_pool_handle() returns"
 
     def canonical(self, value: tuple[Any, ...] | None) -> str:
         """Only whether there is one: the handle differs in every process and changes no compile."""
