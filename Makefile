@@ -6,18 +6,25 @@ STAMP  := $(VENV)/.installed
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: run test test-gpu faults lint bench clean
+.PHONY: run test test-slow test-gpu test-npu faults lint bench clean
 
 run: $(STAMP)   ## cold launch, then warm launch, of the embedded defaults
 	$(BIN)/warmrank demo
 
+# Files in the order of their paths: by default those with the fewest tests run last, which are the longest ones.
 test: $(STAMP)  ## the whole test suite
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not ray"
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not ray and not slow"
 	$(BIN)/python -m pytest -m ray
+
+test-slow: $(STAMP) ## longer variants of what `make test` runs
+	$(BIN)/python -m pytest -m slow
 
 test-gpu: $(STAMP) ## what needs a CUDA device: device tests, the capture contract, decode as ratios
 	$(BIN)/python -m pytest -m gpu tests/device tests/contract/test_device_backend.py
 	$(BIN)/python benchmarks/gpu_decode.py
+
+test-npu: $(STAMP) ## what needs an Ascend NPU: device tests and the capture contract
+	$(BIN)/python -m pytest -m npu tests/device tests/contract/test_device_backend.py
 
 # 200 rounds are the full counts of docs/faults.md, and take hours. Power cuts need root. The second command is
 # the store's own suite on a file system whose flock lets everybody in, but for two tests of the lock itself.

@@ -26,7 +26,7 @@ from worker.capture import CaptureOptions
 from worker.capture.statistics import CaptureStatistics, total
 from worker.devices import backend_for
 from worker.engines import engine_for
-from worker.errors import ArtifactCorrupt, CompileForbidden, NotPortable
+from worker.errors import ArtifactCorrupt, CompileForbidden, NotPortable, StateChanged
 from worker.gears.carried import geared_arguments
 from worker.gears.misses import refuse_arguments
 from worker.gears.rules import GearRule
@@ -37,7 +37,7 @@ from worker.request import Request, request
 from worker.results import FunctionResult, Outcome, StageSeconds
 from worker.settings import settings
 from worker.trace_limit import TraceLimit
-from worker.variant import StoredArtifact, Variant
+from worker.variant import StoredArtifact, Variant, function_of
 
 if TYPE_CHECKING:
     import torch
@@ -71,6 +71,11 @@ class CachedFunction:
         self.name = method.__func__.__qualname__.replace(".<locals>", "")
         self.last_result: FunctionResult | None = None
         self._traces = TraceLimit(self.name)
+
+    def __repr__(self) -> str:
+        digests = ", ".join(variant.stored.sha256[:12] for variant in self.variants)
+        loaded = f"variants loaded: {digests}" if digests else "nothing loaded yet"
+        return f"<CachedFunction {self.name}, mode {self._options.config.mode}, {loaded}>"
 
     @property
     def module(self) -> torch.nn.Module:
@@ -114,7 +119,10 @@ class CachedFunction:
             if variant.accepts(state, args, kwargs):
                 if position:
                     self._move_to_front(variant)
-                return variant(*args, **kwargs)
+                try:
+                    return variant(*args, **kwargs)
+                except StateChanged:  # before anything ran: what a load had settled has to be asked anew
+                    break
         if self._traces.reached:
             return self._traces.run_eagerly(self._method, args, kwargs)
         return self.ensure(args, kwargs)(*args, **kwargs)
@@ -133,16 +141,7 @@ class CachedFunction:
 
     def request(self) -> Request:
         """What this function asks for under the present configuration and environment."""
-        options = self._options
-        return request(
-            self.module,
-            config=options.config,
-            engine=self._engine,
-            dynamic=options.dynamic,
-            decompositions=options.custom_decompositions,
-            rng=options.rng,
-            ge_cache=options.ge_cache,
-        )
+        return request(self.module, self._options, self._engine)
 
     def root(self) -> Path:
         """The cache directory, absolute."""
@@ -204,9 +203,9 @@ class CachedFunction:
         """
         with self._lock:
             started = perf_counter()
-            self._kind = self.device_kind
-            self._refuse_gear_miss(args, kwargs)
             with collection.paused():
+                self._kind = self.device_kind
+                self._refuse_gear_miss(args, kwargs)
                 variant, reason = self._find_and_use(args, kwargs, started)
             if variant is not None:
                 return variant
@@ -237,7 +236,8 @@ class CachedFunction:
         for variant in self._variants:
             variant.refuse_gear_miss(args, kwargs)
         policy = options.config.inference_config.dynamic_gears_merge_policy
-        refuse_arguments(geared_arguments(args, kwargs), options.on_gear_miss, policy)
+        geared = geared_arguments(function_of(self._method), args, kwargs)
+        refuse_arguments(geared, options.on_gear_miss, policy)
 
     def use(self, found: Found, *, started: float) -> Variant:
         """Load a found artifact; one of another partition is first copied into this one."""
@@ -251,6 +251,7 @@ class CachedFunction:
         # Bound once, however often it is looked up: all calls that it fits share its captures.
         known = (variant for variant in self._variants if variant.stored.sha256 == stored.sha256)
         variant = next(known, None) or self._bind(stored)
+        variant.settle()
         self._announce("loaded from", stored)
         outcome: Outcome = "loaded" if found.own else "adopted"
         self._record(outcome, found.reason, stored, StageSeconds(load_s=perf_counter() - started))
@@ -355,6 +356,7 @@ class CachedFunction:
             reason=reason,
             digest=stored.sha256,
             size_bytes=stored.size_bytes,
+            beside=tuple((file.sha256, file.size_bytes) for file in stored.artifact.files),
             path=str(stored.path),
             seconds=seconds,
         )

@@ -23,6 +23,8 @@ from worker.guards import ambient
 from worker.guards.translate import translate
 from worker.passes import with_passes
 from worker.torch_private.lowering import LoweredGraph
+from worker.torch_private.operators import named_argument
+from worker.torch_private.source_names import readable
 from worker.torch_private.tracing import trace
 from worker.values import Value
 from worker.variant import function_of
@@ -67,17 +69,22 @@ def compile_call(
     state = ambient.encode(ambient.snapshot(device_kind))
     function = function_of(method)
     self_name = function.__code__.co_varnames[0]
+    records_gradients = torch.is_grad_enabled()
     started = perf_counter()
 
     def build(traced_graph: LoweredGraph) -> tuple[LoweredGraph, GraphFacts, Built]:
-        _refuse_backward(traced_graph, self_name, method.__qualname__)
+        if records_gradients:
+            _refuse_backward(traced_graph, self_name, method.__qualname__)
         lowered = prepared(traced_graph, options.config)
         facts = analyse(lowered, self_name, random_on=device_kind if options.rng == "allow" else "")
         gears.refuse_constants()
         return lowered, facts, engine.compile(lowered, facts, keep_compiled=options.ge_cache)
 
     policy = options.config.inference_config.dynamic_gears_merge_policy
-    with compiling(method, args, kwargs, policy=policy, on_miss=options.on_gear_miss) as gears:
+    with (
+        torch.no_grad(),
+        compiling(method, args, kwargs, policy=policy, on_miss=options.on_gear_miss) as gears,
+    ):
         traced, (lowered, facts, built) = trace(
             method,
             args,
@@ -117,14 +124,12 @@ def _name(method: MethodType) -> str:
 
 
 def _refuse_backward(lowered: LoweredGraph, self_name: str, name: str) -> None:
-    if not torch.is_grad_enabled():
-        return
     for item in lowered.inputs:
         of_call = item.source.startswith("L[") and not item.source.startswith(f"L[{self_name!r}]")
         if of_call and item.requires_grad:
             msg = (
-                f"argument {item.source} of {name} requires gradients; a cached function has no backward. "
-                "Call it under torch.no_grad() or torch.inference_mode(), or pass a detached tensor."
+                f"argument {readable(item.source)} of {name} requires gradients; a cached function has no "
+                "backward. Call it under torch.no_grad() or torch.inference_mode(), or pass a detached tensor."
             )
             raise BackwardNotSupported(msg, function=name, argument=item.source)
 
@@ -146,12 +151,7 @@ def _roles(lowered: LoweredGraph) -> tuple[str, ...]:
 
     roles = set()
     for node in lowered.graph.graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        if schema is None or "c10d" not in str(node.target):
-            continue
-        names = [argument.name for argument in schema.arguments]
-        if "group_name" in names:
-            position = names.index("group_name")
-            name = node.args[position] if position < len(node.args) else node.kwargs["group_name"]
+        name = named_argument(node, "group_name") if "c10d" in str(node.target) else None
+        if name is not None:
             roles.add(role_of(name))
     return tuple(sorted(roles))

@@ -1,6 +1,6 @@
 """The environment fingerprint as named components, computed without importing torch.
 
-Process state that can change at run time (deterministic mode, precision, grad mode) is not here: it is part
+Process state that can change at run time (deterministic mode, precision, autocast) is not here: it is part
 of the guards (see ``guards/ambient.py``). Host names, paths, addresses and device indices never are.
 """
 
@@ -13,6 +13,7 @@ import platform
 import re
 from pathlib import Path
 
+from worker.instruction_set import features
 from worker.nvidia import architectures
 
 _INSTRUCTION_SETS = (
@@ -23,7 +24,6 @@ _CANN_ROOTS = (Path("/usr/local/Ascend/ascend-toolkit/latest"), Path("/usr/local
 _ASCEND_DRIVER = Path("/usr/local/Ascend/driver/version.info")
 _NVIDIA = Path("/proc/driver/nvidia")
 _NVIDIA_DEVICE = Path("/dev/nvidiactl")  # in containers that hide the driver's part of /proc
-_CPU_INFO = Path("/proc/cpuinfo")
 _NONE = "none"
 
 
@@ -105,8 +105,7 @@ def _accelerator() -> str:
 
 
 def _cpu() -> str:
-    line = _field(_CPU_INFO, r"(?:flags|Features)\s*:\s*(.+)") or ""
-    present = set(line.split())
+    present = set(features())
     return " ".join([platform.machine(), *(name for name in _INSTRUCTION_SETS if name in present)])
 
 

@@ -19,7 +19,7 @@ GUARDS = PortableGuards(
     nodes=((-1, "local", "x"), (0, "attr", "size")),
     checks=((0, "not_none", None),),
     shapes=(("p1()[0] <= 8", (1,)),),
-    ambient={"grad mode": "False"},
+    ambient={"default dtype": "torch.float32"},
     sources=(TracedSource(kind="code", module="m", name="M.f", digest="0" * 32),),
     ranks={"rank": 0},
 )

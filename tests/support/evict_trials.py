@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -96,7 +97,8 @@ def stop_at(step: str, nth: int, tell: int) -> None:
             reached.append(step)
             if len(reached) == nth:
                 os.write(tell, b"stopping")
-                os.kill(os.getpid(), signal.SIGSTOP)
+                # To this thread: one to the process may stop it a moment later, when the next step is done.
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
     sys.addaudithook(hook)
 

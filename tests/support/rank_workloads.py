@@ -46,14 +46,14 @@ def unchecked(context: RankContext) -> Workload:
 
 
 def sized(context: RankContext, *, writes: bool = False) -> Workload:
-    """One call of two rows; the check asks for five and for eight."""
+    """One call of two rows; the check asks twice for five and for eight, and once for seven."""
     model = Cached() if writes else Plain()
     model.requires_grad_(requires_grad=False)
     method = model.accumulate if isinstance(model, Cached) else model.affine
     function = cache_compile(method)
 
     def check() -> Verification:
-        for rows in (5, 8):
+        for rows in (5, 8, 7, 5, 8):
             function(torch.ones(rows, 4))
         return Verification(ok=True, max_error=0.0, tolerance=0.0, compared="nothing")
 

@@ -215,7 +215,6 @@ PROCESS = {
         context="both(torch.no_grad(), torch.autocast('cpu', torch.bfloat16))",
         reason=r"autocast cpu: False -> True",
     ),
-    "grad mode": Change(context=GRAD, reason=r"grad mode: False -> True"),
     "deterministic algorithms": Change(
         before="torch.use_deterministic_algorithms(True)", reason=r"deterministic algorithms: False -> True"
     ),
@@ -258,7 +257,8 @@ ENVIRONMENT = {
         before="import platform; platform.python_version = lambda: '3.11.99'", reason=r"python .*3\.11\.99"
     ),
     "instruction set": Change(
-        before=FAKE_FILE.format(file="cpuinfo", text="flags : avx sse2") + "e._CPU_INFO = fake",
+        before=FAKE_FILE.format(file="cpuinfo", text="flags : avx sse2")
+        + "import worker.instruction_set; worker.instruction_set._CPU_INFO = fake",
         reason=r"cpu ",
     ),
     "driver": Change(
@@ -327,6 +327,7 @@ REFUSED = {
 }
 DOES_NOT_MATTER = {
     "nothing": Change(),
+    "grad mode": Change(context=GRAD),
     "comment": edit(
         "model",
         "        x = x + self.halved(x)",

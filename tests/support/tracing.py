@@ -13,6 +13,7 @@ from worker.cache_options import CacheOptions
 from worker.compiler import compile_call
 from worker.configs.compiler_config import CompilerConfig
 from worker.request import Request
+from worker.torch_private.lowering import LoweredGraph
 from worker.torch_private.tracing import Trace, trace
 from worker.variant import function_of
 
@@ -37,6 +38,11 @@ def traced(
             method, args, kwargs, dynamic=dynamic, decompositions=decompositions or {}, build=lambda _: None
         )
     return traced
+
+
+def operators_of(lowered: LoweredGraph) -> list[str]:
+    """Names of the operators that a graph calls, in their order."""
+    return [str(node.target) for node in lowered.graph.graph.nodes if node.op == "call_function"]
 
 
 def compiled(method: Callable[..., Any], *args: Any, dynamic: bool = True, **kwargs: Any) -> Artifact:

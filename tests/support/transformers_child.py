@@ -1,4 +1,4 @@
-"""Serves models of the transformers package: ``transformers_child CACHE_DIR MODEL...``; prints JSON."""
+"""Serves models of transformers: ``transformers_child CACHE_DIR MODEL[@OPTIONS]...``; prints JSON."""
 
 from __future__ import annotations
 
@@ -11,10 +11,21 @@ import torch
 
 from tests.support import transformers_models as models
 from worker.cached_function import CachedFunction
+from worker.configs.compiler_config import CompilerConfig
 from worker.errors import WorkerError
+from worker.inference import cache_compile
 
 TRACERS = ("torch._dynamo", "torch._inductor", "sympy", "torch.fx")
-CALLS = ((2, 5), (3, 7))
+CALLS = ((2, 5), (3, 7), (2, 5))  # a prompt's shape that comes again is captured
+
+
+def options_named(name: str) -> dict[str, Any]:
+    """Options of `cache_compile` by the name that follows a model's; ``always`` shares the model's cache."""
+    if name == "max-autotune":
+        config = CompilerConfig()
+        config.mode = name
+        return {"config": config, "ge_cache": True}
+    return {"": {}, "always": {"guards": "always"}}[name]
 
 
 def served(name: str, cache: Path) -> dict[str, Any]:
@@ -25,8 +36,9 @@ def served(name: str, cache: Path) -> dict[str, Any]:
         got = [models.encoded(encoder.cached_encode, batch=b, length=n) for b, n in CALLS]
         wanted = [models.encoded(encoder.encode, batch=b, length=n) for b, n in CALLS]
         return _result(functions, wanted, got)
-    model = models.DECODERS[name].build()
-    causal = models.Served(model, str(cache))
+    family, _, options = name.partition("@")
+    model = models.DECODERS[family].build()
+    causal = models.Served(model, str(cache), **options_named(options))
     functions = [causal.cached_prefill, causal.cached_decode]
     got = [models.generated(model, *functions, batch=b, length=n) for b, n in CALLS]
     wanted = [models.generated(model, causal.prefill, causal.decode, batch=b, length=n) for b, n in CALLS]
@@ -67,13 +79,30 @@ def refused(cache: Path) -> dict[str, Any]:
     return {"error": "", "message": ""}
 
 
+def decorated(cache: Path) -> dict[str, Any]:
+    """The error for a model's own ``forward``."""
+    model = models.DECODERS["llama-eager"].build()
+    try:
+        cache_compile(model.forward, cache_dir=cache)
+    except WorkerError as error:
+        return {"error": type(error).__name__, "message": str(error)}
+    return {"error": "", "message": ""}
+
+
+ERRORS = {"refused": refused, "decorated": decorated}
+
+
 def main() -> None:
     root = Path(sys.argv[1])
     tracers = {name for name in sys.modules if name.startswith(TRACERS)}
     found = {}
     with torch.no_grad():
         for name in sys.argv[2:]:
-            found[name] = refused(root / name) if name == "refused" else served(name, root / name)
+            found[name] = (
+                ERRORS[name](root / name)
+                if name in ERRORS
+                else served(name, root / name.removesuffix("@always"))
+            )
     imported = sorted({name for name in sys.modules if name.startswith(TRACERS)} - tracers)
     sys.stdout.write(json.dumps({"imported": imported, "found": found}))
 

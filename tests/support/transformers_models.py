@@ -44,11 +44,11 @@ GPT2: dict[str, Any] = {
 class Served(nn.Module):
     """A causal model with one cached function for the prompt and one for each token after it."""
 
-    def __init__(self, model: Any, cache: str) -> None:
+    def __init__(self, model: Any, cache: str, **options: Any) -> None:
         super().__init__()
         self.model = model
-        self.cached_prefill = cache_compile(self.prefill, cache_dir=cache)
-        self.cached_decode = cache_compile(self.decode, cache_dir=cache)
+        self.cached_prefill = cache_compile(self.prefill, cache_dir=cache, **options)
+        self.cached_decode = cache_compile(self.decode, cache_dir=cache, **options)
 
     def prefill(self, ids: torch.Tensor, kv: Any) -> Any:
         return self.model(input_ids=ids, past_key_values=kv, use_cache=True).logits

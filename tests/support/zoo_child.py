@@ -1,4 +1,7 @@
-"""Runs every module of the zoo, eagerly and cached: ``zoo_child CACHE_DIR [refused]``; prints JSON."""
+"""Runs all modules of the zoo, eagerly and cached: ``zoo_child CACHE_DIR [refused] [captured]``; prints JSON.
+
+With ``captured`` each call is captured ahead, so that it replays; else a shape's first call runs its graph.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,8 @@ def run(name: str, case: Case, root: Path) -> dict[str, Any]:
         with _contexts(case.context):
             wanted = eager.forward(*wanted_call.args, **wanted_call.kwargs)
             try:
+                if "captured" in sys.argv:
+                    cached.warm_up(*got_call.args, **got_call.kwargs)
                 got = cached(*got_call.args, **got_call.kwargs)
             except WorkerError as error:
                 return {"outcomes": [type(error).__name__], "faults": [], "reason": str(error)}

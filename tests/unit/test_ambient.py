@@ -60,7 +60,6 @@ def global_hook() -> Any:
 
 
 CHANGES: list[tuple[str, Callable[[], AbstractContextManager[Any]]]] = [
-    ("grad mode", torch.no_grad),
     ("default dtype", lambda: called(torch.set_default_dtype, torch.float64, torch.float32)),
     ("default device", lambda: torch.device("meta")),
     ("deterministic algorithms", lambda: called(torch.use_deterministic_algorithms, True, False)),
@@ -120,11 +119,11 @@ def test_state_that_changes_no_result_does_not_count(
         assert snapshot("cpu") == before
 
 
-def test_inference_mode_counts_as_no_grad_only() -> None:
-    with torch.no_grad():
-        no_grad = snapshot("cpu")
-    with torch.inference_mode():
-        assert snapshot("cpu") == no_grad
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_grad_and_inference_mode_do_not_count(mode: Callable[[], AbstractContextManager[Any]]) -> None:
+    before = snapshot("cpu")
+    with mode():
+        assert snapshot("cpu") == before
 
 
 def test_snapshot_has_a_value_for_every_name() -> None:
@@ -150,8 +149,9 @@ def test_autocast_of_the_accelerator_counts_on_it_only() -> None:
 
 def test_difference_gives_both_values() -> None:
     traced = encode(snapshot("cpu"))
-    with torch.no_grad():
-        assert differences(traced, snapshot("cpu")) == ("grad mode: True -> False",)
+    with called(torch.set_default_dtype, torch.float64, torch.float32):
+        found = differences(traced, snapshot("cpu"))
+    assert found == ("default dtype: torch.float32 -> torch.float64",)
 
 
 def test_state_that_an_older_artifact_lacks_is_a_difference() -> None:

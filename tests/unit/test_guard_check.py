@@ -265,8 +265,11 @@ def test_free_variable_without_a_value_is_left_out() -> None:
 def test_ambient_state_that_changed_is_named() -> None:
     guards = made_guards()
     assert found(guards) == ()
-    with torch.no_grad():
-        assert found(guards) == ("grad mode: True -> False",)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert found(guards) == ("deterministic algorithms: False -> True",)
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_source_that_changed_is_named_and_nothing_else_is_looked_at() -> None:

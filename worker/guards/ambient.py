@@ -1,7 +1,8 @@
 """The state of the process that a trace depends on: read in a microsecond, compared by name.
 
 Left out on purpose: the number of threads (it changes no result of the graph engine), the current device
-index (the graph is relative to it), and inference mode (it changes how tensors are tracked, not values).
+index (the graph is relative to it), and grad and inference mode: a cached function is traced and runs without
+gradients, whatever the caller's mode (`worker.guards.check` refuses arguments that would have them recorded).
 """
 
 from __future__ import annotations
@@ -9,14 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn.modules import module as module_hooks
-from torch.utils._device import DeviceContext
 
 from worker.errors import NotPortable
 from worker.torch_private import switches
 
 NAMES = (
-    "grad mode",
     "default dtype",
     "default device",
     "deterministic algorithms",
@@ -45,15 +43,6 @@ NAMES = (
     "fp16 accumulation",
 )
 
-_HOOKS = tuple(
-    getattr(module_hooks, name)
-    for name in (
-        "_global_forward_hooks",
-        "_global_forward_pre_hooks",
-        "_global_backward_hooks",
-        "_global_backward_pre_hooks",
-    )
-)
 # A captured graph holds the kernels that these chose when it was captured.
 _CUDA = (*switches.cudnn_switches, *switches.cublas_switches)
 _NO_CUDA = (None,) * len(_CUDA)
@@ -64,7 +53,6 @@ def snapshot(device_kind: str) -> tuple[Any, ...]:
     """Values in the order of `NAMES`; hashable and comparable with ``==`` inside one process."""
     accelerator = _ACCELERATOR.get(device_kind)
     return (
-        torch.is_grad_enabled(),
         torch.get_default_dtype(),
         switches.default_device_type(),
         torch.are_deterministic_algorithms_enabled(),
@@ -82,8 +70,8 @@ def snapshot(device_kind: str) -> tuple[Any, ...]:
         switches.math_attention(),
         switches.mkldnn_enabled(),
         switches.mkldnn_deterministic(),
-        sum(map(len, _HOOKS)),
-        switches.foreign_function_modes(DeviceContext),  # that of the default device has a name above
+        switches.num_global_hooks(),
+        switches.foreign_function_modes(),  # that of the default device has a name above
         *((read() for read in _CUDA) if device_kind == "cuda" else _NO_CUDA),
     )
 

@@ -17,8 +17,8 @@ from worker.groups import resolve as resolve_group
 from worker.guards import ambient, constants
 from worker.guards.identity import describe
 from worker.guards.model import Check, PortableGuards
-from worker.guards.paths import MISSING, resolve
-from worker.guards.words import describe_failure, readable_shape, tensor_differences
+from worker.guards.paths import MISSING, resolve, root_names, text
+from worker.guards.words import describe_failure, describe_shape, tensor_differences
 
 MAX_REASONS = 8
 
@@ -44,7 +44,26 @@ def mismatches(
         found.extend(ambient.differences(guards.ambient, ambient.snapshot(device_kind)))
         found.extend(_rank_mismatches(guards.ranks))
         found.extend(_object_mismatches(guards, function, arguments))
+        found.extend(_gradient_mismatches(guards, function))
     return tuple(found[:MAX_REASONS])
+
+
+def asks_for_gradients(check: Check, root: tuple[str, str], self_name: str) -> bool:
+    """Whether a check is of an argument that requires gradients, which are not recorded here."""
+    _, kind, expected = check
+    step, name = root
+    return kind == "tensor" and step == "local" and name != self_name and bool(expected["requires_grad"])
+
+
+def _gradient_mismatches(guards: PortableGuards, function: FunctionType) -> list[str]:
+    if not torch.is_grad_enabled():
+        return []
+    roots, self_name = root_names(guards.nodes), function.__code__.co_varnames[0]
+    return [
+        f"{text(guards.nodes, check[0])} requires gradients, and they are recorded"
+        for check in guards.checks
+        if asks_for_gradients(check, roots[check[0]], self_name)
+    ]
 
 
 def free_variables(function: FunctionType) -> dict[str, Any]:
@@ -96,7 +115,7 @@ def _object_mismatches(
                 return found
     for expression, used in guards.shapes:
         if not shape_holds(expression, {index: values[index] for index in used}):
-            found.append(f"sizes: {readable_shape(guards, expression, used)} does not hold")
+            found.append(describe_shape(guards, expression, used, values))
     return found
 
 

@@ -76,9 +76,11 @@ def _describe_builtin(value: Any) -> list[Any]:
 def _describe_torch(value: Any) -> list[Any]:
     import torch
 
-    if isinstance(value, torch._ops.OpOverload | torch._ops.OpOverloadPacket):  # noqa: SLF001 - public types live there
+    from worker.torch_private.operators import OPERATORS, OperatorNamespace
+
+    if isinstance(value, OPERATORS):
         return ["operator", str(value)]
-    if isinstance(value, torch._ops._OpNamespace):  # noqa: SLF001 - as above
+    if isinstance(value, OperatorNamespace):
         return ["operators", value.name]
     role = _group_role(value)
     if role is not None:

@@ -1,7 +1,7 @@
 """The conditions on a call's arguments, compiled to one Python function that runs in microseconds.
 
 The module's own conditions are checked once per load; those that touch an argument are checked on every
-call, because a call may always bring another shape.
+call, because a call may always bring another shape. So are those that are cheap (`worker.guards.once`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from worker.guards import constants
-from worker.guards.check import HOLDS
+from worker.guards.check import HOLDS, asks_for_gradients
 from worker.guards.model import Check, PortableGuards
+from worker.guards.once import cheap_globals
 from worker.guards.paths import root_names
 from worker.sources import type_name
 
@@ -35,7 +36,7 @@ def compile_input_check(guards: PortableGuards, function: FunctionType) -> Calla
     check: FunctionType = scope["check"]
     check.__defaults__ = function.__defaults__
     check.__kwdefaults__ = function.__kwdefaults__
-    check.__name__ = check.__qualname__ = function.__name__
+    check.__name__, check.__qualname__ = function.__name__, function.__qualname__
     return check
 
 
@@ -45,11 +46,11 @@ class _Builder:
     def __init__(self, guards: PortableGuards, function: FunctionType) -> None:
         self._guards = guards
         self._code = function.__code__
-        roots = root_names(guards.nodes)
+        self._roots = roots = root_names(guards.nodes)
         once = {_parameters(self._code)[0], *self._code.co_freevars}
-        volatile = frozenset(guards.volatile)
+        asked = {*guards.volatile, *cheap_globals(guards, function)}
         self._per_call = [
-            index in volatile or (step == "local" and name not in once)
+            index in asked or (step == "local" and name not in once)
             for index, (step, name) in enumerate(roots)
         ]
         self._cells = dict(zip(self._code.co_freevars, function.__closure__ or (), strict=True))
@@ -61,6 +62,7 @@ class _Builder:
             "_holds": HOLDS,
             "_globals": function.__globals__,
             "_bool": bool,
+            "_float": float,
             "_int": int,
             "_str": str,
             "_id": id,
@@ -147,11 +149,24 @@ class _Builder:
             return f"{value} is None"
         if kind == "length":
             return f"_len({value}) == {expected}"
-        if kind == "equals" and expected.__class__ in (bool, int, str):
-            return f"({value}.__class__ is _{expected.__class__.__name__} and {value} == {expected!r})"
+        if kind == "equals":
+            return self._equals(value, expected)
         if kind == "tensor":
-            return self._tensor(value, expected)
+            fits = self._tensor(value, expected)
+            if asks_for_gradients(check, self._roots[node], self._code.co_varnames[0]):
+                return f"({fits} and not _torch.is_grad_enabled())"
+            return fits
         return f"_holds[{kind!r}]({value}, {self._keep(expected)})"
+
+    def _equals(self, value: str, expected: Any) -> str:
+        if expected.__class__ in (bool, int, str):
+            return f"({value}.__class__ is _{expected.__class__.__name__} and {value} == {expected!r})"
+        named = expected if isinstance(expected, dict) else {}
+        if "dtype" in named:
+            return f"{value} is {self._keep(constants.decode(named))}"
+        if "float" in named and abs(known := constants.decode(named)) > 0:  # no NaN, no zero with a sign
+            return f"({value}.__class__ is _float and {value} == {self._keep(known)})"
+        return f"_holds['equals']({value}, {self._keep(expected)})"
 
     def _tensor(self, value: str, expected: dict[str, Any]) -> str:
         parts = [

@@ -5,7 +5,7 @@ Layout (JSON)::
     {"nodes":   [[parent, step, argument], ...],        see paths.py
      "checks":  [[node, kind, expected], ...],          see check.py
      "shapes":  [["p3()[0] == p7()[0]", [3, 7]], ...],  conditions on sizes over node values
-     "ambient": {"grad mode": "False", ...},            see ambient.py
+     "ambient": {"default dtype": "torch.float32", ...},  see ambient.py
      "sources": [[kind, module, name, digest], ...],    see sources.py
      "ranks":   {"rank": 0, "size of group tp": 2},     rank only if the traced code asks for it
      "volatile": [node, ...]}                            nodes that the frame itself writes to

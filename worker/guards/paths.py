@@ -30,7 +30,6 @@ Node = tuple[int, str, Any]
 UNNAMED_SCOPE = "___unnamed_scope"
 # A global that Dynamo named for the address of its value.
 _ADDRESSED = r"_\d+_c\d+$"
-ROOTS = ("local", "global", "import", "builtins")
 
 
 class Missing:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from worker.code_digests import forget_types
 from worker.errors import NotPortable
 from worker.gears.carried import carried, encoded
 from worker.groups import resolve, role_of
@@ -21,7 +22,8 @@ from worker.guards.paths import UNNAMED_SCOPE, PathTable
 from worker.guards.ranks import asked_ranks
 from worker.guards.volatile import volatile_nodes
 from worker.sources import collect, type_name
-from worker.torch_private.tracing import Trace, TracedGuard
+from worker.torch_private.traced_guards import TracedGuard
+from worker.torch_private.tracing import Trace
 
 # Read from the process by ambient.snapshot instead, on every load and call.
 _AMBIENT_KINDS = frozenset(
@@ -62,6 +64,7 @@ def translate(trace: Trace, ambient: dict[str, str], roles: tuple[str, ...]) -> 
     Raises:
         NotPortable: a guard has no portable form; the message names it and the object it guards.
     """
+    forget_types()  # a class may have been patched, or put back, since its name was computed
     table = PathTable(trace.import_aliases)
     checks: dict[str, Check] = {}
     shapes: list[tuple[str, tuple[int, ...]]] = []

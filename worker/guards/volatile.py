@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from worker.errors import NotPortable
 from worker.guards.paths import PathTable
-from worker.torch_private.tracing import TracedWrite
+from worker.torch_private.traced_writes import TracedWrite
 
 
 def volatile_nodes(table: PathTable, writes: Iterable[TracedWrite]) -> tuple[int, ...]:

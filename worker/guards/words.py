@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +18,9 @@ from worker.guards.paths import MISSING, text
 
 MAX_SHOWN = 80
 _NODE = r"\bp\d+\b"
+# What `worker.gears.rules.membership` writes.
+_AXIS = re.compile(r"p(\d+)\.shape\[(\d+)\], ")
+_GEARED = re.compile(rf"\((?P<sizes>(?:{_AXIS.pattern})+)\) in (?P<allowed>\{{.+\}})")
 
 
 def describe_failure(guards: PortableGuards, check: Check, values: Sequence[Any]) -> str:
@@ -157,6 +161,23 @@ def _expected(kind: str, expected: Any) -> str:
     if kind == "keys":
         return repr([plain(key) for key in expected])
     return repr(plain(expected))
+
+
+def describe_shape(
+    guards: PortableGuards, expression: str, used: Sequence[int], values: Sequence[Any]
+) -> str:
+    """A condition on sizes that does not hold, in words."""
+    matched = _GEARED.fullmatch(expression)
+    if matched is None or any(not isinstance(values[index], torch.Tensor) for index in used):
+        return f"sizes: {readable_shape(guards, expression, used)} does not hold"
+    axes = [(int(node), int(dim)) for node, dim in _AXIS.findall(matched["sizes"])]
+    found = ", ".join(
+        f"{text(guards.nodes, node)} has size {values[node].shape[dim]} in dimension {dim}"
+        for node, dim in axes
+    )
+    gears = sorted(ast.literal_eval(matched["allowed"]))
+    allowed = ", ".join(str(sizes[0] if len(axes) == 1 else sizes) for sizes in gears)
+    return f"{found}; gears allow {allowed}"
 
 
 def readable_shape(guards: PortableGuards, expression: str, used: Sequence[int]) -> str:
