@@ -13,6 +13,7 @@ equal code gives equal bytes on every rank. Layout (JSON)::
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -153,13 +154,29 @@ class _Lines:
         return self._positions[line]
 
     def whole(self, frame: Frame) -> Frame:
-        """A frame with the path of a traced file, for one that has only the path's end."""
-        ends = (file for file, _ in self._codes if file.endswith(f"/{frame[0].lstrip('/')}"))
-        return (next(ends, frame[0]), *frame[1:])
+        """A frame with the path of a traced file, for one that has only the path's end.
+
+        The tracer takes away what a path shares with torch's own, and a character too many where that is ``/``
+        alone: the last part and the function must agree, and of several files the most alike is meant.
+        """
+        last = _parts(frame[0])[0]
+        alike = [file for file, name in self._codes if name == frame[2] and _parts(file)[0] == last]
+        return (max(alike, key=lambda file: _num_shared(file, frame[0]), default=frame[0]), *frame[1:])
 
     def _qualified(self, file: str, name: str, number: int) -> str:
         before = [code for code in self._codes.get((file, name), ()) if code.co_firstlineno <= number]
         return max(before, key=lambda code: code.co_firstlineno).co_qualname if before else name
+
+
+def _parts(path: str) -> list[str]:
+    """A path's parts, the last one first."""
+    return path.split("/")[::-1]
+
+
+def _num_shared(one: str, other: str) -> int:
+    """Number of parts at their ends that two paths share."""
+    equal = (a == b for a, b in zip(_parts(one), _parts(other), strict=False))
+    return sum(1 for _ in itertools.takewhile(bool, equal))
 
 
 def _frames(stack_trace: str | None) -> list[Frame]:
