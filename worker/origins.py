@@ -156,7 +156,7 @@ class _Lines:
     def whole(self, frame: Frame) -> Frame:
         """A frame with the path of a traced file, for one that has only the path's end.
 
-        The tracer takes away what a path shares with torch's own, and a character too many where that is ``/``
+        The tracer drops what a path shares with torch's own, and a character too many where that is ``/``
         alone: the last part and the function must agree, and of several files the most alike is meant.
         """
         last = _parts(frame[0])[0]
