@@ -2,9 +2,10 @@
 
 The decode step of the example's Llama, in a fresh process each time, with one thread; all ways in one run,
 taking turns. The clock starts at the end of ``import torch``. It stands while the model is built and its
-weights are made, which is the same work for all; every other import, compile, load and capture counts. Later
-calls take turns with eager ones in the same process, so noise falls on both alike; gradients are off. Every
-first output is compared with eager's. Ratios are what counts; absolute seconds are this machine's.
+weights are made, which is the same work for all; every other import, compile and load counts, and a capture
+where the first call makes one. warmrank's second call does, so it is timed by itself. Later calls take turns
+with eager ones in the same process, so noise falls on both alike; gradients are off. Every first output is
+compared with eager's. Ratios are what counts; absolute seconds are this machine's.
 
 Ways: eager; ``torch.compile`` (Inductor) with empty caches, and with its FX-graph and AOTAutograd caches
 filled by an earlier process; Mega-Cache into an empty cache directory; ``aot_compile``, loaded; npugraph_ex's

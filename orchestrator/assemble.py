@@ -91,6 +91,7 @@ def _rank_report(stages: Stages, seat: Seat, place: RankPlace, warm: Warm) -> Ra
                 request_key=keys.get(result.function, ""),
                 digest=result.digest,
                 size_bytes=result.size_bytes,
+                beside=result.beside,
                 path=result.path,
                 seconds=result.seconds,
                 num_captures=result.num_captures,

@@ -21,7 +21,7 @@ from cache_store.seed import pick_launch
 from cache_store.store import Store
 from orchestrator.config import Config
 from orchestrator.identity import identity, launch_key
-from orchestrator.look import open_if_there
+from orchestrator.look import num_artifacts, open_if_there
 from orchestrator.outlook import Outlook, changes_of, judge, judge_away, nearest_record
 from orchestrator.verify import cached_files
 from worker.environment import environment
@@ -72,13 +72,15 @@ class FunctionView:
     Attributes:
         function: its name.
         num_artifacts: distinct artifacts, over all ranks.
-        size_bytes: their size.
-        num_on_this_node: of these, artifacts in this node's cache directory already.
+        num_files: these and the distinct files beside them, such as compiled kernels.
+        size_bytes: size of the files.
+        num_on_this_node: of the files, those in this node's cache directory already.
         requests: the distinct requests.
     """
 
     function: str
     num_artifacts: int
+    num_files: int
     size_bytes: int
     num_on_this_node: int
     requests: tuple[RequestView, ...]
@@ -234,7 +236,8 @@ def _function(
     present = {entry.sha256 for entry in entries if _is_here(config, entry)}
     return FunctionView(
         function=name,
-        num_artifacts=len(distinct),
+        num_artifacts=num_artifacts(distinct.values()),
+        num_files=len(distinct),
         size_bytes=sum(entry.size_bytes for entry in distinct.values()),
         num_on_this_node=len(present),
         requests=_requests(name, manifests, here),

@@ -11,7 +11,7 @@ from cache_store.records.manifest import PartitionManifest, PartitionRef
 from cache_store.store import Store
 from orchestrator.config import Config
 from orchestrator.identity import launch_key
-from orchestrator.look import changes_here
+from orchestrator.look import changes_here, num_artifacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,7 @@ class PartitionLine:
     rank: int
     key: str
     num_artifacts: int
+    num_files: int
     size_bytes: int
 
 
@@ -41,7 +42,8 @@ class LaunchLine:
         world_size: number of ranks.
         functions: names of the cached functions.
         num_artifacts: distinct artifacts.
-        size_bytes: their size.
+        num_files: these and the distinct files beside them.
+        size_bytes: size of the files.
         changes: components of the environment that differ here, such as ``torch 2.13.0 -> 2.13.1``.
         partitions: every rank's partition.
     """
@@ -57,6 +59,7 @@ class LaunchLine:
     world_size: int
     functions: tuple[str, ...]
     num_artifacts: int
+    num_files: int
     size_bytes: int
     changes: tuple[str, ...]
     partitions: tuple[PartitionLine, ...]
@@ -129,7 +132,8 @@ def _launch_line(
         identity=record.identity,
         world_size=record.world_size,
         functions=tuple(sorted({entry.function for entry in distinct.values()})),
-        num_artifacts=len(distinct),
+        num_artifacts=num_artifacts(distinct.values()),
+        num_files=len(distinct),
         size_bytes=sum(entry.size_bytes for entry in distinct.values()),
         changes=changes_here(record.environment),
         partitions=tuple(
@@ -137,7 +141,8 @@ def _launch_line(
                 partition=ref.partition,
                 rank=ref.rank,
                 key=ref.manifest_key,
-                num_artifacts=len(manifest.artifacts),
+                num_artifacts=num_artifacts(manifest.artifacts),
+                num_files=len(manifest.artifacts),
                 size_bytes=sum(entry.size_bytes for entry in manifest.artifacts),
             )
             for ref, manifest in found

@@ -6,13 +6,14 @@ then not looked at.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cache_store.errors import StoreUnavailable, os_errors_are_unavailable
 from cache_store.keys import changed_components
 from cache_store.layout import FORMAT_FILE, TOP_LEVEL
+from cache_store.node.companions import is_companion_name
 from cache_store.records.manifest import (
     ArtifactEntry,
     CaptureEntry,
@@ -54,6 +55,11 @@ class PartitionView:
     artifacts: tuple[ArtifactEntry, ...]
     captures: tuple[CaptureEntry, ...]
     others: tuple[str, ...]
+
+
+def num_artifacts(entries: Iterable[ArtifactEntry]) -> int:
+    """How many of a manifest's files are artifacts; the others lie beside one and belong to it."""
+    return sum(not is_companion_name(entry.path.rpartition("/")[2]) for entry in entries)
 
 
 def open_to_look(config: Config | None, location: Path | str | None) -> Store:

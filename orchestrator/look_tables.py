@@ -63,7 +63,7 @@ def render_partition(view: PartitionView) -> RenderableType:
             *([("others", ", ".join(key[:KEY_CHARS] for key in view.others))] if view.others else []),
         ]
     )
-    artifacts = _table("function", "size", "sha256", "artifact")
+    artifacts = _table("function", "size", "sha256", "file")
     for entry in view.artifacts:
         artifacts.add_row(
             Text(entry.function), size_text(entry.size_bytes), entry.sha256[:KEY_CHARS], Text(entry.path)
@@ -118,7 +118,8 @@ def render_verified(found: Verified) -> RenderableType:
             lines.append("signatures not checked: name a CONFIG, whose trust policy then applies")
     if found.cache:
         lines.append(
-            f"cache {found.cache.path}: {count_text(found.cache.num_files, 'artifact')}, "
+            f"cache {found.cache.path}: {count_text(found.cache.num_artifacts, 'artifact')} "
+            f"in {count_text(found.cache.num_files, 'file')}, "
             f"{size_text(found.cache.size_bytes)} read"
         )
     faults = [Text(f"fault: {fault}", style="bold red") for fault in found.faults]
@@ -129,9 +130,7 @@ def render_verified(found: Verified) -> RenderableType:
 
 def render_seeds(seeds: Sequence[NodeSeed]) -> RenderableType:
     """One line for each node, then why, equal reasons together."""
-    table = _table(
-        "node", "address", "outcome", "partitions", "artifacts", "there before", "copied", "seconds"
-    )
+    table = _table("node", "address", "outcome", "partitions", "files", "there before", "copied", "seconds")
     for item in seeds:
         outcome = _outcome(item)
         table.add_row(
@@ -172,30 +171,30 @@ def _launch_cells(line: LaunchLine) -> tuple[Text | str, ...]:
         line.last_used[:10] or "-",
         Text(line.what),
         str(line.world_size),
-        str(line.num_artifacts),
+        str(line.num_files),
         size_text(line.size_bytes),
         _environment(line.changes, shown=1),
     )
 
 
 def _launch_details(line: LaunchLine) -> list[RenderableType]:
-    partitions = _table("partition", "manifest", "artifacts", "size")
+    partitions = _table("partition", "manifest", "artifacts", "files", "size")
     for part in line.partitions:
-        partitions.add_row(
-            Text(part.partition), part.key[:KEY_CHARS], str(part.num_artifacts), size_text(part.size_bytes)
-        )
+        cells = (part.key[:KEY_CHARS], str(part.num_artifacts), str(part.num_files))
+        partitions.add_row(Text(part.partition), *cells, size_text(part.size_bytes))
     ranks = count_text(line.world_size, "rank")
     title = f"launch {line.launch_key[:KEY_CHARS]} of {ranks}, made {time_text(line.created)}"
     return [_heading(title), _pairs(line.identity.items()), partitions]
 
 
 def _functions(functions: Iterable[FunctionView], environment: dict[str, str]) -> list[RenderableType]:
-    table = _table("function", "artifacts", "size", "on this node", "asked for by")
+    table = _table("function", "artifacts", "files", "size", "files on this node", "asked for by")
     requests: list[tuple[str, dict[str, str]]] = []
     for item in functions:
         ranks = sorted({rank for request in item.requests for rank in request.ranks})
-        here = f"{item.num_on_this_node} of {item.num_artifacts}"
-        cells = (str(item.num_artifacts), size_text(item.size_bytes), here, ranks_text(ranks))
+        here = f"{item.num_on_this_node} of {item.num_files}"
+        numbers = (str(item.num_artifacts), str(item.num_files))
+        cells = (*numbers, size_text(item.size_bytes), here, ranks_text(ranks))
         table.add_row(Text(item.function), *cells)
         requests += [(item.function, request.components) for request in item.requests]
     return [table, *_requests(requests, environment)]

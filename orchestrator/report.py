@@ -18,7 +18,7 @@ from orchestrator.errors import ConfigError, ConfigProblem
 from orchestrator.store_report import Committed, NodeFetch, NodePublish, Nondeterministic
 from worker.results import Outcome, StageSeconds, Verification
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,7 @@ class FunctionReport:
         request_key: hex key of what was asked; empty for a script workload.
         digest: sha256 hex of the artifact.
         size_bytes: size of the artifact.
+        beside: SHA-256 and size of each file beside it, such as compiled kernels.
         path: where the artifact lies on the rank's node.
         seconds: seconds in each stage.
         num_captures: graphs captured for this function when its first call was through, in all its calls.
@@ -47,6 +48,7 @@ class FunctionReport:
     path: str
     seconds: StageSeconds
     num_captures: int = 0
+    beside: tuple[tuple[str, int], ...] = ()
     pool_bytes: int = 0
 
 
@@ -92,7 +94,8 @@ class Totals:
         num_loaded: functions loaded from the rank's own partition.
         num_adopted: functions that use another rank's or another world's artifact.
         num_artifacts: distinct artifacts.
-        artifact_bytes: bytes of the distinct artifacts.
+        num_files: these and the distinct files beside them.
+        artifact_bytes: bytes of these files.
         num_nondeterministic: functions that compiled to other bytes than the store holds.
         fetched_bytes: bytes copied from the store, over all nodes.
         published_bytes: bytes that were new to the store, over all nodes.
@@ -105,6 +108,7 @@ class Totals:
     num_loaded: int
     num_adopted: int
     num_artifacts: int
+    num_files: int
     artifact_bytes: int
     num_nondeterministic: int
     fetched_bytes: int
@@ -236,13 +240,15 @@ def totals(
     """Sum up what the ranks report."""
     functions = [function for rank in ranks for function in rank.functions]
     outcomes = [function.outcome for function in functions]
-    sizes = {function.digest: function.size_bytes for function in functions if function.digest}
+    artifacts = {function.digest: function.size_bytes for function in functions if function.digest}
+    files = artifacts | {sha256: size for function in functions for sha256, size in function.beside}
     return Totals(
         num_compiled=outcomes.count("compiled"),
         num_loaded=outcomes.count("loaded"),
         num_adopted=outcomes.count("adopted"),
-        num_artifacts=len(sizes),
-        artifact_bytes=sum(sizes.values()),
+        num_artifacts=len(artifacts),
+        num_files=len(files),
+        artifact_bytes=sum(files.values()),
         num_nondeterministic=len(committed.nondeterministic),
         published_bytes=sum(node.bytes_new for node in committed.publishes),
         num_queued=sum(node.num_queued for node in committed.publishes),

@@ -103,9 +103,12 @@ def _slowest(parts: Iterable[StageSeconds]) -> StageSeconds:
 
 def _totals(report: Report) -> Text:
     totals = report.totals
+    artifacts = count_text(totals.num_artifacts, "distinct artifact")
+    if totals.num_files != totals.num_artifacts:
+        artifacts += f" in {count_text(totals.num_files, 'file')}"
     return Text(
         f"{totals.num_compiled} compiled, {totals.num_loaded} loaded, {totals.num_adopted} adopted; "
-        f"{totals.num_artifacts} distinct artifacts of {size_text(totals.artifact_bytes)}; "
+        f"{artifacts} of {size_text(totals.artifact_bytes)}; "
         f"{size_text(totals.fetched_bytes)} fetched, {size_text(totals.published_bytes)} published; "
         f"{totals.wall_s:.1f} s in all"
     )

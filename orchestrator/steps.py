@@ -142,12 +142,15 @@ def capture(stages: Stages, ledger: Ledger, planned: tuple[CaptureEntry, ...]) -
     Raises:
         LaunchFailed: a rank failed, or ranks have calls of different number.
     """
-    with stages.stage("capture"):
-        proposals: Proposals = stages.ask_all("capture", "propose_captures", planned)
-        numbers = {rank: num_calls(own) for rank, own in proposals.items()}
-        if len(set(numbers.values())) > 1:
-            stages.fail("capture", [_odd_number(rank, number) for rank, number in numbers.items()])
-        digests = {slot: result.digest for slot, result in ledger.items()}
+    proposals: Proposals = stages.ask_all("capture", "propose_captures", planned)
+    numbers = {rank: num_calls(own) for rank, own in proposals.items()}
+    if len(set(numbers.values())) > 1:
+        stages.fail("capture", [_odd_number(rank, number) for rank, number in numbers.items()])
+    ranks = tuple(rank for rank, own in proposals.items() if own)
+    if not ranks:
+        return  # compiled kernels only, which are not captured
+    digests = {slot: result.digest for slot, result in ledger.items()}
+    with stages.stage("capture", ranks):
         for step in order(proposals, digests):
             arguments = {rank: (proposal,) for rank, proposal in step.items()}
             _note(stages, ledger, "capture", stages.ask("capture", "capture", arguments))

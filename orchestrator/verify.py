@@ -5,12 +5,15 @@ Nothing is changed, unless the store is to be repaired.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from cache_store.errors import StoreError
 from cache_store.fetching.progress import OnProgress
+from cache_store.node.companions import companions, holds_what_it_says
 from cache_store.node.local import check_private, is_variant_name
+from cache_store.node.private_files import digest_private
 from cache_store.store import Store
 from cache_store.upkeep.reports import VerifyReport
 from orchestrator.errors import NothingThere
@@ -22,12 +25,14 @@ class CacheReport:
 
     Attributes:
         path: the directory.
-        num_files: artifacts read.
+        num_artifacts: artifacts read.
+        num_files: files read: artifacts, and those beside them, such as compiled kernels.
         size_bytes: their size.
-        faults: one line each; empty when every artifact is whole and private.
+        faults: one line each; empty when every file is there, whole and private.
     """
 
     path: str
+    num_artifacts: int
     num_files: int
     size_bytes: int
     faults: tuple[str, ...]
@@ -85,28 +90,61 @@ def verify(
 
 
 def verify_cache(cache_dir: Path) -> CacheReport:
-    """Check that every artifact below a cache directory is private and whole.
+    """Check that every artifact below a cache directory, and each file beside it, is private and whole.
 
     Raises:
         NothingThere: there is no such directory.
     """
-    # Imported here, because it imports torch.
-    from worker.artifact import read
-    from worker.errors import ArtifactCorrupt
-
     if not cache_dir.is_dir():
         msg = f"no cache directory at {cache_dir}; expected the cache_dir of a launch on this node"
         raise NothingThere(msg)
     faults: list[str] = []
-    sizes: list[int] = []
-    for path in cached_files(cache_dir):
-        sizes.append(path.lstat().st_size)
+    artifacts = cached_files(cache_dir)
+    needed: set[Path] = set()
+    for path in artifacts:
+        needed |= _judge_artifact(path, needed, faults)
+    beside = {found for path in artifacts for found in companions(path.parent)}
+    for path in sorted(beside - needed):
+        faults += _judge_orphan(path)
+    files = (*artifacts, *beside)
+    return CacheReport(
+        path=str(cache_dir),
+        num_artifacts=len(artifacts),
+        num_files=len(files),
+        size_bytes=sum(path.lstat().st_size for path in files),
+        faults=tuple(faults),
+    )
+
+
+def _judge_artifact(path: Path, judged: Collection[Path], faults: list[str]) -> set[Path]:
+    """Check an artifact, and the files beside it that were not ``judged`` yet; the paths of these files."""
+    # Imported here, because they import torch.
+    from worker.artifact import read, verified
+    from worker.errors import ArtifactCorrupt
+
+    try:
+        check_private(path)
+        artifact, _, _ = read(path)
+    except (StoreError, ArtifactCorrupt, OSError) as error:
+        faults.append(str(error))
+        return set()
+    for file in artifact.files:
+        if path.parent / file.name in judged:
+            continue
         try:
-            check_private(path)
-            read(path)
-        except (StoreError, ArtifactCorrupt, OSError) as error:
+            verified(path.parent, file)
+        except (StoreError, ArtifactCorrupt) as error:
             faults.append(str(error))
-    return CacheReport(path=str(cache_dir), num_files=len(sizes), size_bytes=sum(sizes), faults=tuple(faults))
+    return {path.parent / file.name for file in artifact.files}
+
+
+def _judge_orphan(path: Path) -> tuple[str, ...]:
+    """What is wrong with a file that no readable artifact names: its own name says what is in it."""
+    try:
+        digest = digest_private(path)
+    except StoreError as error:
+        return (str(error),)
+    return () if holds_what_it_says(path.name, digest) else (f"{path}: its bytes have {digest}",)
 
 
 def cached_files(cache_dir: Path) -> tuple[Path, ...]:

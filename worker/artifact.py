@@ -22,7 +22,7 @@ from cache_store.canonical import canonical_json
 from cache_store.digests import Digest
 from cache_store.errors import UnusableCache
 from cache_store.node.private_files import digest_private
-from worker.errors import ArtifactCorrupt
+from worker.errors import ArtifactCorrupt, ArtifactMissing
 from worker.frame import Frame
 from worker.graph_facts import GraphFacts
 from worker.guards.model import PortableGuards
@@ -149,12 +149,14 @@ def verified(directory: Path, file: ArtifactFile) -> Path:
     """Where a file beside an artifact lies, its bytes verified.
 
     Raises:
-        ArtifactCorrupt: it is missing, or holds other bytes.
+        ArtifactMissing: it is not there.
+        ArtifactCorrupt: it holds other bytes.
         UnusableCache: it is not private, or cannot be read.
     """
     path = directory / file.name
     if not path.exists():
-        raise _corrupt(str(path), "it belongs to the artifact beside it, and is not there")
+        msg = f"{path} is missing, though the artifact beside it needs it; that is fetched or compiled again."
+        raise ArtifactMissing(msg, where=str(path), why="it is missing")
     if digest_private(path) != Digest(sha256=file.sha256, size_bytes=file.size_bytes):
         raise _corrupt(str(path), "its bytes do not match the digest in the artifact beside it")
     return path

@@ -90,11 +90,11 @@ class CachedFunction:
 
     @property
     def statistics(self) -> CaptureStatistics:
-        """Captures, replays, calls without capture and why, and pools; prints as a short text."""
+        """Captures, replays, other calls and why, and pools; prints as a short text."""
         return total(variant.runner.statistics for variant in self.variants)
 
     def warm_up(self, *args: Any, **kwargs: Any) -> None:
-        """Load or compile for these arguments, and capture, as their first call would; nothing is run.
+        """Load or compile for these arguments, and capture, as two calls of them would; nothing is run.
 
         Mutated inputs keep their values. Warm up for the largest shapes first, so that the graphs of smaller
         ones fit into the pool.

@@ -129,7 +129,8 @@ def _refuse_backward(lowered: LoweredGraph, self_name: str, name: str) -> None:
         if of_call and item.requires_grad:
             msg = (
                 f"argument {readable(item.source)} of {name} requires gradients; a cached function has no "
-                "backward. Call it under torch.no_grad() or torch.inference_mode(), or pass a detached tensor."
+                "backward. Call it under torch.no_grad() or torch.inference_mode(), or pass a detached "
+                "tensor."
             )
             raise BackwardNotSupported(msg, function=name, argument=item.source)
 

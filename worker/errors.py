@@ -57,7 +57,7 @@ class UnknownOption(BadConfig, AttributeError):
 
 
 class BadPass(WorkerError):
-    """A pass of the user's left a graph that does not run."""
+    """A pass of the user's failed, or left a graph that does not run."""
 
 
 class GearError(WorkerError, ValueError):
@@ -84,6 +84,18 @@ class NotCapturable(WorkerError):
     """A graph does something that a captured graph cannot repeat."""
 
 
+class StateChanged(WorkerError):
+    """What was a tensor of the module when the function was loaded is none now."""
+
+    def __init__(self, where: str, actual: object) -> None:
+        super().__init__(
+            f"{where} was a tensor when the function was loaded, and is {actual!r} now; load it anew",
+            where=where,
+            expected="a tensor",
+            actual=repr(actual),
+        )
+
+
 class DeviceUnavailable(WorkerError):
     """A device kind without its driver, its torch module, or a device for this rank."""
 
@@ -94,6 +106,10 @@ class ToolchainError(WorkerError):
 
 class ArtifactCorrupt(WorkerError):
     """A file that is no artifact, or one whose bytes do not match its digest."""
+
+
+class ArtifactMissing(ArtifactCorrupt):
+    """A file that an artifact needs beside it is not there."""
 
 
 class CompileForbidden(WorkerError):

@@ -22,7 +22,7 @@ from cache_store.node.companions import (
 )
 from cache_store.node.private_files import set_aside
 from worker.artifact import damaged_files
-from worker.errors import ArtifactCorrupt
+from worker.errors import ArtifactCorrupt, ArtifactMissing
 
 if TYPE_CHECKING:
     from cache_store.store import Store
@@ -42,13 +42,15 @@ def with_files(stored: StoredArtifact, reasons: list[str]) -> StoredArtifact | N
         return stored
     try:
         return replace(stored, beside=stored.files())
+    except ArtifactMissing as error:
+        reasons.append(f"missing: {Path(error.where).name}")
     except ArtifactCorrupt as error:
-        reasons.append(f"corrupt: {error.why}")
+        reasons.append(f"corrupt: {Path(error.where).name}: {error.why}")
         for path in damaged_files(stored.path.parent, stored.artifact.files):
             set_aside(path)
     except StoreError as error:
         reasons.append(str(error))
-    _log.warning("%s is not used: %s", stored.path, reasons[-1])
+    _log.warning("%s is not used: file beside it: %s", stored.path, reasons[-1])
     return None
 
 

@@ -11,9 +11,11 @@ from worker.gears.model import GearFacts
 from worker.random_ops import check, draws
 from worker.torch_private.operators import (
     aliased_arguments,
+    arguments_at,
     memory_of,
-    mutated_arguments,
+    schema_name,
     size_depends_on_data,
+    written_arguments,
 )
 from worker.values import Value
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 STATE, MUTATED, USER, NUMBER = "state", "mutated", "user", "number"
 _MEMBER = r"\._(?:modules|parameters|buffers)\['([^']*)'\]"
 _ROOT = r"^[LG]\['([^']*)'\]"
+# They count from the beginning of the storage, and reach beyond the tensor's own elements.
+_ABSOLUTE = frozenset(f"aten::as_strided{kind}" for kind in ("", "_", "_copy", "_scatter"))
 DROPOUTS = frozenset(f"aten.{kind}dropout.default" for kind in ("", "feature_", "alpha_", "feature_alpha_"))
 
 
@@ -76,7 +80,8 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
     """Facts of a traced graph; ``self_name`` is the name by which the traced function knows its module.
 
     A user input that an output shares memory with counts as ``state``: it must not be cloned, or the
-    caller would hold a view of the clone. Random numbers may be drawn on devices of kind ``random_on``;
+    caller would hold a view of the clone. So does one that `as_strided` looks at, because a clone holds
+    nothing of the memory around it. Random numbers may be drawn on devices of kind ``random_on``;
     empty: nowhere.
 
     Raises:
@@ -85,6 +90,7 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
     aliases: dict[Node, frozenset[int]] = {}
     owners: dict[int, set[int]] = {}
     mutated: set[int] = set()
+    anchored: set[int] = set()
     returned: list[Any] = []
     data_dependent = random = ""
     position = 0
@@ -101,6 +107,7 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
             shared = (owners.get(memory, ()) for memory in memory_of(node.meta.get("val")))
             aliases[node] = _aliases(node, aliases).union(*shared)
             mutated |= _mutated(node, aliases)
+            anchored |= _anchored(node, aliases)
             if not data_dependent and size_depends_on_data(node):
                 data_dependent = str(node.target)
         elif node.op == "output":
@@ -108,10 +115,10 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
     returned_inputs = [
         aliases.get(value, frozenset()) if hasattr(value, "op") else frozenset() for value in returned
     ]
-    handed_out = frozenset().union(*returned_inputs)
+    in_place = anchored.union(*returned_inputs)
     prefix = f"L[{self_name!r}]"  # of the module's own tensors
     classes = tuple(
-        _input_class(item.is_tensor, item.source.startswith(prefix), index in mutated, index in handed_out)
+        _input_class(item.is_tensor, item.source.startswith(prefix), index in mutated, index in in_place)
         for index, item in enumerate(lowered.inputs)
     )
     return GraphFacts(
@@ -138,19 +145,17 @@ def _readable(source: str) -> str:
     return re.sub(_ROOT, r"\1", re.sub(_MEMBER, r".\1", source))
 
 
-def _input_class(is_tensor: bool, of_module: bool, is_mutated: bool, is_returned: bool) -> str:
+def _input_class(is_tensor: bool, of_module: bool, is_mutated: bool, in_place: bool) -> str:
     if not is_tensor:
         return NUMBER
     if is_mutated:
         return MUTATED
-    return STATE if of_module or is_returned else USER
+    return STATE if of_module or in_place else USER
 
 
 def _tensor_arguments(node: Node, positions: tuple[int, ...]) -> list[Any]:
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]  # noqa: SLF001
     found: list[Any] = []
-    for position in positions:
-        value = node.args[position] if position < len(node.args) else node.kwargs.get(names[position])
+    for value in arguments_at(node, positions):
         found.extend(value if isinstance(value, list | tuple) else [value])
     return found
 
@@ -161,8 +166,6 @@ def _aliases(node: Node, aliases: dict[Node, frozenset[int]]) -> frozenset[int]:
     Composite operators say nothing there (`type_as`, `einsum`): for them the traced memory is asked as well.
     Dropout that does not draw returns its argument, but its trace does not show it.
     """
-    if not hasattr(node.target, "_schema"):
-        return frozenset()
     positions = (0,) if str(node.target) in DROPOUTS else aliased_arguments(node.target)
     sources = _tensor_arguments(node, positions)
     return frozenset().union(
@@ -171,7 +174,14 @@ def _aliases(node: Node, aliases: dict[Node, frozenset[int]]) -> frozenset[int]:
 
 
 def _mutated(node: Node, aliases: dict[Node, frozenset[int]]) -> frozenset[int]:
-    if not hasattr(node.target, "_schema"):
-        return frozenset()
-    written = _tensor_arguments(node, mutated_arguments(node.target))
+    written = _tensor_arguments(node, written_arguments(node.target, node.args, node.kwargs))
     return frozenset().union(*(aliases.get(value, frozenset()) for value in written if hasattr(value, "op")))
+
+
+def _anchored(node: Node, aliases: dict[Node, frozenset[int]]) -> frozenset[int]:
+    """Inputs whose memory an operator looks at by its place in the storage."""
+    if schema_name(node.target) not in _ABSOLUTE:
+        return frozenset()
+    return frozenset().union(
+        *(aliases.get(value, frozenset()) for value in _tensor_arguments(node, (0,)) if hasattr(value, "op"))
+    )

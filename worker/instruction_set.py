@@ -10,9 +10,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import platform
-import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _CPU_INFO = Path("/proc/cpuinfo")
 _V2 = frozenset({"cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"})
@@ -23,9 +22,8 @@ _LEVELS = (("x86-64-v4", _V4), ("x86-64-v3", _V3), ("x86-64-v2", _V2))
 _EXTRAS = ("avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8", "amx_fp16")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstructionSet:
-    """What kernels may use.
+class InstructionSet(NamedTuple):
+    """What kernels may use. No dataclass, which takes longer to make than all that a warm process does here.
 
     Attributes:
         march: for the compiler's ``-march``; None where Inductor chooses.
@@ -39,12 +37,20 @@ class InstructionSet:
 @functools.cache
 def instruction_set() -> InstructionSet:
     """Of this machine."""
+    return of_features(platform.machine(), frozenset(features()))
+
+
+def features() -> list[str]:
+    """Of the first processor; the system writes the text as it is read, which takes long for hundreds."""
     try:
-        info = _CPU_INFO.read_text(errors="replace")
+        with _CPU_INFO.open(errors="replace") as lines:
+            for line in lines:
+                name, _, found = line.partition(":")
+                if name.strip() in ("flags", "Features"):
+                    return found.split()
     except OSError:
-        info = ""
-    match = re.search(r"^(?:flags|Features)\s*:\s*(.+)", info, re.MULTILINE)
-    return of_features(platform.machine(), frozenset(match[1].split()) if match else frozenset())
+        pass
+    return []
 
 
 def of_features(machine: str, features: frozenset[str]) -> InstructionSet:

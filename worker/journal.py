@@ -52,7 +52,8 @@ def read(file: Path) -> tuple[tuple[FunctionResult, dict[str, Any]], ...]:
         if "result" in entry:
             data = entry.pop("result")
             seconds = StageSeconds(**data.pop("seconds"))
-            found.append((FunctionResult(**data, seconds=seconds), entry))
+            beside = tuple((sha256, size) for sha256, size in data.pop("beside", ()))
+            found.append((FunctionResult(**data, seconds=seconds, beside=beside), entry))
     return tuple(found)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from cache_store.errors import StoreError
@@ -19,7 +19,7 @@ from worker.variant import StoredArtifact
 
 _log = logging.getLogger("torchair")
 
-# Files of one name that are kept for a look; further ones replace the last.
+_MAX_SHOWN = 3
 
 Misfits = Callable[[StoredArtifact], tuple[str, ...]]
 
@@ -59,6 +59,7 @@ def look_up(place: Place, asked: Request, misfits: Misfits) -> Found:
         misfits: says why an artifact may not be used; empty if it may.
     """
     reasons: list[str] = []
+    unfit: list[tuple[str, ...]] = []
     tried: set[str] = set()
     for path in _candidates(place):
         stored = read_stored(path, reasons)
@@ -67,13 +68,21 @@ def look_up(place: Place, asked: Request, misfits: Misfits) -> Found:
         tried.add(stored.sha256)
         wrong = other_request(stored, asked) or misfits(stored)
         if wrong:
-            reasons.append("; ".join(wrong))
+            unfit.append(wrong)
         elif (whole := with_files(stored, reasons)) is None:
             tried.discard(stored.sha256)  # a sibling's copy may have its files
         else:
             own = path.parent == place.function_dir
             return Found(stored=whole, own=own, reason="" if own else f"fits {path.parent.parent.name}")
-    return Found(stored=None, own=False, reason=" | ".join(reasons) or _nearest(place, asked, misfits))
+    reason = _in_words(reasons, unfit) or _nearest(place, asked, misfits)
+    return Found(stored=None, own=False, reason=reason)
+
+
+def _in_words(faults: Sequence[str], unfit: Sequence[tuple[str, ...]]) -> str:
+    """Why no artifact fits: files with faults, and the conditions of those that are nearest."""
+    nearest = [*faults, *dict.fromkeys("; ".join(wrong) for wrong in sorted(unfit, key=len))]
+    shown, more = nearest[:_MAX_SHOWN], len(nearest) - _MAX_SHOWN
+    return " | ".join([*shown, f"and {more} more"] if more > 0 else shown)
 
 
 def other_request(stored: StoredArtifact, asked: Request) -> tuple[str, ...]:

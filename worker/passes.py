@@ -24,7 +24,8 @@ def with_passes(lowered: LoweredGraph, config: CompilerConfig) -> LoweredGraph:
     Needs the tracing context that the graph was made in.
 
     Raises:
-        BadPass: a pass leaves a graph that does not run on its own inputs, or other inputs than it was given.
+        BadPass: a pass raises an error, or leaves a graph that does not run on its own inputs, or has other
+            inputs than before.
     """
     from worker.torch_private.lowering import retrace
 
@@ -34,7 +35,12 @@ def with_passes(lowered: LoweredGraph, config: CompilerConfig) -> LoweredGraph:
             continue
         graph = lowered.graph
         inputs = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
-        function(graph, inputs, config)
+        named = f"config.{name} ({getattr(function, '__qualname__', function)})"
+        try:
+            function(graph, inputs, config)
+        except Exception as error:  # whatever it is, it is the pass's own
+            msg = f"{named} raised {type(error).__name__}: {error}"
+            raise BadPass(msg, option=name) from error
         try:
             graph.graph.lint()
             graph.recompile()
@@ -42,9 +48,8 @@ def with_passes(lowered: LoweredGraph, config: CompilerConfig) -> LoweredGraph:
             lowered = retrace(lowered, inputs)
         except Exception as error:  # whatever the user's graph does wrong, the pass is to blame
             msg = (
-                f"config.{name} ({getattr(function, '__qualname__', function)}) leaves a graph that does not "
-                f"run: {type(error).__name__}: {error}. Change nodes through graph_module.graph, keep its "
-                "inputs, and erase what nothing uses."
+                f"{named} leaves a graph that does not run: {type(error).__name__}: {error}. Change nodes "
+                "through graph_module.graph, keep its inputs, and erase what nothing uses."
             )
             raise BadPass(msg, option=name) from error
     return lowered

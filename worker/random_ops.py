@@ -7,20 +7,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from worker.errors import RandomOp
-from worker.torch_private.operators import named_argument
+from worker.torch_private.traits import draws_nothing
 
 if TYPE_CHECKING:
     from torch.fx import Node
-
-_PROBABILITIES = ("dropout_p", "p", "train", "training")
 
 
 def draws(node: Node) -> bool:
     """Whether an operator draws random numbers; not if told not to: probability zero, or not training."""
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
-    told = (named_argument(node, name) for name in _PROBABILITIES)
-    return not any(value in (0.0, False) for value in told)
+    return not draws_nothing(node.target, node.args, node.kwargs)
 
 
 def check(node: Node, allowed_on: str) -> None:

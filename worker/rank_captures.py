@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from worker.capture.direct import DirectRunner
 from worker.capture.plan import Shapes, inputs_for, parse
 from worker.results import CaptureProposal
 
@@ -31,7 +32,7 @@ class Unit(Protocol):
 
 
 def propose(units: Sequence[Unit], planned: Iterable[CaptureEntry]) -> tuple[CaptureProposal, ...]:
-    """The calls of the workload, and what else of a plan this rank can capture.
+    """The calls of the workload whose graphs are captured, and what else of a plan this rank can capture.
 
     Args:
         units: the calls.
@@ -39,7 +40,7 @@ def propose(units: Sequence[Unit], planned: Iterable[CaptureEntry]) -> tuple[Cap
     """
     for unit in units:
         unit.signatures = tuple(shapes.to_text(_artifact(unit)) for shapes in _shapes(unit))
-    calls = [_of_call(unit) for unit in units]
+    calls = [_of_call(unit) for unit in units if _is_captured(unit)]
     known = {signature for unit in units for signature in unit.signatures}
     num_left = {id(unit.variant): _num_left(unit, units) for unit in units if unit.variant is not None}
     proposals = []
@@ -99,6 +100,11 @@ def captured(units: Sequence[Unit]) -> dict[str, tuple[str, ...]]:
         owner = next(unit for unit in units if unit.variant is not None and _artifact(unit) == digest)
         found[owner.name].append(signature)
     return {name: tuple(sorted(own, key=lambda text: -sizes[text])) for name, own in found.items()}
+
+
+def _is_captured(unit: Unit) -> bool:
+    """Compiled kernels run as they are, so there is no step to take for them."""
+    return unit.variant is None or not isinstance(unit.variant.runner, DirectRunner)
 
 
 def _of_call(unit: Unit) -> CaptureProposal:
@@ -167,7 +173,8 @@ def _artifact(unit: Unit) -> str:
 def _num_elements(call: Call) -> int:
     """Elements in all tensors among a call's arguments."""
     import torch
-    from torch.utils import _pytree
 
-    leaves = _pytree.tree_leaves((call.args, dict(call.kwargs)))
-    return sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor))
+    from worker.torch_private.trees import leaves
+
+    found = leaves((call.args, dict(call.kwargs)))
+    return sum(leaf.numel() for leaf in found if isinstance(leaf, torch.Tensor))

@@ -25,6 +25,7 @@ from cache_store.node.private_files import (
 )
 from worker import origins
 from worker.artifact import Artifact, parse
+from worker.engines import engine_named
 from worker.graph_facts import MUTATED, NUMBER, STATE, USER
 from worker.origins import Origins
 from worker.python_text import WIDTH, assigned, comment, comments, mapping, table, title
@@ -36,11 +37,17 @@ _OPERATION = re.compile(r"^(?P<indent> +)(?:(?P<name>\w+) = )?[\w.]+\(.*?(?:  # 
 _NUMBERED = re.compile(r"\.([0-9]+)(?=\.|$)")
 _INPUT_COLUMNS = ("position", "class", "name", "dtype or value", "sizes", "strides", "device")
 _OUTPUT_COLUMNS = ("position", "lies in", "dtype or value", "sizes", "strides", "device")
-_CLASS_WORDS = {
+_CAPTURED_WORDS = {
     STATE: "used where it lies; at another address it is captured again",
     MUTATED: "written to, where it lies; at another address it is captured again",
     USER: "copied into memory of the graph before each replay, unless clone_input=False",
     NUMBER: "part of the shape key: each value has a graph of its own",
+}
+_COMPILED_WORDS = {
+    STATE: "of the module; read where it lies at each call",
+    MUTATED: "written to, where it lies at each call",
+    USER: "read where the caller has it",
+    NUMBER: "handed to the kernels at each call, within the conditions among the guards",
 }
 
 
@@ -56,6 +63,8 @@ def render(path: str | os.PathLike[str]) -> str:
     data = read_private(file)
     artifact = parse(data, str(file))
     known = origins.read(artifact.sections)
+    captured = engine_named(artifact.engine).captured
+    class_words = _CAPTURED_WORDS if captured else _COMPILED_WORDS
     parts = [
         f"# {'=' * (WIDTH - 2)}",
         comment(artifact.name),
@@ -65,14 +74,14 @@ def render(path: str | os.PathLike[str]) -> str:
         title("request: what was asked for, by whom such an artifact is found"),
         mapping("REQUEST", artifact.components),
         title("signature: what the call hands to the graph, what the module does, and what comes back"),
-        *(comment(f"{name}: {meaning}") for name, meaning in _CLASS_WORDS.items()),
+        *(comment(f"{name}: {meaning}") for name, meaning in class_words.items()),
         table("INPUTS", _INPUT_COLUMNS, _inputs(artifact, known, of_module=False)),
         table("PARAMETERS", _INPUT_COLUMNS, _inputs(artifact, known, of_module=True)),
         table("OUTPUTS", _OUTPUT_COLUMNS, _outputs(artifact, known)),
         title("guards: it is used only if all of this holds; above each the line that relies on it"),
         assigned("GUARDS", merged(conditions_by_line(artifact.guards, known))),
         title("capture: what the runtime must know"),
-        mapping("CAPTURE", _capture(artifact)),
+        mapping("CAPTURE", _capture(artifact, captured=captured)),
         title("files beside it"),
         table(
             "FILES",
@@ -165,15 +174,17 @@ def _words(described: Sequence[Sequence[Any]], index: int) -> tuple[Any, ...]:
     return tuple(described[index][1:]) if index < len(described) else ("unknown", [], [], "")
 
 
-def _capture(artifact: Artifact) -> dict[str, Any]:
+def _capture(artifact: Artifact, *, captured: bool) -> dict[str, Any]:
     """The facts, apart from those that stand with the inputs and outputs."""
     facts = artifact.facts.to_json()
     for name in ("input_classes", "input_names", "module_inputs", "num_outputs", "aliased_outputs"):
         facts.pop(name, None)
     operator = facts.pop("data_dependent", "")
-    why_not = f"no: the size of {operator}'s result depends on data" if operator else "yes"
+    can_be = f"no: the size of {operator}'s result depends on data" if operator else "yes"
+    if not captured:
+        can_be = f"no: engine {artifact.engine} calls its kernels as they are"
     roles = list(artifact.roles)
-    return {"can be captured": why_not, "process groups, by role": roles, **facts}
+    return {"can be captured": can_be, "process groups, by role": roles, **facts}
 
 
 def _disassembled(code: bytes) -> list[str]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from cache_store.keys import key_of
 from worker import artifact
-from worker.configs.compiler_config import CompilerConfig
 from worker.configs.section import changed
 from worker.environment import environment
 from worker.instruction_set import instruction_set
@@ -18,6 +17,8 @@ from worker.values import Value
 if TYPE_CHECKING:
     import torch
 
+    from worker.cache_options import CacheOptions
+    from worker.configs.compiler_config import CompilerConfig
     from worker.engines import Engine
 
 _KEY_CHARS = 32
@@ -35,28 +36,19 @@ class Request(Value):
     key: str
 
 
-def request(  # noqa: PLR0913 - each is a component of the key
-    module: torch.nn.Module,
-    *,
-    config: CompilerConfig,
-    engine: Engine,
-    dynamic: bool,
-    decompositions: Mapping[Any, Callable[..., Any]],
-    rng: str = "refuse",
-    ge_cache: bool = False,
-) -> Request:
+def request(module: torch.nn.Module, options: CacheOptions, engine: Engine) -> Request:
     """The request of a module's cached functions under a configuration."""
     components = {
         "artifact format": str(artifact.FORMAT),
         "engine": f"{engine.name} {engine.version}",
-        "dynamic": str(dynamic),
-        "rng": rng,
-        "config": _config(config),
-        "decompositions": _decompositions(decompositions),
+        "dynamic": str(options.dynamic),
+        "rng": options.rng,
+        "config": _config(options.config),
+        "decompositions": _decompositions(options.custom_decompositions),
         "module": _modules(module),
         "parameters": _parameters(module),
         **environment(),
-        **_kernels(engine, ge_cache=ge_cache),
+        **_kernels(engine, ge_cache=options.ge_cache),
     }
     return Request(components=components, key=key_of(components)[:_KEY_CHARS])
 

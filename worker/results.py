@@ -58,6 +58,7 @@ class FunctionResult(Value):
         guard_failed: the artifact was offered and its guards do not hold here.
         digest: sha256 hex of the artifact.
         size_bytes: size of the artifact.
+        beside: SHA-256 and size of each file beside it, such as compiled kernels.
         path: where it lies on this rank's node.
         seconds: time spent so far, by stage.
         num_captures: graphs captured for this cached function so far, in all its calls.
@@ -71,6 +72,7 @@ class FunctionResult(Value):
     guard_failed: bool = False
     digest: str = ""
     size_bytes: int = 0
+    beside: tuple[tuple[str, int], ...] = ()
     path: str = ""
     seconds: StageSeconds = field(default_factory=StageSeconds)
     num_captures: int = 0

@@ -1,4 +1,8 @@
-"""The only place that reads environment variables."""
+"""The only place where warmrank's ranks read their settings from environment variables.
+
+Elsewhere variables are only handed on: `worker.script` gives a script those of its launch, and
+`worker.torch_private.inductor` sets one of Inductor's while it compiles.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from types import FunctionType, MethodType
@@ -24,6 +24,7 @@ from worker.groups import resolve
 from worker.guards import ambient
 from worker.guards.check import mismatches
 from worker.guards.inputs import compile_input_check
+from worker.guards.once import reads_training
 from worker.values import Value
 
 if TYPE_CHECKING:
@@ -96,10 +97,9 @@ class StoredArtifact(Value):
             TypeError: the function's signature does not take these arguments.
         """
         function = function_of(method)
-        bound = inspect.signature(function).bind(method.__self__, *args, **kwargs)
-        bound.apply_defaults()
+        arguments = arguments_of(method, args, kwargs)
         guards = call_guards(self.artifact.guards, self.artifact.facts.gears, rule)
-        wrong = mismatches(guards, function, bound.arguments, device_kind=device_kind)
+        wrong = mismatches(guards, function, arguments, device_kind=device_kind)
         if not wrong and self.artifact.function != function_digest(function):
             # A base class, or another file, has a function of the same name, which did not change either.
             wrong = (f"made for another {self.artifact.name} than this {method.__qualname__}",)
@@ -111,6 +111,21 @@ def function_of(method: MethodType) -> FunctionType:
     function = method.__func__
     assert isinstance(function, FunctionType)  # noqa: S101 - cache_compile refuses anything else
     return function
+
+
+def arguments_of(method: MethodType, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """A call's arguments by parameter name, the module and defaults included.
+
+    Raises:
+        TypeError: the function's signature does not take these arguments.
+    """
+    try:
+        bound = inspect.signature(function_of(method)).bind(method.__self__, *args, **kwargs)
+    except TypeError as error:
+        msg = f"{method.__qualname__}{inspect.signature(method)}: {error}"
+        raise TypeError(msg) from None
+    bound.apply_defaults()
+    return bound.arguments
 
 
 class Variant:
@@ -139,12 +154,14 @@ class Variant:
             else DirectRunner(graph, artifact.facts, backend)
         )
         self._method = method
-        self._module = method.__self__
+        self._module: Any = method.__self__
         self._guards = guards
         self._device_kind = backend.kind
         self._ambient = ambient.snapshot(backend.kind)
         self._gears = LoadedGears(artifact.facts.gears, artifact.guards, function, on_gear_miss)
         self._fits = compile_input_check(self._gears.guards, function)
+        self._reads_training = reads_training(artifact.guards)
+        self.settle()
         self._geared: GearedRunner | None = None
         if artifact.facts.gears is not None:
             plain = DirectRunner(graph, artifact.facts, backend)
@@ -174,9 +191,18 @@ class Variant:
             return not self.stored.mismatches(self._method, args, kwargs, self._device_kind, rule)
         return (
             state == self._ambient
+            and (self._training is None or self._module.training is self._training)
             and self._fits(self._module, *args, **kwargs)
             and self._gears.suit(self._module, args, kwargs)
         )
+
+    def __repr__(self) -> str:
+        artifact = self.stored.artifact
+        return f"<Variant {self.stored.sha256[:12]} of {artifact.name}, engine {artifact.engine}>"
+
+    def settle(self) -> None:
+        """Note the state of the module for which all conditions were just found to hold."""
+        self._training: bool | None = self._module.training if self._reads_training else None
 
     def refuse_gear_miss(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Refuse a call that would fit, were its geared sizes others.

@@ -1,6 +1,6 @@
 """The kernel under a cached function, found without a hook in warmrank: what a call would cost without it.
 
-* mode reduce-overhead: `CapturedGraph.replay` of the graph that the first call captured;
+* mode reduce-overhead: `CapturedGraph.replay` of the graph that the second call captured;
 * mode max-autotune: ``run`` of the compiled library, on the very inputs of the last call.
 """
 

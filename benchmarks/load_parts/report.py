@@ -18,6 +18,10 @@ TITLES = {
     "warmrank_max_autotune.fill": "warmrank max-autotune, compiling",
     "warmrank_max_autotune.warm": "warmrank max-autotune",
 }
+HEADS = (
+    ("first", "/ reduce-", "/ max-", "second", "later", "eager /", "kernel"),
+    ("output ms", "overhead", "autotune", "call ms", "call us", "it", "us"),
+)
 TORCH_WARM = ("inductor.warm", "mega_cache.warm", "aot_compile.warm")
 MODES = ("warmrank_reduce_overhead.warm", "warmrank_max_autotune.warm")
 
@@ -76,8 +80,9 @@ def report(layers: int, rows: Mapping[str, Figures], write: Callable[[str], None
     shown = {name: rows[name] for name in TITLES if name in rows}
     parameters = max((row.get("num_parameters", 0) for row in shown.values()), default=0)
     write(f"\n{layers} layers, {parameters:.0f} parameters")
-    write(f"{'':<50}{'first':>11}{'/ reduce-':>10}{'/ max-':>10}{'call':>10}{'eager /':>9}{'kernel':>10}")
-    write(f"{'':<50}{'output ms':>11}{'overhead':>10}{'autotune':>10}{'us':>10}{'it':>9}{'us':>10}")
+    for heads in HEADS:
+        first, *middle, eager, kernel = heads
+        write(f"{'':<50}{first:>11}{''.join(f'{head:>10}' for head in middle)}{eager:>9}{kernel:>10}")
     for name, row in shown.items():
         write(_line(TITLES[name], row, [_measured(rows, mode) for mode in MODES]))
     for what, figure, limit, side in targets(layers, rows):
@@ -94,5 +99,5 @@ def _line(title: str, row: Figures, modes: Sequence[Figures | None]) -> str:
     kernel = f"{row['kernel_s'] * 1e6:>10.1f}" if "kernel_s" in row else f"{'':>10}"
     return (
         f"{title:<50}{row['first_output_s'] * 1e3:>11.2f}{ratios}"
-        f"{row['call_s'] * 1e6:>10.1f}{row['call_ratio']:>9.2f}{kernel}"
+        f"{row['second_call_s'] * 1e3:>10.2f}{row['call_s'] * 1e6:>10.1f}{row['call_ratio']:>9.2f}{kernel}"
     )

@@ -56,13 +56,12 @@ def measure(modes: Modes, shape: Shape, cache_dir: str) -> dict[str, Any]:
     functions = _functions(modes, shape, cache_dir)
     # Without mode three a graph reads its input where it lies, so inputs stay, as they would in a framework.
     inputs = [_input(batch, shape) for batch in modes.order(shape.gears)]
-    for cached, _ in functions:
-        cached.ensure((inputs[0],), {})  # loads; captures nothing
+    variants = [cached.ensure((inputs[0],), {}) for cached, _ in functions]  # loads; captures nothing
     before = resident_bytes()
     difference = 0.0
     for x in inputs:
-        for cached, eager in functions:
-            cached(x)
+        for variant, (cached, eager) in zip(variants, functions, strict=True):
+            capture(variant, x)
             difference = max(difference, (cached(x) - eager(x)).abs().max().item())
     taken = [cached.statistics for cached, _ in functions]
     whole = total(taken)  # a pool that both functions share counts once
@@ -77,12 +76,18 @@ def measure(modes: Modes, shape: Shape, cache_dir: str) -> dict[str, Any]:
     }
 
 
+def capture(variant: Any, x: Any) -> None:
+    """Capture the gear of this input and no other, as a step of a launch's capture plan does."""
+    variant.runner.prepare(*variant.inputs_of((x,), {}))
+
+
 def alone(modes: Modes, shape: Shape, cache_dir: str) -> list[int]:
     """Bytes of each gear's pool where no other gear is captured; the smallest gear first."""
     sizes = []
     for gear in range(1, shape.gears + 1):
         [(cached, _)] = _functions(modes, shape, cache_dir)
-        cached(_input(gear, shape))
+        x = _input(gear, shape)
+        capture(cached.ensure((x,), {}), x)
         sizes.append(cached.statistics.pool_bytes)
     return sizes
 

@@ -42,6 +42,12 @@ def is_companion_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
+def holds_what_it_says(name: str, digest: Digest) -> bool:
+    """Whether bytes of this digest may have this name."""
+    match = _NAME.fullmatch(name)
+    return match is not None and digest.sha256.startswith(match[1])
+
+
 def add_companion(function_dir: Path, name: str, data: bytes) -> Path:
     """Put ``data`` beside the variants of a function, unless it is there.
 
@@ -101,7 +107,7 @@ def place_companion(
     """
     path = function_dir / name
     try:
-        if (match := _NAME.fullmatch(name)) is None or not digest.sha256.startswith(match[1]):
+        if not holds_what_it_says(name, digest):
             raise Corrupt(what="file", where=str(path), expected=name, actual=str(digest))
         with os_errors_are_unusable("file", path):
             try:

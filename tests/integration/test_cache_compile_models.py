@@ -68,7 +68,7 @@ def cold(caches: tuple[Path, Path]) -> Ran:
 
 @pytest.fixture(scope="module")
 def warm(caches: tuple[Path, Path], cold: Ran) -> Ran:
-    return run(caches[0], hash_seed=3)
+    return run(caches[0], "captured", hash_seed=3)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,46 +19,67 @@ from worker.errors import GearError
 from worker.inference import set_dim_gears
 
 
-def _run(*arguments: str) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """What one process found: modules that a load must not import, and calls by name of the case."""
+
+    imported: list[str]
+    found: Mapping[str, list[dict[str, Any]]]
+
+
+def run(cache: Path, mark: str) -> Ran:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.gears_child", *arguments],
+        [sys.executable, "-m", "tests.support.gears_child", str(cache), mark],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return Ran(**json.loads(done.stdout))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gears")
+
+
+@pytest.fixture(scope="module")
+def cold(cache: Path) -> Ran:
+    return run(cache, "mark")
+
+
+@pytest.fixture(scope="module")
+def warm(cache: Path, cold: Ran) -> Ran:
+    return run(cache, "plain")
 
 
 @pytest.mark.parametrize("policy", ["zip", "product"])
-def test_seed_gears_compile_once_and_load_without_a_trace(tmp_path: Path, policy: str) -> None:
-    for first in ("compiled", "loaded"):
-        found = _run(str(tmp_path), "gears", policy, "error")
-        outcomes = [call.get("outcome") for call in found["calls"][:-1]]
-        assert outcomes == [first, "ran", "GearError", "GearError", "ran"]
-        assert all(call["equal"] for call in found["calls"] if "equal" in call)
-        assert found["calls"][-1] == {"captures": 2}
-        assert "allowed combinations: (4, 4), (2, 2)" in found["calls"][2]["text"]
-    assert found["imported"] == []
+def test_seed_gears_compile_once_and_load_without_a_trace(policy: str, cold: Ran, warm: Ran) -> None:
+    for ran, first in ((cold, "compiled"), (warm, "loaded")):
+        calls = ran.found[f"{policy}-error"]
+        outcomes = [call.get("outcome") for call in calls[:-1]]
+        assert outcomes == [first, "ran", "GearError", "GearError", "ran", "ran"]
+        assert [call["equal"] for call in calls if "equal" in call] == [True] * 4
+        assert calls[-1] == {"captures": 2}
+        assert "allowed combinations: (4, 4), (2, 2)" in calls[2]["text"]
 
 
-def test_seed_gears_padded_give_eagers_answer_cold_and_warm(tmp_path: Path) -> None:
-    for first in ("compiled", "loaded"):
-        found = _run(str(tmp_path), "gears", "zip", "pad")
-        outcomes = [call.get("outcome") for call in found["calls"][:-1]]
-        assert outcomes == [first, "ran", "ran", "GearError", "ran"]
-        assert all(call["equal"] for call in found["calls"] if "equal" in call)
-    assert found["imported"] == []
+def test_seed_gears_padded_give_eagers_answer_cold_and_warm(cold: Ran, warm: Ran) -> None:
+    for ran, first in ((cold, "compiled"), (warm, "loaded")):
+        calls = ran.found["zip-pad"]
+        outcomes = [call.get("outcome") for call in calls[:-1]]
+        assert outcomes == [first, "ran", "ran", "GearError", "ran", "ran"]
+        assert [call["equal"] for call in calls if "equal" in call] == [True] * 5
 
 
-def test_mark_static_makes_each_size_a_variant_cold_and_warm(tmp_path: Path) -> None:
-    cold = _run(str(tmp_path), "marked", "mark")
-    assert [call["outcome"] for call in cold["calls"]] == ["compiled", "compiled", "ran"]
-    warm = _run(str(tmp_path), "marked", "plain")
-    assert [call["outcome"] for call in warm["calls"]] == ["loaded", "loaded", "ran"]
-    assert all(call["equal"] for found in (cold, warm) for call in found["calls"])
-    assert warm["imported"] == []
+def test_mark_static_makes_each_size_a_variant_cold_and_warm(cold: Ran, warm: Ran) -> None:
+    for ran, first in ((cold, "compiled"), (warm, "loaded")):
+        assert [call["outcome"] for call in ran.found["marked"]] == [first, first, "ran"]
+        assert all(call["equal"] for call in ran.found["marked"])
+
+
+def test_warm_process_imports_no_tracer(warm: Ran) -> None:
+    assert warm.imported == []
 
 
 class _Counting:

@@ -51,6 +51,7 @@ def test_outputs_were_compared_with_eager(figures):
 def test_kernel_alone_is_timed_beside_the_call(figures):
     [warm] = figures["layers"]["1"]["runs"]["warmrank_reduce_overhead.warm"]
     assert warm["kernel_s"] > 0
+    assert warm["second_call_s"] > 0
     assert "kernel_s" not in figures["layers"]["1"]["runs"]["eager.warm"][0]
 
 
@@ -73,6 +74,7 @@ def test_unknown_way_is_refused_with_the_known_ones(tmp_path):
 def figures_of(first_output_s: float, call_s: float, **more: float) -> dict[str, float]:
     return {
         "first_output_s": first_output_s,
+        "second_call_s": call_s,
         "call_s": call_s,
         "eager_call_s": 1.0,
         "num_parameters": 10,

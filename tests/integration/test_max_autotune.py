@@ -20,6 +20,7 @@ import torch
 
 from cache_store.node.companions import companions
 from cache_store.node.local import variants
+from orchestrator.verify import verify_cache
 from tests.support import autotune_models as models
 from tests.support.rank_spec import rank_spec
 from tests.support.stored import open_store
@@ -213,14 +214,21 @@ def test_adoption_copies_the_package(copied: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda path: path.write_bytes(b"torn"), Path.unlink], ids=["torn", "gone"]
+    ("damage", "state"),
+    [(lambda path: path.write_bytes(b"torn"), "corrupt"), (Path.unlink, "missing")],
+    ids=["torn", "gone"],
 )
-def test_damaged_package_is_a_miss_with_its_reason(copied: Path, damage: Callable[[Path], Any]) -> None:
+def test_damaged_package_is_a_miss_with_its_reason(
+    copied: Path, damage: Callable[[Path], Any], state: str, caplog: pytest.LogCaptureFixture
+) -> None:
     package = package_in(copied)
     damage(package)
     was_there = package.exists()
-    with pytest.raises(CompileForbidden, match="corrupt"):
+    (fault,) = verify_cache(copied).faults
+    assert str(package) in fault
+    with pytest.raises(CompileForbidden, match=rf"{state}: {package.name}"):
         loaded(copied)(*models.mixed_call())
+    assert f"{state}: {package.name}" in caplog.text
     assert package.with_name(f"{package.name}.corrupt").exists() is was_there
     assert not package.exists()
 
@@ -296,6 +304,28 @@ def test_without_ge_cache_kernels_are_compiled_again_without_a_trace(
     assert (compiles, later.last_result.outcome) == (2, "loaded")
     torch.testing.assert_close(later(x[:1].repeat(5, 1)), reference(x[:1].repeat(5, 1)))
     assert (compiles, len(variants(next(tmp_path.rglob("forward"))))) == (2, 1)
+
+
+def test_cache_step_is_compiled_again_and_equals_eager(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Writes to an argument, has a position and a number: conditions that Inductor adds to."""
+
+    def call() -> tuple[Any, ...]:
+        return torch.zeros(6, 4), torch.arange(4.0).reshape(1, 4), 3, 5
+
+    step = cache_compile(models.Step().forward, config=autotuned(), cache_dir=tmp_path)
+    step(*call())
+    aoti._compiled.clear()  # as in a later process, which has compiled nothing yet
+    monkeypatch.setattr("worker.compiler.trace", None)
+    later = cache_compile(models.Step().forward, config=autotuned(), cache_dir=tmp_path)
+    call_one, call_two = call(), call()
+    with caplog.at_level(logging.INFO, logger="torchair"):
+        torch.testing.assert_close(later(*call_one), models.Step()(*call_two))
+    torch.testing.assert_close(call_one[0], call_two[0])
+    assert "compiling kernels" in caplog.text
+    assert "replayed" not in caplog.text
+    assert len(aoti._compiled) == 1
 
 
 def aoti_compile() -> Any:

@@ -16,7 +16,7 @@ from tests.support.ray_cluster import RayCluster, ray_cluster
 REPOSITORY = Path(__file__).parents[2]
 JOB_TIMEOUT_S = 120
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.ray
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from torch import nn
 from tests.support.fake_group import fake_world
 from tests.support.tracing import traced
 from worker import CompilerConfig
+from worker.cache_options import CacheOptions
 from worker.engines import aoti_place, engine_for, engine_named
 from worker.engines.aoti import AotiEngine
 from worker.engines.aoti_call import CompiledGraph, Parts
@@ -28,7 +29,7 @@ from worker.engines.aoti_place import compile_place
 from worker.engines.aoti_split import Division, divide
 from worker.errors import ArtifactCorrupt, NotPortable, NotYet
 from worker.graph_facts import analyse
-from worker.instruction_set import of_features
+from worker.instruction_set import instruction_set, of_features
 from worker.request import request
 from worker.torch_private.library_inputs import bind_inputs
 from worker.torch_private.symbolic import describe, rebuild
@@ -274,6 +275,40 @@ def test_overlap_among_what_is_only_read_does_not_count() -> None:
     assert OverlapCheck((0,), (1, 2), (3,))((torch.zeros(1), memory, memory[1:], memory)) is False
 
 
+@pytest.mark.parametrize(
+    "another", [lambda memory: memory[:6], lambda memory: memory[:8:2]], ids=["shape", "strides"]
+)
+def test_overlap_is_looked_at_again_when_what_is_written_has_another_layout(
+    another: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    memory = torch.zeros(8)
+    check = OverlapCheck((0,), (1,), ())
+    assert check((memory[:4], memory[4:])) is False
+    assert check((another(memory), memory[4:])) is True
+    assert check((memory[:4], memory[4:])) is False
+
+
+def test_overlap_with_any_of_several_written_inputs_counts() -> None:
+    memory = torch.zeros(12)
+    check = OverlapCheck((0, 1), (), (2,))
+    for start, shared in ((0, True), (2, True), (4, False), (8, True), (10, False)):
+        assert check((memory[:4], memory[8:10], memory[start : start + 2])) is shared
+
+
+def test_parts_of_the_inputs_and_constants_are_handed_on_in_the_library_s_order() -> None:
+    constant, other = torch.zeros(2), torch.zeros(3)
+    seen: list[int] = []
+
+    def run(taken: list[torch.Tensor]) -> list[torch.Tensor]:
+        seen.extend(map(id, taken))
+        return [torch.zeros(1)]
+
+    graph = CompiledGraph(parts(run, tensors=(1,), constants=(constant,)))
+    graph(X, other)
+    graph(X, other)
+    assert seen == [id(other), id(constant)] * 2
+
+
 # Package, place and key.
 
 
@@ -365,12 +400,31 @@ def test_instruction_set_of_other_machines_tells_all_features_apart() -> None:
     assert one.text != other.text
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu cx16\n\nflags\t\t: other\n", {"fpu", "cx16"}),
+        ("processor\t: 0\nFeatures\t: sve bf16\n", {"sve", "bf16"}),
+        ("vmx flags\t: ept\n", set()),
+        (None, set()),
+    ],
+    ids=["x86", "arm", "none", "no file"],
+)
+def test_instruction_set_is_that_of_the_first_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, found: set[str]
+) -> None:
+    path = tmp_path / "cpuinfo"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setattr("worker.instruction_set._CPU_INFO", path)
+    monkeypatch.setattr("platform.machine", lambda: "riscv")
+    assert instruction_set.__wrapped__() == of_features("riscv", frozenset(found))
+
+
 def test_key_names_what_decides_on_kernels_for_this_engine_only() -> None:
     config = CompilerConfig()
     asked = [
-        request(
-            MODULE, config=config, engine=engine_named(name), dynamic=True, decompositions={}, ge_cache=kept
-        )
+        request(MODULE, CacheOptions(config=config, ge_cache=kept), engine_named(name))
         for name in ("aoti", "graph")
         for kept in (False, True)
     ]

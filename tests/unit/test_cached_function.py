@@ -7,6 +7,7 @@ import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -369,7 +370,7 @@ def test_argument_that_asks_for_gradients_is_an_error_that_names_it(cache: Path)
     with (
         torch.enable_grad(),
         pytest.raises(
-            BackwardNotSupported, match=r"argument L\['x'\] of Plain.affine requires gradients"
+            BackwardNotSupported, match=r"argument x of Plain.affine requires gradients"
         ) as raised,
     ):
         function(ROWS.clone().requires_grad_())
@@ -381,6 +382,37 @@ def test_argument_that_asks_for_gradients_is_taken_where_none_are_recorded(cache
     function = cached(Plain().affine, cache)
     x = ROWS.clone().requires_grad_()
     assert torch.equal(function(x), model_of(function).affine(x))
+
+
+def test_artifact_for_an_argument_with_gradients_is_not_used_where_they_are_recorded(cache: Path) -> None:
+    function = cached(Plain().affine, cache)
+    x = ROWS.clone().requires_grad_()
+    function(x)
+    with torch.enable_grad(), pytest.raises(BackwardNotSupported, match="requires gradients"):
+        function(x)
+    with torch.enable_grad(), pytest.raises(BackwardNotSupported, match="requires gradients"):
+        cached(model_of(function).affine, cache)(x)
+    assert len(files(cache)) == 1
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+def test_grad_mode_of_the_caller_makes_no_further_variant(cache: Path, mode: Any) -> None:
+    function = cached(Plain().affine, cache)
+    expected = function(ROWS).clone()
+    with mode():
+        assert torch.equal(function(ROWS), expected)
+        found = function(ROWS + 1)
+    assert len(function.variants) == 1
+    assert not found.requires_grad
+
+
+def test_function_sees_that_gradients_are_off(cache: Path) -> None:
+    class Asks(torch.nn.Module):
+        def f(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1 if torch.is_grad_enabled() else x - 1
+
+    with torch.enable_grad():
+        assert torch.equal(cached(Asks().f, cache)(ROWS), ROWS - 1)
 
 
 def test_failure_does_not_spoil_later_calls(cache: Path) -> None:

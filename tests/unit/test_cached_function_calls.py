@@ -141,7 +141,8 @@ def test_function_that_runs_eagerly_after_too_many_traces_still_uses_what_is_loa
         x = torch.ones(rows, 4)
         assert torch.equal(function(x), model_of(function).affine(x))
     assert len(function.variants) == 2
-    assert [variant.runner.statistics.replays for variant in function.variants] == [2, 2]
+    found = [variant.runner.statistics for variant in function.variants]
+    assert [(one.warm_up_runs, one.replays) for one in found] == [(1, 1), (1, 1)]
 
 
 def test_one_trace_keeps_the_cache_where_abandoning_was_asked(cache: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.warm import warm
 from worker.capture import CaptureOptions, GraphRunner
 from worker.configs.compiler_config import CompilerConfig
 from worker.devices.cpu import CpuBackend
@@ -45,40 +46,40 @@ def ones(*shape: int) -> torch.Tensor:
 # Capture and replay.
 
 
-def test_first_call_captures_and_replays() -> None:
-    run = runner(doubled, "user")
+def test_second_call_of_a_shape_captures_and_replays() -> None:
+    run = warm(runner(doubled, "user"), ones(3))
     assert torch.equal(run(ones(3))[0], ones(3) * 2)
     assert (run.statistics.captures, run.statistics.replays) == (1, 1)
 
 
 def test_later_calls_of_a_shape_only_replay() -> None:
-    run = runner(doubled, "user")
+    run = warm(runner(doubled, "user"), ones(3))
     results = [run(ones(3) * value)[0].clone() for value in (1, 2, 3)]
     assert [result[0].item() for result in results] == [2, 4, 6]
     assert (run.statistics.captures, run.statistics.replays) == (1, 3)
 
 
 def test_output_lies_at_the_same_address_in_every_replay() -> None:
-    run = runner(doubled, "user")
+    run = warm(runner(doubled, "user"), ones(3))
     assert run(ones(3))[0].data_ptr() == run(ones(3))[0].data_ptr()
 
 
 def test_output_is_overwritten_by_a_later_replay() -> None:
-    run = runner(doubled, "user")
+    run = warm(runner(doubled, "user"), ones(3))
     first = run(ones(3))[0]
     run(ones(3) * 5)
     assert torch.equal(first, ones(3) * 10)
 
 
 def test_output_of_one_shape_is_overwritten_by_another_shape() -> None:
-    run = runner(doubled, "user")
+    run = warm(warm(runner(doubled, "user"), ones(4)), ones(3))
     first = run(ones(4))[0]
     run(ones(3) * 5)
     assert torch.equal(first[:3], ones(3) * 10)
 
 
 def test_cloned_output_is_not_overwritten() -> None:
-    run = runner(doubled, "user", clone_output=True)
+    run = warm(runner(doubled, "user", clone_output=True), ones(3))
     first = run(ones(3))[0]
     run(ones(3) * 5)
     assert torch.equal(first, ones(3) * 2)
@@ -90,14 +91,14 @@ def test_cloned_output_that_shares_memory_with_an_input_stays_shared() -> None:
         return cache[:1], cache * 1.0
 
     cache = torch.zeros(2)
-    run = runner(part, "mutated", aliased=(0,), clone_output=True)
+    run = warm(runner(part, "mutated", aliased=(0,), clone_output=True), cache)
     shared, computed = run(cache)
     assert shared.data_ptr() == cache.data_ptr()
     assert computed.data_ptr() != run(cache)[1].data_ptr()
 
 
 def test_output_that_is_no_tensor_is_returned_as_it_is() -> None:
-    run = runner(lambda x: (x * 2, 7, None), "user", clone_output=True)
+    run = warm(runner(lambda x: (x * 2, 7, None), "user", clone_output=True), ones(1))
     assert run(ones(1))[1:] == (7, None)
 
 
@@ -106,7 +107,7 @@ def test_outputs_that_share_memory_with_each_other_are_both_right_after_a_replay
         y = x * 2
         return y, y.view(-1)[:1]
 
-    run = runner(both, "user")
+    run = warm(runner(both, "user"), ones(2))
     run(ones(2))
     whole, part = run(ones(2) * 3)
     assert torch.equal(whole, ones(2) * 6)
@@ -116,6 +117,8 @@ def test_outputs_that_share_memory_with_each_other_are_both_right_after_a_replay
 @pytest.mark.parametrize(("key", "other"), [(2, 3), (2, 4)])
 def test_number_is_part_of_the_key(key: int, other: int) -> None:
     run = runner(lambda n, x: (x * n,), "number", "user")
+    for number in (key, other):
+        warm(run, number, ones(1))
     assert run(key, ones(1))[0].item() == key
     assert run(other, ones(1))[0].item() == other
     assert run.statistics.captures == 2
@@ -123,8 +126,9 @@ def test_number_is_part_of_the_key(key: int, other: int) -> None:
 
 def test_runner_knows_the_shapes_that_were_captured() -> None:
     run = runner(doubled, "user")
-    run(ones(3))
-    run(ones(2, 4))
+    run(ones(5))
+    for x in (ones(3), ones(2, 4)):
+        warm(run, x)(x)
     assert [shapes.inputs[0].sizes for shapes in run.shapes()] == [(3,), (2, 4)]
 
 
@@ -132,7 +136,7 @@ def test_runner_knows_the_shapes_that_were_captured() -> None:
 
 
 def test_user_input_is_copied_not_used_where_it_lies() -> None:
-    run = runner(doubled, "user")
+    run = warm(runner(doubled, "user"), ones(3))
     x = ones(3)
     result = run(x)[0]
     x.fill_(9.0)
@@ -140,7 +144,7 @@ def test_user_input_is_copied_not_used_where_it_lies() -> None:
 
 
 def test_user_input_at_another_address_needs_no_recapture() -> None:
-    run = runner(doubled, "user")
+    run = warm(runner(doubled, "user"), ones(3))
     kept = [ones(3), ones(3)]
     for x in kept:
         run(x)
@@ -148,14 +152,14 @@ def test_user_input_at_another_address_needs_no_recapture() -> None:
 
 
 def test_user_input_without_cloning_is_recaptured_at_another_address() -> None:
-    run = runner(doubled, "user", clone_input=False)
+    run = warm(runner(doubled, "user", clone_input=False), ones(3))
     kept = [ones(3), ones(3) * 2]
     assert [run(x)[0][0].item() for x in kept] == [2, 4]
     assert (run.statistics.captures, run.statistics.recaptures) == (2, 1)
 
 
 def test_user_input_without_cloning_is_read_where_it_lies() -> None:
-    run = runner(doubled, "user", clone_input=False)
+    run = warm(runner(doubled, "user", clone_input=False), ones(3))
     x = ones(3)
     run(x)
     x.fill_(5.0)
@@ -180,7 +184,7 @@ def test_user_input_keeps_its_strides(x: torch.Tensor) -> None:
         seen.append(value.stride())
         return (value * 2,)
 
-    run = runner(look, "user")
+    run = warm(runner(look, "user"), x)
     for _ in range(2):
         assert torch.equal(run(x)[0], x * 2)
     assert set(seen) == {x.stride()}
@@ -191,7 +195,7 @@ def test_user_input_keeps_its_strides(x: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("kind", ["state", "mutated"])
 def test_state_is_used_where_it_lies(kind: str) -> None:
-    run = runner(weighted, kind, "user")
+    run = warm(runner(weighted, kind, "user"), ones(3), ones(3))
     weight = ones(3)
     run(weight, ones(3))
     weight.fill_(4.0)
@@ -201,31 +205,33 @@ def test_state_is_used_where_it_lies(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["state", "mutated"])
 def test_state_at_another_address_is_recaptured(kind: str) -> None:
-    run = runner(weighted, kind, "user")
+    run = warm(runner(weighted, kind, "user"), ones(3), ones(3))
     weights = [ones(3), ones(3) * 2]
     assert [run(weight, ones(3))[0][0].item() for weight in weights] == [1, 2]
     assert (run.statistics.captures, run.statistics.recaptures) == (2, 1)
 
 
 def test_recapture_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    run = runner(weighted, "state", "user")
+    run = warm(runner(weighted, "state", "user"), ones(3), ones(3))
     with caplog.at_level(logging.INFO, logger="torchair"):
         for weight in [ones(3), ones(3) * 2]:
             run(weight, ones(3))
-    assert "recapture: input that is returned input 0 has a new address" in caplog.text
+    assert "recapture: input that is used where it lies input 0 has a new address" in caplog.text
 
 
 def test_recapture_replaces_the_captured_graph_of_its_shape() -> None:
-    run = runner(weighted, "state", "user", limit=1)
+    run = warm(runner(weighted, "state", "user", limit=1), ones(3), ones(3))
     for weight in [ones(3), ones(3) * 2]:
         run(weight, ones(3))
     assert len(run.shapes()) == 1
     assert run.statistics.eager_calls == 0
 
 
-def test_first_call_writes_to_a_mutated_input_once() -> None:
+def test_call_that_captures_writes_to_a_mutated_input_once() -> None:
     cache = torch.zeros(2)
-    result = runner(counted, "mutated", "user")(cache, ones(1))[0]
+    run = warm(runner(counted, "mutated", "user"), cache, ones(1))
+    result = run(cache, ones(1))[0]
+    assert run.statistics.captures == 1
     assert torch.equal(cache, ones(2))
     assert torch.equal(result, ones(2))
 
@@ -233,9 +239,11 @@ def test_first_call_writes_to_a_mutated_input_once() -> None:
 def test_every_call_writes_to_a_mutated_input_once() -> None:
     cache = torch.zeros(2)
     run = runner(counted, "mutated", "user")
-    for _ in range(3):
-        run(cache, ones(1))
-    assert torch.equal(cache, ones(2) * 3)
+    for number in range(1, 5):  # runs, captures, replays twice
+        (result,) = run(cache, ones(1))
+        assert torch.equal(cache, ones(2) * number)
+        assert torch.equal(result, cache)
+    assert (run.statistics.warm_up_runs, run.statistics.captures, run.statistics.replays) == (1, 1, 3)
 
 
 def test_capture_leaves_mutated_inputs_as_they_were() -> None:
@@ -258,7 +266,7 @@ def test_call_after_a_capture_in_advance_does_not_capture_again() -> None:
 @pytest.mark.parametrize("options", [{"eager": True}, {"limit": 1}], ids=["eager", "limit"])
 def test_capture_that_cannot_be_made_leaves_mutated_inputs_as_they_were(options: dict[str, Any]) -> None:
     run = runner(counted, "mutated", "user", **options)
-    run(torch.zeros(3), ones(1))  # takes the only capture there may be
+    run.prepare(torch.zeros(3), ones(1))  # takes the only capture there may be
     cache = torch.arange(2.0)
     run.prepare(cache, ones(1))
     assert torch.equal(cache, torch.arange(2.0))
@@ -274,21 +282,21 @@ def reads_back(cache: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
 
 def test_user_input_inside_a_mutated_input_sees_its_writes() -> None:
     cache = torch.zeros(2)
-    run = runner(reads_back, "mutated", "user")
+    run = warm(runner(reads_back, "mutated", "user"), torch.zeros(2), ones(1))
     results = [run(cache, cache[:1])[0].item() for _ in range(3)]
     assert results == [10, 20, 30]
 
 
 def test_user_input_that_moves_into_a_mutated_input_sees_its_writes() -> None:
     cache = torch.zeros(2)
-    run = runner(reads_back, "mutated", "user")
+    run = warm(runner(reads_back, "mutated", "user"), torch.zeros(2), ones(1))
     assert run(cache, torch.zeros(1))[0].item() == 0
     assert run(cache, cache[:1])[0].item() == 20
 
 
 def test_user_input_that_leaves_a_mutated_input_does_not_write_to_it() -> None:
     cache = torch.zeros(2)
-    run = runner(reads_back, "mutated", "user")
+    run = warm(runner(reads_back, "mutated", "user"), torch.zeros(2), ones(1))
     run(cache, cache[:1])
     assert run(cache, torch.full((1,), 7.0))[0].item() == 70
     assert torch.equal(cache, ones(2) * 2)
@@ -296,7 +304,7 @@ def test_user_input_that_leaves_a_mutated_input_does_not_write_to_it() -> None:
 
 def test_user_input_that_moves_within_a_mutated_input_reads_the_new_place() -> None:
     cache = torch.tensor([0.0, 100.0])
-    run = runner(reads_back, "mutated", "user")
+    run = warm(runner(reads_back, "mutated", "user"), torch.zeros(2), ones(1))
     assert run(cache, cache[:1])[0].item() == 10
     assert run(cache, cache[1:])[0].item() == 1020
 
@@ -306,20 +314,20 @@ def test_user_input_that_moves_within_a_mutated_input_reads_the_new_place() -> N
 
 def test_shape_beyond_the_limit_runs_without_capture() -> None:
     run = runner(doubled, "user", limit=2)
-    for size in (1, 2, 3):
+    for size in (1, 1, 2, 2, 3):
         assert torch.equal(run(ones(size))[0], ones(size) * 2)
     assert (run.statistics.captures, run.statistics.eager_calls) == (2, 1)
 
 
 def test_shape_within_the_limit_still_replays_after_it_was_reached() -> None:
-    run = runner(doubled, "user", limit=1)
+    run = warm(runner(doubled, "user", limit=1), ones(1))
     for size in (1, 2, 1):
         run(ones(size))
     assert (run.statistics.replays, run.statistics.eager_calls) == (2, 1)
 
 
 def test_limit_warns_once_and_names_the_option(caplog: pytest.LogCaptureFixture) -> None:
-    run = runner(doubled, "user", limit=1)
+    run = warm(runner(doubled, "user", limit=1), ones(1))
     with caplog.at_level(logging.WARNING, logger="torchair"):
         for size in (1, 2, 3):
             run(ones(size))
@@ -366,9 +374,10 @@ def test_options_come_from_the_configuration(option: str, value: Any, expected: 
 
 
 def test_graph_runs_without_gradients() -> None:
+    run = runner(doubled, "user")
     with torch.enable_grad():
-        (result,) = runner(doubled, "user")(ones(3).requires_grad_())
-    assert not result.requires_grad
+        results = [run(ones(3).requires_grad_())[0] for _ in range(2)]  # runs, captures
+    assert not any(result.requires_grad for result in results)
 
 
 def test_graph_runs_without_autocast() -> None:
@@ -378,9 +387,11 @@ def test_graph_runs_without_autocast() -> None:
         seen.append(torch.is_autocast_enabled("cpu"))
         return (x * 2,)
 
+    run = runner(look, "user")
     with torch.autocast("cpu"):
-        runner(look, "user")(ones(3))
-    assert set(seen) == {False}
+        for _ in range(2):
+            run(ones(3))
+    assert seen == [False, False]  # it ran, and was captured
 
 
 @pytest.mark.parametrize(
@@ -388,7 +399,7 @@ def test_graph_runs_without_autocast() -> None:
 )
 def test_graph_captured_in_one_mode_replays_in_the_other(first: Any, then: Any) -> None:
     cache = torch.zeros(2)
-    run = runner(counted, "mutated", "user")
+    run = warm(runner(counted, "mutated", "user"), cache, ones(1))
     with first():
         run(cache, ones(1))
     with then():
@@ -400,12 +411,12 @@ def test_cache_that_was_made_in_inference_mode_is_written_there() -> None:
     run = runner(counted, "mutated", "user")
     with torch.inference_mode():
         cache = torch.zeros(2)
-        run(cache, ones(1))
-        assert torch.equal(run(cache, ones(1))[0], ones(2) * 2)
+        for number in range(1, 4):
+            assert torch.equal(run(cache, ones(1))[0], ones(2) * number)
 
 
-def test_output_made_outside_inference_mode_is_an_ordinary_tensor() -> None:
+def test_output_is_an_ordinary_tensor_in_inference_mode_too() -> None:
     run = runner(doubled, "user")
     with torch.inference_mode():
-        run(ones(3))
-    assert not run(ones(3))[0].is_inference()
+        first, second = run(ones(3))[0], run(ones(3))[0]
+    assert not any(value.is_inference() for value in (first, second, run(ones(3))[0]))

@@ -45,7 +45,8 @@ def test_size_that_depends_on_data_is_never_captured(tmp_path: Path) -> None:
 def test_state_that_became_a_view_at_the_same_address_is_seen(tmp_path: Path) -> None:
     model = Model()
     cached = cache_compile(model.with_kept, cache_dir=tmp_path)
-    assert torch.equal(cached(torch.ones(2)), torch.full((2,), 5.0))
+    for _ in range(2):  # runs, captures
+        assert torch.equal(cached(torch.ones(2)), torch.full((2,), 5.0))
     model.kept = model.kept[:2]
     assert torch.equal(cached(torch.ones(2)), torch.full((2,), 3.0))
 

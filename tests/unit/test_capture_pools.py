@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import worker
+from tests.support.warm import warm
 from worker.capture import CaptureOptions, GraphRunner
 from worker.devices.cpu import CpuBackend
 from worker.graph_facts import GraphFacts
@@ -35,6 +36,14 @@ def step(x: torch.Tensor) -> tuple[Any, ...]:
 
 def numbers(size: int) -> torch.Tensor:
     return torch.arange(float(size))
+
+
+def runner_of(*sizes: int, **options: Any) -> GraphRunner:
+    """A runner of `step` that captures at the next call of each of these sizes."""
+    run = runner(step, "user", **options)
+    for size in sizes:
+        warm(run, numbers(size))
+    return run
 
 
 def poison(run: GraphRunner) -> None:
@@ -63,7 +72,7 @@ def pool(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def test_shapes_of_one_function_share_a_pool() -> None:
-    run = runner(step, "user")
+    run = runner_of(LARGE, SMALL)
     for size in (LARGE, SMALL):
         run(numbers(size))
     (held,) = run.statistics.pools
@@ -72,16 +81,17 @@ def test_shapes_of_one_function_share_a_pool() -> None:
 
 
 def test_pool_holds_hardly_more_than_its_largest_graph() -> None:
-    alone, run = runner(step, "user"), runner(step, "user")
+    sizes = range(LARGE, 0, -LARGE // 16)
+    alone, run = runner_of(LARGE), runner_of(*sizes)
     alone(numbers(LARGE))
-    for size in range(LARGE, 0, -LARGE // 16):
+    for size in sizes:
         run(numbers(size))
     assert run.statistics.captures == 16
     assert run.statistics.pool_bytes <= 1.1 * alone.statistics.pool_bytes
 
 
 def test_without_mode_two_each_shape_has_a_pool_of_its_own() -> None:
-    run = runner(step, "user", reuse_in_function=False)
+    run = runner_of(LARGE, SMALL, reuse_in_function=False)
     kept = run(numbers(LARGE))[0]
     run(numbers(SMALL) * NAN)
     assert torch.equal(kept, numbers(LARGE) * 2 + 1)
@@ -91,7 +101,7 @@ def test_without_mode_two_each_shape_has_a_pool_of_its_own() -> None:
 
 def test_functions_with_one_handle_share_a_pool() -> None:
     handle = worker.graph_pool_handle("cpu")
-    first, second = runner(step, "user", pool=handle), runner(step, "user", pool=handle)
+    first, second = runner_of(LARGE, pool=handle), runner_of(LARGE, pool=handle)
     kept = first(numbers(LARGE))[0]
     second(numbers(LARGE) * 5)
     assert torch.equal(kept, numbers(LARGE) * 10 + 1)
@@ -100,14 +110,14 @@ def test_functions_with_one_handle_share_a_pool() -> None:
 
 
 def test_functions_with_handles_of_their_own_share_nothing() -> None:
-    runs = [runner(step, "user", pool=worker.graph_pool_handle("cpu")) for _ in range(2)]
+    runs = [runner_of(LARGE, pool=worker.graph_pool_handle("cpu")) for _ in range(2)]
     kept = runs[0](numbers(LARGE))[0]
     runs[1](numbers(LARGE) * NAN)
     assert torch.equal(kept, numbers(LARGE) * 2 + 1)
 
 
 def test_mode_one_takes_the_place_of_mode_two() -> None:
-    run = runner(step, "user", pool=worker.graph_pool_handle("cpu"), reuse_in_function=False)
+    run = runner_of(LARGE, SMALL, pool=worker.graph_pool_handle("cpu"), reuse_in_function=False)
     for size in (LARGE, SMALL):
         run(numbers(size))
     assert [held.num_graphs for held in run.statistics.pools] == [2]
@@ -115,7 +125,7 @@ def test_mode_one_takes_the_place_of_mode_two() -> None:
 
 def test_a_function_that_is_gone_counts_no_more() -> None:
     handle = worker.graph_pool_handle("cpu")
-    first, second = runner(step, "user", pool=handle), runner(step, "user", pool=handle)
+    first, second = runner_of(SMALL, pool=handle), runner_of(SMALL, pool=handle)
     for run in (first, second):
         run(numbers(SMALL))
     del first, run
@@ -128,6 +138,7 @@ def test_recapture_of_a_shape_takes_no_further_memory() -> None:
         return (weight * x,)
 
     run = runner(weighted, "state", "user", reuse_in_function=False)
+    warm(run, numbers(LARGE), numbers(LARGE))
     weights = [numbers(LARGE), numbers(LARGE)]
     run(weights[0], numbers(LARGE))
     before = run.statistics.pool_bytes
@@ -141,7 +152,7 @@ def test_recapture_of_a_shape_takes_no_further_memory() -> None:
 
 @pytest.mark.parametrize("clone", CLONES.values(), ids=CLONES)
 def test_output_fed_back_as_input_is_read_correctly(pool: dict[str, Any], clone: dict[str, Any]) -> None:
-    run = runner(step, "user", **pool, **clone)
+    run = runner_of(8, **pool, **clone)
     x = numbers(8)
     expected = x
     for _ in range(6):
@@ -154,7 +165,7 @@ def test_output_fed_back_as_input_is_read_correctly(pool: dict[str, Any], clone:
 def test_output_of_another_shape_fed_in_is_read_correctly(
     pool: dict[str, Any], clone: dict[str, Any]
 ) -> None:
-    run = runner(step, "user", **pool, **clone)
+    run = runner_of(4, 8, **pool, **clone)
     run(numbers(4))
     for _ in range(2):
         (large,) = run(numbers(8))
@@ -163,7 +174,7 @@ def test_output_of_another_shape_fed_in_is_read_correctly(
 
 def test_output_of_another_function_of_the_pool_fed_in_is_read_correctly() -> None:
     handle = worker.graph_pool_handle("cpu")
-    first, second = runner(step, "user", pool=handle), runner(step, "user", pool=handle)
+    first, second = runner_of(LARGE, pool=handle), runner_of(LARGE, pool=handle)
     for factor in (1, 2, 3):
         x = numbers(LARGE) * factor
         assert torch.equal(second(first(x)[0])[0], (x * 2 + 1) * 2 + 1)
@@ -176,8 +187,8 @@ def test_input_in_the_pool_that_is_not_copied_is_not_overwritten_by_its_own_grap
         return ((y + cache) * 1.0,)
 
     handle = worker.graph_pool_handle("cpu")
-    first = runner(step, "user", pool=handle)
-    second = runner(twice, "mutated", "user", pool=handle)
+    first = runner_of(8, pool=handle)
+    second = warm(runner(twice, "mutated", "user", pool=handle), numbers(8), numbers(8))
     (cache,) = first(numbers(8))
     for number in range(1, 4):
         result = second(cache, numbers(8))[0]
@@ -186,13 +197,13 @@ def test_input_in_the_pool_that_is_not_copied_is_not_overwritten_by_its_own_grap
 
 
 def test_capture_of_a_further_shape_reads_its_input_before_it_overwrites_it(pool: dict[str, Any]) -> None:
-    run = runner(step, "user", **pool)
+    run = runner_of(LARGE, SMALL, **pool)
     (large,) = run(numbers(LARGE))
     assert torch.equal(run(large[:SMALL])[0], (numbers(SMALL) * 2 + 1) * 2 + 1)
 
 
 def test_replay_reads_nothing_that_it_did_not_write(pool: dict[str, Any]) -> None:
-    run = runner(step, "user", **pool)
+    run = runner_of(8, 4, **pool)
     for size in (8, 4):
         run(numbers(size))
     for size in (4, 8, 4):
@@ -205,7 +216,7 @@ def test_two_inputs_from_the_pool_do_not_overwrite_each_other(pool: dict[str, An
     def mixed(x: torch.Tensor, y: torch.Tensor) -> tuple[Any, ...]:
         return x * 2 + y, y * 2 + x
 
-    run = runner(mixed, "user", "user", **pool)
+    run = warm(runner(mixed, "user", "user", **pool), numbers(8), numbers(8))
     x, y = numbers(8), numbers(8) + 1
     for _ in range(4):
         expected = mixed(x.clone(), y.clone())
@@ -215,7 +226,7 @@ def test_two_inputs_from_the_pool_do_not_overwrite_each_other(pool: dict[str, An
 
 
 def test_cloned_outputs_survive_every_other_replay() -> None:
-    run = runner(step, "user", clone_output=True, pool=worker.graph_pool_handle("cpu"))
+    run = runner_of(8, 4, 6, clone_output=True, pool=worker.graph_pool_handle("cpu"))
     kept = [run(numbers(size))[0] for size in (8, 4, 6, 8)]
     poison(run)
     assert [torch.equal(value, numbers(len(value)) * 2 + 1) for value in kept] == [True] * 4

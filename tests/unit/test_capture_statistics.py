@@ -12,6 +12,7 @@ import torch
 
 from tests.support.cached import cached, cached_in_launch
 from tests.support.small_models import Cached, Plain
+from tests.support.warm import warm
 from worker.cache_options import LaunchDefaults
 from worker.capture import CaptureOptions, CaptureStatistics, GraphRunner
 from worker.capture.statistics import PoolStatistics, total
@@ -61,9 +62,14 @@ def used(weight: torch.Tensor, cache: torch.Tensor, x: torch.Tensor) -> tuple[An
     return (weight * cache + x,)
 
 
-def using(**options: Any) -> tuple[GraphRunner, torch.Tensor, torch.Tensor, torch.Tensor]:
+def using(
+    *, captures: bool = True, **options: Any
+) -> tuple[GraphRunner, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A runner after a call that captured, if calls of it do so, and the inputs of that call."""
     run = runner(used, "state", "mutated", "user", of_module=(0,), **options)
     inputs = torch.ones(4), torch.zeros(4), torch.ones(4)
+    if captures:
+        warm(run, *inputs)
     run(*inputs)
     return run, *inputs
 
@@ -92,7 +98,7 @@ def test_new_address_of_a_user_input_that_is_not_copied_is_named() -> None:
 def test_another_layout_at_the_old_address_is_named_and_seen() -> None:
     run = runner(lambda weight, cache: (weight * 2 + cache,), "state", "mutated", of_module=(0,))
     weight, cache = torch.arange(4.0).reshape(2, 2), torch.zeros(2, 2)
-    run(weight, cache)
+    warm(run, weight, cache)(weight, cache)
     assert torch.equal(run(weight.T, cache)[0], weight.T * 2)
     assert run.statistics.recapture_causes == (("parameter or buffer self.weight has another layout", 1),)
 
@@ -100,7 +106,7 @@ def test_another_layout_at_the_old_address_is_named_and_seen() -> None:
 def test_mutated_input_that_was_transposed_in_place_is_seen() -> None:
     run = runner(lambda weight, cache: (cache.add_(1.0) * 1.0,), "state", "mutated", of_module=(0,))
     weight, cache = torch.ones(1), torch.arange(4.0).reshape(2, 2)
-    run(weight, cache)
+    warm(run, weight, cache)(weight, cache)
     cache.t_()
     expected = cache + 1
     assert torch.equal(run(weight, cache)[0], expected)
@@ -109,6 +115,7 @@ def test_mutated_input_that_was_transposed_in_place_is_seen() -> None:
 def test_user_inputs_of_other_strides_where_elements_overlap_are_read_correctly() -> None:
     run = runner(lambda weight, cache, x: (x * 2,), "state", "state", "user", of_module=(0, 1))
     weight = torch.ones(1)
+    warm(run, weight, weight, torch.ones(2, 3))
     assert torch.equal(
         run(weight, weight, torch.arange(3.0).expand(2, 3))[0], torch.arange(3.0).expand(2, 3) * 2
     )
@@ -117,8 +124,8 @@ def test_user_inputs_of_other_strides_where_elements_overlap_are_read_correctly(
     assert run.statistics.recapture_causes == (("user inputs have other strides", 1),)
 
 
-def test_forced_recapture_captures_on_every_call() -> None:
-    run, weight, cache, x = using(force_recapture=True)
+def test_forced_recapture_captures_on_every_call_also_the_first() -> None:
+    run, weight, cache, x = using(captures=False, force_recapture=True)
     for number in range(2, 4):
         assert torch.equal(run(weight, cache, x)[0], torch.full((4,), number + 1.0))
     assert torch.equal(cache, torch.full((4,), 3.0))
@@ -146,6 +153,7 @@ def test_graph_that_cannot_be_captured_runs_without_and_warns_once(caplog: pytes
     x = torch.ones(4)
     run = runner(used, "state", "mutated", "user", of_module=(0,), backend=Uncapturable(x))
     weight, cache = torch.ones(4), torch.zeros(4)
+    warm(run, weight, cache, x)
     with caplog.at_level(logging.WARNING, logger="torchair"):
         results = [run(weight, cache, value)[0] for value in (x, torch.ones(1))]
     assert torch.equal(cache, torch.full((4,), 2.0))
@@ -171,14 +179,15 @@ def test_preparing_what_cannot_be_captured_leaves_mutated_inputs_as_they_were() 
     ],
 )
 def test_call_without_capture_has_a_cause(options: dict[str, Any], cause: str) -> None:
-    run, *_ = using(**options)
+    run, *_ = using(captures=False, **options)
     assert run.statistics.eager_causes == ((cause, 1),)
+    assert run.statistics.warm_up_runs == 0
 
 
 def test_module_state_that_a_graph_returned_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     run = runner(lambda weight, cache: (cache.add_(1.0) * 2,), "state", "mutated", of_module=(0,))
     weight = torch.ones(1)
-    (returned,) = run(weight, torch.zeros(4))
+    (returned,) = warm(run, weight, torch.zeros(4))(weight, torch.zeros(4))
     with caplog.at_level(logging.WARNING, logger="torchair"):
         run(weight, returned)
     assert "mutated input cache lies in memory that a captured graph returned" in caplog.text
@@ -200,12 +209,13 @@ def test_text_names_causes_and_pools() -> None:
         captures=3,
         recapture_causes=(("mutated input cache has a new address", 1),),
         replays=9,
+        warm_up_runs=4,
         eager_causes=(("static_capture_size_limit is reached", 2),),
         pools=(pool,),
     )
     assert str(found).splitlines() == [
         "3 captures, 1 of them again",
-        "9 replays, 2 calls without capture",
+        "9 replays, 4 warm-up runs, 2 without capture",
         "  captured again 1 x: mutated input cache has a new address",
         "  without capture 2 x: static_capture_size_limit is reached",
         "  pool (0, 3): 2 graphs in 4,096 bytes; sharing saves 1,024",
@@ -215,9 +225,12 @@ def test_text_names_causes_and_pools() -> None:
 def test_total_counts_a_shared_pool_once() -> None:
     shared = PoolStatistics(handle=(0, 3), num_graphs=2, size_bytes=10, saved_bytes=5)
     own = PoolStatistics(handle=None, num_graphs=1, size_bytes=7, saved_bytes=0)
-    part = CaptureStatistics(captures=1, replays=2, eager_causes=(("x", 1),), pools=(shared, own))
+    part = CaptureStatistics(
+        captures=1, replays=2, warm_up_runs=3, eager_causes=(("x", 1),), pools=(shared, own)
+    )
     summed = total([part, part])
     assert (summed.captures, summed.replays, summed.eager_calls) == (2, 4, 2)
+    assert summed.warm_up_runs == 6
     assert (summed.pool_bytes, summed.saved_bytes) == (10 + 7 + 7, 5)
 
 
@@ -227,16 +240,18 @@ def test_total_counts_a_shared_pool_once() -> None:
 def test_statistics_of_a_function_add_up_its_variants(tmp_path: Path) -> None:
     model = Plain().requires_grad_(requires_grad=False)
     function = cached(model.affine, tmp_path, dynamic=False)
-    for rows in (2, 3, 3):
+    for rows in (2, 3, 2, 3, 3):
         function(torch.ones(rows, 4))
     assert len(function.variants) == 2
-    assert (function.statistics.captures, function.statistics.replays) == (2, 3)
+    found = function.statistics
+    assert (found.warm_up_runs, found.captures, found.replays) == (2, 2, 3)
 
 
 def test_recapture_names_the_parameter_as_the_model_does(tmp_path: Path) -> None:
     model = Plain().requires_grad_(requires_grad=False)
     function = cached(model.affine, tmp_path)
-    function(torch.ones(2, 4))
+    for _ in range(2):
+        function(torch.ones(2, 4))
     name, parameter = next(iter(model.named_parameters()))
     parameter.data = parameter.data.clone()
     assert torch.equal(function(torch.ones(2, 4)), model.affine(torch.ones(2, 4)))
@@ -253,7 +268,8 @@ def test_warm_up_loads_and_captures_without_running(tmp_path: Path) -> None:
     assert torch.equal(model.get_buffer("cache"), before)
     assert (function.statistics.captures, function.statistics.replays) == (1, 0)
     function(torch.ones(2, 4))
-    assert (function.statistics.captures, function.statistics.replays) == (1, 1)
+    found = function.statistics
+    assert (found.captures, found.replays, found.warm_up_runs) == (1, 1, 0)
 
 
 def test_warm_up_compiles_nothing_where_that_is_forbidden(tmp_path: Path) -> None:

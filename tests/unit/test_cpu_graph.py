@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from worker.devices.cpu import CpuBackend, CpuGraph
+from worker.devices.cpu import CpuBackend
+from worker.devices.cpu_graph import CpuGraph
 from worker.errors import NotCapturable
 
 pytestmark = pytest.mark.usefixtures("no_grad")
@@ -27,7 +28,9 @@ def capture(graph: Callable[..., Any], *inputs: Any) -> CpuGraph:
     """Captured with a copy of every tensor."""
     backend = CpuBackend()
     copied = frozenset(index for index, value in enumerate(inputs) if isinstance(value, torch.Tensor))
-    return backend.capture(graph, inputs, copied=copied, aliased=frozenset(), pool=backend.pool())
+    made = backend.capture(graph, inputs, copied=copied, aliased=frozenset(), pool=backend.pool())
+    assert isinstance(made, CpuGraph)
+    return made
 
 
 GRAPHS: dict[str, tuple[Callable[..., tuple[Any, ...]], torch.Tensor]] = {

@@ -32,7 +32,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(fingerprint, "_ASCEND_DRIVER", tmp_path / "ascend" / "version.info")
     monkeypatch.setattr(fingerprint, "_NVIDIA", tmp_path / "nvidia")
     monkeypatch.setattr(fingerprint, "_NVIDIA_DEVICE", tmp_path / "nvidiactl")
-    monkeypatch.setattr(fingerprint, "_CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr("worker.instruction_set._CPU_INFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(fingerprint, "architectures", tuple)
     return tmp_path
 

@@ -136,16 +136,30 @@ class _Batch:
     rest: list[Any]
 
 
+def _takes(self: Any, batch: Any, *more: Any, y: Any = None) -> None: ...
+
+
+def _takes_none(self: Any) -> None: ...
+
+
+def test_geared_arguments_beyond_the_parameters_are_named_too() -> None:
+    tensors = [torch.ones(2) for _ in range(3)]
+    for tensor in tensors:
+        set_dim_gears(tensor, {0: [2, 4]})
+    assert [where for where, _ in geared_arguments(_takes, tensors, {})] == ["batch", "more[0]", "more[1]"]
+    assert [where for where, _ in geared_arguments(_takes_none, tensors[:1], {})] == ["argument[0]"]
+
+
 def test_geared_arguments_are_found_wherever_they_stand() -> None:
     tensors = [torch.ones(2) for _ in range(5)]
     for tensor in tensors[:4]:
         set_dim_gears(tensor, {0: [2, 4]})
     batch = _Batch(x=tensors[0], rest=[{"k": tensors[1]}, (tensors[2],), tensors[4]])
-    found = geared_arguments((batch, tensors[0]), {"y": tensors[3]})
+    found = geared_arguments(_takes, (batch, tensors[0]), {"y": tensors[3]})
     assert [where for where, _ in found] == [
-        "argument 0.x",
-        "argument 0.rest[0]['k']",
-        "argument 0.rest[1][0]",
+        "batch.x",
+        "batch.rest[0]['k']",
+        "batch.rest[1][0]",
         "y",
     ]
 
@@ -155,4 +169,4 @@ def test_arguments_that_hold_themselves_are_searched_once() -> None:
     loop: list[Any] = []
     set_dim_gears(tensor, {0: [2, 4]})
     loop += [loop, tensor]
-    assert [where for where, _ in geared_arguments((loop,), {})] == ["argument 0[1]"]
+    assert [where for where, _ in geared_arguments(_takes, (loop,), {})] == ["batch[1]"]

@@ -291,8 +291,41 @@ def test_empty_dimension_where_sizes_are_divided_does_not_fit() -> None:
 
 
 def test_module_is_not_looked_at_on_a_call() -> None:
+    check = check_of(plain, ("L['self'].gone", "equals", 1), ("L['x']", "equals", 1))
+    assert check(None, 1)
+
+
+@pytest.mark.parametrize(
+    ("traced", "changed"),
+    [
+        (5, 6),
+        (5, 5.0),
+        ("a", "b"),
+        (None, 1),
+        (2.5, 2),
+        (2.5, 3.5),
+        (0.0, -0.0),
+        (float("nan"), 1.0),
+        (torch.float32, torch.float16),
+    ],
+)
+def test_variables_of_the_module_file_are_looked_at_on_every_call(
+    monkeypatch: pytest.MonkeyPatch, traced: Any, changed: Any
+) -> None:
+    asked = ("G['LIMIT']", "none", None) if traced is None else ("G['LIMIT']", "equals", encode(traced))
+    check = check_of(plain, asked)
+    monkeypatch.setitem(globals(), "LIMIT", traced)
+    assert check(None, 1)
+    monkeypatch.setitem(globals(), "LIMIT", changed)
+    assert not check(None, 1)
+
+
+def test_what_is_costly_to_look_at_is_left_to_the_load() -> None:
     check = check_of(
-        plain, ("L['self'].gone", "equals", 1), ("G['LIMIT']", "equals", 6), ("L['x']", "equals", 1)
+        plain,
+        ("G['LIMIT']", "identity", ["module", "another"]),
+        ("G['math'].pi", "equals", encode(3.0)),
+        ("G['GONE']['key']", "equals", 1),
     )
     assert check(None, 1)
 

@@ -175,6 +175,13 @@ def test_all_ranks_take_each_capture_step_before_the_next(launches: Launches) ->
     ]
 
 
+def test_launch_that_captures_nothing_has_no_such_stage(launches: Launches) -> None:
+    launches.world.num_captures = lambda rank: 0
+    report = launches()
+    assert "capture" not in [stage.stage for stage in report.stages]
+    assert launches.world.called("capture") == []
+
+
 def test_ranks_with_different_numbers_of_captures_fail_by_name(launches: Launches) -> None:
     launches.world.num_captures = lambda rank: 3 if rank == 2 else 2
     text = str(launches.failure(3))

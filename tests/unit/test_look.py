@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 from cache_store.errors import StoreUnavailable
+from cache_store.records.manifest import ArtifactEntry
 from orchestrator.config import Config
 from orchestrator.errors import NothingThere
 from orchestrator.listing import list_store
-from orchestrator.look import open_if_there, open_to_look, show_partition
+from orchestrator.look import num_artifacts, open_if_there, open_to_look, show_partition
 from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import stored
 from worker.environment import environment
 
+AB = "ab" * 32
 OLDER = "2026-01-01T12:00:00+00:00"
 
 
@@ -30,6 +32,17 @@ def test_listing_counts_equal_artifacts_of_all_ranks_once(config: Config):
     (line,) = list_store(open_to_look(config, None)).launches
     assert (line.world_size, line.num_artifacts) == (2, 2)
     assert [part.num_artifacts for part in line.partitions] == [2, 2]
+    assert (line.num_files, [part.num_files for part in line.partitions]) == (2, [2, 2])
+
+
+def test_files_beside_artifacts_count_as_files_only():
+    entries = [
+        ArtifactEntry(
+            function="f", path=f"M/f/{name}", request_key="0" * 32, provenance=AB, sha256=AB, size_bytes=1
+        )
+        for name in ("compiled_module", "ge_cache_0123456789abcdef.pt2", "compiled_module.1")
+    ]
+    assert num_artifacts(entries) == 2
 
 
 def test_listing_marks_the_launch_of_the_config(config: Config, tmp_path: Path):

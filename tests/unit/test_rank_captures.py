@@ -12,7 +12,7 @@ import torch
 
 from cache_store.records.manifest import CaptureEntry
 from worker import rank_captures
-from worker.capture import CaptureOptions, GraphRunner
+from worker.capture import CaptureOptions, DirectRunner, GraphRunner
 from worker.devices.cpu import CpuBackend
 from worker.graph_facts import GraphFacts
 
@@ -35,7 +35,7 @@ def runner(**options: Any) -> GraphRunner:
 class MadeVariant:
     """An artifact whose graph takes the arguments of the call."""
 
-    def __init__(self, run: GraphRunner) -> None:
+    def __init__(self, run: GraphRunner | DirectRunner) -> None:
         self.runner, self.stored = run, SimpleNamespace(sha256=DIGEST)
 
     def inputs_of(self, args: tuple[Any, ...], kwargs: Any) -> tuple[Any, ...]:
@@ -115,6 +115,13 @@ def test_function_that_is_never_captured_gets_nothing_of_the_plan() -> None:
     assert proposed(units, planned(8)) == [("M.f", 6, False)]
 
 
+def test_function_whose_kernels_run_as_they_are_takes_no_step() -> None:
+    facts = GraphFacts(input_classes=("mutated", "user"), num_outputs=1, aliased_outputs=())
+    direct = MadeVariant(DirectRunner(added, facts, CpuBackend()))
+    units = [unit("M.f", 2, direct), unit("M.g", 3, MadeVariant(runner()))]
+    assert proposed(units, planned(8)) == [("M.g", 7, False)]
+
+
 def test_step_captures_and_leaves_the_mutated_input_as_it_was() -> None:
     units = [unit("M.f", 2, MadeVariant(runner()))]
     for step in rank_captures.propose(units, planned(8)):
@@ -146,5 +153,6 @@ def test_manifest_lists_what_is_captured_under_the_call_that_needs_it() -> None:
 def test_what_a_check_captured_counts_to_the_first_call_of_its_artifact() -> None:
     units = [unit("M.f", 2, MadeVariant(runner()))]
     rank_captures.propose(units, ())
-    units[0].variant.runner(CACHE.clone(), torch.ones(9))
+    for size in (9, 9, 7):  # 7 comes once, and is not captured
+        units[0].variant.runner(CACHE.clone(), torch.ones(size))
     assert rank_captures.captured(units) == {"M.f": tuple(entry.signature for entry in planned(9))}

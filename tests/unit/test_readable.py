@@ -138,7 +138,7 @@ def test_operation_without_result_finds_its_line(path: Path) -> None:
     "line",
     [
         "source tests.support.small_models:Cached.store is ",
-        "grad mode is False",
+        "deterministic algorithms is False",
         "x is a torch.float32 tensor of sizes ['*', 4] on cpu",
         "x.size()[0] <= 8",
         "'can be captured': 'yes'",
@@ -224,6 +224,12 @@ def test_engine_without_python_source_says_so(artifact: Artifact, tmp_path: Path
     text = render(saved(replace(artifact, engine="aoti", sections=sections), tmp_path))
     assert "engine aoti keeps compiled kernels" in text
     assert literals(text)["META"]["engine"] == "aoti"
+
+
+def test_comments_of_compiled_kernels_speak_of_no_capture(artifact: Artifact, tmp_path: Path) -> None:
+    text = render(saved(replace(artifact, engine="aoti"), tmp_path))
+    assert not re.search(r"captured again|before each replay|shape key", text)
+    assert literals(text)["CAPTURE"]["can be captured"].startswith("no: engine aoti")
 
 
 def test_source_lines_stand_apart_from_what_is_checked_and_run(artifact: Artifact) -> None:

@@ -158,6 +158,14 @@ def test_totals_count_outcomes_and_each_artifact_once() -> None:
     assert (found.num_artifacts, found.artifact_bytes) == (2, 4096)
 
 
+def test_totals_count_files_beside_artifacts_once_and_with_their_sizes() -> None:
+    beside = (("c", 100), ("d", 10))
+    ranks = tuple(rank(number, function(digest="a", beside=beside)) for number in range(2))
+    found = totals(ranks, (), Committed(), 1.0)
+    assert (found.num_artifacts, found.num_files, found.artifact_bytes) == (1, 3, 2048 + 110)
+    assert "1 distinct artifact in 3 files of 2.1 KiB;" in text_of(report(*ranks, totals=found))
+
+
 def test_totals_sum_seconds_over_ranks_and_functions() -> None:
     found = totals((rank(0), rank(1)), (), Committed(), 1.0).function_seconds
     assert found.load_s == pytest.approx(0.048)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from cache_store.keys import changed_components
+from worker.cache_options import CacheOptions
 from worker.configs.compiler_config import CompilerConfig
 from worker.engines.graph import GraphEngine
 from worker.environment import environment
@@ -29,13 +30,8 @@ class Small(nn.Module):
 
 
 def asked(module: nn.Module | None = None, **changed: Any) -> Request:
-    values: dict[str, Any] = {
-        "config": CompilerConfig(),
-        "engine": ENGINE,
-        "dynamic": True,
-        "decompositions": {},
-    }
-    return request(module or Small(), **{**values, **changed})
+    options = CacheOptions(**{"config": CompilerConfig(), **changed})
+    return request(module or Small(), options, ENGINE)
 
 
 def changed_names(one: Request, other: Request) -> set[str]:
@@ -142,34 +138,34 @@ def test_structure_of_the_module_counts(change: Callable[[nn.Module], Any], name
 
 
 def test_decomposition_counts() -> None:
-    assert changed_names(asked(), asked(decompositions={ADD: double})) == {"decompositions"}
+    assert changed_names(asked(), asked(custom_decompositions={ADD: double})) == {"decompositions"}
 
 
 def test_body_of_a_decomposition_counts() -> None:
-    one, other = asked(decompositions={ADD: double}), asked(decompositions={ADD: triple})
+    one, other = asked(custom_decompositions={ADD: double}), asked(custom_decompositions={ADD: triple})
     assert changed_names(one, other) == {"decompositions"}
 
 
 def test_constant_that_a_decomposition_reads_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = asked(decompositions={ADD: by_global})
+    before = asked(custom_decompositions={ADD: by_global})
     monkeypatch.setitem(globals(), "FACTOR", 3.0)
-    assert changed_names(before, asked(decompositions={ADD: by_global})) == {"decompositions"}
+    assert changed_names(before, asked(custom_decompositions={ADD: by_global})) == {"decompositions"}
 
 
 def test_order_of_decompositions_does_not_count() -> None:
     pairs = {ADD: double, torch.ops.aten.mul.Tensor: triple}
     turned = dict(reversed(pairs.items()))
-    assert asked(decompositions=pairs) == asked(decompositions=turned)
+    assert asked(custom_decompositions=pairs) == asked(custom_decompositions=turned)
 
 
 @pytest.mark.parametrize("make", [made, lambda: functools.partial(made())], ids=["function", "partial"])
 def test_address_of_a_decomposition_does_not_count(make: Callable[[], Any]) -> None:
     kept = [make(), make()]  # both alive, so that their addresses differ
-    one, other = (asked(decompositions={ADD: item}) for item in kept)
+    one, other = (asked(custom_decompositions={ADD: item}) for item in kept)
     assert one == other
 
 
 def test_partial_decompositions_of_different_functions_differ() -> None:
-    one = asked(decompositions={ADD: functools.partial(double)})
-    other = asked(decompositions={ADD: functools.partial(triple)})
+    one = asked(custom_decompositions={ADD: functools.partial(double)})
+    other = asked(custom_decompositions={ADD: functools.partial(triple)})
     assert one != other

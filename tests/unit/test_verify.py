@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from cache_store.digests import digest_bytes
+from cache_store.node.companions import add_companion
+from cache_store.node.local import add_variant
 from orchestrator.errors import NothingThere
 from orchestrator.look import open_to_look
-from orchestrator.verify import cached_files, verify, verify_cache
+from orchestrator.look_tables import render_verified
+from orchestrator.verify import CacheReport, Verified, cached_files, verify, verify_cache
+from tests.support.artifacts import make_artifact
 from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import blob_path, overwrite
+from worker.artifact import ArtifactFile, parse
 
 
 def cached(tmp_path: Path, data: bytes = b"nothing of ours") -> Path:
@@ -52,6 +61,65 @@ def test_file_that_others_may_read_is_a_fault(tmp_path: Path):
 def test_absent_cache_directory_is_an_error(tmp_path: Path):
     with pytest.raises(NothingThere, match="no cache directory"):
         verify_cache(tmp_path / "cache")
+
+
+def kernels(tmp_path: Path, data: bytes = b"kernels") -> tuple[Path, Path]:
+    """An artifact that is whole, and the file that it needs beside it."""
+    digest = digest_bytes(data)
+    name = f"ge_cache_{digest.sha256[:16]}.pt2"
+    file = ArtifactFile(name=name, sha256=digest.sha256, size_bytes=digest.size_bytes)
+    function_dir = tmp_path / "cache" / "Tiny_static_0f" / "double"
+    beside = add_companion(function_dir, name, data)
+    return add_variant(function_dir, make_artifact(files=(file,)).to_bytes()), beside
+
+
+def test_files_beside_artifacts_are_read_and_counted(tmp_path: Path):
+    artifact, beside = kernels(tmp_path)
+    found = verify_cache(tmp_path / "cache")
+    assert (found.num_artifacts, found.num_files, found.faults) == (1, 2, ())
+    assert found.size_bytes == artifact.stat().st_size + beside.stat().st_size
+    assert "1 artifact in 2 files" in shown(found)
+
+
+def test_file_that_two_artifacts_need_counts_once(tmp_path: Path):
+    artifact, _ = kernels(tmp_path)
+    other = replace(parse(artifact.read_bytes(), "it"), name="N.f(x)")
+    add_variant(artifact.parent, other.to_bytes())
+    found = verify_cache(tmp_path / "cache")
+    assert (found.num_artifacts, found.num_files, found.faults) == (2, 3, ())
+
+
+@pytest.mark.parametrize("is_needed", [True, False], ids=["needed", "orphan"])
+def test_flipped_byte_beside_an_artifact_is_a_fault(tmp_path: Path, is_needed: bool):
+    artifact, beside = kernels(tmp_path)
+    beside.write_bytes(b"kernelz")
+    if not is_needed:
+        artifact.unlink()
+        other, _ = kernels(tmp_path, b"other")
+        assert other.parent == beside.parent
+    (fault,) = verify_cache(tmp_path / "cache").faults
+    assert str(beside) in fault
+
+
+def test_missing_file_beside_an_artifact_is_a_fault(tmp_path: Path):
+    _, beside = kernels(tmp_path)
+    beside.unlink()
+    found = verify_cache(tmp_path / "cache")
+    assert (found.num_artifacts, found.num_files) == (1, 1)
+    assert found.faults[0].startswith(f"{beside} is missing")
+
+
+def test_file_beside_an_artifact_that_others_may_read_is_a_fault(tmp_path: Path):
+    _, beside = kernels(tmp_path)
+    beside.chmod(0o644)
+    assert "0600" in verify_cache(tmp_path / "cache").faults[0]
+
+
+def shown(found: CacheReport) -> str:
+    text = io.StringIO()
+    verified = Verified(location="", store=None, signatures_checked=False, cache=found, faults=found.faults)
+    Console(file=text, width=200).print(render_verified(verified))
+    return text.getvalue()
 
 
 def test_only_artifacts_are_read(tmp_path: Path):

@@ -1,6 +1,7 @@
-"""The capture runtime: one captured graph per shape key, replayed at fixed addresses.
+"""The capture runtime: one captured graph per shape key from its second call on, replayed at fixed addresses.
 
 * `runner.py`: runs one loaded graph; captures, replays, and goes on without capture where it must;
+* `first_calls.py`: the shapes that ran once and are not captured yet;
 * `direct.py`: runs a graph of an engine that is not captured;
 * `entry.py`: one captured graph: does it fit this call, and how are its buffers filled;
 * `rooms.py`: pools and what is captured into them, memory reuse modes one and two;

@@ -7,13 +7,14 @@ captured, with the layout that was captured; everything else was copied into its
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from worker.capture.plan import shapes_of
 from worker.devices.memory import memory_of
+from worker.errors import StateChanged
 from worker.graph_facts import MUTATED, NUMBER, STATE, USER, GraphFacts
 
 if TYPE_CHECKING:
@@ -63,11 +64,21 @@ class InputLayout:
             inputs[index] for index in self.numbers
         )
 
+    def require_tensors(self, inputs: Sequence[Any]) -> None:
+        """Refuse inputs that are no tensors any more: the module's are not asked about on each call.
+
+        Raises:
+            StateChanged: names the first one.
+        """
+        for index, kind in enumerate(self._classes):
+            if kind != NUMBER and not isinstance(inputs[index], torch.Tensor):
+                raise StateChanged(self._names[index], inputs[index])
+
     def described(self, index: int) -> str:
         """An input in words."""
         kind = self._classes[index]
         words = {MUTATED: "mutated input", USER: "user input"}
-        state = "parameter or buffer" if index in self.of_module else "input that is returned"
+        state = "parameter or buffer" if index in self.of_module else "input that is used where it lies"
         return f"{words.get(kind, state)} {self._names[index]}"
 
 
@@ -85,8 +96,8 @@ class Entry:
     """
 
     __slots__ = (
-        "__weakref__", "_addresses", "_called", "_compared", "_copied", "_inside", "_layout", "_layouts",
-        "_mutated", "_numbers", "_pick", "_span", "_tensors", "captured", "key", "shapes",
+        "__weakref__", "_addresses", "_called", "_compared", "_copied", "_end", "_inside", "_layout",
+        "_layouts", "_mutated", "_numbers", "_pick", "_pick_numbers", "_tensors", "captured", "key", "shapes",
     )  # fmt: skip
 
     def __init__(
@@ -103,12 +114,14 @@ class Entry:
         self._addresses = [*map(_address, self._tensors)]
         self._layouts = [*map(_layout_of, self._tensors)]
         self._called = tuple(
-            (index, inputs[index].shape, inputs[index].stride())
+            (index, inputs[index].shape, inputs[index].stride(), inputs[index].storage_offset())
             for index in self._compared
             if index not in layout.of_module
         )
-        self._numbers = tuple((index, inputs[index]) for index in layout.numbers)
-        self._mutated, self._span = _written(inputs, layout.mutated)
+        self._pick_numbers = _picker(layout.numbers)
+        self._numbers = self._pick_numbers(inputs)
+        self._mutated = _written(inputs, layout.mutated)
+        self._end = max((behind for _, behind in self._mutated), default=0)
         self._copied = tuple(
             _filled(index, inputs[index], captured.inputs[index]) for index in sorted(copied)
         )
@@ -116,18 +129,24 @@ class Entry:
     def fits(self, inputs: Sequence[Any]) -> bool:
         """Whether a replay computes what the graph would compute of these inputs; a few microseconds."""
         tensors = self._pick(inputs)
-        if [*map(_address, tensors)] != self._addresses:
+        try:
+            if [*map(_address, tensors)] != self._addresses:
+                return False
+        except TypeError:  # no tensor any more
             return False
         # An object that was here before has the layout that it had: a module's layouts are a load's to check.
         if not all(map(operator.is_, tensors, self._tensors)) and not self._laid_out_alike(tensors):
             return False
-        for index, shape, strides in self._called:
+        for index, shape, strides, offset in self._called:
             tensor = inputs[index]
-            if tensor.shape != shape or tensor.stride() != strides:
+            if (
+                tensor.shape != shape
+                or tensor.stride() != strides
+                or tensor.storage_offset() != offset  # from which `as_strided` counts
+            ):
                 return False
-        for index, value in self._numbers:
-            if inputs[index] != value:
-                return False
+        if self._pick_numbers(inputs) != self._numbers:
+            return False
         for index, shape, strides, _ in self._copied:
             tensor = inputs[index]
             if tensor.shape != shape or (strides is not None and tensor.stride() != strides):
@@ -164,24 +183,27 @@ class Entry:
 
     def _is_inside(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies in the memory of a mutated input, whose writes it then has to see."""
-        low, high = self._span
-        return low <= tensor.data_ptr() <= high and tensor.untyped_storage().data_ptr() in self._mutated
+        return tensor.data_ptr() < self._end and _overlaps(tensor, self._mutated)
 
 
 def inside(inputs: Sequence[Any], layout: InputLayout) -> frozenset[int]:
     """Positions of user inputs that lie in the memory of a mutated input."""
-    mutated, _ = _written(inputs, layout.mutated)
-    return frozenset(
-        index for index in layout.copied if inputs[index].untyped_storage().data_ptr() in mutated
-    )
+    mutated = _written(inputs, layout.mutated)
+    return frozenset(index for index in layout.copied if _overlaps(inputs[index], mutated))
 
 
-def _written(inputs: Sequence[Any], mutated: Sequence[int]) -> tuple[frozenset[int], tuple[int, int]]:
-    """Addresses of the storages that the graph writes to, and the stretch of memory that they all lie in."""
+def _written(inputs: Sequence[Any], mutated: Sequence[int]) -> frozenset[tuple[int, int]]:
+    """Stretches of memory that the graph may write to: first address, and the one behind the last."""
     storages = [inputs[index].untyped_storage() for index in mutated]
-    starts = [storage.data_ptr() for storage in storages]
-    ends = [storage.data_ptr() + storage.nbytes() for storage in storages]
-    return frozenset(starts), (min(starts, default=0), max(ends, default=0))
+    return frozenset((storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in storages)
+
+
+def _overlaps(tensor: torch.Tensor, stretches: Iterable[tuple[int, int]]) -> bool:
+    """Whether a tensor may have memory in one of them, if only as a slice of one array of numpy's."""
+    begin = tensor.data_ptr()
+    storage = tensor.untyped_storage()
+    end = storage.data_ptr() + storage.nbytes()
+    return any(begin < behind and first < end for first, behind in stretches)
 
 
 def _filled(index: int, value: torch.Tensor, buffer: torch.Tensor) -> tuple[int, Any, Any, torch.Tensor]:
@@ -192,7 +214,8 @@ def _filled(index: int, value: torch.Tensor, buffer: torch.Tensor) -> tuple[int,
 
 
 def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
+    lazy_bits = tensor.is_conj(), tensor.is_neg()
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, *lazy_bits
 
 
 def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from worker.values import Value
 
 if TYPE_CHECKING:
     from worker.configs.compiler_config import CompilerConfig
     from worker.devices import PoolHandle
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaptureOptions:
+class CaptureOptions(Value):
     """How graphs are captured, and what they do with memory.
 
     Attributes:

@@ -16,13 +16,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from cache_store.canonical import canonical_json
 from worker.devices.memory import memory_of
+from worker.values import Value
 
 if TYPE_CHECKING:
     from worker.capture.entry import InputLayout
@@ -31,8 +31,7 @@ FORMAT = 1
 MAX_ELEMENTS = 1 << 40  # of one input; more is no tensor that a device holds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedInput:
+class PlannedInput(Value):
     """One tensor: its position among the graph's inputs, its sizes and its strides."""
 
     position: int
@@ -45,8 +44,7 @@ class PlannedInput:
         return written if self.strides == _contiguous(self.sizes) else [*written, list(self.strides)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shapes:
+class Shapes(Value):
     """What one captured graph was captured for.
 
     Attributes:

@@ -3,6 +3,8 @@
 * parameters and buffers, and other state of the module: used where they lie; another address means recapture;
 * mutated inputs (a KV cache): likewise;
 * user inputs: copied into the graph's own buffers before each replay (``clone_input``).
+
+The first call of a shape runs the graph as it is; the second captures it, and from then on it is replayed.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import torch
 from worker.capture import modes
 from worker.capture.direct import restored
 from worker.capture.entry import Entry, InputLayout, inside
+from worker.capture.first_calls import FirstCalls
 from worker.capture.plan import Shapes, shapes_of
 from worker.capture.rooms import Room, room_of
 from worker.capture.statistics import CaptureStatistics, Tally
@@ -36,8 +39,8 @@ class GraphRunner:
     """Runs one loaded graph through captured graphs.
 
     Buffers and outputs are shared by all calls, so calls run one at a time: of all threads, and of all
-    functions that share the pool. Outputs are still overwritten by the next call, as on the device;
-    ``enable_output_clone`` gives each call its own.
+    functions that share the pool. Outputs of a replay are still overwritten by the next one, as on the
+    device; ``enable_output_clone`` gives each call its own, which those of a shape's first call are anyway.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class GraphRunner:
         self._lock = self._given.lock if self._given is not None else threading.RLock()
         self._rooms: dict[Any, Room] = {}
         self._entries: dict[tuple[Any, ...], Entry] = {}
+        self._ran = FirstCalls(options.limit)
         self._last: Entry | None = None
         self._warned: set[str] = set()
         self._tally = Tally()
@@ -68,7 +72,7 @@ class GraphRunner:
             _log.info("not captured: %s", self._never)
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        """Outputs of the graph for ``inputs``; captures first where no captured graph fits."""
+        """Outputs of the graph for ``inputs``; from a shape's second call on out of a captured graph."""
         with self._lock:
             if modes.is_plain(self._autocast_kinds):
                 return self._run(inputs)
@@ -81,6 +85,7 @@ class GraphRunner:
         As a replay would, it overwrites what other graphs of the pool returned.
         """
         with self._lock, modes.plain(self._autocast_kinds):
+            self.layout.require_tensors(inputs)
             key = self.layout.key(inputs)
             entry = self._entries.get(key)
             if entry is None or not entry.fits(inputs):
@@ -114,7 +119,11 @@ class GraphRunner:
         if entry is not None and entry.fits(inputs):
             entry.fill(inputs)
         else:
-            entry, inputs = self._find(inputs)
+            self.layout.require_tensors(inputs)
+            key = self.layout.key(inputs)
+            if self._is_first(key):
+                return self._run_first(key, inputs)
+            entry, inputs = self._find(key, inputs)
             if entry is None:
                 return self._graph(*inputs)
         entry.captured.replay()
@@ -122,9 +131,27 @@ class GraphRunner:
         outputs = entry.captured.outputs
         return self._cloned(outputs) if self._options.clone_output else outputs
 
-    def _find(self, inputs: tuple[Any, ...]) -> tuple[Entry | None, tuple[Any, ...]]:
+    def _is_first(self, key: tuple[Any, ...]) -> bool:
+        """Whether a shape that may be captured did not run yet."""
+        return not (
+            key in self._entries
+            or key in self._ran
+            or self._never
+            or self._options.force_recapture
+            or self._is_full()
+        )
+
+    def _run_first(self, key: tuple[Any, ...], inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Run the graph as it is, which is all the warming up that a later capture needs."""
+        # Outputs are of the kind that replays return, or one loop would be given both kinds.
+        with modes.ordinary_tensors(inputs[index] for index in self.layout.mutated):
+            outputs = self._graph(*inputs)
+        self._ran.add(key)
+        self._tally.warm_up_runs += 1
+        return outputs
+
+    def _find(self, key: tuple[Any, ...], inputs: tuple[Any, ...]) -> tuple[Entry | None, tuple[Any, ...]]:
         """A captured graph whose buffers hold these inputs; None, and the inputs, to run without one."""
-        key = self.layout.key(inputs)
         entry = self._entries.get(key)
         if entry is not None and not self._options.force_recapture and entry.fits(inputs):
             entry.fill(inputs)
@@ -156,6 +183,7 @@ class GraphRunner:
                 return None, intact
         self._tally.captures += 1
         self._entries[key] = entry
+        self._ran.discard(key)
         return entry, inputs
 
     def _forget(self, key: tuple[Any, ...], inputs: tuple[Any, ...]) -> None:
@@ -164,6 +192,7 @@ class GraphRunner:
         if old is not None:
             cause = "force_recapture" if old.fits(inputs) else old.misfit(inputs)
             self._tally.recaptured[cause] += 1
+            self._ran.add(key)  # should the capture fail, the next call tries again
             self._last = None
             _log.info("recapture: %s", cause)
 

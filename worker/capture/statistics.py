@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from worker.values import Value
+
 if TYPE_CHECKING:
     from worker.devices import PoolHandle
 
@@ -14,8 +16,7 @@ Counts = tuple[tuple[str, int], ...]
 """Causes and how often each was met, the most frequent first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolStatistics:
+class PoolStatistics(Value):
     """One pool.
 
     Attributes:
@@ -31,14 +32,14 @@ class PoolStatistics:
     saved_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaptureStatistics:
+class CaptureStatistics(Value):
     """What was done for one function since it was loaded.
 
     Attributes:
         captures: graphs captured, recaptures included.
         recapture_causes: why graphs were captured again.
         replays: calls that replayed a captured graph.
+        warm_up_runs: first calls of a shape, which run the graph as it is; the next call captures it.
         eager_causes: why calls ran without one.
         pools: the pools in use.
     """
@@ -46,6 +47,7 @@ class CaptureStatistics:
     captures: int = 0
     recapture_causes: Counts = ()
     replays: int = 0
+    warm_up_runs: int = 0
     eager_causes: Counts = ()
     pools: tuple[PoolStatistics, ...] = ()
 
@@ -56,7 +58,7 @@ class CaptureStatistics:
 
     @property
     def eager_calls(self) -> int:
-        """Calls that ran without a captured graph."""
+        """Calls that ran without a captured graph, warm-up runs apart."""
         return sum(number for _, number in self.eager_causes)
 
     @property
@@ -72,7 +74,7 @@ class CaptureStatistics:
     def __str__(self) -> str:
         lines = [
             f"{self.captures} captures, {self.recaptures} of them again",
-            f"{self.replays} replays, {self.eager_calls} calls without capture",
+            f"{self.replays} replays, {self.warm_up_runs} warm-up runs, {self.eager_calls} without capture",
             *(f"  captured again {number} x: {cause}" for cause, number in self.recapture_causes),
             *(f"  without capture {number} x: {cause}" for cause, number in self.eager_causes),
             *(
@@ -88,12 +90,13 @@ def total(parts: Iterable[CaptureStatistics]) -> CaptureStatistics:
     """Sums; a pool that several parts share counts once."""
     recaptured: Counter[str] = Counter()
     eager: Counter[str] = Counter()
-    captures = replays = 0
+    captures = replays = warm_up_runs = 0
     own: list[PoolStatistics] = []
     given: dict[PoolHandle, PoolStatistics] = {}
     for part in parts:
         captures += part.captures
         replays += part.replays
+        warm_up_runs += part.warm_up_runs
         recaptured.update(dict(part.recapture_causes))
         eager.update(dict(part.eager_causes))
         for pool in part.pools:
@@ -105,6 +108,7 @@ def total(parts: Iterable[CaptureStatistics]) -> CaptureStatistics:
         captures=captures,
         recapture_causes=_counts(recaptured),
         replays=replays,
+        warm_up_runs=warm_up_runs,
         eager_causes=_counts(eager),
         pools=(*given.values(), *own),
     )
@@ -116,6 +120,7 @@ class Tally:
 
     captures: int = 0
     replays: int = 0
+    warm_up_runs: int = 0
     recaptured: Counter[str] = field(default_factory=Counter)
     eager: Counter[str] = field(default_factory=Counter)
 
@@ -125,6 +130,7 @@ class Tally:
             captures=self.captures,
             recapture_causes=_counts(self.recaptured),
             replays=self.replays,
+            warm_up_runs=self.warm_up_runs,
             eager_causes=_counts(self.eager),
             pools=pools,
         )

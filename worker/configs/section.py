@@ -133,10 +133,26 @@ class Section:
         """What options of this section do that do not say so themselves."""
         return cls._effect
 
+    def __init__(self, *args: Any, **given: Any) -> None:
+        if args or given:
+            kind = type(self).__name__
+            example = f"config.{dotted(self, next(iter(given)))}" if given else "config.mode"
+            msg = f"{kind}() takes no arguments; options are attributes: make it, then set {example} = ..."
+            raise TypeError(msg)
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in names(type(self)):
             raise _unknown(self, name)
         super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name not in names(type(self)):
+            raise _unknown(self, name)
+        declared = vars(type(self))[name]
+        remedy = f"its default is {declared.default!r}" if isinstance(declared, Option) else "set its options"
+        place = dotted(self, name)
+        msg = f"config.{place} cannot be deleted, only set; {remedy}"
+        raise BadConfig(msg, option=place)
 
     def __getattr__(self, name: str) -> Any:
         # Python asks for protocol methods that may be missing (copy, pickle); that is no misspelt option.

@@ -1,10 +1,4 @@
-"""Device kind ``cpu``: a `CpuGraph` with the contract of the accelerators' graphs.
-
-A recording of one run says which kernels the graph calls on which memory (`worker.torch_private.recording`).
-All that the run allocated gets a place in the work region of a pool (`worker.devices.memory_plan`), and a
-replay calls the same kernels on these fixed addresses: no Python of the graph, no views, no allocator. As on
-a device, outputs hold nothing before the first replay, and every replay in the pool may overwrite them.
-"""
+"""Device kind ``cpu``: graphs that keep the contract of the accelerators; see `worker.devices.cpu_graph`."""
 
 from __future__ import annotations
 
@@ -13,45 +7,10 @@ from typing import Any
 
 import torch
 
-from worker import collection
-from worker.devices import Pool, PoolHandle
-from worker.devices.arena import ArenaPool, Pools, buffers, new_handle
-from worker.devices.program import Program, program
-from worker.torch_private.kernels import run
-from worker.torch_private.places import check
-from worker.torch_private.recording import record
+from worker.devices import CapturedGraph, Pool, PoolHandle
+from worker.devices.arena import ArenaPool, Pools, new_handle
 
 _POOLS = Pools()
-
-
-class CpuGraph:
-    """A graph recorded on a CPU: its calls, with all that they read and write."""
-
-    def __init__(self, inputs: tuple[Any, ...], program: Program, held: tuple[Any, ...], size: int) -> None:
-        self._inputs = inputs
-        self._outputs = program.outputs
-        self._calls = program.calls
-        self._held = held
-        self._size_bytes = size
-
-    @property
-    def inputs(self) -> tuple[Any, ...]:
-        """See `worker.devices.CapturedGraph.inputs`."""
-        return self._inputs
-
-    @property
-    def outputs(self) -> tuple[Any, ...]:
-        """See `worker.devices.CapturedGraph.outputs`."""
-        return self._outputs
-
-    @property
-    def size_bytes(self) -> int:
-        """See `worker.devices.CapturedGraph.size_bytes`."""
-        return self._size_bytes
-
-    def replay(self) -> None:
-        """See `worker.devices.CapturedGraph.replay`."""
-        run(self._calls)
 
 
 class CpuBackend:
@@ -81,19 +40,12 @@ class CpuBackend:
         copied: frozenset[int],
         aliased: frozenset[int],
         pool: Pool,
-    ) -> CpuGraph:
+    ) -> CapturedGraph:
         """See `worker.devices.DeviceBackend.capture`; which outputs share memory is seen in the recording."""
         del aliased
         if not isinstance(pool, ArenaPool):
             msg = f"a CPU graph needs a pool of the CPU backend; got a {type(pool).__qualname__}"
             raise TypeError(msg)
-        for value in inputs:
-            if isinstance(value, torch.Tensor):
-                check(value)
-        # Out of inference mode, so that what is made here can be written in and out of it.
-        with collection.paused(), torch.inference_mode(mode=False), torch.no_grad():
-            given = buffers(pool, inputs, copied)
-            recording = record(graph, given.values)
-            made = program(recording, given.values, copied=copied, region=pool.work)
-        held = (pool, given.segment, made.segment)
-        return CpuGraph(given.values, made, held, given.size_bytes + made.size_bytes)
+        from worker.devices.cpu_graph import captured
+
+        return captured(graph, inputs, copied=copied, pool=pool)

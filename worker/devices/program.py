@@ -3,7 +3,7 @@
 Each operation becomes one call that leaves its results where the plan says:
 
     in-place operators, and those with ``out``    as recorded
-    functional ones with an ``out`` variant       that variant, on the planned tensors
+    structured ones (they have ``out`` variants)  that variant, on the planned tensors
     ``clone``, conversions                        ``copy_`` into the planned tensor
     all others, collectives                       as recorded, and a copy of those results that are used
 

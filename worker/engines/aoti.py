@@ -29,7 +29,7 @@ from worker.engines import Built
 from worker.engines.aoti_call import CompiledGraph, Parts
 from worker.engines.aoti_package import pack, package_name, unpack
 from worker.engines.graph import GraphEngine, unpack_constants
-from worker.errors import ArtifactCorrupt, NotPortable, NotYet
+from worker.errors import ArtifactMissing, NotPortable, NotYet
 
 if TYPE_CHECKING:
     from worker.engines import Graph
@@ -110,7 +110,8 @@ class AotiEngine:
         """See `worker.engines.Engine.load`; compiles where the artifact keeps no kernels.
 
         Raises:
-            ArtifactCorrupt: the kernels cannot be opened here.
+            ArtifactMissing: the kernels are not there.
+            ArtifactCorrupt: they cannot be opened here.
             ToolchainError: it has to compile, and there is no compiler.
         """
         call: dict[str, Any] = json.loads(sections[_SECTION])
@@ -133,8 +134,8 @@ class AotiEngine:
             if call["file"] not in files and _digest(sections) in _compiled:
                 return _compiled[_digest(sections)]
             if call["file"] not in files:
-                msg = f"the artifact's kernels {call['file']} are not beside it"
-                raise ArtifactCorrupt(msg, where=call["file"], why="not there")
+                msg = f"{call['file']} is missing, the artifact's kernels"
+                raise ArtifactMissing(msg, where=call["file"], why="it is missing")
             return unpack(files[call["file"]])
         digest = _digest(sections)
         if digest not in _compiled:
@@ -192,7 +193,8 @@ def _compile_again(sections: Mapping[str, bytes], call: Mapping[str, Any]) -> Ma
         _log.warning("the kernels cannot be compiled again, so the graph is replayed: %s", error)
         return None
     same = all(parts.call[name] == call[name] for name in parts.call if name != "added")
-    if not same or not set(parts.call["added"]) <= set(call["added"]):
+    held = {*call["added"], *call["described"]["conditions"]}
+    if not same or not held.issuperset(parts.call["added"]):
         _log.warning("the kernels came out otherwise than the artifact says, so the graph is replayed")
         return None
     return parts.library

@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from worker.engines.aoti_overlap import OverlapCheck
+from worker.engines.aoti_overlap import OverlapCheck, picker
 from worker.graph_facts import STATE
 
 _log = logging.getLogger("torchair")
 Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """A loaded graph.
+class Parts(NamedTuple):
+    """A loaded graph. No dataclass: to make one of so many fields takes a millisecond, in every warm process.
 
     Attributes:
         open: makes what runs the library on a device; None where there is none.
@@ -57,7 +55,8 @@ class CompiledGraph:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._run: Run | None = None
-        self._carrier = torch.empty(1, dtype=torch.uint8)
+        self._take = _taker(parts)
+        self._tail_inputs = picker(parts.tail_inputs)
         self._copied: frozenset[int] | None = None  # None until the first call has looked
         self._warned = False
         self._overlap = _overlap_check(parts)
@@ -73,17 +72,14 @@ class CompiledGraph:
             if self._overlap is not None and self._overlap(inputs):
                 self._warn()
                 return parts.replay(*inputs)
-            taken = [inputs[index] for index in parts.tensors]
-            if parts.numbers:
-                taken += [self._carrier.expand(inputs[index]) for index in parts.numbers]
-            taken += parts.constants
+            taken = self._take(inputs)
             run = self._run or self._opened(_device(taken))
             made = run(taken)
             if self._copied is None or self._copied:
                 made = self._own(made, taken)
         if parts.tail is None:
             return tuple(made)
-        return parts.tail(*[inputs[index] for index in parts.tail_inputs], *made)
+        return parts.tail(*self._tail_inputs(inputs), *made)
 
     def _opened(self, device: torch.device) -> Run:
         assert self._parts.open is not None  # noqa: S101 - callers looked
@@ -107,12 +103,28 @@ class CompiledGraph:
         return [value.clone() if index in self._copied else value for index, value in enumerate(made)]
 
 
+def _taker(parts: Parts) -> Callable[[Sequence[Any]], list[torch.Tensor]]:
+    """What makes the library's inputs of the graph's, prepared for what this graph has."""
+    if parts.tensors == tuple(range(len(parts.classes))) and not parts.constants:
+        return list
+    pick, constants = picker(parts.tensors), parts.constants
+    if not parts.numbers:
+        return lambda inputs: [*pick(inputs), *constants]
+    carrier = torch.empty(1, dtype=torch.uint8)
+    sizes = picker(parts.numbers)
+    return lambda inputs: [*pick(inputs), *map(carrier.expand, sizes(inputs)), *constants]
+
+
 def _overlap_check(parts: Parts) -> OverlapCheck | None:
     if not parts.written:
         return None
-    others = [index for index in parts.tensors if index not in parts.written]
-    fixed = [index for index in others if parts.classes[index] == STATE]
-    return OverlapCheck(parts.written, fixed, [index for index in others if index not in fixed])
+    written = frozenset(parts.written)
+    others = [index for index in parts.tensors if index not in written]
+    return OverlapCheck(
+        parts.written,
+        [index for index in others if parts.classes[index] == STATE],
+        [index for index in others if parts.classes[index] != STATE],
+    )
 
 
 def _shared(made: Sequence[torch.Tensor], taken: Sequence[torch.Tensor]) -> frozenset[int]:

@@ -5,23 +5,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from worker.engines.aoti_place import compile_place
 from worker.engines.aoti_split import divide
 from worker.engines.graph import GraphEngine
+from worker.errors import NotPortable
 from worker.graph_facts import GraphFacts
 from worker.instruction_set import instruction_set
 from worker.settings import settings
 from worker.torch_private.inductor import compile_library
 from worker.torch_private.library_inputs import bind_inputs
-from worker.torch_private.lowering import LoweredGraph
+from worker.torch_private.lowering import LoweredGraph, graph_of
 from worker.torch_private.symbolic import conditions, rebuild, shape_env_of
-
-if TYPE_CHECKING:
-    from torch.fx import GraphModule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +44,7 @@ def compile_parts(lowered: LoweredGraph, facts: GraphFacts, identity: str) -> Co
         NotPortable: it cannot be compiled.
         NotYet: it uses a process group.
     """
+    _refuse_lazy_bits(lowered, facts)
     graph = lowered.graph
     env = shape_env_of(node.meta.get("val") for node in graph.graph.nodes if node.op == "placeholder")
     before = conditions(env)
@@ -91,15 +90,29 @@ def compile_described(
     Raises:
         NotPortable: it cannot be compiled.
     """
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     replayed = GraphEngine().load(whole, {}, {})
     with _plain():
         values = rebuild(description)
-        graph: GraphModule = make_fx(replayed, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*values)
-        graph.graph.eliminate_dead_code()
+        graph = graph_of(replayed, values)
         facts = GraphFacts(input_classes=(), num_outputs=0, aliased_outputs=())
         return compile_parts(LoweredGraph(graph=graph, inputs=()), facts, identity)
+
+
+def _refuse_lazy_bits(lowered: LoweredGraph, facts: GraphFacts) -> None:
+    """Refuse inputs whose memory holds something else than their values: kernels read memory as it is.
+
+    Inputs without such a bit have an artifact of their own: the bits are among its conditions.
+    """
+    for name, node in zip(facts.input_names, lowered.graph.graph.nodes, strict=False):
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor) or not (value.is_neg() or value.is_conj()):
+            continue
+        bit, remedy = ("negative", "resolve_neg()") if value.is_neg() else ("conjugate", "resolve_conj()")
+        msg = (
+            f"{name} has its {bit} bit set, which mode max-autotune does not support: pass {name}.{remedy}, "
+            "or use mode reduce-overhead"
+        )
+        raise NotPortable(msg, what=name)
 
 
 @contextlib.contextmanager

@@ -2,18 +2,21 @@
 
 Invariants: byte ranges are compared, so slices of one tensor that lie apart are no overlap, and interleaved
 ones count as one, which is slower and never wrong. Ranges of parameters, buffers and mutated inputs are
-looked at again only when one of them has another address.
+looked at again only when one of them has another address, or one that is written to another layout.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
 
 _address = torch.Tensor.data_ptr
+_shape = torch.Tensor.size
+_stride = torch.Tensor.stride
 
 
 class OverlapCheck:
@@ -26,39 +29,53 @@ class OverlapCheck:
     """
 
     def __init__(self, written: Sequence[int], fixed: Sequence[int], others: Sequence[int]) -> None:
-        self._written = tuple(written)
-        self._settled = (*written, *fixed)
+        self._num_written = len(written)
+        self._settled = picker((*written, *fixed))
         self._others = tuple(others)
-        self._known: tuple[int, ...] | None = None
-        self._shapes: tuple[Any, ...] = ()
+        self._known: list[Any] = []
         self._verdict = False
         self._starts: list[int] = []
         self._ends: list[int] = []
+        self._last_end = 0
 
     def __call__(self, inputs: Sequence[Any]) -> bool:
         """Whether memory is shared."""
-        settled = [inputs[index] for index in self._settled]
-        known = tuple(map(_address, settled))
-        shapes = tuple(inputs[index].shape for index in self._written)
-        if known != self._known or shapes != self._shapes:
+        # On the way of every call: lists are made by `map`, which runs no Python for an element.
+        settled = self._settled(inputs)
+        written = settled[: self._num_written]
+        known = [*map(_address, settled), *map(_shape, written), *map(_stride, written)]
+        if known != self._known:
             self._look(settled)
-            self._known, self._shapes = known, shapes
-        return self._verdict or any(self._meets(inputs[index]) for index in self._others)
+            self._known = known
+        if self._verdict:
+            return True
+        for index in self._others:
+            tensor = inputs[index]
+            if tensor.data_ptr() < self._last_end and self._meets(tensor):
+                return True
+        return False
 
     def _look(self, settled: Sequence[torch.Tensor]) -> None:
-        num_written = len(self._written)
-        ranges = [(*_range(tensor), index < num_written) for index, tensor in enumerate(settled)]
+        ranges = [(*_range(tensor), index < self._num_written) for index, tensor in enumerate(settled)]
         ranges = sorted(item for item in ranges if item[0] < item[1])
         self._verdict = _overlap(ranges)
         written = [item for item in ranges if item[2]]
         self._starts = [start for start, _, _ in written]
         self._ends = [end for _, end, _ in written]
+        self._last_end = max(self._ends, default=0)
 
     def _meets(self, tensor: torch.Tensor) -> bool:
         start, end = _range(tensor)
         # Written ranges lie apart here, so that the last one to start before `end` decides.
         position = bisect_right(self._starts, end - 1) - 1
         return start < end and position >= 0 and self._ends[position] > start
+
+
+def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Picks elements out of a sequence, always as a tuple."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    return lambda inputs: tuple(inputs[index] for index in positions)
 
 
 def _overlap(ranges: Sequence[tuple[int, int, bool]]) -> bool:

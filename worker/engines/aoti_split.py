@@ -20,7 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from worker.errors import NotPortable, NotYet
 from worker.graph_facts import DROPOUTS
-from worker.torch_private.operators import memory_of, mutated_arguments
+from worker.torch_private.operators import arguments_at, memory_of, mutated_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,11 +87,7 @@ def _refuse(graph: GraphModule) -> None:
 def _written(graph: GraphModule) -> Iterator[int]:
     """Identities of the memory that operators of a graph write to."""
     for node in graph.graph.nodes:
-        if node.op != "call_function" or not hasattr(node.target, "_schema"):
-            continue
-        names = [argument.name for argument in node.target._schema.arguments]  # noqa: SLF001
-        for position in mutated_arguments(node.target):
-            value = node.args[position] if position < len(node.args) else node.kwargs.get(names[position])
+        for value in arguments_at(node, mutated_arguments(node.target)):
             for item in value if isinstance(value, list | tuple) else (value,):
                 if isinstance(item, Node):
                     yield from memory_of(item.meta.get("val"))
@@ -168,13 +164,8 @@ def _is_view(node: Node) -> bool:
 
 def _written_argument(node: Node) -> Node | None:
     """What an operator that writes to its argument and returns it (``add_``) returns; None for all others."""
-    if node.op != "call_function" or not hasattr(node.target, "_schema"):
-        return None
-    arguments = node.target._schema.arguments  # noqa: SLF001
     mine = set(memory_of(node.meta.get("val")))
-    for position in mutated_arguments(node.target):
-        name = arguments[position].name
-        value = node.args[position] if position < len(node.args) else node.kwargs.get(name)
+    for value in arguments_at(node, mutated_arguments(node.target)):
         if isinstance(value, Node) and mine & set(memory_of(value.meta.get("val"))):
             return value
     return None

@@ -135,8 +135,9 @@ class _SourceWriter:
         return self._operators.setdefault(BINDINGS.get(path, path), short)
 
     def _argument(self, node: Node, index: int, value: Any) -> str:
-        schema = getattr(node.target, "_schema", None)
-        name = schema.arguments[index].name if schema is not None and index < len(schema.arguments) else ""
+        from worker.torch_private.operators import argument_name
+
+        name = argument_name(node.target, index)
         text = self._keyword(node, name, value)
         # Python's bindings take this one, which is always the last, by keyword only.
         return f"memory_format={text}" if name == "memory_format" else text
@@ -172,6 +173,9 @@ class _SourceWriter:
             return repr(value)
         if isinstance(value, float):
             return repr(value) if math.isfinite(value) else f"float({str(value)!r})"
+        if isinstance(value, complex):
+            # Not its repr: "-0+1j" is a sum, and loses the sign of zero.
+            return f"complex({self._value(value.real)}, {self._value(value.imag)})"
         if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
             return str(value)
         if isinstance(value, torch.device):
@@ -200,7 +204,7 @@ def _pack_constants(tensors: list[torch.Tensor]) -> bytes:
 
 
 def _raw(tensor: torch.Tensor) -> bytes:
-    flat = tensor.detach().cpu().contiguous().view(-1)
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1)
     return bytes(flat.view(torch.uint8).tolist()) if flat.numel() else b""
 
 

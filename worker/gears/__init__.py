@@ -9,6 +9,7 @@
 ``rules``      which artifact a call may use
 ``misses``     a shape that is no gear, in words
 ``loaded``     what the gears of a loaded artifact mean for its calls
+``trials``     whether padding changes results
 ``runner``     pads inputs and cuts outputs; makes inputs of every gear
 
 ``carried``    imports torch only where a tensor is at hand, and nothing here imports Dynamo or sympy.

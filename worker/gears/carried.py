@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,8 @@ from worker.errors import GearError
 from worker.gears.checks import Gears, checked_gears
 
 if TYPE_CHECKING:
+    from types import CodeType, FunctionType
+
     import torch
 
 ATTRIBUTE = "dim_gears"
@@ -59,16 +62,32 @@ def encoded(gears: Gears | None) -> list[list[Any]]:
     return [[dim, list(gears[dim])] for dim in sorted(gears)] if gears else []
 
 
-def geared_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
-    """Every tensor with gears among a call's arguments, each once, and where it stands."""
+def geared_arguments(
+    function: FunctionType, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[tuple[str, torch.Tensor]]:
+    """Every tensor with gears among a call's arguments, each once, and where it stands.
+
+    Args:
+        function: what is called; it names the arguments.
+        args: positional arguments of the call, without the module.
+        kwargs: keyword arguments of the call.
+    """
     found: dict[int, tuple[str, torch.Tensor]] = {}
     if any_set():
-        named = [*((f"argument {index}", value) for index, value in enumerate(args)), *kwargs.items()]
+        named = [*zip(_positional(function.__code__, len(args)), args, strict=True), *kwargs.items()]
         seen: set[int] = set()
         for where, value in named:
             for place, tensor in _tensors(where, value, seen, _MAX_DEPTH):
                 found.setdefault(id(tensor), (place, tensor))
     return list(found.values())
+
+
+def _positional(code: CodeType, count: int) -> list[str]:
+    """Names of the first positional arguments after the module; those beyond the parameters are ``*args``."""
+    own = code.co_varnames[1 : code.co_argcount][:count]
+    takes_more = bool(code.co_flags & inspect.CO_VARARGS)
+    rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount] if takes_more else "argument"
+    return [*own, *(f"{rest}[{index}]" for index in range(count - len(own)))]
 
 
 def _tensors(where: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple[str, torch.Tensor]]:

@@ -8,6 +8,7 @@ from worker.errors import GearError
 
 MIN_GEARS = 2
 MAX_GEARS = 100
+_ORDINALS = dict(enumerate(("the first of them", "the second of them", "the third of them")))
 
 Gears = dict[int, tuple[int, ...]]
 
@@ -19,6 +20,9 @@ def checked_gears(
     earlier: Mapping[int, Sequence[int]] | None = None,
 ) -> Gears:
     """The gears as tuples by dimension, if they are allowed.
+
+    A gear may stand there twice, for ``zip`` pairs it with two of another dimension; no gears at all are
+    allowed too. Both as in TorchAir.
 
     Args:
         shape: shape of the tensor that gets the gears.
@@ -66,9 +70,10 @@ def _check_gears(dim: int, gears: object) -> None:
         msg = f"{place}: there are {len(gears)}; allowed: {MIN_GEARS} to {MAX_GEARS}"
         raise GearError(msg, dim=repr(dim), found=repr(len(gears)))
     for position, gear in enumerate(gears):
+        which = _ORDINALS.get(position, f"number {position + 1}")
         if type(gear) is not int:
-            msg = f"{place}: [{position}] is {gear!r} ({type(gear).__qualname__}); expected an int"
+            msg = f"{place}: {which} is {gear!r} ({type(gear).__qualname__}); expected an int"
             raise GearError(msg, dim=repr(dim), found=repr(gear))
         if gear < 1:
-            msg = f"{place}: [{position}] is {gear}; a gear is a size of 1 or more"
+            msg = f"{place}: {which} is {gear}; a gear is a size of 1 or more"
             raise GearError(msg, dim=repr(dim), found=repr(gear))

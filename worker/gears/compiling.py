@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MethodType
@@ -17,7 +16,7 @@ from worker.gears.runner import refuse_unpaddable
 from worker.guards.check import node_values
 from worker.torch_private.symbols import marks_obeyed, refuse_constant
 from worker.values import Value
-from worker.variant import function_of
+from worker.variant import arguments_of, function_of
 
 if TYPE_CHECKING:
     import torch
@@ -107,17 +106,14 @@ def compiling(
     Raises:
         GearError: a tensor's own size is none of its gears, or a tensor of the module has gears.
     """
-    geared = geared_arguments(args, kwargs)
+    geared = geared_arguments(function_of(method), args, kwargs)
     refuse_arguments(geared, on_miss, policy)
     hints = [(tensor, _hints(tensor, carried(tensor) or {})) for _, tensor in geared]
     with_one = any(1 in sizes for _, tensor in geared for sizes in (carried(tensor) or {}).values())
     oblivious = with_one or (on_miss == "pad" and bool(geared))
     with marks_obeyed(hints, oblivious=oblivious) as traced:
-        bound = inspect.signature(function_of(method)).bind(method.__self__, *args, **kwargs)
-        bound.apply_defaults()
-        yield GearCompile(
-            method=method, arguments=bound.arguments, policy=policy, on_miss=on_miss, traced=traced
-        )
+        arguments = arguments_of(method, args, kwargs)
+        yield GearCompile(method=method, arguments=arguments, policy=policy, on_miss=on_miss, traced=traced)
 
 
 def _hints(tensor: torch.Tensor, gears: Mapping[int, Sequence[int]]) -> dict[int, int]:

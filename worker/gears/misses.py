@@ -11,14 +11,9 @@ from worker.errors import GearError
 from worker.gears.carried import carried
 from worker.gears.merge import Combination
 from worker.gears.model import GearFacts, hold
+from worker.torch_private.source_names import readable
 
 _SHOWN = 12
-_LOCAL = r"\bL\['([^']*)'\]"
-
-
-def readable(text: str) -> str:
-    """Dynamo's names of arguments as a reader would write them."""
-    return re.sub(_LOCAL, r"\1", text)
 
 
 def condition_text(gears: GearFacts, condition: str) -> str:

@@ -14,10 +14,11 @@ import torch
 from worker.errors import GearError
 from worker.gears.checks import Gears
 from worker.gears.merge import Combination, merged
-from worker.gears.misses import condition_text, readable
+from worker.gears.misses import condition_text
 from worker.gears.model import Axis, GearedInput, GearFacts, evaluate, hold
 from worker.gears.rules import membership
 from worker.graph_facts import MUTATED, USER
+from worker.torch_private.source_names import readable
 from worker.torch_private.symbols import Symbols, free_symbols, other_shape, size_text
 from worker.values import Value
 

@@ -6,7 +6,7 @@ import difflib
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -173,14 +173,17 @@ def _rank(value: int | None, name: str) -> int | None:
 def _extensions(given: dict[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         if name not in _CHOICES:
-            near = difflib.get_close_matches(name, [*_CHOICES, *(cache_compile.__kwdefaults__ or ())], n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            msg = f"cache_compile has no parameter {name!r}{hint}"
-            raise BadConfig(msg, parameter=name)
+            raise _unknown("cache_compile", name, [*_CHOICES, *(cache_compile.__kwdefaults__ or ())])
         if value not in _CHOICES[name]:
             msg = f"{name} is {value!r}; allowed: {', '.join(map(repr, _CHOICES[name]))}"
             raise BadConfig(msg, parameter=name)
     return given
+
+
+def _unknown(function: str, name: str, known: Iterable[str]) -> BadConfig:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return BadConfig(f"{function} has no parameter {name!r}{hint}", parameter=name)
 
 
 def readable_cache(
@@ -212,13 +215,17 @@ def get_backend(
     *,
     compiler_config: CompilerConfig | None = None,
     custom_decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    **unknown: Any,
 ) -> functools.partial[Any]:
     """A backend for ``torch.compile``, which also carries its configuration to `cache_compile`.
 
     Raises:
-        BadConfig: a value of the wrong type.
+        BadConfig: an unknown parameter, or a value of the wrong type.
     """
     from worker.backend import compile_graph
+
+    for name in unknown:
+        raise _unknown("get_npu_backend", name, get_backend.__kwdefaults__ or ())
 
     config = CompilerConfig() if compiler_config is None else compiler_config
     return functools.partial(

@@ -1,6 +1,7 @@
 """Inductor: one graph to one shared library. Never imported by a warm load that has its library.
 
-Facts relied upon (each has a test in ``tests/unit/test_aoti_engine.py``):
+Facts relied upon (tested in ``tests/unit/test_inductor.py``; what becomes of compiled kernels, in
+``tests/integration/test_max_autotune.py``):
 
 * ``compile_fx_aot`` within a tracing context uses that context's ``ShapeEnv``, so the conditions it puts on
   symbolic sizes are guards of the trace; it takes no symbolic integer as an input.
@@ -8,7 +9,7 @@ Facts relied upon (each has a test in ``tests/unit/test_aoti_engine.py``):
   ``model_name_for_generated_files`` no name depends on a hash.
 * ``cpp.threads`` is the number of OpenMP threads in the code, and decides which loops are worth splitting.
 * Operators that have no C interface are called by name; ``<stem>.json`` beside the library lists them.
-* ``TORCHINDUCTOR_CACHE_DIR`` is read at each use.
+* ``TORCHINDUCTOR_CACHE_DIR`` is read at each use, so it is set for the length of a compile: one at a time.
 * ``torch.__config__``-like settings that change code come from environment variables read at import; those
   that matter are set here, so that equal graphs give equal bytes.
 """
@@ -17,20 +18,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from worker.errors import NotPortable
+from worker.errors import NotPortable, NotYet
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
 _NAME = "graph"
 LIBRARY, NODES = "graph.so", "graph.json"
+# Without these a library does the same: it is larger, or takes longer to make.
+_OPTIONAL = frozenset({"aot_inductor.enable_line_tables", "aot_inductor.precompile_headers"})
+_ENVIRONMENT = threading.Lock()
 
 
 def _settings(directory: Path, march: str | None, compiler: str) -> dict[str, Any]:
@@ -61,7 +66,21 @@ def _settings(directory: Path, march: str | None, compiler: str) -> dict[str, An
     }
     from torch._inductor import config
 
-    known = config.get_config_copy()
+    return known_settings(patches, config.get_config_copy())
+
+
+def known_settings(patches: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """What Inductor knows of ``patches``; only what changes no results may be unknown.
+
+    Raises:
+        NotYet: a setting that decides what is compiled is unknown to this torch.
+    """
+    unknown = sorted(patches.keys() - set(known) - _OPTIONAL)
+    if unknown:
+        feature = (
+            f"mode max-autotune with torch {torch.__version__}, whose Inductor has no {', '.join(unknown)}"
+        )
+        raise NotYet(feature, instead="use mode reduce-overhead, or a torch release that has it")
     return {name: value for name, value in patches.items() if name in known}
 
 
@@ -86,6 +105,7 @@ def compile_library(
 
     Raises:
         NotPortable: Inductor cannot compile it.
+        NotYet: this torch's Inductor lacks a setting that it needs.
     """
     with warnings.catch_warnings():
         # Inductor's own, some at its import; of no use to who calls a cached function.
@@ -127,13 +147,15 @@ def _made(graph: GraphModule, inputs: Sequence[Any], cache: Path, settings: dict
 
 @contextlib.contextmanager
 def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    """Sets variables of the process; two at once would put back what the other set."""
+    with _ENVIRONMENT:
+        before = {name: os.environ.get(name) for name in changes}
+        os.environ.update(changes)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value

@@ -7,7 +7,9 @@ that reaches another overload, or the same one with other arguments, is not used
 cannot be tried without running them, so they keep the call through ``torch.ops``.
 
 Relies on: ``OpOverload._op`` is the overload without its Python wrapper; ``_AutoDispatchBelowAutograd`` skips
-autograd's kernels, which do nothing for tensors that ask for no gradients.
+autograd's kernels, which do nothing for tensors that ask for no gradients; each functional overload with a
+``structured_delegate`` has a kernel for ``CompositeExplicitAutogradNonFunctional``, and that delegate one for
+``Meta``.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from worker.torch_private.operators import mutated_arguments
+from worker.torch_private.patching import Watch
 from worker.values import Value
 
 Call = Callable[[], Any]
@@ -53,7 +55,12 @@ class OutVariant(Value):
 
 @functools.cache
 def out_variant(overload: Any) -> OutVariant | None:
-    """The overload of the same operator with the same arguments that writes into given tensors, if any."""
+    """The overload of the same operator with the same arguments that writes into given tensors, if any.
+
+    Only of structured operators: both their overloads are generated around one kernel, which is handed
+    results of the right sizes. Others may use ``out`` as memory to compute in, and resize it for that
+    (`binary_cross_entropy`, `huber_loss`).
+    """
     if overload.namespace != "aten" or mutated_arguments(overload):
         return None
     wanted = [(item.name, str(item.type)) for item in overload._schema.arguments]
@@ -67,8 +74,23 @@ def out_variant(overload: Any) -> OutVariant | None:
         outs = tuple(item.name for item in arguments if item.is_out)
         rest = [(item.name, str(item.type)) for item in arguments if not item.is_out]
         if len(outs) == len(returns) and _same_but_options(wanted, rest):
+            if not _structured(overload, candidate):
+                return None
             return OutVariant(overload=candidate, names=outs, arguments=tuple(name for name, _ in rest))
     return None
+
+
+def _structured(overload: Any, out: Any) -> bool:
+    """Whether a functional overload and one with ``out`` are generated from one structured kernel.
+
+    Copying forms of views are registered alike, and are not.
+    """
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return (
+        torch.Tag.view_copy not in overload.tags
+        and has_kernel(overload.name(), "CompositeExplicitAutogradNonFunctional")
+        and all(has_kernel(out.name(), key) for key in ("CPU", "Meta"))
+    )
 
 
 def _same_but_options(wanted: list[tuple[str, str]], rest: list[tuple[str, str]]) -> bool:
@@ -177,24 +199,16 @@ class _Elsewhere(Exception):
     """A call reached another overload than it should: a way out before a kernel runs."""
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Arrivals(Watch):  # type: ignore[no-untyped-call]
     """Notes the arguments with which one overload is reached."""
 
     def __init__(self, overload: Any) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._overload = overload
         self.arrived: list[tuple[Any, Any]] = []
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """No wrapper around `__torch_dispatch__`: it would import Dynamo."""
-        return False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        del types
-        kwargs = kwargs or {}
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Notes the arguments, and returns what the operator would without running it."""
         if func is not self._overload:
             raise _Elsewhere
         self.arrived.append((args, kwargs))
@@ -207,7 +221,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _arriving(overload: Any, call: Call) -> list[tuple[Any, Any]] | None:
-    with _Watch(overload) as watch:
+    with torch._C._AutoDispatchBelowAutograd(), _Arrivals(overload) as watch:  # as it is going to be run
         try:
             call()
         except _Elsewhere:

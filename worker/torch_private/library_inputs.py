@@ -9,19 +9,18 @@ Facts relied upon (tested in ``tests/unit/test_aoti_engine.py``):
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from worker.errors import NotPortable
+from worker.values import Value
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LibraryInputs:
+class LibraryInputs(Value):
     """What a library is called with, one after another.
 
     Attributes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,7 +41,6 @@ def lower(graph_module: GraphModule, decompositions: Mapping[Any, Callable[..., 
     """
     import torch.fx.traceback as fx_traceback
     from torch.fx import Interpreter
-    from torch.fx.experimental.proxy_tensor import make_fx
 
     values = [node.meta["example_value"] for node in graph_module.graph.nodes if node.op == "placeholder"]
     # Detached, because a buffer that a graph with gradients wrote to has a history by now.
@@ -49,14 +48,9 @@ def lower(graph_module: GraphModule, decompositions: Mapping[Any, Callable[..., 
     whole_composites = not _casts_by_itself(graph_module)
     _drop_grad_switches(graph_module)
     with torch.no_grad(), fx_traceback.preserve_node_meta():
-        graph: GraphModule = make_fx(
-            Interpreter(graph_module).run,
-            decomposition_table=dict(decompositions),
-            tracing_mode="symbolic",
-            _allow_non_fake_inputs=True,
-            pre_dispatch=whole_composites,
-        )(*fakes)
-    graph.graph.eliminate_dead_code()
+        graph = graph_of(
+            Interpreter(graph_module).run, fakes, decompositions=decompositions, composites=whole_composites
+        )
     return LoweredGraph(graph=graph, inputs=_inputs(graph_module))
 
 
@@ -67,7 +61,6 @@ def retrace(lowered: LoweredGraph, fakes: list[Any]) -> LoweredGraph:
     """
     import torch.fx.traceback as fx_traceback
     from torch.fx import Interpreter
-    from torch.fx.experimental.proxy_tensor import make_fx
 
     placeholders = [node for node in lowered.graph.graph.nodes if node.op == "placeholder"]
     if len(placeholders) != len(fakes):
@@ -78,14 +71,36 @@ def retrace(lowered: LoweredGraph, fakes: list[Any]) -> LoweredGraph:
             stack.enter_context(torch.autocast(kind, enabled=False))
         stack.enter_context(torch.no_grad())
         stack.enter_context(fx_traceback.preserve_node_meta())
-        graph: GraphModule = make_fx(
-            Interpreter(lowered.graph).run,
-            tracing_mode="symbolic",
-            _allow_non_fake_inputs=True,
-            pre_dispatch=True,
-        )(*fakes)
-    graph.graph.eliminate_dead_code()
+        graph = graph_of(Interpreter(lowered.graph).run, fakes, composites=True)
     return LoweredGraph(graph=graph, inputs=lowered.inputs)
+
+
+def graph_of(
+    function: Callable[..., Any],
+    fakes: Sequence[Any],
+    *,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    composites: bool = False,
+) -> GraphModule:
+    """The ATen operators that a function calls for fake inputs, without those that nobody needs.
+
+    Args:
+        function: what is recorded; shapes may be symbols.
+        fakes: its inputs.
+        decompositions: operator overload -> function that replaces it.
+        composites: keep composite operators (``linear``) whole.
+    """
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    graph: GraphModule = make_fx(
+        function,
+        decomposition_table=dict(decompositions or {}),
+        tracing_mode="symbolic",
+        _allow_non_fake_inputs=True,
+        pre_dispatch=composites,
+    )(*fakes)
+    graph.graph.eliminate_dead_code()
+    return graph
 
 
 def _casts_by_itself(graph_module: GraphModule) -> bool:

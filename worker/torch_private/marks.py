@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from worker.errors import GearError
+from worker.torch_private.source_names import readable
 
 _DYNAMIC, _MAYBE, _STATIC = (
     "_dynamo_dynamic_indices",
@@ -90,7 +91,8 @@ def refuse_unbacked(tensor: Any, source: str) -> None:
         dims = sorted(getattr(tensor, name, ()))
         if dims:
             msg = (
-                f"dimension {dims[0]} of {source} is marked by torch._dynamo.mark_unbacked, which a cached "
-                "function does not support; use torch._dynamo.mark_dynamic, or set_dim_gears for a few sizes"
+                f"dimension {dims[0]} of {readable(source)} is marked by "
+                "torch._dynamo.decorators.mark_unbacked, which a cached function does not support; use "
+                "torch._dynamo.mark_dynamic, or set_dim_gears for a few sizes"
             )
             raise GearError(msg, input=source, dim=str(dims[0]))

@@ -2,28 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from worker.errors import NotPortable
 
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+
+# What `torch.ops` is made of, by which an object is known to be an operator.
+OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+OperatorNamespace = torch._ops._OpNamespace
+
+# Operators that write to running statistics although no schema says so, and the argument that, being False,
+# tells them not to (empty: there is none).
+_RUNNING = ("running_mean", "running_var")
+_UPDATING = {
+    "aten::batch_norm": "training",
+    "aten::native_batch_norm": "training",
+    "aten::cudnn_batch_norm": "training",
+    "aten::miopen_batch_norm": "training",
+    "aten::_batch_norm_impl_index": "training",
+    "aten::instance_norm": "use_input_stats",
+    "aten::batch_norm_update_stats": "",
+    "aten::batch_norm_gather_stats": "",
+    "aten::batch_norm_gather_stats_with_counts": "",
+}
+
+
+def _schema_arguments(target: Any) -> Sequence[Any]:
+    """The arguments in an operator's schema; none for whatever has no schema."""
+    schema = getattr(target, "_schema", None)
+    return () if schema is None else schema.arguments
+
+
+def argument_name(target: Any, position: int) -> str:
+    """The name of an operator's argument; empty where it has none."""
+    arguments = _schema_arguments(target)
+    return str(arguments[position].name) if position < len(arguments) else ""
+
 
 def mutated_arguments(target: Any) -> tuple[int, ...]:
-    """Positions of the arguments that an ATen operator writes to, from its schema."""
+    """Positions of the arguments that an ATen operator may write to: by its schema, or known to be so."""
+    unmarked = _RUNNING if schema_name(target) in _UPDATING else ()
     return tuple(
         position
-        for position, argument in enumerate(target._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
+        for position, argument in enumerate(_schema_arguments(target))
+        if (argument.alias_info is not None and argument.alias_info.is_write) or argument.name in unmarked
     )
+
+
+def written_arguments(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Those of `mutated_arguments` that this call writes to; norms keep statistics in training only."""
+    positions = mutated_arguments(target)
+    switch = _UPDATING.get(schema_name(target))
+    if not switch or argument_of(target, args, kwargs, switch) is not False:
+        return positions
+    return tuple(index for index in positions if argument_name(target, index) not in _RUNNING)
+
+
+def schema_name(target: Any) -> str:
+    """An operator's name without its overload (``aten::add``); empty for whatever has no schema."""
+    schema = getattr(target, "_schema", None)
+    return "" if schema is None else str(schema.name)
 
 
 def aliased_arguments(target: Any) -> tuple[int, ...]:
     """Positions of the arguments that an operator's result may share memory with, from its schema."""
     return tuple(
         position
-        for position, argument in enumerate(target._schema.arguments)
+        for position, argument in enumerate(_schema_arguments(target))
         if argument.alias_info is not None
     )
 
@@ -38,13 +89,27 @@ def memory_of(value: Any) -> Iterator[int]:
             yield item.untyped_storage()._cdata
 
 
-def named_argument(node: Any, name: str) -> Any:
+def arguments_at(node: Node, positions: Iterable[int]) -> list[Any]:
+    """Values of an operator's arguments by their places in its schema; defaults where the call gives none."""
+    return [_given(node.target, node.args, node.kwargs, position) for position in positions]
+
+
+def named_argument(node: Node, name: str) -> Any:
     """Value of an operator's argument by its schema's name; its default where the call does not give it."""
-    for position, argument in enumerate(node.target._schema.arguments):
+    return argument_of(node.target, node.args, node.kwargs, name)
+
+
+def argument_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """As `named_argument`, of a call that is no node; None where the operator has no such argument."""
+    for position, argument in enumerate(_schema_arguments(target)):
         if argument.name == name:
-            given = node.args[position] if position < len(node.args) else node.kwargs.get(name)
-            return argument.default_value if given is None else given
+            return _given(target, args, kwargs, position)
     return None
+
+
+def _given(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], position: int) -> Any:
+    argument = _schema_arguments(target)[position]
+    return args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
 
 
 def size_depends_on_data(node: Any) -> bool:

@@ -4,8 +4,7 @@ A dispatch mode sees the operators that are left when composite ones have dissol
 that an eager run calls. Of tensors it notes where they lie (`Place`), never the tensors themselves, so the
 run needs no more memory than an eager one. Operators that only make views are not noted: a place says it all.
 
-Part of a warm load, so it imports neither Dynamo nor sympy; without `_Recorder._should_skip_dynamo`,
-`TorchDispatchMode` would.
+Part of a warm load, so it imports neither Dynamo nor sympy.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from worker.torch_private.patching import Watch
 from worker.torch_private.places import Place, check, identity_of, ordinary, place_of
 from worker.torch_private.traits import (
     RANDOM,
@@ -92,13 +91,11 @@ def leaves(values: Any) -> list[Any]:
     return [item for value in values for item in (value if isinstance(value, list | tuple) else (value,))]
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Recorder(Watch):
     """Notes every operator while it runs it."""
 
-    supports_higher_order_operators = True  # to refuse them with our own words
-
     def __init__(self, inputs: Sequence[Any]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.recording = Recording()
         self._inputs = frozenset(map(id, inputs))
         self._numbers: dict[int, int] = {}
@@ -107,16 +104,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.recording.inputs = tuple(self.replaced(value) for value in inputs)
         self._writable = frozenset(self.recording.given)
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """No wrapper around `__torch_dispatch__`: it would import Dynamo."""
-        return False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        del types
-        kwargs = kwargs or {}
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the operator, and notes what it does."""
         traits = self._traits.get(func)
         if traits is None:
             traits = self._traits[func] = traits_of(func)

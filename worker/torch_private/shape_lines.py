@@ -8,16 +8,15 @@ a symbol.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 from worker.torch_private.lowering import source_name
+from worker.values import Value
 
 _LOCATION = re.compile(r"(?P<text>.*)  # (?P<file>.*):(?P<line>[0-9]+) in (?P<name>.*)", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShapeLine:
+class ShapeLine(Value):
     """One condition: the expressions of the sizes that it is on, and the line that needs it.
 
     Attributes:

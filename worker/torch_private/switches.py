@@ -5,13 +5,22 @@ Facts relied upon (``tests/unit/test_ambient.py`` compares each with its propert
 * ``torch.backends.mkldnn.enabled`` and ``.deterministic``, ``torch.backends.cuda.matmul.allow_tf32`` and
   ``torch.backends.cudnn.allow_tf32`` return what these functions return;
 * without a function mode on the stack there is no default device but the CPU: ``torch.set_default_device``
-  and ``with torch.device(...)`` both push a mode.
+  and ``with torch.device(...)`` both push a mode, a ``DeviceContext``;
+* hooks of all modules stand in dictionaries of ``torch.nn.modules.module`` that stay the same objects.
 """
 
 from __future__ import annotations
 
 import torch
+from torch.nn.modules import module as module_hooks
+from torch.utils._device import DeviceContext
 
+_GLOBAL_HOOKS = (
+    module_hooks._global_forward_hooks,
+    module_hooks._global_forward_pre_hooks,
+    module_hooks._global_backward_hooks,
+    module_hooks._global_backward_pre_hooks,
+)
 mkldnn_enabled = torch._C._get_mkldnn_enabled
 mkldnn_deterministic = torch._C._get_mkldnn_deterministic
 matmul_allows_tf32 = torch._C._get_cublas_allow_tf32
@@ -42,10 +51,15 @@ def default_device_type() -> str:
     return torch.get_default_device().type if num_function_modes() else "cpu"
 
 
-def foreign_function_modes(known: type) -> int:
-    """Number of active torch function modes that are of another type than ``known``."""
+def num_global_hooks() -> int:
+    """Number of hooks that are called for every module."""
+    return sum(map(len, _GLOBAL_HOOKS))
+
+
+def foreign_function_modes() -> int:
+    """Number of active torch function modes, without those that set a default device."""
     count = num_function_modes()
     if not count:
         return 0
     modes = [torch._C._get_function_stack_at(index) for index in range(count)]
-    return sum(not isinstance(mode, known) for mode in modes)
+    return sum(not isinstance(mode, DeviceContext) for mode in modes)

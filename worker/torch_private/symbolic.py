@@ -7,7 +7,9 @@ Facts relied upon (tested in ``tests/unit/test_aoti_engine.py``):
 * ``ShapeEnv.guards`` holds the conditions on symbols so far, as sympy expressions, and ``var_to_range`` their
   bounds.
 * ``PythonPrinter`` writes such an expression as Python, which evaluates to the same over ``SymInt``.
-* ``create_symbol`` with a ``ConstantSource`` makes a symbol that no argument of a call stands behind.
+* ``create_symbol`` with a ``ConstantSource`` makes a symbol that no argument of a call stands behind; its
+  name is ``s`` and what ``_generate_unique_id`` gives. Which of two equal symbols stands for both, and the
+  order of terms, depend on names, so conditions compare only between environments with equal names.
 """
 
 from __future__ import annotations
@@ -118,9 +120,9 @@ def rebuild(description: Mapping[str, Any]) -> list[Any]:
     """
     from torch._dynamo.source import ConstantSource
     from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+    from torch.fx.experimental.symbolic_shapes import DimDynamic
 
-    env = ShapeEnv()
+    env = _environment()
     scope: dict[str, Any] = {"math": math, "torch": torch}
     for name, (hint, lower, upper) in description["symbols"].items():
         source = ConstantSource(name)
@@ -129,7 +131,7 @@ def rebuild(description: Mapping[str, Any]) -> list[Any]:
             source=source,
             dynamic_dim=DimDynamic.DYNAMIC,
             do_not_specialize_zero_one=True,
-            positive=None,
+            positive=lower > 0 or None,  # as Dynamo has it, for it decides what is simplified
         )
         number = env.create_symintnode(symbol, hint=hint, source=source)
         scope[name] = number
@@ -145,6 +147,21 @@ def rebuild(description: Mapping[str, Any]) -> list[Any]:
     except (NameError, SyntaxError, TypeError, RuntimeError, AttributeError) as error:
         msg = f"the inputs of the graph cannot be described for another process: {error}"
         raise NotPortable(msg, what="inputs", reason=str(error)) from error
+
+
+def _environment() -> Any:
+    """An environment whose symbols are named after their sources, where those are named as symbols are."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    class Named(ShapeEnv):
+        def _generate_unique_id(self, source_name: str) -> int:
+            number = source_name[1:]
+            if not (source_name[:1] == "s" and number.isdecimal() and int(number) not in self.unique_ids):
+                return int(super()._generate_unique_id(source_name))
+            self.unique_ids.add(int(number))
+            return int(number)
+
+    return Named()
 
 
 def _hold(condition: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +12,8 @@ import torch
 from worker.errors import GearError
 from worker.torch_private.lowering import LoweredGraph, source_name
 from worker.torch_private.marks import marked_dims, refuse_unbacked, traced_as
+from worker.torch_private.patching import wrapped
+from worker.torch_private.source_names import readable
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -43,44 +45,63 @@ def marks_obeyed(hints: Hints, *, oblivious: bool) -> Iterator[dict[str, torch.T
     from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
     hints = tuple(hints)
-    original = vars(builder)["_automatic_dynamic"]
     refused: list[GearError] = []
-    geared = {id(tensor) for tensor, _ in hints}
     traced: dict[str, torch.Tensor] = {}
 
-    def _automatic_dynamic(e: Any, tx: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
-        name = source_name(source)
-        try:
-            refuse_unbacked(e, name)
-        except GearError as error:
-            refused.append(error)  # raised below: in here Dynamo would make another error of it
-        is_base = name.endswith("._base")  # of a view, which has sizes of its own
-        if id(e) in geared and not is_base:
-            traced.setdefault(name, e)
-        elif getattr(e, "dim_gears", None) and not is_base:
-            msg = f"{name} has gears, but is no argument of the call; only arguments may have them"
-            refused.append(GearError(msg, input=name))
-        context = original(e, tx, source, *args, **kwargs)
-        if hints and not is_base:
-            _make_static(context, marked_dims(e))
-        return context
+    def obeying(original: Callable[..., Any]) -> Callable[..., Any]:
+        def _automatic_dynamic(e: Any, tx: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+            name = source_name(source)
+            is_base = name.endswith("._base")  # of a view, which has sizes of its own
+            _note_gears(e, name, hints, traced, refused, is_base=is_base)
+            context = original(e, tx, source, *args, **kwargs)
+            if hints and not is_base:
+                _make_static(context, marked_dims(e))
+            return context
+
+        return _automatic_dynamic
 
     settings: Any = shapes_config
-    with _LOCK, traced_as(hints), settings.patch(backed_size_oblivious=oblivious):
-        builder._automatic_dynamic = _automatic_dynamic
+    with (
+        _LOCK,
+        traced_as(hints),
+        settings.patch(backed_size_oblivious=oblivious),
+        wrapped(builder, "_automatic_dynamic", obeying),
+    ):
         try:
             yield traced
         except Exception as error:
             if refused:
                 raise refused[0] from error
             if isinstance(error, ConstraintViolationError):
-                msg = f"a dimension that is marked as dynamic is none in the traced code: {error}"
+                why = readable(str(error))
+                msg = f"a dimension that is marked as dynamic is none in the traced code: {why}"
                 raise GearError(msg, reason=str(error)) from error
             raise
-        finally:
-            builder._automatic_dynamic = original
     if refused:
         raise refused[0]
+
+
+def _note_gears(
+    tensor: Any,
+    name: str,
+    hints: Hints,
+    traced: dict[str, torch.Tensor],
+    refused: list[GearError],
+    *,
+    is_base: bool,
+) -> None:
+    """Notes a geared tensor, or the error to raise later: in here Dynamo would make another one of it."""
+    try:
+        refuse_unbacked(tensor, name)
+    except GearError as error:
+        refused.append(error)
+    if is_base:
+        return
+    if any(tensor is geared for geared, _ in hints):
+        traced.setdefault(name, tensor)
+    elif getattr(tensor, "dim_gears", None):
+        msg = f"{readable(name)} has gears, but is no argument of the call; only arguments may have them"
+        refused.append(GearError(msg, input=name))
 
 
 def _make_static(context: Any, keep: frozenset[int]) -> None:
@@ -141,7 +162,7 @@ def refuse_constant(source: str, dim: int, name: str) -> None:
     stack = stacks.get(f"{source}.size()[{dim}]")
     where = f"{stack[-1].filename}:{stack[-1].lineno}: {stack[-1].line}" if stack else ""
     msg = (
-        f"dimension {dim} of {source} has gears, but {name} works only for size {value} of it"
+        f"dimension {dim} of {readable(source)} has gears, but {name} works only for size {value} of it"
         f"{f' ({where})' if where else ''}. Write the code for any size of it (x.size({dim}), -1), or take "
         "the gears away."
     )

@@ -12,8 +12,10 @@ import torch
 
 from worker.code_digests import globals_module, is_pinned_module
 from worker.errors import GraphBreak, NotPortable
-from worker.torch_private.lowering import LoweredGraph, lower, source_name
+from worker.torch_private.lowering import LoweredGraph, lower
 from worker.torch_private.shape_lines import ShapeLine, shape_lines
+from worker.torch_private.traced_guards import TracedGuard, absence_guarded, traced_guards
+from worker.torch_private.traced_writes import TracedWrite, noted_writes
 from worker.torch_private.views import views_by_themselves
 from worker.values import Value
 
@@ -25,41 +27,6 @@ Built = TypeVar("Built")
 
 # Dynamo's settings, and what is patched here while it traces, belong to the whole process.
 _LOCK = threading.RLock()
-
-
-class TracedWrite(Value):
-    """A Python object that the frame writes to, and which of its attributes; none for a container."""
-
-    source: str
-    attribute: str
-
-
-class TracedGuard(Value):
-    """One guard as Dynamo made it.
-
-    Attributes:
-        kind: Dynamo's name of the guard (``TENSOR_MATCH`` ...).
-        source: Python expression over ``L`` and ``G`` for the guarded object; empty for global state.
-        has_value: whether the expression has a value (an absent attribute has none).
-        value: the guarded object.
-        conditions: readable conditions that Dynamo derived.
-        details: keyword arguments of the guard (``attr``, ``key``).
-        same_as: for ``DUPLICATE_INPUT``, the other expression.
-        sizes: traced sizes of a tensor, None for a dynamic dimension.
-        strides: likewise.
-        stack: the traced code that made Dynamo add the guard, outermost first: file, line, name, text.
-    """
-
-    kind: str
-    source: str
-    has_value: bool
-    value: Any
-    conditions: tuple[str, ...]
-    details: Mapping[str, Any]
-    same_as: str = ""
-    sizes: tuple[int | None, ...] = ()
-    strides: tuple[int | None, ...] = ()
-    stack: tuple[tuple[str, int, str, str], ...] = ()
 
 
 class Trace(Value):
@@ -126,7 +93,7 @@ def trace(
 
     with _LOCK, get_metrics_context(), dynamo_timed("warmrank"), _tracing_settings(dynamic):
         started = perf_counter()
-        with _absence_guarded(), views_by_themselves(), _noted_writes() as writes:
+        with absence_guarded(), views_by_themselves(), noted_writes() as writes:
             captured = _capture(convert_frame, method, args, dict(kwargs))
         backend_input = captured.backend_input
         if backend_input is None:
@@ -150,7 +117,7 @@ def trace(
             import_aliases=_modules(method) | environment.import_sources,
             external_names=frozenset(environment.external_refs),
             closure=environment.closure,
-            guards=_guards(output, method),
+            guards=traced_guards(output, _function_of(method).__code__),
             writes=tuple(writes),
             # By identity: equal code objects may stand in different files.
             codes=tuple({id(code): code for code in output.traced_code}.values()),
@@ -191,84 +158,6 @@ def _tracing_settings(dynamic: bool) -> Iterator[None]:
             torch.set_grad_enabled(was_enabled)
 
 
-@contextlib.contextmanager
-def _wrapped(
-    owner: type, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> Iterator[None]:
-    """Replaces one method of Dynamo's while a trace runs."""
-    original = vars(owner)[name]
-    setattr(owner, name, wrap(original))
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
-
-
-@contextlib.contextmanager
-def _noted_writes() -> Iterator[dict[TracedWrite, None]]:
-    """Fills the mapping it yields, while a trace runs, with the writes of the frame, in their order."""
-    from torch._dynamo.side_effects import SideEffects
-    from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew
-
-    noted: dict[TracedWrite, None] = {}
-
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def codegen_update_mutated(effects: Any, *args: Any, **kwargs: Any) -> None:
-            for variable in effects._get_modified_vars():
-                if isinstance(variable.mutation_type, AttributeMutationNew | ValueMutationNew):
-                    continue
-                local = getattr(variable, "local_name", None)
-                source = f"L[{local!r}]" if variable.source is None else source_name(variable.source)
-                names = effects.store_attr_mutations.get(variable, {}) if local is None else {}
-                noted.update((TracedWrite(source=source, attribute=name), None) for name in names or ("",))
-            original(effects, *args, **kwargs)
-
-        return codegen_update_mutated
-
-    with _wrapped(SideEffects, "codegen_update_mutated", wrap):
-        yield noted
-
-
-@contextlib.contextmanager
-def _absence_guarded() -> Iterator[None]:
-    """Adds the guards that Dynamo leaves out where a missing member ends in an exception that is caught.
-
-    ``os.environ.get("X")`` is such a case, and so is ``try: d["k"] except KeyError``.
-    """
-    from functools import partial
-
-    from torch._dynamo.exc import ObservedAttributeError, ObservedKeyError
-    from torch._dynamo.guards import GuardBuilder, install_guard
-    from torch._dynamo.variables import ConstDictVariable, UserDefinedObjectVariable
-
-    def wrap_item(original: Callable[..., Any]) -> Callable[..., Any]:
-        def getitem(variable: Any, tx: Any, key: Any) -> Any:
-            try:
-                return original(variable, tx, key)
-            except ObservedKeyError:
-                variable.install_dict_contains_guard(tx, [key])
-                raise
-
-        return getitem
-
-    def wrap_attribute(original: Callable[..., Any]) -> Callable[..., Any]:
-        def var_getattr(variable: Any, tx: Any, name: str) -> Any:
-            try:
-                return original(variable, tx, name)
-            except ObservedAttributeError:
-                if variable.source is not None:
-                    install_guard(variable.source.make_guard(partial(GuardBuilder.HASATTR, attr=name)))
-                raise
-
-        return var_getattr
-
-    with (
-        _wrapped(ConstDictVariable, "getitem_const_raise_exception_if_absent", wrap_item),
-        _wrapped(UserDefinedObjectVariable, "var_getattr", wrap_attribute),
-    ):
-        yield
-
-
 def _refuse_unseen(graph_module: GraphModule) -> None:
     """Refuse ``allow_in_graph`` functions: lowering runs them, so nothing notes what they depend on.
 
@@ -302,51 +191,5 @@ def _capture(
         raise GraphBreak(msg, function=name, reason=reason) from error
 
 
-def _guards(output: Any, method: Callable[..., Any]) -> tuple[TracedGuard, ...]:
-    from torch._dynamo.hooks import Hooks
-
-    seen: list[Any] = []
-
-    def collect(entries: Any) -> list[bool]:
-        seen.extend(entries)
-        return [False] * len(entries)
-
-    output.build_guards(_function_of(method).__code__, hooks=Hooks(guard_filter_fn=collect), save=False)
-    shapes = {
-        source_name(source): value
-        for source, value in output.output_graph.input_source_to_sizes_strides.items()
-    }
-    return tuple(_guard(entry, shapes) for entry in seen)
-
-
 def _function_of(method: Callable[..., Any]) -> Any:
     return getattr(method, "__func__", method)
-
-
-def _guard(entry: Any, shapes: Mapping[str, Any]) -> TracedGuard:
-    original = entry.orig_guard
-    source = source_name(original.originating_source) if entry.name else ""
-    details = dict(getattr(original.create_fn, "keywords", None) or {})
-    other = details.pop("source_b", None)
-    details.pop("value", None)
-    metadata = shapes.get(source) if entry.guard_type == "TENSOR_MATCH" else None
-    return TracedGuard(
-        kind=entry.guard_type,
-        source=source,
-        has_value=entry.has_value,
-        value=entry.value if entry.has_value else None,
-        conditions=tuple(original.code_list or ()),
-        details=details,
-        same_as=source_name(other) if other is not None else "",
-        sizes=_concrete(metadata["size"]) if metadata else (),
-        strides=_concrete(metadata["stride"]) if metadata else (),
-        stack=tuple(
-            (frame.filename, frame.lineno or 0, frame.name, frame.line or "")
-            for frame in original.user_stack or ()
-        ),
-    )
-
-
-def _concrete(values: Any) -> tuple[int | None, ...]:
-    """Sizes or strides; None only for those that stayed symbols to the end."""
-    return tuple(value if isinstance(value, int) else value.node.maybe_as_int() for value in values)

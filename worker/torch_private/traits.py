@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from worker.errors import NotCapturable
-from worker.torch_private.operators import mutated_arguments
+from worker.torch_private.operators import argument_of, mutated_arguments
 
 _RESIZING = frozenset({"resize_", "resize_as_", "resize_as_sparse_", "set_", "_resize_output_"})
 # What has no lasting effect: memory without values, and checks of sizes, which do not change.
@@ -25,6 +25,7 @@ _IDLE = frozenset(
 )
 _MASKED = frozenset({"index", "_unsafe_index"})
 _COLLECTIVES = frozenset({"_c10d_functional", "c10d_functional"})
+_PROBABILITIES = ("dropout_p", "p", "train", "training")
 RANDOM = "draws random numbers"
 REFUSED_TAGS = {
     torch.Tag.nondeterministic_seeded: RANDOM,
@@ -87,16 +88,11 @@ def traits_of(func: Any) -> Traits:
     )
 
 
-def draws_nothing(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+def draws_nothing(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a seeded operator is told not to draw: probability zero, or not training."""
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.name in ("dropout_p", "p", "train", "training"):
-            value = (
-                args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
-            )
-            if value in (0.0, False):
-                return True
-    return False
+    told = (argument_of(func, args, kwargs, name) for name in _PROBABILITIES)
+    # A probability in a tensor may be another one in the next call.
+    return any(isinstance(value, int | float) and not value for value in told)
 
 
 def refusal(func: Any, why: str) -> NotCapturable:

@@ -20,6 +20,7 @@ import torch
 
 from worker.errors import NotPortable
 from worker.torch_private.lowering import source_name
+from worker.torch_private.patching import wrapped
 
 
 @contextlib.contextmanager
@@ -34,9 +35,9 @@ def views_by_themselves() -> Iterator[None]:
 
     asked: list[str] = []
     with (
-        _replaced(builder, "wrap_to_fake_tensor_and_record", _without_bases),
-        _replaced(MetaTensorDescriber, "describe_tensor", _as_no_view),
-        _replaced(TensorVariable, "var_getattr", lambda original: _noting(original, asked)),
+        wrapped(builder, "wrap_to_fake_tensor_and_record", _without_bases),
+        wrapped(MetaTensorDescriber, "describe_tensor", _as_no_view),
+        wrapped(TensorVariable, "var_getattr", lambda original: _noting(original, asked)),
     ):
         yield
     if asked:
@@ -75,15 +76,3 @@ def _noting(original: Callable[..., Any], asked: list[str]) -> Callable[..., Any
         return original(self, tx, name)
 
     return var_getattr
-
-
-@contextlib.contextmanager
-def _replaced(
-    owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> Iterator[None]:
-    original = vars(owner)[name]
-    setattr(owner, name, wrap(original))
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)

@@ -1,4 +1,4 @@
-"""What only a CUDA device can show; the contract suite runs on it too, where there is one."""
+"""What only an accelerator can show; the contract suite runs on it too, where there is one."""
 
 from __future__ import annotations
 
@@ -17,9 +17,15 @@ from worker.devices import backend_for
 from worker.errors import NotCapturable
 from worker.inference import cache_compile
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not is_here("cuda"), reason="torch finds no CUDA device on this machine"),
+KINDS = [
+    pytest.param(
+        kind,
+        marks=[
+            mark,
+            pytest.mark.skipif(not is_here(kind), reason=f"torch finds no {kind} device on this machine"),
+        ],
+    )
+    for kind, mark in (("cuda", pytest.mark.gpu), ("npu", pytest.mark.npu))
 ]
 NONE: frozenset[int] = frozenset()
 WIDTH = 64
@@ -43,53 +49,59 @@ class Decoder(nn.Module):
         return x[x > 0].sum()
 
 
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
 @pytest.fixture
-def model() -> Decoder:
+def model(kind: str) -> Decoder:
     torch.manual_seed(0)
-    return Decoder().cuda().eval()
+    return Decoder().to(kind).eval()
 
 
-def step(batch: int, position: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(batch, 1, WIDTH, device="cuda"), torch.tensor([position], device="cuda")
+def step(batch: int, position: int, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(batch, 1, WIDTH, device=kind), torch.tensor([position], device=kind)
 
 
 @torch.no_grad()
 def assert_decodes_like_eager(function: Any, model: Decoder, batch: int, cache: torch.Tensor) -> None:
     expected_cache = cache.clone()
     for position in range(4):
-        x, where = step(batch, position)
+        x, where = step(batch, position, cache.device.type)
         expected = model.decode(x, expected_cache, where)
         torch.testing.assert_close(function(x, cache, where), expected)
         torch.testing.assert_close(cache, expected_cache)
 
 
-def cache_of(batch: int) -> torch.Tensor:
-    return torch.zeros(batch, 16, WIDTH, device="cuda")
+def cache_of(batch: int, kind: str) -> torch.Tensor:
+    return torch.zeros(batch, 16, WIDTH, device=kind)
 
 
-def test_decode_is_right_cold_and_warm(model: Decoder, tmp_path: Path) -> None:
+def test_decode_is_right_cold_and_warm(kind: str, model: Decoder, tmp_path: Path) -> None:
     for outcome in ("compiled", "loaded"):
         function = cache_compile(model.decode, cache_dir=tmp_path)
-        assert_decodes_like_eager(function, model, 2, cache_of(2))
+        assert_decodes_like_eager(function, model, 2, cache_of(2, kind))
         assert function.last_result is not None
         assert function.last_result.outcome == outcome
 
 
-def test_cache_at_another_address_is_captured_again(model: Decoder, tmp_path: Path) -> None:
+def test_cache_at_another_address_is_captured_again(kind: str, model: Decoder, tmp_path: Path) -> None:
     function = cache_compile(model.decode, cache_dir=tmp_path)
-    caches = [cache_of(2), cache_of(2)]
+    caches = [cache_of(2, kind), cache_of(2, kind)]
     for cache in caches:
         assert_decodes_like_eager(function, model, 2, cache)
     (variant,) = function.variants
     assert variant.runner.statistics.captures == 2
 
 
-def test_smaller_shapes_fit_into_the_memory_of_the_largest() -> None:
-    backend = backend_for("cuda")
+def test_smaller_shapes_fit_into_the_memory_of_the_largest(kind: str) -> None:
+    backend = backend_for(kind)
     pool = backend.pool()
     kept = []
     for rows in (4096, 2048, 1024, 512):
-        x = torch.ones(rows, 1024, device="cuda")
+        x = torch.ones(rows, 1024, device=kind)
         graph = backend.capture(lambda x: (x * 2 + 1,), [x], copied=frozenset((0,)), aliased=NONE, pool=pool)
         kept.append(graph)
         if rows == 4096:
@@ -100,14 +112,14 @@ def test_smaller_shapes_fit_into_the_memory_of_the_largest() -> None:
         assert torch.equal(graph.outputs[0], torch.full_like(graph.outputs[0], 3.0))
 
 
-def test_graph_that_waits_for_the_device_is_refused_and_the_device_stays_usable() -> None:
-    backend = backend_for("cuda")
-    x = torch.randn(8, device="cuda")
-    with pytest.raises(NotCapturable, match="cannot be captured on cuda"):
+def test_graph_that_waits_for_the_device_is_refused_and_the_device_stays_usable(kind: str) -> None:
+    backend = backend_for(kind)
+    x = torch.randn(8, device=kind)
+    with pytest.raises(NotCapturable, match=f"cannot be captured on {kind}"):
         backend.capture(
             lambda x: (x.nonzero(),), [x], copied=frozenset((0,)), aliased=NONE, pool=backend.pool()
         )
-    assert torch.rand(3, device="cuda").shape == (3,)  # the generator is not stuck in the capture
+    assert torch.rand(3, device=kind).shape == (3,)  # the generator is not stuck in the capture
     graph = backend.capture(
         lambda x: (x + 1,), [x], copied=frozenset((0,)), aliased=NONE, pool=backend.pool()
     )
@@ -116,26 +128,26 @@ def test_graph_that_waits_for_the_device_is_refused_and_the_device_stays_usable(
 
 
 def test_function_that_cannot_be_captured_runs_without(
-    model: Decoder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kind: str, model: Decoder, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     function = cache_compile(model.waiting, cache_dir=tmp_path)
     with torch.no_grad(), caplog.at_level(logging.INFO, "torchair"):
         for _ in range(2):
-            x = torch.randn(8, device="cuda")
+            x = torch.randn(8, device=kind)
             torch.testing.assert_close(function(x), model.waiting(x))
     assert "not captured" in caplog.text
 
 
-def test_input_on_the_host_is_not_frozen_into_the_graph() -> None:
-    backend = backend_for("cuda")
-    inputs = [torch.ones(4, device="cuda"), torch.tensor(2.0)]
+def test_input_on_the_host_is_not_frozen_into_the_graph(kind: str) -> None:
+    backend = backend_for(kind)
+    inputs = [torch.ones(4, device=kind), torch.tensor(2.0)]
     with pytest.raises(NotCapturable, match="input 1 of the graph is on cpu"):
         backend.capture(lambda x, y: (x * y,), inputs, copied=NONE, aliased=NONE, pool=backend.pool())
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_replays_draw_fresh_numbers_the_same_as_eager(name: str, tmp_path: Path) -> None:
-    method, x = getattr(Drawing().cuda(), name), torch.randn(4, 8, device="cuda")
+def test_replays_draw_fresh_numbers_the_same_as_eager(kind: str, name: str, tmp_path: Path) -> None:
+    method, x = getattr(Drawing().to(kind), name), torch.randn(4, 8, device=kind)
     expected = drawn(method, x)
     assert not torch.equal(expected[0][0], expected[1][0])
     function = cache_compile(method, cache_dir=tmp_path, rng="allow")
@@ -143,8 +155,9 @@ def test_replays_draw_fresh_numbers_the_same_as_eager(name: str, tmp_path: Path)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # Inductor calls functions that torch has deprecated
-def test_compiled_kernels_are_right(model: Decoder, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS[:1], indirect=True)  # Inductor has kernels for CUDA only
+def test_compiled_kernels_are_right(kind: str, model: Decoder, tmp_path: Path) -> None:
     config = CompilerConfig()
     config.mode = "max-autotune"
     function = cache_compile(model.decode, config=config, cache_dir=tmp_path, ge_cache=True)
-    assert_decodes_like_eager(function, model, 2, cache_of(2))
+    assert_decodes_like_eager(function, model, 2, cache_of(2, kind))

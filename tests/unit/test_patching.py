@@ -1,0 +1,58 @@
+"""Stepping in between while torch works, and leaving it as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from worker.torch_private.patching import Watch, wrapped
+from worker.torch_private.trees import leaves
+
+
+class Owner:
+    def answer(self) -> int:
+        return 41
+
+
+class Names(Watch):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **kwargs)
+
+
+def test_function_is_wrapped_within_the_context_only() -> None:
+    original = Owner.answer
+    with wrapped(Owner, "answer", lambda original: lambda self: original(self) + 1):
+        assert Owner().answer() == 42
+    assert Owner.answer is original
+
+
+def test_function_is_put_back_after_an_error() -> None:
+    original = Owner.answer
+    with pytest.raises(KeyError), wrapped(Owner, "answer", lambda _: lambda self: 0):
+        raise KeyError
+    assert Owner.answer is original
+
+
+def test_every_operator_is_seen_within_the_context_only() -> None:
+    with Names() as names:
+        result = torch.ones(2).mul(2.0)
+    torch.ones(2)
+    assert names.seen == ["aten.ones.default", "aten.mul.Tensor"]
+    assert result.tolist() == [2.0, 2.0]
+
+
+def test_dispatch_is_not_wrapped_for_dynamo() -> None:
+    assert "__torch_dispatch__" not in vars(Names)
+    assert Watch.__torch_dispatch__.__module__ == "worker.torch_private.patching"
+    assert not hasattr(Watch.__torch_dispatch__, "__wrapped__")
+
+
+def test_leaves_are_those_of_nested_containers_in_order() -> None:
+    assert leaves(((1, [2]), {"b": 3, "a": (4, None)})) == [1, 2, 3, 4, None]

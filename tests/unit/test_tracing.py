@@ -1,0 +1,154 @@
+"""What `worker.torch_private.tracing` relies on: one whole graph of a method, which is not run."""
+
+from __future__ import annotations
+
+import dis
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.small_models import Cached, Plain, Unfit
+from tests.support.tracing import operators_of, traced
+from worker.errors import GraphBreak, NotPortable
+from worker.torch_private.tracing import Trace, trace
+
+ROWS = torch.ones(2, 4)
+
+
+@pytest.fixture(scope="module")
+def store() -> Trace:
+    """A method with a parameter, a buffer that it writes to, and a dynamic input."""
+    return traced(Cached().store, ROWS)
+
+
+class Effects(nn.Module):
+    """Records that its body really ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(4))
+        self.cache: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.cache.add_(1.0)
+        return x + self.cache
+
+
+class Switches(nn.Module):
+    """Turns gradients on while it is traced."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.set_grad_enabled(True)
+        return x * 2
+
+
+def unseen(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+torch._dynamo.allow_in_graph(unseen)
+
+
+def test_capture_lifts_parameters_and_buffers_to_inputs(store: Trace) -> None:
+    sources = [item.source for item in store.lowered.inputs if item.is_tensor]
+    assert [source.replace('"', "'") for source in sources] == [
+        "L['self']._buffers['cache']",
+        "L['x']",
+        "L['self']._modules['linear']._parameters['weight']",
+        "L['self']._modules['linear']._parameters['bias']",
+    ]
+
+
+def test_capture_leaves_no_parameter_inside_the_graph(store: Trace) -> None:
+    assert list(store.lowered.graph.parameters()) == []
+    assert [node for node in store.lowered.graph.graph.nodes if node.op == "get_attr"] == []
+
+
+def test_capture_does_not_run_the_method() -> None:
+    model = Effects()
+    traced(model.forward, torch.ones(4))
+    assert torch.equal(model.cache, torch.zeros(4))
+
+
+def test_capture_takes_no_memory_for_intermediate_values() -> None:
+    class Huge(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x.expand(1 << 30, 1 << 30) + 1).sum()
+
+    assert "aten.add.Tensor" in operators_of(traced(Huge().forward, torch.ones(1, 1)).lowered)
+
+
+def test_capture_needs_a_metrics_context() -> None:
+    from torch._dynamo import convert_frame
+
+    with pytest.raises(RuntimeError, match="outside of a MetricsContext"):
+        convert_frame.fullgraph_capture(Plain().affine, (ROWS,), {})
+
+
+def test_capture_brings_its_own_metrics_context() -> None:
+    assert operators_of(traced(Plain().affine, ROWS).lowered) == ["aten.linear.default", "aten.mul.Tensor"]
+
+
+def test_capture_names_the_graph_that_the_frame_calls(store: Trace) -> None:
+    assert store.graph_name in store.frame.co_names
+
+
+def test_capture_gives_all_global_names_of_the_frame(store: Trace) -> None:
+    loaded = {item.argval for item in dis.get_instructions(store.frame) if item.opname == "LOAD_GLOBAL"}
+    assert store.graph_name in loaded
+    assert loaded <= store.external_names
+
+
+def test_capture_gives_every_traced_code_once(store: Trace) -> None:
+    names = [code.co_qualname for code in store.codes]
+    assert {"Cached.store", "Linear.forward"} <= set(names)
+    assert len(names) == len(set(names))
+
+
+def test_capture_of_a_method_with_free_variables_gives_their_cells() -> None:
+    factor = torch.full((4,), 3.0)
+
+    class Closed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * factor
+
+    cells = traced(Closed().forward, ROWS).closure
+    assert cells is not None
+    assert [cell.cell_contents is factor for cell in cells] == [True]
+
+
+def test_capture_keeps_the_callers_grad_mode() -> None:
+    with torch.no_grad():
+        trace(Switches().forward, (ROWS,), {}, dynamic=True, decompositions={}, build=str)
+        assert not torch.is_grad_enabled()
+
+
+def test_capture_measures_its_two_parts(store: Trace) -> None:
+    assert store.trace_s > 0
+    assert store.lower_s > 0
+
+
+def test_capture_of_a_branch_on_data_gives_dynamos_reason_and_the_line() -> None:
+    with pytest.raises(GraphBreak) as raised:
+        traced(Unfit().breaks, ROWS)
+    message = str(raised.value)
+    assert "Unfit.breaks does not form one whole graph" in message
+    assert "Data-dependent branching" in message
+    assert "if x.sum() > 0:" in message
+    assert 'small_models.py", line' in message
+    assert raised.value.function == "Unfit.breaks"
+
+
+def test_capture_without_a_tensor_operation_says_so() -> None:
+    with pytest.raises(GraphBreak, match=r"Unfit.counts holds no tensor operation"):
+        traced(Unfit().counts, ROWS)
+
+
+def test_function_that_dynamo_does_not_look_into_is_refused_by_name() -> None:
+    class Blind(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return unseen(x) * 2
+
+    with pytest.raises(NotPortable, match=r"unseen is marked allow_in_graph"):
+        traced(Blind().forward, ROWS)

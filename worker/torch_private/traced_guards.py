@@ -1,0 +1,127 @@
+"""The guards of one trace: as Dynamo makes them, and those that it leaves out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType
+from typing import Any
+
+from worker.torch_private.lowering import source_name
+from worker.torch_private.patching import wrapped
+from worker.values import Value
+
+
+class TracedGuard(Value):
+    """One guard as Dynamo made it.
+
+    Attributes:
+        kind: Dynamo's name of the guard (``TENSOR_MATCH`` ...).
+        source: Python expression over ``L`` and ``G`` for the guarded object; empty for global state.
+        has_value: whether the expression has a value (an absent attribute has none).
+        value: the guarded object.
+        conditions: readable conditions that Dynamo derived.
+        details: keyword arguments of the guard (``attr``, ``key``).
+        same_as: for ``DUPLICATE_INPUT``, the other expression.
+        sizes: traced sizes of a tensor, None for a dynamic dimension.
+        strides: likewise.
+        stack: the traced code that made Dynamo add the guard, outermost first: file, line, name, text.
+    """
+
+    kind: str
+    source: str
+    has_value: bool
+    value: Any
+    conditions: tuple[str, ...]
+    details: Mapping[str, Any]
+    same_as: str = ""
+    sizes: tuple[int | None, ...] = ()
+    strides: tuple[int | None, ...] = ()
+    stack: tuple[tuple[str, int, str, str], ...] = ()
+
+
+@contextlib.contextmanager
+def absence_guarded() -> Iterator[None]:
+    """Adds the guards that Dynamo leaves out where a missing member ends in an exception that is caught.
+
+    ``os.environ.get("X")`` is such a case, and so is ``try: d["k"] except KeyError``.
+    """
+    from functools import partial
+
+    from torch._dynamo.exc import ObservedAttributeError, ObservedKeyError
+    from torch._dynamo.guards import GuardBuilder, install_guard
+    from torch._dynamo.variables import ConstDictVariable, UserDefinedObjectVariable
+
+    def wrap_item(original: Callable[..., Any]) -> Callable[..., Any]:
+        def getitem(variable: Any, tx: Any, key: Any) -> Any:
+            try:
+                return original(variable, tx, key)
+            except ObservedKeyError:
+                variable.install_dict_contains_guard(tx, [key])
+                raise
+
+        return getitem
+
+    def wrap_attribute(original: Callable[..., Any]) -> Callable[..., Any]:
+        def var_getattr(variable: Any, tx: Any, name: str) -> Any:
+            try:
+                return original(variable, tx, name)
+            except ObservedAttributeError:
+                if variable.source is not None:
+                    install_guard(variable.source.make_guard(partial(GuardBuilder.HASATTR, attr=name)))
+                raise
+
+        return var_getattr
+
+    with (
+        wrapped(ConstDictVariable, "getitem_const_raise_exception_if_absent", wrap_item),
+        wrapped(UserDefinedObjectVariable, "var_getattr", wrap_attribute),
+    ):
+        yield
+
+
+def traced_guards(output: Any, code: CodeType) -> tuple[TracedGuard, ...]:
+    """Every guard of a capture of ``code``, as Dynamo makes them; none of its guards is ever run."""
+    from torch._dynamo.hooks import Hooks
+
+    seen: list[Any] = []
+
+    def collect(entries: Any) -> list[bool]:
+        seen.extend(entries)
+        return [False] * len(entries)
+
+    output.build_guards(code, hooks=Hooks(guard_filter_fn=collect), save=False)
+    shapes = {
+        source_name(source): value
+        for source, value in output.output_graph.input_source_to_sizes_strides.items()
+    }
+    return tuple(_guard(entry, shapes) for entry in seen)
+
+
+def _guard(entry: Any, shapes: Mapping[str, Any]) -> TracedGuard:
+    original = entry.orig_guard
+    source = source_name(original.originating_source) if entry.name else ""
+    details = dict(getattr(original.create_fn, "keywords", None) or {})
+    other = details.pop("source_b", None)
+    details.pop("value", None)
+    metadata = shapes.get(source) if entry.guard_type == "TENSOR_MATCH" else None
+    return TracedGuard(
+        kind=entry.guard_type,
+        source=source,
+        has_value=entry.has_value,
+        value=entry.value if entry.has_value else None,
+        conditions=tuple(original.code_list or ()),
+        details=details,
+        same_as=source_name(other) if other is not None else "",
+        sizes=_concrete(metadata["size"]) if metadata else (),
+        strides=_concrete(metadata["stride"]) if metadata else (),
+        stack=tuple(
+            (frame.filename, frame.lineno or 0, frame.name, frame.line or "")
+            for frame in original.user_stack or ()
+        ),
+    )
+
+
+def _concrete(values: Any) -> tuple[int | None, ...]:
+    """Sizes or strides; None only for those that stayed symbols to the end."""
+    return tuple(value if isinstance(value, int) else value.node.maybe_as_int() for value in values)
