@@ -52,9 +52,9 @@ _Keys = Annotated[
     typer.Option(
         "--key",
         metavar="NAME[=VALUE]",
-        help="What must be equal to restore it: python, torch, cuda, torch_npu, cann, driver, accelerator, cpu "
-        "or an installed package, found out here; or any NAME=VALUE. Repeatable. None: all that is known of "
-        "the environment.",
+        help="What must be equal to restore it: python, torch, cuda, torch_npu, cann, driver, accelerator, "
+        "cpu or an installed package, found out here; or any NAME=VALUE. Repeatable. None: all that is "
+        "known of the environment.",
     ),
 ]
 _SigningKey = Annotated[

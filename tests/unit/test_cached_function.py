@@ -369,9 +369,7 @@ def test_argument_that_asks_for_gradients_is_an_error_that_names_it(cache: Path)
     function = cached(Plain().affine, cache)
     with (
         torch.enable_grad(),
-        pytest.raises(
-            BackwardNotSupported, match=r"argument x of Plain.affine requires gradients"
-        ) as raised,
+        pytest.raises(BackwardNotSupported, match=r"argument x of Plain.affine requires gradients") as raised,
     ):
         function(ROWS.clone().requires_grad_())
     assert raised.value.argument == "L['x']"

@@ -30,6 +30,7 @@ from worker.configs.options import (
 )
 from worker.configs.section import options
 from worker.errors import BadConfig, UnknownOption
+from worker.inference import get_backend
 
 
 def double(graph: Any) -> Any:
@@ -363,3 +364,30 @@ def test_a_value_of_another_kind_never_changes_a_configuration(data: st.DataObje
         assign(config, name, wrong)
     assert config == CompilerConfig()
     assert option.allowed()
+
+
+def test_options_are_no_arguments() -> None:
+    make: Any = CompilerConfig
+    with pytest.raises(TypeError, match=r"options are attributes: make it, then set config\.mode"):
+        make(mode="max-autotune")
+    with pytest.raises(TypeError, match="CompilerConfig\\(\\) takes no arguments"):
+        make("max-autotune")
+
+
+def test_options_are_not_deleted() -> None:
+    config = CompilerConfig()
+    with pytest.raises(
+        BadConfig, match=r"config.mode cannot be deleted, only set; its default is 'reduce-overhead'"
+    ):
+        del config.mode
+    with pytest.raises(BadConfig, match=r"config.debug cannot be deleted"):
+        del config.debug
+    with pytest.raises(UnknownOption, match=r"did you mean config.mode"):
+        del config.mod
+
+
+def test_get_npu_backend_names_the_nearest_parameter() -> None:
+    with pytest.raises(
+        BadConfig, match="get_npu_backend has no parameter 'compilerconfig'; did you mean 'compiler_config'"
+    ):
+        get_backend(compilerconfig=CompilerConfig())

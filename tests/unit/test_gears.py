@@ -54,14 +54,18 @@ def test_gears_that_are_no_list_are_refused(gears: Any) -> None:
 
 @pytest.mark.parametrize("gear", [True, 2.0, "2", None])
 def test_gear_that_is_no_int_is_refused(gear: Any) -> None:
-    with pytest.raises(GearError, match=r"gears of dimension 0: \[1\] is .* expected an int"):
+    with pytest.raises(GearError, match=r"gears of dimension 0: the second of them is .* expected an int"):
         checked_gears((2, 2), {0: [4, gear]})
 
 
 @pytest.mark.parametrize("gear", [0, -2])
 def test_gear_that_is_not_positive_is_refused(gear: Any) -> None:
-    with pytest.raises(GearError, match=rf"\[1\] is {gear}; a gear is a size of 1 or more"):
+    with pytest.raises(GearError, match=rf"the second of them is {gear}; a gear is a size of 1 or more"):
         checked_gears((2, 2), {0: [4, gear]})
+
+
+def test_gears_may_repeat_as_in_torchair() -> None:
+    assert checked_gears((2, 2), {0: [2, 2]}) == {0: (2, 2)}
 
 
 def test_dim_gears_that_are_no_dict_are_refused() -> None:
@@ -136,10 +140,14 @@ class _Batch:
     rest: list[Any]
 
 
-def _takes(self: Any, batch: Any, *more: Any, y: Any = None) -> None: ...
+def _takes_more(self: Any, batch: Any, *more: Any, y: Any = None) -> None: ...
 
 
-def _takes_none(self: Any) -> None: ...
+def _takes_nothing(self: Any) -> None: ...
+
+
+_takes: Any = _takes_more
+_takes_none: Any = _takes_nothing
 
 
 def test_geared_arguments_beyond_the_parameters_are_named_too() -> None:

@@ -54,6 +54,38 @@ def test_a_function_that_mixes_rows_is_refused(tmp_path: Path, name: str) -> Non
         function(*(geared(x, 2, 4) for x in arguments))
 
 
+class Coupled(nn.Module):
+    def highest(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.amax(0)
+
+    def lowest(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.amin(0)
+
+    def every(self, x: torch.Tensor) -> torch.Tensor:
+        return (x > 0).all(0) | (x > 100)
+
+    def looked_up(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.arange(4.0)[x.long()]
+
+
+@pytest.mark.parametrize("values", [[3.5, -1.25, 2.5], [1.5, 2.5, 3.5], [-1.5, -2.5, -3.5]])
+@pytest.mark.parametrize("name", ["highest", "lowest", "every"])
+@torch.no_grad()
+def test_coupled_rows_are_refused_whatever_the_first_call_brings(
+    tmp_path: Path, name: str, values: list[float]
+) -> None:
+    x = torch.tensor(values)[:, None].repeat(1, 4)
+    with pytest.raises(GearError, match="the function mixes rows"):
+        padded(getattr(Coupled(), name), tmp_path)(geared(x, 2, 4))
+
+
+@pytest.mark.parametrize("values", [[1.0, 2.0, 3.0], [1.5, 2.5, 3.5]])
+@torch.no_grad()
+def test_numbers_that_are_indexes_do_not_fail_the_trial(tmp_path: Path, values: list[float]) -> None:
+    x = torch.tensor(values)
+    assert same(padded(Coupled().looked_up, tmp_path)(geared(x, 2, 4)), Coupled().looked_up(x))
+
+
 @torch.no_grad()
 def test_a_function_that_writes_to_an_input_is_refused(tmp_path: Path) -> None:
     with pytest.raises(GearError, match=r"writes to self.*rows"):

@@ -35,6 +35,9 @@ class Steps(nn.Module):
         cache.add_(x)
         return cache.sum(1)
 
+    def twice(self, x: torch.Tensor, flags: torch.Tensor) -> Any:
+        return (x + flags)[0], x.shape[0], flags.shape[0]
+
     def cached(self, cache: torch.Tensor, x: torch.Tensor, pos: int) -> Any:
         cache.narrow(0, pos, 1).copy_(x)
         return cache[: pos + 1].sum(0)
@@ -44,6 +47,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "numbered": (X, 5),
     "written": (torch.ones(3, 4), X),
     "cached": (torch.zeros(6, 4), X[:1], 3),
+    "twice": (X, torch.ones(3, 1)),
 }
 
 
@@ -90,11 +94,27 @@ def test_compiling_again_comes_to_the_same_conditions(
     name: str, sources: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     sections = built(name)
-    assert call_of(sections)["added"]
+    assert call_of(sections)["added"] or name == "twice"
     with caplog.at_level(logging.WARNING, logger="torchair"):
         assert _compile_again(sections, call_of(sections)) == {"graph.so": b"library"}
     assert [record.message for record in caplog.records if record.name == "torchair"] == []
     assert len(sources) == 2
+
+
+def test_compiling_again_treats_sizes_of_1_as_the_trace_did(
+    sources: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    from torch.fx.experimental import _config
+
+    settings: Any = _config
+    with settings.patch(backed_size_oblivious=True):
+        sections = built("written")
+    with caplog.at_level(logging.WARNING, logger="torchair"):
+        assert _compile_again(sections, call_of(sections)) is not None
+    without = call_of(sections)
+    del without["described"]["oblivious"]
+    assert _compile_again(sections, without) is None
+    assert len(sources) == 3
 
 
 @pytest.mark.parametrize(

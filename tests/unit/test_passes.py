@@ -231,3 +231,18 @@ def test_no_pass_leaves_the_graph_untouched(tmp_path: Path) -> None:
     function = cached(tmp_path, CompilerConfig())
     run(function, torch.ones(2, 4))
     assert len(variants(function.place().function_dir)) == 1
+
+
+@torch.no_grad()
+def test_error_of_a_pass_names_the_pass(tmp_path: Path) -> None:
+    def failing(graph_module: Any, example_inputs: Any, config: Any) -> None:
+        del graph_module, example_inputs, config
+        msg = "no such node"
+        raise KeyError(msg)
+
+    function = cache_compile(Doubling().forward, config=with_pass(failing), cache_dir=tmp_path)
+    with pytest.raises(
+        BadPass, match=r"post_grad_custom_pre_pass .*failing\) raised KeyError: 'no such node'"
+    ) as e:
+        function(torch.ones(2, 4))
+    assert isinstance(e.value.__cause__, KeyError)

@@ -52,8 +52,9 @@ def foreign_attribute(node: ast.AST) -> str:
     """The private attribute that an expression reads of something that is not ``self``, or by its text."""
     if isinstance(node, ast.Attribute) and is_private(node.attr):
         return "" if dotted(node.value) in ("self", "cls") else node.attr
-    called = dotted(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
-    texts = [item.value for item in node.args if isinstance(item, ast.Constant)] if called in BY_TEXT else []
+    if not isinstance(node, ast.Call) or dotted(node.func).rpartition(".")[2] not in BY_TEXT:
+        return ""
+    texts = [item.value for item in node.args if isinstance(item, ast.Constant)]
     return next((text for text in texts if isinstance(text, str) and is_private(text)), "")
 
 
@@ -71,7 +72,7 @@ def touches(source: str) -> list[str]:
     nodes = list(ast.walk(ast.parse(source)))
     names = {name: path for node in nodes for name, path in imported(node)}
     names |= {name: name for name in names if name in ("torch", "torch_npu")}  # of `import torch.a.b`
-    found = []
+    found: list[str] = []
     for node in nodes:
         reached = [path for _, path in imported(node) if is_private_path(path)]
         first, _, rest = dotted(node).partition(".")
@@ -81,8 +82,8 @@ def touches(source: str) -> list[str]:
         elif foreign_attribute(node) in KNOWN:
             reached.append(foreign_attribute(node))
         elif isinstance(node, ast.Call) and dotted(node.func).endswith("import_module"):
-            texts = (item.value for item in node.args if isinstance(item, ast.Constant))
-            reached.extend(text for text in texts if is_private_path(str(text)))
+            texts = (str(item.value) for item in node.args if isinstance(item, ast.Constant))
+            reached.extend(text for text in texts if is_private_path(text))
         found.extend(f"line {node.lineno}: {item}" for item in reached if hasattr(node, "lineno"))
     return found
 

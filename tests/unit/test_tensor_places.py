@@ -11,7 +11,7 @@ from worker.torch_private.places import check, identity_of, lazily, ordinary, pl
 
 class Own(torch.Tensor):
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]
         return NotImplemented
 
 

@@ -192,12 +192,23 @@ def _compile_again(sections: Mapping[str, bytes], call: Mapping[str, Any]) -> Ma
     except NotPortable as error:
         _log.warning("the kernels cannot be compiled again, so the graph is replayed: %s", error)
         return None
-    same = all(parts.call[name] == call[name] for name in parts.call if name != "added")
     held = {*call["added"], *call["described"]["conditions"]}
-    if not same or not held.issuperset(parts.call["added"]):
+    if _plan(parts.call, call) != _plan(call, call) or not held.issuperset(parts.call["added"]):
         _log.warning("the kernels came out otherwise than the artifact says, so the graph is replayed")
         return None
     return parts.library
+
+
+def _plan(call: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
+    """How a library is called, whichever of several equal numbers stands for all of them."""
+    from worker.torch_private.symbolic import same_input
+
+    def first(positions: list[int]) -> list[int]:
+        return [same_input(described["described"], position) for position in positions]
+
+    plan = {name: call[name] for name in ("computes", "tensors", "constants", "written")}
+    # The order counts for the library, not for the tail, which is the artifact's own.
+    return {**plan, "numbers": first(call["numbers"]), "tail_inputs": set(first(call["tail_inputs"]))}
 
 
 def _identity(whole: Mapping[str, bytes], description: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from worker.settings import settings
 from worker.torch_private.inductor import compile_library
 from worker.torch_private.library_inputs import bind_inputs
 from worker.torch_private.lowering import LoweredGraph, graph_of
-from worker.torch_private.symbolic import conditions, rebuild, shape_env_of
+from worker.torch_private.symbolic import as_described, conditions, rebuild, shape_env_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ def compile_described(
         NotPortable: it cannot be compiled.
     """
     replayed = GraphEngine().load(whole, {}, {})
-    with _plain():
+    with _plain(), as_described(description):
         values = rebuild(description)
         graph = graph_of(replayed, values)
         facts = GraphFacts(input_classes=(), num_outputs=0, aliased_outputs=())

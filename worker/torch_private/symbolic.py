@@ -2,7 +2,7 @@
 
 An artifact without compiled kernels keeps this, so that another process can compile its graph without Dynamo.
 
-Facts relied upon (tested in ``tests/unit/test_aoti_engine.py``):
+Facts relied upon (tested in ``tests/unit/test_aoti_engine.py`` and ``tests/unit/test_inductor.py``):
 
 * ``ShapeEnv.guards`` holds the conditions on symbols so far, as sympy expressions, and ``var_to_range`` their
   bounds.
@@ -14,11 +14,13 @@ Facts relied upon (tested in ``tests/unit/test_aoti_engine.py``):
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.fx.experimental import _config as shapes_config
 
 from worker.errors import NotPortable
 
@@ -38,7 +40,22 @@ def describe(graph: GraphModule) -> dict[str, Any]:
     env = shape_env_of(values)
     inputs = [_described(value) for value in values]
     found = conditions(env)
-    return {"symbols": _symbols(env, [inputs, found]), "conditions": found, "inputs": inputs}
+    described = {"symbols": _symbols(env, [inputs, found]), "conditions": found, "inputs": inputs}
+    return described | ({"oblivious": True} if shapes_config.backed_size_oblivious else {})
+
+
+@contextlib.contextmanager
+def as_described(description: Mapping[str, Any]) -> Iterator[None]:
+    """Within it, sizes of 0 and 1 are treated as they were where the inputs were described."""
+    settings: Any = shapes_config
+    with settings.patch(backed_size_oblivious=description.get("oblivious", False)):
+        yield
+
+
+def same_input(description: Mapping[str, Any], position: int) -> int:
+    """The first input that has the same value whenever the conditions hold: numbers may come twice."""
+    inputs = description["inputs"]
+    return int(inputs.index(inputs[position])) if "number" in inputs[position] else position
 
 
 def shape_env_of(values: Iterable[Any]) -> Any:

@@ -1,0 +1,181 @@
+"""What a cached function notices between calls, what it says of itself, odd inputs and constants."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from worker.configs.compiler_config import CompilerConfig
+from worker.errors import NotPortable
+from worker.inference import cache_compile
+
+FACTOR = 3
+OFFSET = torch.ones(3)
+ROWS = torch.arange(6.0).reshape(2, 3)
+
+
+class Inner(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return x * 3 if self.training else x
+
+
+class Outer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+        self.act = torch.nn.ReLU()
+
+    def flagged(self, x: torch.Tensor) -> Any:
+        return self.inner(x) + 1
+
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return x * FACTOR + OFFSET
+
+    def acted(self, x: torch.Tensor) -> Any:
+        return self.act(x) * 2
+
+
+def cached(method: Any, root: Path, **options: Any) -> Any:
+    return cache_compile(method, cache_dir=root, **options)
+
+
+@torch.no_grad()
+def test_train_and_eval_are_noticed_and_each_has_its_variant(tmp_path: Path) -> None:
+    model = Outer()
+    function = cached(model.flagged, tmp_path)
+    for training in (True, False, True, False):
+        model.train(training)
+        assert torch.equal(function(ROWS), model.flagged(ROWS))
+    assert len(function.variants) == 2
+
+
+@torch.no_grad()
+def test_a_flag_that_no_condition_is_about_is_looked_up_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Outer()
+    function = cached(model.flagged, tmp_path)
+    function(ROWS)
+    model.training = False  # of the root alone; the artifact still fits
+    calls = itertools.count()
+    use = function.use
+    monkeypatch.setattr(function, "use", lambda *a, **k: (next(calls), use(*a, **k))[1])
+    for _ in range(3):
+        assert torch.equal(function(ROWS), model.flagged(ROWS))
+    assert (len(function.variants), next(calls)) == (1, 1)
+
+
+@pytest.mark.parametrize(("name", "value"), [("FACTOR", 4), ("FACTOR", 2.5), ("OFFSET", torch.ones(2, 3))])
+@torch.no_grad()
+def test_a_rebound_global_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any
+) -> None:
+    model = Outer()
+    function = cached(model.scaled, tmp_path)
+    function(ROWS)
+    monkeypatch.setitem(globals(), name, value)
+    assert torch.equal(function(ROWS), model.scaled(ROWS))
+
+
+@pytest.mark.parametrize("guards", ["once", "always"])
+@torch.no_grad()
+def test_a_class_that_was_patched_and_put_back_is_itself_again(tmp_path: Path, guards: str) -> None:
+    model = Outer()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.ReLU, "forward", lambda self, x: x * 3)
+        cached(model.acted, tmp_path / "patched", guards=guards)(ROWS)
+    function = cached(model.acted, tmp_path / "plain", guards=guards)
+    assert torch.equal(function(ROWS - 3), model.acted(ROWS - 3))
+    again = cached(model.acted, tmp_path / "plain", guards="always")
+    again(ROWS)
+    assert again.last_result.outcome == "loaded"
+
+
+@torch.no_grad()
+def test_a_miss_names_the_nearest_variants_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    function = cached(Outer().scaled, tmp_path)
+    for factor in range(10, 16):
+        monkeypatch.setitem(globals(), "FACTOR", factor)
+        function(ROWS)
+    reason = function.last_result.reason
+    assert reason.count(" | ") == 3
+    assert reason.endswith("| and 2 more")
+
+
+@torch.no_grad()
+def test_a_wrong_call_names_the_function(tmp_path: Path) -> None:
+    function = cached(Outer().scaled, tmp_path)
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"Outer\.scaled\("):
+            function(ROWS, 1)
+        function(ROWS)
+
+
+@torch.no_grad()
+def test_texts_of_function_and_variant_say_what_they_are(tmp_path: Path) -> None:
+    function = cached(Outer().scaled, tmp_path)
+    assert repr(function) == "<CachedFunction Outer.scaled, mode reduce-overhead, nothing loaded yet>"
+    function(ROWS)
+    digest = function.last_result.digest[:12]
+    assert repr(function).endswith(f"variants loaded: {digest}>")
+    assert repr(function.variants[0]) == f"<Variant {digest} of Outer.scaled(x), engine graph>"
+
+
+class Lazy(torch.nn.Module):
+    def shifted(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 + 1
+
+    def complex_constants(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x * 2 + 1j, x + complex(float("nan"), -0.0), x - complex(float("inf"), 2)])
+
+
+@torch.no_grad()
+def test_complex_constants_are_kept(tmp_path: Path) -> None:
+    model = Lazy()
+    function = cached(model.complex_constants, tmp_path)
+    x = torch.tensor([1 + 2j, -3.5 + 0j])
+    wanted, found = model.complex_constants(x), function(x)
+    assert torch.equal(torch.view_as_real(found).isnan(), torch.view_as_real(wanted).isnan())
+    torch.testing.assert_close(found, wanted, equal_nan=True)
+
+
+@torch.no_grad()
+def test_complex_constants_that_inductor_does_not_take_are_refused_by_name(tmp_path: Path) -> None:
+    function = cached(Lazy().complex_constants, tmp_path, config=_config("max-autotune"))
+    with pytest.raises(NotPortable, match=r"complex.*\n.*reduce-overhead"):
+        function(torch.tensor([1 + 2j]))
+
+
+LAZY = {
+    "negative": torch.tensor([1 + 2j, -3.5 + 1j]).conj().imag,
+    "conjugate": torch.tensor([1 + 2j, -3.5 + 1j]).conj(),
+}
+
+
+@pytest.mark.parametrize("bit", LAZY)
+@torch.no_grad()
+def test_inputs_with_lazy_bits_are_right_in_captured_graphs(tmp_path: Path, bit: str) -> None:
+    model = Lazy()
+    function = cached(model.shifted, tmp_path)
+    assert torch.equal(function(LAZY[bit]), model.shifted(LAZY[bit]))
+
+
+@pytest.mark.parametrize("bit", LAZY)
+@torch.no_grad()
+def test_inputs_with_lazy_bits_are_refused_by_compiled_kernels(tmp_path: Path, bit: str) -> None:
+    model = Lazy()
+    function = cached(model.shifted, tmp_path, config=_config("max-autotune"))
+    x = LAZY[bit].resolve_neg().resolve_conj()
+    assert torch.equal(function(x), model.shifted(x))
+    with pytest.raises(NotPortable, match=rf"^x has its {bit} bit set.*x\.resolve_"):
+        function(LAZY[bit])
+
+
+def _config(mode: str) -> CompilerConfig:
+    config = CompilerConfig()
+    config.mode = mode
+    return config
