@@ -1,10 +1,56 @@
-"""Python's garbage collector, kept out of what has to be quick."""
+"""Python's garbage collector, kept out of what has to be quick.
+
+Process safety: any number of threads may pause at once, and the collector goes on when the last one is done.
+In a forked child it goes on at once.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import os
+import threading
 from collections.abc import Iterator
+
+
+class _Pauses:
+    """Who pauses the collector now."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_pauses = 0
+        self._was_enabled = False
+
+    def begin(self) -> None:
+        with self._lock:
+            if not self._num_pauses:
+                self._was_enabled = gc.isenabled()
+                gc.disable()
+            self._num_pauses += 1
+
+    def end(self) -> None:
+        with self._lock:
+            if self._num_pauses != 1:  # others pause, or this is a child that was forked meanwhile
+                self._num_pauses = max(0, self._num_pauses - 1)
+                return
+            self._num_pauses = 0
+            if not self._was_enabled:
+                return
+            if not gc.get_freeze_count():  # what somebody froze stays frozen
+                # All that is young moves to the oldest generation, unseen, and the counts start at zero.
+                gc.freeze()
+                gc.unfreeze()
+            gc.enable()
+
+    def forked(self) -> None:
+        """In a child, whose other threads are gone."""
+        if self._num_pauses and self._was_enabled:
+            gc.enable()
+        self.__init__()  # type: ignore[misc] # another thread may have held the lock
+
+
+_PAUSES = _Pauses()
+os.register_at_fork(after_in_child=_PAUSES.forked)
 
 
 @contextlib.contextmanager
@@ -15,14 +61,8 @@ def paused() -> Iterator[None]:
     torch's objects, a tenth of a second, in the first call. What was made here is old at the end: the next
     full collection looks at it, but none is due because of it.
     """
-    was_enabled = gc.isenabled()
-    gc.disable()
+    _PAUSES.begin()
     try:
         yield
     finally:
-        if was_enabled:
-            if not gc.get_freeze_count():  # what somebody froze stays frozen
-                # All that is young moves to the oldest generation, unseen, and the counts start at zero.
-                gc.freeze()
-                gc.unfreeze()
-            gc.enable()
+        _PAUSES.end()

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -69,3 +71,31 @@ def test_what_somebody_froze_stays_frozen() -> None:
     with paused():
         pass
     assert gc.get_freeze_count() > frozen // 2  # frozen objects may die, but not by the thousand
+
+
+def test_collector_goes_on_when_the_last_of_many_threads_is_done() -> None:
+    def pause_often(_: int) -> None:
+        for _ in range(2000):
+            with paused():
+                pass
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(pause_often, range(4)))
+    assert gc.isenabled()
+
+
+def test_collector_waits_until_the_outer_pause_ends() -> None:
+    with paused():
+        with paused():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_collector_goes_on_in_a_child_that_was_forked_meanwhile() -> None:
+    with paused():
+        child = os.fork()
+        if not child:
+            os._exit(0 if gc.isenabled() else 1)
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0

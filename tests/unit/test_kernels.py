@@ -109,7 +109,6 @@ def test_operator_that_writes_nowhere_is_called_as_it_is() -> None:
         (aten.add.Tensor, aten.add.out),
         (aten.mean.dim, aten.mean.out),
         (aten.arange.start_step, None),
-        (aten.full.default, aten.full.out),
         (aten.sort.stable, aten.sort.values_stable),
         (aten.add_.Tensor, None),
         (aten.unbind.int, None),
@@ -119,19 +118,14 @@ def test_operator_that_writes_nowhere_is_called_as_it_is() -> None:
 )
 def test_out_variant_has_the_same_arguments(overload: Any, expected: Any) -> None:
     variant = out_variant(overload)
-    if overload is aten.arange.start_step:
-        assert variant is not None
-        assert variant.overload is aten.arange.start_out
-    else:
-        assert (variant and variant.overload) is expected
+    assert (variant and variant.overload) is expected
 
 
-def test_out_variant_of_a_factory_leaves_its_options_out() -> None:
-    variant = out_variant(aten.full.default)
-    assert variant is not None
-    result = torch.empty(2, dtype=torch.int64)
-    into(variant, ((2,), 7), {"dtype": torch.int64, "pin_memory": False}, (result,))()
-    assert result.tolist() == [7, 7]
+@pytest.mark.parametrize(
+    "overload", [aten.binary_cross_entropy.default, aten.huber_loss.default, aten.full.default], ids=str
+)
+def test_variant_that_is_no_structured_kernel_is_not_trusted(overload: Any) -> None:
+    assert out_variant(overload) is None
 
 
 def test_conversion_has_no_out_variant_that_would_drop_its_type() -> None:
