@@ -45,6 +45,7 @@ class GraphFacts(Value):
         random: the first operator that draws random numbers; empty if there is none.
         input_names: where each input comes from, for people: ``self.layers.0.weight``.
         module_inputs: positions of the inputs that are tensors of the module, not of the call.
+        anchored_inputs: positions of the inputs that `as_strided` looks at, by their place in the storage.
         gears: of its inputs, if they were given any.
     """
 
@@ -55,6 +56,7 @@ class GraphFacts(Value):
     random: str = ""
     input_names: tuple[str, ...] = ()
     module_inputs: tuple[int, ...] = ()
+    anchored_inputs: tuple[int, ...] = ()
     gears: GearFacts | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -72,6 +74,7 @@ class GraphFacts(Value):
             random=data["random"],
             input_names=tuple(data["input_names"]),
             module_inputs=tuple(data["module_inputs"]),
+            anchored_inputs=tuple(data["anchored_inputs"]),
             gears=GearFacts.from_json(data["gears"]) if data["gears"] else None,
         )
 
@@ -137,6 +140,7 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
             for index, item in enumerate(lowered.inputs)
             if item.is_tensor and item.source.startswith(prefix)
         ),
+        anchored_inputs=tuple(sorted(anchored)),
     )
 
 

@@ -45,6 +45,7 @@ def compile_parts(lowered: LoweredGraph, facts: GraphFacts, identity: str) -> Co
         NotYet: it uses a process group.
     """
     _refuse_lazy_bits(lowered, facts)
+    _refuse_anchored(facts)
     graph = lowered.graph
     env = shape_env_of(node.meta.get("val") for node in graph.graph.nodes if node.op == "placeholder")
     before = conditions(env)
@@ -111,6 +112,17 @@ def _refuse_lazy_bits(lowered: LoweredGraph, facts: GraphFacts) -> None:
         msg = (
             f"{name} has its {bit} bit set, which mode max-autotune does not support: pass {name}.{remedy}, "
             "or use mode reduce-overhead"
+        )
+        raise NotPortable(msg, what=name)
+
+
+def _refuse_anchored(facts: GraphFacts) -> None:
+    """Refuse inputs whose storage the graph looks at beyond the tensor: a library gets the tensor alone."""
+    for index in facts.anchored_inputs:
+        name = facts.input_names[index]
+        msg = (
+            f"as_strided looks at the storage of {name}, which mode max-autotune does not support: use views "
+            "that stay inside of the tensor (view, narrow, unfold), or mode reduce-overhead"
         )
         raise NotPortable(msg, what=name)
 

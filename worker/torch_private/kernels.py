@@ -83,11 +83,13 @@ def out_variant(overload: Any) -> OutVariant | None:
 def _structured(overload: Any, out: Any) -> bool:
     """Whether a functional overload and one with ``out`` are generated from one structured kernel.
 
-    Copying forms of views are registered alike, and are not.
+    Copying forms of views are registered alike, and are not. Losses with a ``reduction`` are, but use ``out``
+    as scratch of the inputs' size before they reduce: they would write beyond its place.
     """
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return (
         torch.Tag.view_copy not in overload.tags
+        and not any(argument.name == "reduction" for argument in overload._schema.arguments)
         and has_kernel(overload.name(), "CompositeExplicitAutogradNonFunctional")
         and all(has_kernel(out.name(), key) for key in ("CPU", "Meta"))
     )
