@@ -185,6 +185,7 @@ def test_warm_start_imports_no_compiler_and_equals_cold(kept: tuple[CachedFuncti
     torch.testing.assert_close(torch.tensor(first["cache"]), expected)
 
 
+@pytest.mark.slow
 def test_compile_elsewhere_gives_equal_bytes(kept: tuple[CachedFunction, Path], tmp_path: Path) -> None:
     _, cache = kept
     for name in ("tmp", "home", "inductor"):

@@ -73,8 +73,22 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+# Each option on and off, and the guide's own script; the others are `slow`.
+OFTEN = (
+    (True, False, False, True),
+    (True, True, True, False),
+    (False, True, True, False),
+    (False, False, True, False),
+    (False, True, False, True),
+)
+
+
 @pytest.mark.parametrize(
-    ("custom_pool", "reuse", "clone_input", "clone_output"), list(itertools.product((True, False), repeat=4))
+    ("custom_pool", "reuse", "clone_input", "clone_output"),
+    [
+        pytest.param(*modes, marks=[] if modes in OFTEN else [pytest.mark.slow])
+        for modes in itertools.product((True, False), repeat=4)
+    ],
 )
 def test_each_combination_does_what_the_guide_says(
     custom_pool: bool, reuse: bool, clone_input: bool, clone_output: bool
