@@ -17,8 +17,7 @@ def _collector() -> Iterator[None]:
     yield
     if gc.get_freeze_count() > frozen:
         gc.unfreeze()
-    if not was_enabled:
-        gc.disable()
+    (gc.enable if was_enabled else gc.disable)()
 
 
 def test_collector_waits_and_goes_on() -> None:
