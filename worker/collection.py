@@ -46,7 +46,8 @@ class _Pauses:
         """In a child, whose other threads are gone."""
         if self._num_pauses and self._was_enabled:
             gc.enable()
-        self.__init__()  # type: ignore[misc] # another thread may have held the lock
+        self._lock = threading.Lock()  # another thread may have held it
+        self._num_pauses = 0
 
 
 _PAUSES = _Pauses()

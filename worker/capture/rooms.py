@@ -66,10 +66,8 @@ _given: weakref.WeakValueDictionary[tuple[str, Any], Room] = weakref.WeakValueDi
 _given_lock = threading.Lock()
 
 
-def room_of(backend: DeviceBackend, handle: PoolHandle | None) -> Room:
-    """The room of a pool that was given, the same for all who give it; without a handle one of its own."""
-    if handle is None:
-        return Room(backend)
+def room_of(backend: DeviceBackend, handle: PoolHandle) -> Room:
+    """The room of a pool that was given, the same for all who give it."""
     with _given_lock:
         room = _given.get((backend.kind, handle))
         if room is None:

@@ -34,8 +34,6 @@ _HOMES = (
     torch._C._fft,  # type: ignore[attr-defined]
 )
 _METHODS = torch._C.TensorBase
-# A factory's options say what its result looks like; the out variant sees that from the result.
-_OPTIONS = frozenset({"dtype", "layout", "device", "pin_memory"})
 _ALLOCATING = frozenset({"aten::clone", "aten::_to_copy"})
 
 
@@ -44,13 +42,11 @@ class OutVariant(Value):
 
     Attributes:
         overload: the operator.
-        names: its arguments that take the results, in their order.
-        arguments: names of all others that it takes.
+        names: its arguments that take the results, in their order; all others are the same.
     """
 
     overload: Any
     names: tuple[str, ...]
-    arguments: tuple[str, ...]
 
 
 @functools.cache
@@ -73,10 +69,8 @@ def out_variant(overload: Any) -> OutVariant | None:
         arguments = candidate._schema.arguments
         outs = tuple(item.name for item in arguments if item.is_out)
         rest = [(item.name, str(item.type)) for item in arguments if not item.is_out]
-        if len(outs) == len(returns) and _same_but_options(wanted, rest):
-            if not _structured(overload, candidate):
-                return None
-            return OutVariant(overload=candidate, names=outs, arguments=tuple(name for name, _ in rest))
+        if len(outs) == len(returns) and rest == wanted:
+            return OutVariant(overload=candidate, names=outs) if _structured(overload, candidate) else None
     return None
 
 
@@ -95,11 +89,6 @@ def _structured(overload: Any, out: Any) -> bool:
     )
 
 
-def _same_but_options(wanted: list[tuple[str, str]], rest: list[tuple[str, str]]) -> bool:
-    dropped = [item for item in wanted if item not in rest]
-    return [item for item in wanted if item in rest] == rest and all(name in _OPTIONS for name, _ in dropped)
-
-
 @functools.cache
 def only_copies(overload: Any) -> bool:
     """Whether the result holds the first argument's values, at most in another type."""
@@ -110,9 +99,7 @@ def into(
     variant: OutVariant, args: Sequence[Any], kwargs: dict[str, Any], outs: Sequence[torch.Tensor]
 ) -> Call:
     """The call that writes into ``outs`` what the functional overload returns for these arguments."""
-    kept = {name: value for name, value in kwargs.items() if name in variant.arguments}
-    kept.update(zip(variant.names, outs, strict=True))
-    return call_of(variant.overload, args[: len(variant.arguments)], kept)
+    return call_of(variant.overload, args, {**kwargs, **dict(zip(variant.names, outs, strict=True))})
 
 
 def call_of(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
