@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class DirectRunner:
     """Calls one loaded graph; has what `worker.capture.runner.GraphRunner` has."""
 
-    max_captures = 0
+    max_captures: int = 0
 
     def __init__(self, graph: Graph, facts: GraphFacts, backend: DeviceBackend) -> None:
         self.layout = InputLayout(facts, clone_input=True, frozen_parameters=False)

@@ -1,21 +1,24 @@
 """Engines turn a traced graph into sections and files of an artifact, and such into a callable.
 
-One file per implementation. `engine_for` says which one a mode means; `engine_named` finds the one that made
-an artifact.
+One file per implementation. `worker.engines.choice` says which one compiles; `engine_named` finds the one
+that made an artifact.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from pathlib import Path
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from worker.errors import NotYet
 from worker.values import Value
 
 if TYPE_CHECKING:
+    from worker.configs.compiler_config import CompilerConfig
     from worker.graph_facts import GraphFacts
     from worker.torch_private.lowering import LoweredGraph
 
@@ -24,8 +27,8 @@ Graph = Callable[..., tuple[Any, ...]]
 _HOMES = {
     "graph": ("worker.engines.graph", "GraphEngine"),
     "aoti": ("worker.engines.aoti", "AotiEngine"),
+    "torchair": ("worker.engines.torchair", "TorchairEngine"),
 }
-_MODES = {"reduce-overhead": "graph", "max-autotune": "aoti", "npugraph_ex": "torchair"}
 
 
 class Built(Value):
@@ -40,18 +43,57 @@ class Built(Value):
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
+class Site(Value):
+    """The function that an engine works for, for engines that need more of it than its graph.
+
+    Attributes:
+        method: the bound method.
+        config: how it is compiled.
+        dynamic: traced with symbolic sizes.
+        decompositions: operator overload -> function that replaces it.
+        frame: at a load, the artifact's frame, as marshalled code; empty while compiling.
+    """
+
+    method: MethodType
+    config: CompilerConfig
+    dynamic: bool
+    decompositions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
+    frame: bytes = b""
+
+
+class SelfCapturing(Protocol):
+    """A loaded graph of an engine that captures by itself.
+
+    Attributes:
+        is_eager: it never captures, or has stopped.
+        num_captures: captured graphs that it holds.
+    """
+
+    @property
+    def is_eager(self) -> bool: ...  # noqa: D102 - above
+
+    @property
+    def num_captures(self) -> int: ...  # noqa: D102 - above
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        """Outputs for the graph's inputs."""
+        ...
+
+
 class Engine(Protocol):
     """A way to run a traced graph.
 
     Attributes:
         name: name in keys and reports.
         version: changes whenever the sections' meaning does; part of the key.
-        captured: whether its graphs are captured before they run; those of others are called as they are.
+        captured: whether the capture runtime captures its graphs; those of others are called as they are.
+        captures_itself: whether a call of its graph captures and replays by itself.
     """
 
     name: str
     version: str
     captured: bool
+    captures_itself: bool
 
     def check(self, device_kind: str) -> None:
         """Refuse what could not be compiled for this kind of device, before anything is traced.
@@ -61,46 +103,50 @@ class Engine(Protocol):
         """
         ...
 
-    def compile(self, lowered: LoweredGraph, facts: GraphFacts, *, keep_compiled: bool) -> Built:
+    def compile(
+        self, lowered: LoweredGraph, facts: GraphFacts, *, keep_compiled: bool, site: Site | None = None
+    ) -> Built:
         """What to keep of a graph; equal graphs give equal bytes.
 
         Args:
-            lowered: the graph; runs within its tracing context, before the guards are written.
+            lowered: the graph, and the call it was traced from; runs within its tracing context, before the
+                guards are written.
             facts: what `worker.graph_facts` found.
             keep_compiled: keep compiled kernels in files beside the artifact (``ge_cache``).
+            site: the call; None where there is a graph only, which not every engine takes.
         """
         ...
 
     def load(
-        self, sections: Mapping[str, bytes], files: Mapping[str, Path], groups: Mapping[str, str]
+        self,
+        sections: Mapping[str, bytes],
+        files: Mapping[str, Path],
+        groups: Mapping[str, str],
+        *,
+        site: Site | None = None,
     ) -> Graph:
         """A callable over the graph's inputs; imports neither Dynamo, Inductor nor sympy.
+
+        Engine ``torchair`` imports what TorchAir does.
 
         Args:
             sections: of `compile`.
             files: where its files lie, by name; verified.
             groups: role -> this process's name of the group.
+            site: the function; None where there is a graph only, which not every engine takes.
         """
         ...
 
 
-def engine_for(mode: str) -> Engine:
-    """The engine that a mode of `CompilerConfig` means.
-
-    Raises:
-        NotYet: the mode's engine is not built yet.
-    """
-    return engine_named(_MODES[mode])
-
-
+@functools.cache
 def engine_named(name: str) -> Engine:
     """The engine of this name.
 
     Raises:
-        NotYet: it is not built yet.
+        NotYet: there is none in this release.
     """
     if name not in _HOMES:
-        raise NotYet(f"engine {name}", instead='use mode "reduce-overhead" (engine graph)')
+        raise NotYet(f"engine {name}", instead=f"there are {', '.join(_HOMES)}; a later release may have it")
     module, attribute = _HOMES[name]
     engine: Engine = getattr(importlib.import_module(module), attribute)()
     return engine

@@ -25,11 +25,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.engines import Built
+from worker.engines import Built, Site
 from worker.engines.aoti_call import CompiledGraph, Parts
 from worker.engines.aoti_package import pack, package_name, unpack
 from worker.engines.graph import GraphEngine, unpack_constants
-from worker.errors import ArtifactMissing, NotPortable, NotYet
+from worker.errors import ArtifactMissing, BadConfig, NotPortable
 
 if TYPE_CHECKING:
     from worker.engines import Graph
@@ -51,25 +51,30 @@ class AotiEngine:
     name = "aoti"
     version = "1"
     captured = False
+    captures_itself = False
 
     def check(self, device_kind: str) -> None:
         """See `worker.engines.Engine.check`.
 
         Raises:
-            NotYet: mode max-autotune on this kind of device has another engine.
+            BadConfig: it does not compile for this kind of device.
             ToolchainError: a compiler is missing, or too old.
         """
         from worker import toolchain
 
         if device_kind not in ("cpu", "cuda"):
-            raise NotYet(
-                f"mode max-autotune on {device_kind} (engine torchair)", instead="use reduce-overhead"
+            msg = (
+                f"engine aoti compiles for cpu and cuda; this module lies on {device_kind}. Use engine "
+                "torchair, or mode reduce-overhead"
             )
+            raise BadConfig(msg, parameter="engine", device_kind=device_kind)
         toolchain.check_cpp_compiler()
         if device_kind == "cuda":
             toolchain.check_cuda()
 
-    def compile(self, lowered: LoweredGraph, facts: GraphFacts, *, keep_compiled: bool) -> Built:
+    def compile(
+        self, lowered: LoweredGraph, facts: GraphFacts, *, keep_compiled: bool, site: Site | None = None
+    ) -> Built:
         """See `worker.engines.Engine.compile`.
 
         Raises:
@@ -85,6 +90,7 @@ class AotiEngine:
                 "not support; use mode reduce-overhead, or move it out of the cached function"
             )
             raise NotPortable(msg, what=facts.data_dependent)
+        del site
         description = describe(lowered.graph)
         whole = GraphEngine().compile(lowered, facts, keep_compiled=False).sections
         parts = compile_parts(lowered, facts, _identity(whole, description))
@@ -105,7 +111,12 @@ class AotiEngine:
         return Built(sections=sections, files={} if kept is None else {package_name(kept): kept})
 
     def load(
-        self, sections: Mapping[str, bytes], files: Mapping[str, Path], groups: Mapping[str, str]
+        self,
+        sections: Mapping[str, bytes],
+        files: Mapping[str, Path],
+        groups: Mapping[str, str],
+        *,
+        site: Site | None = None,
     ) -> Graph:
         """See `worker.engines.Engine.load`; compiles where the artifact keeps no kernels.
 
@@ -114,6 +125,7 @@ class AotiEngine:
             ArtifactCorrupt: they cannot be opened here.
             ToolchainError: it has to compile, and there is no compiler.
         """
+        del site
         call: dict[str, Any] = json.loads(sections[_SECTION])
         replay = partial(_replay, sections, dict(groups), [])
         tail = None

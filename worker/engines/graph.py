@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from worker.data_dump import MARK
-from worker.engines import Built
+from worker.engines import Built, Site
 from worker.engines.bindings import BINDINGS
 from worker.errors import ArtifactCorrupt, NotPortable
 
@@ -41,13 +41,16 @@ class GraphEngine:
     name = "graph"
     version = "1"
     captured = True
+    captures_itself = False
 
     def check(self, device_kind: str) -> None:
         """See `worker.engines.Engine.check`; torch alone is enough."""
 
-    def compile(self, lowered: LoweredGraph, facts: GraphFacts, *, keep_compiled: bool) -> Built:
+    def compile(
+        self, lowered: LoweredGraph, facts: GraphFacts, *, keep_compiled: bool, site: Site | None = None
+    ) -> Built:
         """See `worker.engines.Engine.compile`; there are no compiled kernels to keep."""
-        del facts, keep_compiled
+        del facts, keep_compiled, site
         writer = _SourceWriter(lowered)
         source = writer.source()
         code = compile(source, "<warmrank graph>", "exec", dont_inherit=True)
@@ -59,10 +62,15 @@ class GraphEngine:
         return Built(sections=sections)
 
     def load(
-        self, sections: Mapping[str, bytes], files: Mapping[str, Path], groups: Mapping[str, str]
+        self,
+        sections: Mapping[str, bytes],
+        files: Mapping[str, Path],
+        groups: Mapping[str, str],
+        *,
+        site: Site | None = None,
     ) -> Graph:
         """See `worker.engines.Engine.load`."""
-        del files
+        del files, site
         scope: dict[str, Any] = {"torch": torch, "operator": operator, "math": math}
         # The file is private to this user, or was fetched under a signature that the store's policy checked.
         exec(marshal.loads(sections["graph.code"]), scope)  # noqa: S102, S302

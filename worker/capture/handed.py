@@ -1,0 +1,64 @@
+"""Runs a graph of an engine that captures and replays by itself (engine ``torchair``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from worker.capture import modes
+from worker.capture.direct import DirectRunner, restored
+from worker.capture.plan import Shapes, shapes_of
+from worker.capture.statistics import CaptureStatistics, Tally
+
+if TYPE_CHECKING:
+    from worker.devices import DeviceBackend
+    from worker.engines import SelfCapturing
+    from worker.graph_facts import GraphFacts
+
+
+class HandedRunner(DirectRunner):
+    """Hands calls over; has what `worker.capture.runner.GraphRunner` has.
+
+    What the engine captures on a call it does not tell, so the capture plan has the shapes of `prepare`.
+    """
+
+    def __init__(self, graph: SelfCapturing, facts: GraphFacts, backend: DeviceBackend, limit: int) -> None:
+        super().__init__(graph, facts, backend)
+        self.max_captures = 0 if graph.is_eager else limit
+        self._handed = graph
+        self._calls = 0
+        self._prepared: dict[Shapes, None] = {}
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        """Outputs of the graph for ``inputs``."""
+        self._calls += 1
+        if modes.is_plain(self._autocast_kinds):
+            return self._graph(*inputs)
+        with modes.plain(self._autocast_kinds):
+            return self._graph(*inputs)
+
+    def prepare(self, *inputs: Any) -> None:
+        """Let the engine capture for ``inputs``, which runs the graph; mutated inputs keep their values."""
+        self.layout.require_tensors(inputs)
+        with modes.plain(self._autocast_kinds), restored(inputs, self.layout.mutated):
+            self._graph(*inputs)
+        shapes = self.shapes_for(inputs)
+        if shapes is not None:
+            self._prepared[shapes] = None
+
+    def shapes(self) -> tuple[Shapes, ...]:
+        """The shapes that were prepared."""
+        return tuple(self._prepared)
+
+    def shapes_for(self, inputs: Sequence[Any]) -> Shapes | None:
+        """What the capture plan says of these inputs; None where nothing would be captured for them."""
+        return None if self._handed.is_eager else shapes_of(self.layout, inputs)
+
+    @property
+    def statistics(self) -> CaptureStatistics:
+        """What can be told from outside: graphs that the engine holds, and calls."""
+        captures = self._handed.num_captures
+        tally = Tally(captures=captures, replays=0 if self._handed.is_eager else self._calls)
+        if self._handed.is_eager and self._calls:
+            tally.eager["TorchAir runs the function eagerly"] = self._calls
+        return tally.taken(())

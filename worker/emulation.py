@@ -1,0 +1,24 @@
+"""Which kind of device stands for which: an emulated NPU keeps its tensors on the CPU.
+
+Nothing stands for anything unless an emulator says so, once, at its installation; so in every other process
+a tensor's own device type is its kind.
+"""
+
+from __future__ import annotations
+
+_KINDS: dict[str, str] = {}
+
+
+def stand_for(memory: str, kind: str) -> None:
+    """From now on tensors on ``memory`` (``cpu``) count as being on a device of ``kind`` (``npu``)."""
+    _KINDS[memory] = kind
+
+
+def kind_of(memory: str) -> str:
+    """The device kind of tensors whose device has this type."""
+    return _KINDS.get(memory, memory)
+
+
+def memory_of(kind: str) -> str:
+    """The type of the devices on which tensors of a device kind lie."""
+    return next((memory for memory, standing in _KINDS.items() if standing == kind), kind)

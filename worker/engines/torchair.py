@@ -1,0 +1,132 @@
+"""Engine ``torchair``: the vendor's compiler for Ascend NPUs, under this package's conditions and store.
+
+Sections::
+
+    torchair.json   {"parameters": [[name, is a parameter], ...], "vendor": "torchair" or "npugraph_ex",
+                     "version": of TorchAir's cache file}
+    torchair.py     the code that TorchAir generated, as `worker.engines.torchair_code` keeps it
+    torchair.txt    what TorchAir says of graph, inputs and options, for people
+
+Nothing is pickled: TorchAir's own file, which is a pickle, exists in a private directory only
+(`worker.engines.torchair_cache`). Constants of a graph are the exception: TorchAir pickles them into
+its code.
+
+Loading imports what TorchAir imports: Dynamo, Inductor and sympy among it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worker.engines import Built, Site
+from worker.engines.torchair_code import bound, portable, roles_in
+from worker.errors import BadConfig, NotPortable
+
+if TYPE_CHECKING:
+    from worker.engines import Graph
+    from worker.graph_facts import GraphFacts
+    from worker.torch_private.lowering import LoweredGraph
+
+
+class TorchairEngine:
+    """Hands compiling and loading to TorchAir."""
+
+    name = "torchair"
+    version = "1"
+    captured = False
+    captures_itself = True
+
+    def check(self, device_kind: str) -> None:
+        """See `worker.engines.Engine.check`.
+
+        Raises:
+            BadConfig: the module lies on another kind of device.
+            DeviceUnavailable: torch_npu or TorchAir does not import.
+        """
+        from worker.devices import backend_for
+
+        if device_kind != "npu":
+            msg = f"engine torchair compiles for device kind npu; this module lies on {device_kind}"
+            raise BadConfig(msg, parameter="engine", device_kind=device_kind)
+        backend_for(device_kind)
+
+    def compile(
+        self, lowered: LoweredGraph, facts: GraphFacts, *, keep_compiled: bool, site: Site | None = None
+    ) -> Built:
+        """See `worker.engines.Engine.compile`.
+
+        Raises:
+            NotPortable: TorchAir does not cache the function, or its cache would give other results.
+        """
+        from worker.engines.torchair_cache import compiled
+        from worker.torch_private.aot_facts import left_to_wrappers
+
+        del keep_compiled
+        call = lowered.captured
+        assert site is not None and call is not None  # noqa: S101, PT018 - TorchAir takes methods
+        if facts.random:
+            msg = f"{facts.random} draws random numbers, which TorchAir does not cache; use engine graph"
+            raise NotPortable(msg, what=facts.random)
+        written = compiled(site, call)
+        if left := left_to_wrappers(call.context):
+            msg = f"{site.method.__qualname__}: {left}, which TorchAir's cache leaves out; use engine graph"
+            raise NotPortable(msg, what=left)
+        roles = _groups(lowered)
+        code = portable(written.code, roles)
+        if unbound := set(roles.values()) - roles_in(code):
+            msg = (
+                f"TorchAir writes process groups ({', '.join(sorted(unbound))}) into its code in a way that "
+                f"cannot be bound to another rank's, in mode {site.config.mode}; use mode reduce-overhead"
+            )
+            raise NotPortable(msg, what="process groups")
+        about = {"parameters": written.parameters, "vendor": written.vendor, "version": written.version}
+        return Built(
+            sections={
+                "torchair.json": json.dumps(about, sort_keys=True, separators=(",", ":")).encode(),
+                "torchair.py": code.encode(),
+                "torchair.txt": written.signature.encode(),
+            }
+        )
+
+    def load(
+        self,
+        sections: Mapping[str, bytes],
+        files: Mapping[str, Path],
+        groups: Mapping[str, str],
+        *,
+        site: Site | None = None,
+    ) -> Graph:
+        """See `worker.engines.Engine.load`.
+
+        Raises:
+            ArtifactCorrupt: TorchAir does not load it.
+        """
+        from worker.engines.torchair_cache import Written, loaded
+
+        del files
+        assert site is not None  # noqa: S101 - TorchAir takes methods
+        about: dict[str, Any] = json.loads(sections["torchair.json"])
+        code = sections["torchair.py"].decode()
+        pool = site.config.aclgraph_config.use_custom_pool
+        written = Written(
+            vendor=about["vendor"],
+            version=about["version"],
+            signature=sections["torchair.txt"].decode(),
+            code=bound(code, groups, pool),
+            parameters=tuple((name, flag) for name, flag in about["parameters"]),
+        )
+        return loaded(written, site)
+
+
+def _groups(lowered: LoweredGraph) -> dict[str, str]:
+    """Roles of the process groups that the graph uses, by their names in this process."""
+    from worker.groups import role_of
+    from worker.torch_private.operators import named_argument
+
+    names = {
+        named_argument(node, "group_name") for node in lowered.graph.graph.nodes if "c10d" in str(node.target)
+    }
+    return {str(name): role_of(str(name)) for name in names if name is not None}

@@ -1,0 +1,224 @@
+"""Driving TorchAir's own ``cache_compile``: what it compiles and writes, and loading what it wrote.
+
+TorchAir works in a private directory (0700, its file 0600, this user's): at a compile an empty one, from
+which its file is taken over when it is finished; at a load one that holds a file written from a verified
+artifact. So whatever it does to a cache that it does not like, it does to a copy.
+
+It compiles the very graph that Dynamo made for this package's artifact, and runs nothing: the conditions of
+the artifact are those of its graph.
+"""
+
+from __future__ import annotations
+
+import atexit
+import marshal
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+from worker.engines import Site
+from worker.engines.torchair_options import translated
+from worker.engines.torchair_vendor import Vendor, complaints, instead_of_torch_compile, vendor_for
+from worker.errors import ArtifactCorrupt, NotPortable
+from worker.values import Value
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+    from worker.configs.compiler_config import CompilerConfig
+    from worker.torch_private.lowering import CapturedCall
+
+_GRAPH_NAME = "__compiled_fn"
+
+
+class Written(Value):
+    """What TorchAir keeps of a compile, apart from the frame, which is the artifact's.
+
+    Attributes:
+        vendor: the package that wrote it.
+        version: of its cache file.
+        signature: its text about graph, inputs and options, for people.
+        code: its generated code.
+        parameters: module's tensors that its graph takes before those of the call: name, whether a parameter.
+    """
+
+    vendor: str
+    version: str
+    signature: str
+    code: str
+    parameters: tuple[tuple[str, bool], ...]
+
+
+class LoadedGraph:
+    """TorchAir's callable over a graph's inputs; it captures and replays by itself."""
+
+    __slots__ = ("_call", "_kernel", "directory")
+
+    def __init__(self, call: Callable[..., Any], directory: Path) -> None:
+        self._call = call
+        self._kernel: Any = _kernel_of(call)
+        self.directory = directory  # where TorchAir keeps what it makes at run time
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        """Outputs for the graph's inputs."""
+        return tuple(self._call(*inputs))
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether it runs operator by operator: asked for, or the limit of captures is reached."""
+        graph = self._kernel
+        return graph is None or bool(graph.config.get("force_eager") or graph.fallback_to_eager)
+
+    @property
+    def num_captures(self) -> int:
+        """Captured graphs that it holds."""
+        return 0 if self._kernel is None else len(self._kernel.graphs_meta)
+
+
+def compiled(site: Site, call: CapturedCall) -> Written:
+    """Let TorchAir compile what Dynamo captured, without running it; within the context of the trace.
+
+    Raises:
+        NotPortable: TorchAir does not cache this function; says why, in its words.
+        BadConfig: the configuration has options that the installed TorchAir has not.
+    """
+    vendor = vendor_for(site.config.mode)
+    directory = private_directory()
+    try:
+        with complaints(vendor.name) as said:
+            saver, backend = _saver(vendor, site, directory)
+            backend(call.graph_module, list(call.example_inputs))
+            saver.save_compiled_fn(id(call.frame))
+        path = Path(saver.cache_bin)
+        if not path.is_file():
+            why = "; ".join([*map(str, saver.errors), *said]) or "it wrote no cache"
+            msg = f"TorchAir does not cache {site.method.__qualname__}: {why}. Use engine graph for it."
+            raise NotPortable(msg, what=site.method.__qualname__)
+        model = vendor.cache.CompiledModel.load(str(path))
+    finally:
+        shutil.rmtree(directory)
+    return Written(
+        vendor=vendor.name,
+        version=str(model.meta.version),
+        signature=str(model.compiled_fx.signature),
+        code=str(model.compiled_fx.py_code),
+        parameters=tuple((str(name), bool(flag)) for name, flag in model.compiled_fx.input_parameters),
+    )
+
+
+def loaded(written: Written, site: Site) -> LoadedGraph:
+    """Let TorchAir load what it wrote once, from a private copy.
+
+    Raises:
+        ArtifactCorrupt: TorchAir does not take it; says why, in its words.
+        BadConfig: the configuration has options that the installed TorchAir has not.
+    """
+    vendor = vendor_for(site.config.mode)
+    directory = private_directory()
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    lazy, options = _handed(vendor, site, directory)
+    models = vendor.cache.CompiledModel
+    path = Path(models.get_cache_bin(site.method, cache_dir=str(directory), **options))
+    path.parent.mkdir(mode=0o700, parents=True)
+    model = models(site.method)
+    model.meta.version = written.version
+    model.compiled_fn = _frame(site.frame)
+    parameters = [(name, flag) for name, flag in written.parameters]
+    model.compiled_fx = vendor.cache.CompiledFX(written.signature, written.code, parameters)
+    model.save(str(path))
+    tried: list[Any] = []
+    with complaints(vendor.name) as said, instead_of_torch_compile(lambda *args, **_: tried.append(args)):
+        found = lazy.compile(site.method.__func__.__globals__)
+    if tried or not path.is_file():
+        why = "; ".join(said) or "it compiles anew"
+        msg = f"TorchAir does not load its part of the artifact: {why}"
+        raise ArtifactCorrupt(msg, where=str(path), why=why)
+    return LoadedGraph(_graph_of(found), path.parent)
+
+
+def compiled_by_backend(
+    graph_module: GraphModule,
+    example_inputs: list[Any],
+    *,
+    config: CompilerConfig,
+    decompositions: Mapping[Any, Callable[..., Any]],
+) -> Callable[..., Any]:
+    """What TorchAir's own backend for ``torch.compile`` makes of a graph, in memory only."""
+    vendor = vendor_for(config.mode)
+    theirs = _options(vendor, config)
+    backend = vendor.package.get_npu_backend(
+        compiler_config=theirs, custom_decompositions=dict(decompositions)
+    )
+    run: Callable[..., Any] = backend(graph_module, example_inputs)
+    return run
+
+
+def private_directory() -> Path:
+    """A new directory that only this user can enter."""
+    return Path(tempfile.mkdtemp(prefix="warmrank-torchair-"))
+
+
+def _options(vendor: Vendor, config: CompilerConfig) -> Any:
+    theirs = vendor.package.CompilerConfig()
+    translated(config, theirs)
+    return theirs
+
+
+def _handed(vendor: Vendor, site: Site, directory: Path) -> tuple[Any, dict[str, Any]]:
+    """TorchAir's cached function, and the options that its cache's path depends on."""
+    options = {"config": _options(vendor, site.config), "dynamic": site.dynamic}
+    more = {"custom_decompositions": dict(site.decompositions)} if site.decompositions else {}
+    handed = vendor.package.inference.cache_compile(site.method, cache_dir=str(directory), **options, **more)
+    return handed, options
+
+
+def _saver(vendor: Vendor, site: Site, directory: Path) -> tuple[Any, Callable[..., Any]]:
+    """TorchAir's saver for an empty cache, and the backend that it would give to ``torch.compile``."""
+    lazy, _ = _handed(vendor, site, directory)
+    taken: dict[str, Any] = {}
+
+    def take(function: Any, **options: Any) -> Any:
+        taken.update(options, function=function)
+        return None
+
+    with instead_of_torch_compile(take):
+        saver = lazy.compile(site.method.__func__.__globals__)
+    if "backend" not in taken:
+        msg = (
+            f"{vendor.name} of this torch_npu compiles in another way than the releases that are known "
+            "(it calls torch.compile without a backend); use engine graph"
+        )
+        raise NotPortable(msg, what=vendor.name)
+    return saver, taken["backend"]
+
+
+def _frame(code: bytes) -> CodeType:
+    frame = marshal.loads(code)  # noqa: S302 - of an artifact that was verified
+    assert isinstance(frame, CodeType)  # noqa: S101 - `worker.frame` wrote it
+    return frame
+
+
+def _graph_of(found: Any) -> Callable[..., Any]:
+    """The graph's callable inside of what TorchAir made of its cache."""
+    inner = _closed_over(found, "compiled_fn")
+    graph = inner.__globals__.get(_GRAPH_NAME) if isinstance(inner, FunctionType) else None
+    if graph is None:
+        msg = "the installed TorchAir builds loaded functions in another way than the releases that are known"
+        raise ArtifactCorrupt(msg, where="torchair", why=msg)
+    return graph  # type: ignore[no-any-return]
+
+
+def _kernel_of(graph: Callable[..., Any]) -> Any:
+    """TorchAir's ``AclGraph`` under a graph's callable; None where nothing is captured (max-autotune)."""
+    kernel = _closed_over(graph, "ge_kernel")
+    return getattr(kernel, "__globals__", {}).get("acl_graph")
+
+
+def _closed_over(function: Any, name: str) -> Any:
+    code, closure = getattr(function, "__code__", None), getattr(function, "__closure__", None)
+    if code is None or closure is None or name not in code.co_freevars:
+        return None
+    return closure[code.co_freevars.index(name)].cell_contents

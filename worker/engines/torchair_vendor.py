@@ -1,0 +1,135 @@
+"""TorchAir as it is installed: importing it, and keeping it from changing what is this process's own.
+
+Two packages of torch_npu compile: ``torchair`` (modes reduce-overhead and max-autotune) and ``npugraph_ex``
+(the mode of that name). Both have ``inference.cache_compile`` and, behind it, ``CompiledModel``.
+
+What is relied on, beyond the documented names (read in torch_npu 2.13.0):
+
+* ``inference.cache_compile(method, ...)`` returns an object whose ``compile(globals)`` loads the cache, or
+  else returns a saver that it built around ``torch.compile(method, backend=..., fullgraph=True, ...)``;
+* the saver has ``cache_bin`` (where it writes), ``compiled_model``, ``errors`` and
+  ``save_compiled_fn(id of the frame's code)``;
+* ``CompiledModel`` has ``FILE``, ``VERSION``, ``get_cache_bin``, ``load``, ``save``, ``meta``,
+  ``compiled_fn``, ``compiled_fx`` (signature, py_code, input_parameters);
+* what ``compile`` returns for a cache is a closure over ``compiled_fn``, whose globals hold the graph's
+  callable under the one name of the frame that begins with ``__compiled_fn``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from worker.errors import DeviceUnavailable
+from worker.values import Value
+
+_log = logging.getLogger("torchair")
+_EVENT_LEVEL = 35  # torchair/core/utils.py
+_PATCHING = threading.RLock()
+
+
+class Vendor(Value):
+    """One of the two packages.
+
+    Attributes:
+        name: ``torchair`` or ``npugraph_ex``.
+        package: the package.
+        cache: its module behind ``inference.cache_compile``.
+    """
+
+    name: str
+    package: Any
+    cache: Any
+
+
+def vendor_for(mode: str) -> Vendor:
+    """The package that compiles in a mode.
+
+    Raises:
+        DeviceUnavailable: torch_npu, or this package of it, does not import.
+    """
+    return _vendor("npugraph_ex" if mode == "npugraph_ex" else "torchair")
+
+
+@functools.cache
+def _vendor(name: str) -> Vendor:
+    try:
+        with _own_logging():
+            importlib.import_module("torch_npu")
+            package = importlib.import_module(name)
+            cache = importlib.import_module(f"{name}.inference._cache_compiler")
+    except ImportError as error:
+        msg = (
+            f"engine torchair needs {name}, which comes with torch_npu, and it does not import: {error}. "
+            "Install torch_npu where CANN is and source CANN's set_env.sh, or use engine graph."
+        )
+        raise DeviceUnavailable(msg, kind="npu", missing=name) from error
+    return Vendor(name=name, package=package, cache=cache)
+
+
+@contextlib.contextmanager
+def _own_logging() -> Iterator[None]:
+    """Logger ``torchair`` is this package's as well: its level and handlers stay, and so do later loggers."""
+    level, handlers, made = _log.level, list(_log.handlers), logging.getLoggerClass()
+    try:
+        yield
+    finally:
+        logging.setLoggerClass(made)
+        if handlers:  # else nobody has set it up but TorchAir
+            _log.setLevel(level)
+            _log.handlers[:] = handlers
+        if not hasattr(_log, "event"):
+            _log.event = functools.partial(_log.log, _EVENT_LEVEL)  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def instead_of_torch_compile(take: Callable[..., Any]) -> Iterator[None]:
+    """``torch.compile`` is ``take`` for a moment, for whoever calls it in this thread.
+
+    TorchAir hands it the method and its own backend; with them this package traces once, for both.
+    """
+    before = torch.compile
+    thread = threading.get_ident()
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return (take if threading.get_ident() == thread else before)(*args, **kwargs)
+
+    with _PATCHING:
+        torch.compile = called
+        try:
+            yield
+        finally:
+            torch.compile = before
+
+
+@contextlib.contextmanager
+def complaints(name: str) -> Iterator[list[str]]:
+    """What TorchAir's logger warns about meanwhile; TorchAir says nothing else of why it gives a cache up."""
+    found: list[str] = []
+    handler = _Collector(found)
+    logger = logging.getLogger(name)
+    disabled, level = logger.disabled, logger.level
+    logger.addHandler(handler)
+    logger.setLevel(min(level or logging.WARNING, logging.WARNING))
+    try:
+        yield found
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.disabled = disabled
+
+
+class _Collector(logging.Handler):
+    def __init__(self, found: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._found = found
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._found.append(record.getMessage())
