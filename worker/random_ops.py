@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from worker.emulation import kind_of
 from worker.errors import RandomOp
 from worker.torch_private.traits import draws_nothing
 
@@ -50,4 +51,4 @@ def check(node: Node, allowed_on: str) -> None:
 def _kinds(value: Any) -> set[str]:
     """Kinds of the devices that results lie on."""
     items = value if isinstance(value, list | tuple) else (value,)
-    return {item.device.type for item in items if isinstance(item, torch.Tensor)}
+    return {kind_of(item.device.type) for item in items if isinstance(item, torch.Tensor)}

@@ -26,16 +26,21 @@ class HandedRunner(DirectRunner):
         super().__init__(graph, facts, backend)
         self.max_captures = 0 if graph.is_eager else limit
         self._handed = graph
-        self._calls = 0
+        self._eager_calls = self._replays = 0
         self._prepared: dict[Shapes, None] = {}
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Outputs of the graph for ``inputs``."""
-        self._calls += 1
         if modes.is_plain(self._autocast_kinds):
-            return self._graph(*inputs)
-        with modes.plain(self._autocast_kinds):
-            return self._graph(*inputs)
+            outputs = self._graph(*inputs)
+        else:
+            with modes.plain(self._autocast_kinds):
+                outputs = self._graph(*inputs)
+        if self._handed.is_eager:  # asked afterwards: a call may be the one that goes over the limit
+            self._eager_calls += 1
+        else:
+            self._replays += 1
+        return outputs
 
     def prepare(self, *inputs: Any) -> None:
         """Let the engine capture for ``inputs``, which runs the graph; mutated inputs keep their values."""
@@ -58,7 +63,7 @@ class HandedRunner(DirectRunner):
     def statistics(self) -> CaptureStatistics:
         """What can be told from outside: graphs that the engine holds, and calls."""
         captures = self._handed.num_captures
-        tally = Tally(captures=captures, replays=0 if self._handed.is_eager else self._calls)
-        if self._handed.is_eager and self._calls:
-            tally.eager["TorchAir runs the function eagerly"] = self._calls
+        tally = Tally(captures=captures, replays=self._replays)
+        if self._eager_calls:
+            tally.eager["TorchAir runs the function eagerly"] = self._eager_calls
         return tally.taken(())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from worker.engines import Engine, engine_named
 from worker.errors import BadConfig
+from worker.target import target
 
 if TYPE_CHECKING:
     from worker.cache_options import EngineChoice
@@ -62,7 +63,13 @@ def check_choice(wanted: EngineChoice, config: CompilerConfig) -> None:
 
 
 def has_torchair() -> bool:
-    """Whether the torch_npu that this process imported brings TorchAir along; some builds do not."""
+    """Whether the torch_npu that this process imported brings TorchAir along; some builds do not.
+
+    An offline build goes by the machines that it is for: what is built must be what they ask for.
+    """
+    machines = target()
+    if machines is not None:
+        return machines.environment.get("torch_npu", "none") != "none"
     roots = getattr(sys.modules.get("torch_npu"), "__path__", ())
     return any((Path(root) / "dynamo" / "torchair").is_dir() for root in roots)
 

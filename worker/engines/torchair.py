@@ -70,12 +70,18 @@ class TorchairEngine:
         if facts.random:
             msg = f"{facts.random} draws random numbers, which TorchAir does not cache; use engine graph"
             raise NotPortable(msg, what=facts.random)
+        if facts.data_dependent and site.config.mode != "max-autotune":
+            msg = (
+                f"the size of {facts.data_dependent}'s result depends on data, so TorchAir cannot capture "
+                "it; use engine graph, or move it out of the cached function"
+            )
+            raise NotPortable(msg, what=facts.data_dependent)
         written = compiled(site, call)
         if left := left_to_wrappers(call.context):
             msg = f"{site.method.__qualname__}: {left}, which TorchAir's cache leaves out; use engine graph"
             raise NotPortable(msg, what=left)
         roles = _groups(lowered)
-        code = portable(written.code, roles)
+        code = portable(written.code, roles, written.directory)
         if unbound := set(roles.values()) - roles_in(code):
             msg = (
                 f"TorchAir writes process groups ({', '.join(sorted(unbound))}) into its code in a way that "
@@ -116,6 +122,7 @@ class TorchairEngine:
             version=about["version"],
             signature=sections["torchair.txt"].decode(),
             code=bound(code, groups, pool),
+            directory="",
             parameters=tuple((name, flag) for name, flag in about["parameters"]),
         )
         return loaded(written, site)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import marshal
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -42,6 +43,7 @@ class Written(Value):
         version: of its cache file.
         signature: its text about graph, inputs and options, for people.
         code: its generated code.
+        directory: where it worked; gone by now.
         parameters: module's tensors that its graph takes before those of the call: name, whether a parameter.
     """
 
@@ -49,6 +51,7 @@ class Written(Value):
     version: str
     signature: str
     code: str
+    directory: str
     parameters: tuple[tuple[str, bool], ...]
 
 
@@ -105,6 +108,7 @@ def compiled(site: Site, call: CapturedCall) -> Written:
         version=str(model.meta.version),
         signature=str(model.compiled_fx.signature),
         code=str(model.compiled_fx.py_code),
+        directory=os.path.realpath(directory),
         parameters=tuple((str(name), bool(flag)) for name, flag in model.compiled_fx.input_parameters),
     )
 

@@ -5,6 +5,7 @@ TorchAir writes into it what belongs to one process only:
 * ``pool=(0, 7)``: the handle of a custom memory pool; kept as ``pool=None``, and bound to this process's;
 * ``fx_graph_name="graph_3"``, and tags of events that begin with it: a counter of the process; kept as
   ``graph_0``, and bound to a number of this process, because events are looked up by their tags;
+* the directory that it works in: kept empty, and set by TorchAir's own loader;
 * names of process groups: kept as `GROUP` and the group's role, and bound to this rank's name.
 
 Nothing else is touched; places are found in the syntax tree, so text inside of strings is not mistaken.
@@ -28,12 +29,13 @@ _numbers = itertools.count(1 << 20)  # far above those that TorchAir itself coun
 Edit = tuple[ast.expr, str]
 
 
-def portable(code: str, roles: Mapping[str, str]) -> str:
+def portable(code: str, roles: Mapping[str, str], directory: str) -> str:
     """The code without what belongs to this process.
 
     Args:
         code: as TorchAir generated it.
         roles: this process's name of a process group -> its role, for the groups that the graph uses.
+        directory: where TorchAir worked; it writes that down with static kernels and GE's cache.
 
     Raises:
         NotPortable: it holds the address of an object.
@@ -45,7 +47,9 @@ def portable(code: str, roles: Mapping[str, str]) -> str:
         edits += [(keyword.value, "None") for keyword in call.keywords if keyword.arg == "pool"]
     for constant in _strings(tree):
         value = str(constant.value)
-        if name and _begins_with(value, name):
+        if value.startswith(directory):
+            edits.append((constant, "''"))
+        elif name and _begins_with(value, name):
             edits.append((constant, repr(_NAME + value[len(name) :])))
     edits += [
         (node, repr(GROUP + roles[str(node.value)])) for node in _group_arguments(tree, roles.__contains__)

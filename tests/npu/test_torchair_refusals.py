@@ -1,0 +1,88 @@
+"""What engine torchair does not take, it says, and nothing is left behind."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from worker import CompilerConfig
+from worker.engines import engine_named
+from worker.errors import BadConfig, NotPortable, RandomOp
+from worker.inference import cache_compile
+
+
+class Model(nn.Module):
+    def drops(self, x: torch.Tensor) -> Any:
+        return nn.functional.dropout(x, 0.5, training=True)
+
+    def picks(self, x: torch.Tensor) -> Any:
+        return x[x > 0]
+
+    def adds(self, x: torch.Tensor) -> Any:
+        return x + 1
+
+
+@pytest.fixture
+def config() -> CompilerConfig:
+    made = CompilerConfig()
+    made.mode = "npugraph_ex"
+    return made
+
+
+def files(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error", "words"),
+    [
+        ("drops", {}, RandomOp, "random"),
+        ("picks", {}, NotPortable, "depends on data, so TorchAir cannot capture it; use engine graph"),
+    ],
+)
+def test_function_that_torchair_cannot_keep_is_refused(
+    name: str, options: dict[str, Any], error: type[Exception], words: str, config: Any, tmp_path: Path
+) -> None:
+    function = cache_compile(getattr(Model(), name), config=config, cache_dir=tmp_path, **options)
+    with pytest.raises(error, match=words):
+        function(torch.ones(4))
+    assert not files(tmp_path)
+
+
+def test_engine_graph_takes_what_torchair_refuses(tmp_path: Path) -> None:
+    model = Model()
+    function = cache_compile(model.picks, engine="graph", cache_dir=tmp_path)
+    x = torch.tensor([1.0, -1.0, 2.0])
+    assert torch.equal(function(x), model.picks(x))
+
+
+def test_random_operators_are_for_engine_graph_only(config: CompilerConfig, tmp_path: Path) -> None:
+    config.mode = "reduce-overhead"
+    function = cache_compile(Model().drops, config=config, cache_dir=tmp_path, rng="allow")
+    with pytest.raises(NotPortable, match="TorchAir does not cache; use engine graph"):
+        function(torch.ones(4))
+
+
+def test_mode_that_only_torchair_has_cannot_go_to_engine_graph(config: CompilerConfig) -> None:
+    with pytest.raises(BadConfig, match="engine graph compiles in mode reduce-overhead"):
+        cache_compile(Model().adds, config=config, engine="graph")
+
+
+def test_engine_says_what_it_is() -> None:
+    engine = engine_named("torchair")
+    assert (engine.captured, engine.captures_itself) == (False, True)
+
+
+def test_importing_torchair_leaves_the_logger_as_it_was() -> None:
+    from worker.engines.torchair_vendor import vendor_for
+
+    logger = logging.getLogger("torchair")
+    before = (logger.level, list(logger.handlers), logging.getLoggerClass())
+    for mode in ("npugraph_ex", "reduce-overhead"):
+        vendor_for(mode)
+    assert (logger.level, list(logger.handlers), logging.getLoggerClass()) == before
+    assert callable(logger.warning_once)  # type: ignore[attr-defined]
+    assert callable(logger.event)  # type: ignore[attr-defined]
