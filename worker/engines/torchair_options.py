@@ -3,6 +3,9 @@
 Nothing here imports TorchAir: the caller hands the object in, and what it is says how it is filled. Every
 value that is set is read back, so an option that the installed version lacks, refuses or ignores is an error,
 which names all of them at once. What belongs to another mode stays behind; `CompilerConfig.check` says so.
+
+What is set is no part of a request key beyond our configuration, engine's version and torch_npu's: a change of
+the translation is a change of the engine.
 """
 
 from __future__ import annotations
@@ -22,9 +25,6 @@ from worker.values import Value
 
 if TYPE_CHECKING:
     from worker.configs.compiler_config import CompilerConfig
-
-VERSION = "1"
-"""Changes whenever the same configuration is translated otherwise; part of the engine's version."""
 
 _log = logging.getLogger("torchair")
 _PATHS = (

@@ -22,15 +22,16 @@ import functools
 import importlib
 import logging
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from worker.errors import DeviceUnavailable
+from worker.log import logger as _log
 from worker.values import Value
 
-_log = logging.getLogger("torchair")
 _EVENT_LEVEL = 35  # torchair/core/utils.py
 _PATCHING = threading.RLock()
 
@@ -61,7 +62,8 @@ def vendor_for(mode: str) -> Vendor:
 @functools.cache
 def _vendor(name: str) -> Vendor:
     try:
-        with _own_logging():
+        with _own_logging(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of torch, for what TorchAir uses
             importlib.import_module("torch_npu")
             package = importlib.import_module(name)
             cache = importlib.import_module(f"{name}.inference._cache_compiler")
@@ -82,9 +84,8 @@ def _own_logging() -> Iterator[None]:
         yield
     finally:
         logging.setLoggerClass(made)
-        if handlers:  # else nobody has set it up but TorchAir
-            _log.setLevel(level)
-            _log.handlers[:] = handlers
+        _log.setLevel(level)
+        _log.handlers[:] = handlers
         if not hasattr(_log, "event"):
             _log.event = functools.partial(_log.log, _EVENT_LEVEL)  # type: ignore[attr-defined]
 
