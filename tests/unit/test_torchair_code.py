@@ -1,10 +1,13 @@
 """What TorchAir writes into its code for one process only is taken out, and bound again."""
 
+from typing import Any
+
 import pytest
 
-from worker.engines.torchair_code import bound, portable, roles_in
+from worker.engines.torchair_code import Own, bound, portable, portable_signature, roles_in
 from worker.errors import NotPortable
 
+PRIVATE = "/private/warmrank-torchair-x"
 CODE = """
 def forward(*args, node_info=[], is_capturing: bool = False):
     arg0_1, arg1_1, = args
@@ -19,6 +22,7 @@ aclgraph_cache_info = AclGraphCacheInfo(
     fx_graph_name="{name}",
     tagged_event_names=['{name}_start', '{name}0', 'äöü {name}'],
 )
+compile_configs["static_kernel_compile.compile_cache_dir"] = "/private/warmrank-torchair-x/M_dynamic/f"
 acl_graph.load(aclgraph_cache_info)
 """
 
@@ -27,45 +31,85 @@ def code(pool: str = "None", name: str = "graph_7") -> str:
     return CODE.replace("{pool}", pool).replace("{name}", name)
 
 
+def own(**parts: Any) -> Own:
+    return Own(directory=PRIVATE, **parts)
+
+
 def test_counters_and_pools_of_a_process_leave_no_trace() -> None:
-    roles = {"12": "tp"}
-    assert portable(code("(0, 5)", "graph_7"), roles) == portable(code("None", "graph_7"), roles)
-    one, two = portable(code(name="graph_3"), {}), portable(code(name="graph_41"), {})
-    assert one.replace("graph_30", "").replace("graph_3", "") == two.replace("graph_410", "").replace(
-        "graph_41", ""
+    groups = {"tp": "12"}
+    given = portable(code("(0, 5)", "graph_7"), own(groups=groups))
+    assert given == portable(code("None", "graph_7"), own(groups=groups))
+    one, two = (portable(code(name=f"graph_{number}"), own()) for number in (3, 41))
+    assert one.replace("graph_30", "x").replace("graph_3", "y") == two.replace("graph_410", "x").replace(
+        "graph_41", "y"
     )
 
 
 def test_names_that_only_begin_alike_stay() -> None:
-    found = portable(code(name="graph_7"), {})
+    found = portable(code(name="graph_7"), own())
     assert "'graph_0_start'" in found
     assert "'graph_70'" in found
     assert "'äöü graph_7'" in found
 
 
 def test_text_in_strings_is_not_mistaken_for_code() -> None:
-    assert '"pool=(0, 3), graph_7"' in portable(code("(0, 5)"), {})
+    assert '"pool=(0, 3), graph_7"' in portable(code("(0, 5)"), own())
 
 
 def test_group_is_named_by_its_role_in_operators_on_groups_only() -> None:
-    found = portable(code(), {"12": "tp"})
+    found = portable(code(), own(groups={"tp": "12"}))
     assert "default(arg0_1, 'sum', 'warmrank group tp')" in found
     assert "write(other, '12')" in found
     assert roles_in(found) == {"tp"}
 
 
 def test_bound_code_has_this_process_s_group_and_pool() -> None:
-    found = bound(portable(code("(0, 5)"), {"12": "tp"}), {"tp": "3"}, (0, 9))
+    found = bound(portable(code("(0, 5)"), own(groups={"tp": "12"})), Own(groups={"tp": "3"}, pool=(0, 9)))
     assert "default(arg0_1, 'sum', '3')" in found
     assert "pool=(0, 9)," in found
     assert '"pool=(0, 3), graph_7"' in found
 
 
 def test_two_loads_have_events_of_their_own() -> None:
-    kept = portable(code(), {})
-    assert bound(kept, {}, None) != bound(kept, {}, None)
+    kept = portable(code(), own())
+    assert bound(kept, Own()) != bound(kept, Own())
 
 
 def test_address_of_an_object_is_refused() -> None:
     with pytest.raises(NotPortable, match="address"):
-        portable(code().replace("'sum'", "'<function f at 0x7f0011223344>'"), {})
+        portable(code().replace("'sum'", "'<function f at 0x7f0011223344>'"), own())
+
+
+def test_directory_of_the_compile_is_left_to_torchair_s_loader() -> None:
+    found = portable(code(), own())
+    assert PRIVATE not in found
+    assert "compile_configs[\"static_kernel_compile.compile_cache_dir\"] = ''" in found
+
+
+def test_paths_of_dumps_are_those_of_the_process_that_loads() -> None:
+    dumped = code() + 'dump = "/data/rank0/dump/step"\n'
+    found = portable(dumped, own(paths={"data_dump_path": "/data/rank0/dump"}))
+    assert "/data" not in found
+    assert "dump = '/data/rank5/step'" in bound(found, Own(paths={"data_dump_path": "/data/rank5"}))
+
+
+@pytest.mark.parametrize("labels", ["{'one', 'two', 'graph_7_x'}", "{'two', 'graph_7_x', 'one'}"])
+def test_sets_stand_in_one_order(labels: str) -> None:
+    found = portable(code().replace("pool=", f"user_stream_label={labels}, pool="), own())
+    assert "user_stream_label={'graph_0_x', 'one', 'two'}" in found
+
+
+def test_stream_of_the_caller_s_own_is_refused() -> None:
+    given = code().replace("pool=", "user_stream_info={'a': {'stream_id': 7}}, pool=")
+    with pytest.raises(NotPortable, match="npu_stream_switch"):
+        portable(given, own())
+    portable(code().replace("pool=", "user_stream_info={}, pool="), own())
+
+
+def test_signature_has_neither_files_nor_options() -> None:
+    title = "-" * 40
+    text = (
+        f"{title}graph module{title}\n    # File: /home/me/model.py:3 in f\n    x = arg0 + 1\n"
+        f"{title}compile options{title}\nuse_graph_pool=(0, 5)\n"
+    )
+    assert portable_signature(text) == f"{title}graph module{title}\n    x = arg0 + 1"

@@ -9,6 +9,7 @@ from worker.capture import modes
 from worker.capture.direct import DirectRunner, restored
 from worker.capture.plan import Shapes, shapes_of
 from worker.capture.statistics import CaptureStatistics, Tally
+from worker.devices.failures import refuse_exhausted
 
 if TYPE_CHECKING:
     from worker.devices import DeviceBackend
@@ -26,16 +27,25 @@ class HandedRunner(DirectRunner):
         super().__init__(graph, facts, backend)
         self.max_captures = 0 if graph.is_eager else limit
         self._handed = graph
+        self._kind = backend.kind
         self._eager_calls = self._replays = 0
         self._prepared: dict[Shapes, None] = {}
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        """Outputs of the graph for ``inputs``."""
-        if modes.is_plain(self._autocast_kinds):
-            outputs = self._graph(*inputs)
-        else:
-            with modes.plain(self._autocast_kinds):
+        """Outputs of the graph for ``inputs``.
+
+        Raises:
+            NotCapturable: the device has no stream left for what the engine captures.
+        """
+        try:
+            if modes.is_plain(self._autocast_kinds):
                 outputs = self._graph(*inputs)
+            else:
+                with modes.plain(self._autocast_kinds):
+                    outputs = self._graph(*inputs)
+        except RuntimeError as error:
+            refuse_exhausted(error, self._kind)
+            raise
         if self._handed.is_eager:  # asked afterwards: a call may be the one that goes over the limit
             self._eager_calls += 1
         else:
@@ -45,8 +55,12 @@ class HandedRunner(DirectRunner):
     def prepare(self, *inputs: Any) -> None:
         """Let the engine capture for ``inputs``, which runs the graph; mutated inputs keep their values."""
         self.layout.require_tensors(inputs)
-        with modes.plain(self._autocast_kinds), restored(inputs, self.layout.mutated):
-            self._graph(*inputs)
+        try:
+            with modes.plain(self._autocast_kinds), restored(inputs, self.layout.mutated):
+                self._graph(*inputs)
+        except RuntimeError as error:
+            refuse_exhausted(error, self._kind)
+            raise
         shapes = self.shapes_for(inputs)
         if shapes is not None:
             self._prepared[shapes] = None

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from worker.devices import streams
 from worker.errors import NotCapturable
 
 # File name in the code that engine graph writes; each operator stands there on a line of its own.
@@ -41,6 +42,8 @@ def not_capturable(error: RuntimeError, kind: str) -> Exception:
     """What to raise for an error in a capture whose warm-up succeeded: a lack of memory stays what it is."""
     if isinstance(error, torch.OutOfMemoryError):
         return error
+    if kind == "npu" and streams.exhausted(error):
+        return _no_stream_left(error)
     operator = failing_operator(error)
     named = f"operator {operator}" if operator else "the graph (its traceback names no operator)"
     reason = str(error).partition("\n")[0] or repr(error)
@@ -49,6 +52,25 @@ def not_capturable(error: RuntimeError, kind: str) -> Exception:
         "to or from the host, or set debug.run_eagerly."
     )
     return NotCapturable(msg, operator=operator)
+
+
+def refuse_exhausted(error: RuntimeError, kind: str) -> None:
+    """Say of an error of an engine that captures by itself what it is, if streams ran out.
+
+    Raises:
+        NotCapturable: they did.
+    """
+    if kind == "npu" and streams.exhausted(error):
+        raise _no_stream_left(error) from error
+
+
+def _no_stream_left(error: RuntimeError) -> NotCapturable:
+    reason = str(error).partition("\n")[0]
+    msg = (
+        "the NPU has no stream left for another captured graph (or, with error 207005, no memory): "
+        f"{reason}. {streams.REMEDY}"
+    )
+    return NotCapturable(msg, operator="", exhausted="streams")
 
 
 def failing_operator(error: BaseException) -> str:

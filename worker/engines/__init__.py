@@ -52,6 +52,8 @@ class Site(Value):
         dynamic: traced with symbolic sizes.
         decompositions: operator overload -> function that replaces it.
         frame: at a load, the artifact's frame, as marshalled code; empty while compiling.
+        digest: at a load, the artifact's, hex; empty while compiling.
+        cache_root: the cache directory; None where nothing is kept.
     """
 
     method: MethodType
@@ -59,6 +61,8 @@ class Site(Value):
     dynamic: bool
     decompositions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
     frame: bytes = b""
+    digest: str = ""
+    cache_root: Path | None = None
 
 
 class SelfCapturing(Protocol):
@@ -74,6 +78,10 @@ class SelfCapturing(Protocol):
 
     @property
     def num_captures(self) -> int: ...  # noqa: D102 - above
+
+    def hand_over(self) -> None:
+        """Let the node keep what was made at run time, for processes that load the same artifact later."""
+        ...
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Outputs for the graph's inputs."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worker.engines import Built, Site
-from worker.engines.torchair_code import bound, portable, roles_in
+from worker.engines.torchair_code import roles_in
 from worker.errors import BadConfig, NotPortable
 
 if TYPE_CHECKING:
@@ -76,13 +76,12 @@ class TorchairEngine:
                 "it; use engine graph, or move it out of the cached function"
             )
             raise NotPortable(msg, what=facts.data_dependent)
-        written = compiled(site, call)
+        groups = _groups(lowered)
+        written = compiled(site, call, groups)
         if left := left_to_wrappers(call.context):
             msg = f"{site.method.__qualname__}: {left}, which TorchAir's cache leaves out; use engine graph"
             raise NotPortable(msg, what=left)
-        roles = _groups(lowered)
-        code = portable(written.code, roles, written.directory)
-        if unbound := set(roles.values()) - roles_in(code):
+        if unbound := set(groups) - roles_in(written.code):
             msg = (
                 f"TorchAir writes process groups ({', '.join(sorted(unbound))}) into its code in a way that "
                 f"cannot be bound to another rank's, in mode {site.config.mode}; use mode reduce-overhead"
@@ -92,7 +91,7 @@ class TorchairEngine:
         return Built(
             sections={
                 "torchair.json": json.dumps(about, sort_keys=True, separators=(",", ":")).encode(),
-                "torchair.py": code.encode(),
+                "torchair.py": written.code.encode(),
                 "torchair.txt": written.signature.encode(),
             }
         )
@@ -115,25 +114,22 @@ class TorchairEngine:
         del files
         assert site is not None  # noqa: S101 - TorchAir takes methods
         about: dict[str, Any] = json.loads(sections["torchair.json"])
-        code = sections["torchair.py"].decode()
-        pool = site.config.aclgraph_config.use_custom_pool
         written = Written(
             vendor=about["vendor"],
             version=about["version"],
             signature=sections["torchair.txt"].decode(),
-            code=bound(code, groups, pool),
-            directory="",
+            code=sections["torchair.py"].decode(),
             parameters=tuple((name, flag) for name, flag in about["parameters"]),
         )
-        return loaded(written, site)
+        return loaded(written, site, groups)
 
 
 def _groups(lowered: LoweredGraph) -> dict[str, str]:
-    """Roles of the process groups that the graph uses, by their names in this process."""
+    """This process's names of the process groups that the graph uses, by role."""
     from worker.groups import role_of
     from worker.torch_private.operators import named_argument
 
     names = {
         named_argument(node, "group_name") for node in lowered.graph.graph.nodes if "c10d" in str(node.target)
     }
-    return {str(name): role_of(str(name)) for name in names if name is not None}
+    return {role_of(str(name)): str(name) for name in names if name is not None}

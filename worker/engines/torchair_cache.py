@@ -21,9 +21,12 @@ from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from worker.engines import Site
-from worker.engines.torchair_options import translated
+from worker.engines.torchair_code import Own, bound, portable, portable_signature
+from worker.engines.torchair_made import bring_in_made, hand_over_made
+from worker.engines.torchair_options import Translation, translated
 from worker.engines.torchair_vendor import Vendor, complaints, instead_of_torch_compile, vendor_for
 from worker.errors import ArtifactCorrupt, NotPortable
+from worker.settings import settings
 from worker.values import Value
 
 if TYPE_CHECKING:
@@ -42,8 +45,7 @@ class Written(Value):
         vendor: the package that wrote it.
         version: of its cache file.
         signature: its text about graph, inputs and options, for people.
-        code: its generated code.
-        directory: where it worked; gone by now.
+        code: its generated code, without what belongs to the process that compiled it.
         parameters: module's tensors that its graph takes before those of the call: name, whether a parameter.
     """
 
@@ -51,19 +53,21 @@ class Written(Value):
     version: str
     signature: str
     code: str
-    directory: str
     parameters: tuple[tuple[str, bool], ...]
 
 
 class LoadedGraph:
     """TorchAir's callable over a graph's inputs; it captures and replays by itself."""
 
-    __slots__ = ("_call", "_kernel", "directory")
+    __slots__ = ("_call", "_kernel", "_site", "directory")
 
-    def __init__(self, call: Callable[..., Any], directory: Path) -> None:
+    def __init__(self, call: Callable[..., Any], directory: Path, site: Site) -> None:
         self._call = call
         self._kernel: Any = _kernel_of(call)
+        self._site = site
         self.directory = directory  # where TorchAir keeps what it makes at run time
+        bring_in_made(site, directory)
+        atexit.register(self._end)
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Outputs for the graph's inputs."""
@@ -73,16 +77,33 @@ class LoadedGraph:
     def is_eager(self) -> bool:
         """Whether it runs operator by operator: asked for, or the limit of captures is reached."""
         graph = self._kernel
-        return graph is None or bool(graph.config.get("force_eager") or graph.fallback_to_eager)
+        if graph is None:
+            return True
+        asked = graph.config.get("force_eager") or graph.config.get("run_eagerly") == "1"
+        return bool(asked or graph.fallback_to_eager)
 
     @property
     def num_captures(self) -> int:
         """Captured graphs that it holds."""
         return 0 if self._kernel is None else len(self._kernel.graphs_meta)
 
+    def hand_over(self) -> None:
+        """See `worker.engines.SelfCapturing.hand_over`."""
+        hand_over_made(self._site, self.directory)
 
-def compiled(site: Site, call: CapturedCall) -> Written:
+    def _end(self) -> None:
+        """A script has nobody who asks for it."""
+        if settings().local_rank == 0:
+            self.hand_over()
+
+
+def compiled(site: Site, call: CapturedCall, groups: Mapping[str, str]) -> Written:
     """Let TorchAir compile what Dynamo captured, without running it; within the context of the trace.
+
+    Args:
+        site: the function.
+        call: what Dynamo captured.
+        groups: role -> this process's name, of the process groups that the graph uses.
 
     Raises:
         NotPortable: TorchAir does not cache this function; says why, in its words.
@@ -92,7 +113,7 @@ def compiled(site: Site, call: CapturedCall) -> Written:
     directory = private_directory()
     try:
         with complaints(vendor.name) as said:
-            saver, backend = _saver(vendor, site, directory)
+            saver, backend, translation = _saver(vendor, site, directory)
             backend(call.graph_module, list(call.example_inputs))
             saver.save_compiled_fn(id(call.frame))
         path = Path(saver.cache_bin)
@@ -103,18 +124,24 @@ def compiled(site: Site, call: CapturedCall) -> Written:
         model = vendor.cache.CompiledModel.load(str(path))
     finally:
         shutil.rmtree(directory)
+    fx = model.compiled_fx
+    own = _own(translation, groups, os.path.realpath(directory))
     return Written(
         vendor=vendor.name,
         version=str(model.meta.version),
-        signature=str(model.compiled_fx.signature),
-        code=str(model.compiled_fx.py_code),
-        directory=os.path.realpath(directory),
-        parameters=tuple((str(name), bool(flag)) for name, flag in model.compiled_fx.input_parameters),
+        signature=portable_signature(str(fx.signature)),
+        code=portable(str(fx.py_code), own),
+        parameters=tuple((str(name), bool(flag)) for name, flag in fx.input_parameters),
     )
 
 
-def loaded(written: Written, site: Site) -> LoadedGraph:
+def loaded(written: Written, site: Site, groups: Mapping[str, str]) -> LoadedGraph:
     """Let TorchAir load what it wrote once, from a private copy.
+
+    Args:
+        written: of `compiled`.
+        site: the function.
+        groups: role -> this process's name, of the process groups that the graph uses.
 
     Raises:
         ArtifactCorrupt: TorchAir does not take it; says why, in its words.
@@ -123,7 +150,7 @@ def loaded(written: Written, site: Site) -> LoadedGraph:
     vendor = vendor_for(site.config.mode)
     directory = private_directory()
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    lazy, options = _handed(vendor, site, directory)
+    lazy, options, translation = _handed(vendor, site, directory)
     models = vendor.cache.CompiledModel
     path = Path(models.get_cache_bin(site.method, cache_dir=str(directory), **options))
     path.parent.mkdir(mode=0o700, parents=True)
@@ -131,7 +158,8 @@ def loaded(written: Written, site: Site) -> LoadedGraph:
     model.meta.version = written.version
     model.compiled_fn = _frame(site.frame)
     parameters = [(name, flag) for name, flag in written.parameters]
-    model.compiled_fx = vendor.cache.CompiledFX(written.signature, written.code, parameters)
+    code = bound(written.code, _own(translation, groups, ""))
+    model.compiled_fx = vendor.cache.CompiledFX(written.signature, code, parameters)
     model.save(str(path))
     tried: list[Any] = []
     with complaints(vendor.name) as said, instead_of_torch_compile(lambda *args, **_: tried.append(args)):
@@ -140,7 +168,7 @@ def loaded(written: Written, site: Site) -> LoadedGraph:
         why = "; ".join(said) or "it compiles anew"
         msg = f"TorchAir does not load its part of the artifact: {why}"
         raise ArtifactCorrupt(msg, where=str(path), why=why)
-    return LoadedGraph(_graph_of(found), path.parent)
+    return LoadedGraph(_graph_of(found), path.parent, site)
 
 
 def compiled_by_backend(
@@ -152,7 +180,8 @@ def compiled_by_backend(
 ) -> Callable[..., Any]:
     """What TorchAir's own backend for ``torch.compile`` makes of a graph, in memory only."""
     vendor = vendor_for(config.mode)
-    theirs = _options(vendor, config)
+    theirs = vendor.package.CompilerConfig()
+    translated(config, theirs, kept=False)
     backend = vendor.package.get_npu_backend(
         compiler_config=theirs, custom_decompositions=dict(decompositions)
     )
@@ -165,23 +194,23 @@ def private_directory() -> Path:
     return Path(tempfile.mkdtemp(prefix="warmrank-torchair-"))
 
 
-def _options(vendor: Vendor, config: CompilerConfig) -> Any:
-    theirs = vendor.package.CompilerConfig()
-    translated(config, theirs)
-    return theirs
+def _own(translation: Translation, groups: Mapping[str, str], directory: str) -> Own:
+    return Own(groups=groups, pool=translation.pool, paths=translation.paths, directory=directory)
 
 
-def _handed(vendor: Vendor, site: Site, directory: Path) -> tuple[Any, dict[str, Any]]:
+def _handed(vendor: Vendor, site: Site, directory: Path) -> tuple[Any, dict[str, Any], Translation]:
     """TorchAir's cached function, and the options that its cache's path depends on."""
-    options = {"config": _options(vendor, site.config), "dynamic": site.dynamic}
+    theirs = vendor.package.CompilerConfig()
+    translation = translated(site.config, theirs)
+    options = {"config": theirs, "dynamic": site.dynamic}
     more = {"custom_decompositions": dict(site.decompositions)} if site.decompositions else {}
     handed = vendor.package.inference.cache_compile(site.method, cache_dir=str(directory), **options, **more)
-    return handed, options
+    return handed, options, translation
 
 
-def _saver(vendor: Vendor, site: Site, directory: Path) -> tuple[Any, Callable[..., Any]]:
+def _saver(vendor: Vendor, site: Site, directory: Path) -> tuple[Any, Callable[..., Any], Translation]:
     """TorchAir's saver for an empty cache, and the backend that it would give to ``torch.compile``."""
-    lazy, _ = _handed(vendor, site, directory)
+    lazy, _, translation = _handed(vendor, site, directory)
     taken: dict[str, Any] = {}
 
     def take(function: Any, **options: Any) -> Any:
@@ -196,7 +225,7 @@ def _saver(vendor: Vendor, site: Site, directory: Path) -> tuple[Any, Callable[.
             "(it calls torch.compile without a backend); use engine graph"
         )
         raise NotPortable(msg, what=vendor.name)
-    return saver, taken["backend"]
+    return saver, taken["backend"], translation
 
 
 def _frame(code: bytes) -> CodeType:

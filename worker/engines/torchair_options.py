@@ -4,8 +4,8 @@ Nothing here imports TorchAir: the caller hands the object in, and what it is sa
 value that is set is read back, so an option that the installed version lacks, refuses or ignores is an error,
 which names all of them at once. What belongs to another mode stays behind; `CompilerConfig.check` says so.
 
-What is set is no part of a request key beyond our configuration, engine's version and torch_npu's: a change of
-the translation is a change of the engine.
+A request key holds our configuration, the engine's version and torch_npu's, and these decide what is set: a
+change of the translation is a change of the engine.
 """
 
 from __future__ import annotations
