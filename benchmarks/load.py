@@ -9,7 +9,7 @@ compared with eager's. Ratios are what counts; absolute seconds are this machine
 
 Ways: eager; ``torch.compile`` (Inductor) with empty caches, and with its FX-graph and AOTAutograd caches
 filled by an earlier process; Mega-Cache into an empty cache directory; ``aot_compile``, loaded; npugraph_ex's
-``cache_compile`` on a stand-in device, from a ``torch_npu`` wheel that was unpacked somewhere
+``cache_compile`` on an emulated NPU, from a ``torch_npu`` wheel that was unpacked somewhere
 (``--npugraph-ex``; nothing of it is installed); warmrank's ``cache_compile`` in both modes.
 
 The *bare kernel* is what a call would cost without warmrank: the captured graph's ``replay()`` in mode

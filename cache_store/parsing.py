@@ -18,8 +18,18 @@ _SHOWN_FAULTS = 5
 _SHOWN_CHARACTERS = 500
 
 
-def parse_document(model: type[_M], data: bytes, *, supported_format: int, what: str, where: str) -> _M:
+def parse_document(
+    model: type[_M], data: bytes, *, supported_format: int, what: str, where: str, oldest_format: int = 0
+) -> _M:
     """Read one JSON document that declares its ``format``.
+
+    Args:
+        model: what it must be.
+        data: its bytes.
+        supported_format: the newest format that is understood.
+        what: names the kind of document in errors.
+        where: names this one.
+        oldest_format: the oldest format that is understood; 0 for ``supported_format`` alone.
 
     Raises:
         Corrupt: no JSON object, no format, one of an earlier release, or fields that break the model.
@@ -28,7 +38,7 @@ def parse_document(model: type[_M], data: bytes, *, supported_format: int, what:
     found = _declared_format(data, what=what, where=where)
     if found > supported_format:
         raise NewerFormat(what=what, where=where, found=found, supported=supported_format)
-    if found < supported_format:
+    if found < (oldest_format or supported_format):
         expected, actual = f"format {supported_format}", f"format {found}, of an earlier release"
         remedy = "the next publish replaces it"
         raise Corrupt(what=what, where=where, expected=expected, actual=actual, remedy=remedy)

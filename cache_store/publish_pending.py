@@ -141,7 +141,7 @@ class _Run:
 def _lost_artifact(cache_root: Path, manifest: PartitionManifest) -> str | None:
     """Say which artifact cannot come back: it is gone, or holds other bytes. One that cannot be read may."""
     for entry in manifest.artifacts:
-        path = cache_root / entry.path
+        path = entry.local_path(cache_root)
         try:
             if digest_private(path) != entry.digest:
                 return f"{path} is not what was compiled"

@@ -2,7 +2,8 @@
 
 Invariants: a miss is a value with its reason, never an exception, so a launch goes on without its store;
 what comes from another world is offered, not promised: guards decide on each rank whether it may be
-adopted. Knows neither torch nor ray, so that it fits a node's boot script.
+adopted. Node artifacts come once a node, from one launch, the newest that has any. Knows neither torch nor
+ray, so that it fits a node's boot script.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import itertools
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cache_store.errors import StoreError, is_final
 from cache_store.explain import explain_miss
 from cache_store.fetching.progress import OnProgress
 from cache_store.fetching.reports import FetchReport
+from cache_store.node.placing import Destinations
+from cache_store.node_seeding import NodeSeedReport, NodeWanted, seed_node
 from cache_store.publishing.stored_launches import LaunchSummary, StoredLaunch
 from cache_store.records.manifest import LaunchRecord, PartitionRef
 from cache_store.store import Store
@@ -40,6 +43,7 @@ class SeedReport:
             ``num_files`` and ``bytes_copied``.
         faults: what could not be used, one line each.
         seconds: wall time.
+        node: the node artifacts; nothing where the node has no node caches.
     """
 
     found: bool
@@ -48,6 +52,7 @@ class SeedReport:
     partitions: tuple[FetchReport, ...]
     faults: tuple[str, ...]
     seconds: float
+    node: NodeSeedReport = field(default_factory=NodeSeedReport)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +64,14 @@ class Wanted:
         environment: this node's.
         world_size: number of ranks.
         ranks: this node's; None stands for all.
+        node_caches: this node's, by name; None for a node without any, which gets no node artifacts.
     """
 
     launch_key: str
     environment: Mapping[str, str]
     world_size: int
     ranks: tuple[int, ...] | None = None
+    node_caches: Destinations | None = None
 
 
 def seed(
@@ -84,9 +91,12 @@ def seed(
     """
     started = time.perf_counter()
     store.admit(cache_root)
+    if wanted.node_caches is not None:
+        store.admit_destinations(wanted.node_caches)
     faults: list[str] = []
     chosen, reason = _find(store, wanted, faults)
     records = [stored.record for stored in chosen]
+    node = _seed_node(store, records, wanted, cache_root, faults)
     refs = _choose(store, records, wanted, faults)
     fetched = _merge(_fetch(store, refs, cache_root, on_progress, faults))
     if fetched:
@@ -98,6 +108,7 @@ def seed(
         partitions=fetched,
         faults=tuple(faults),
         seconds=time.perf_counter() - started,
+        node=node,
     )
     logger.info(
         "Seeded %s with %d partitions, %d bytes copied, %.3f s: %s",
@@ -213,6 +224,15 @@ def _fetch(
         return ()
     faults.extend(str(fault.error) for fault in outcome.faults)
     return outcome.partitions
+
+
+def _seed_node(
+    store: Store, records: Sequence[LaunchRecord], wanted: Wanted, cache_root: Path, faults: list[str]
+) -> NodeSeedReport:
+    if wanted.node_caches is None:
+        return NodeSeedReport()
+    needs = NodeWanted(world_size=wanted.world_size, ranks=wanted.ranks, destinations=wanted.node_caches)
+    return seed_node(store, records, needs, cache_root, faults)
 
 
 def _mark_used(store: Store, record_name: str) -> None:

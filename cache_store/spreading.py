@@ -7,7 +7,7 @@ far as possible. A nearer place gets a document as it stands in the farthest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +20,7 @@ from cache_store.fetching.progress import OnProgress, while_asked
 from cache_store.fetching.reports import FetchOutcome
 from cache_store.layout import blob_name, launch_name, manifest_name
 from cache_store.publishing import launches, publish
+from cache_store.publishing import publish_many as many
 from cache_store.publishing.reports import BlobReport, PublishReport
 from cache_store.records.documents import Documents, read_stored_form
 from cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef
@@ -54,9 +55,36 @@ def publish_partition(
         view, trust, lambda documents: publish.publish_partition(documents, launch_key, manifest, root)
     )
     if view.nearer() and not report.conflicts:
-        blobs = {entry.sha256: _artifact(root / entry.path, entry.digest) for entry in manifest.artifacts}
+        blobs = {e.sha256: _artifact(e.local_path(root), e.digest) for e in manifest.artifacts}
         fill(view, list(blobs.values()), [manifest_name(report.key)])
     return report
+
+
+def publish_many(
+    view: TieredBackend,
+    trust: Trust,
+    launch_key: str,
+    manifests: Sequence[PartitionManifest],
+    files: Mapping[str, Path],
+    root: Path,
+) -> tuple[PublishReport, ...]:
+    """As `publish_many.publish_many`, and into the nearer places; not of partitions with conflicts."""
+    reports = write(
+        view, trust, lambda documents: many.publish_many(documents, launch_key, manifests, files, root)
+    )
+    if view.nearer():
+        agreed = [
+            (manifest, report)
+            for manifest, report in zip(manifests, reports, strict=True)
+            if not report.conflicts
+        ]
+        blobs = {
+            entry.sha256: _artifact(files[entry.sha256], entry.digest)
+            for manifest, _ in agreed
+            for entry in manifest.artifacts
+        }
+        fill(view, list(blobs.values()), [manifest_name(report.key) for _, report in agreed])
+    return reports
 
 
 def commit_launch(view: TieredBackend, trust: Trust, record: LaunchRecord) -> str:

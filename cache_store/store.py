@@ -10,23 +10,25 @@ open it where it is used (`cache_store.connect.open_store`), and send its locati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
 from cache_store import spreading
-from cache_store.backends.backend import BlobBackend
+from cache_store.backends.backend import BlobBackend, NewFile
 from cache_store.backends.supervisor import Supervisor
 from cache_store.backends.tier import Tier, TierState
 from cache_store.backends.tiers import TieredBackend
 from cache_store.errors import StoreUnavailable
-from cache_store.fetching import fetch, pinned
+from cache_store.fetching import fetch, node_artifacts, pinned
+from cache_store.fetching.node_artifacts import NodeFetch
 from cache_store.fetching.pinned import Pinned
 from cache_store.fetching.progress import OnProgress
 from cache_store.fetching.reports import FetchOutcome
 from cache_store.layout import USED, manifest_name
 from cache_store.node.admission import admit
+from cache_store.node.placing import Destinations, admit_destinations
 from cache_store.node.single_flight import LOCK_TIMEOUT_S, single_flight
 from cache_store.publishing import stored_launches
 from cache_store.publishing.reports import BlobReport, PublishReport
@@ -87,6 +89,10 @@ class Store:
         """Make sure that copies from here may go below ``cache_root``; see `admission.admit`."""
         admit(cache_root, self._trust.policy, self._trust.revoked)
 
+    def admit_destinations(self, destinations: Destinations) -> None:
+        """Make sure that node artifacts from here may go there; see `placing.admit_destinations`."""
+        admit_destinations(destinations, self._trust.policy, self._trust.revoked)
+
     def put_blob(self, path: Path) -> BlobReport:
         """Add a private local file; see `publish.put_blob`."""
         trust = self._trust
@@ -105,6 +111,19 @@ class Store:
         trust = self._trust
         return self._supervisor.run(
             lambda view: spreading.publish_partition(view, trust, launch_key, manifest, root)
+        )
+
+    def publish_partitions(
+        self,
+        launch_key: str,
+        manifests: Sequence[PartitionManifest],
+        files: Mapping[str, Path],
+        root: Path,
+    ) -> tuple[PublishReport, ...]:
+        """Publish many partitions of the same few artifacts; see `publish_many.publish_many`."""
+        trust = self._trust
+        return self._supervisor.run(
+            lambda view: spreading.publish_many(view, trust, launch_key, manifests, files, root)
         )
 
     def commit_launch(self, record: LaunchRecord) -> str:
@@ -210,6 +229,24 @@ class Store:
         self._fill(outcome, refs)
         return outcome
 
+    def node_sources(
+        self, refs: Sequence[PartitionRef], ranks: Collection[int] | None
+    ) -> tuple[PartitionRef, ...]:
+        """Whose manifests have the node artifacts that a node needs; see `node_artifacts.node_sources`."""
+        return self._run(lambda documents: node_artifacts.node_sources(documents, refs, ranks))
+
+    def fetch_node_files(
+        self, refs: Sequence[PartitionRef], cache_root: Path, *, lock_timeout_s: float = LOCK_TIMEOUT_S
+    ) -> NodeFetch:
+        """Keep the node artifacts of partitions below ``cache_root``; see `node_artifacts.fetch_node_files`.
+
+        One process of this node at a time, as `fetch_partitions`; nearer places get their blobs.
+        """
+        with single_flight(cache_root, timeout_s=lock_timeout_s):
+            found = self._run(lambda documents: node_artifacts.fetch_node_files(documents, refs, cache_root))
+        self._spread(found.copies, [])
+        return found
+
     def push_directory(self, tool: str, root: Path, components: Mapping[str, str]) -> PushReport:
         """Store a directory of another tool; see `cache_store.sync.push.push`."""
         return self._write(lambda documents: push(documents, tool, root, components))
@@ -259,14 +296,17 @@ class Store:
 
     def _fill(self, outcome: FetchOutcome, refs: Sequence[PartitionRef]) -> None:
         """Put what was fetched into the nearer places, with the manifests and the records that name it."""
-        if len(self._supervisor.tiers) == 1:
-            return
         faulty = {fault.ref for fault in outcome.faults}
         wanted = [ref for ref in refs if ref not in faulty]
         records = {self._record_names[ref] for ref in wanted if ref in self._record_names}
-        names = [*(manifest_name(ref.manifest_key) for ref in wanted), *sorted(records)]
+        self._spread(outcome.copies, [*(manifest_name(ref.manifest_key) for ref in wanted), *sorted(records)])
+
+    def _spread(self, copies: Sequence[NewFile], names: Sequence[str]) -> None:
+        """Put blobs, and documents by their names, into the nearer places."""
+        if len(self._supervisor.tiers) == 1:
+            return
         try:
-            self._supervisor.run(lambda view: spreading.fill(view, outcome.copies, names))
+            self._supervisor.run(lambda view: spreading.fill(view, copies, names))
         except StoreUnavailable as error:
             if error.required:
                 raise

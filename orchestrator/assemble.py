@@ -10,7 +10,7 @@ from orchestrator.identity import identity, launch_key
 from orchestrator.launcher import Seat
 from orchestrator.report import SCHEMA_VERSION, FunctionReport, RankReport, Report, totals
 from orchestrator.stages import Stages
-from orchestrator.store_report import Committed, NodeFetch
+from orchestrator.store_report import Committed, NodeFetch, NodeReport
 from worker.results import FunctionProbe, FunctionResult, RankPlace, Verification
 
 
@@ -35,6 +35,7 @@ class Moved:
     tiers: tuple[TierState, ...] = ()
     fetches: tuple[NodeFetch, ...] = ()
     committed: Committed = field(default_factory=Committed)
+    nodes: tuple[NodeReport, ...] = ()
 
 
 def assemble(
@@ -66,6 +67,7 @@ def assemble(
         ranks=ranks,
         fetches=moved.fetches,
         publishes=moved.committed.publishes,
+        node_artifacts=moved.nodes,
         nondeterministic=moved.committed.nondeterministic,
         queued_on=moved.committed.queued_on,
         stages=stages.report(),
@@ -96,6 +98,7 @@ def _rank_report(stages: Stages, seat: Seat, place: RankPlace, warm: Warm) -> Ra
                 seconds=result.seconds,
                 num_captures=result.num_captures,
                 pool_bytes=result.pool_bytes,
+                runtime_state=result.runtime_state,
             )
             for result in warm.results[seat.rank]
         ),

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator import cli_evict, cli_keys, cli_look, cli_publish, cli_sync
+from orchestrator import cli_build, cli_doctor, cli_evict, cli_keys, cli_look, cli_publish, cli_sync
 from orchestrator.cli_options import AsJson, ConfigFile, Debug, Overrides, load_config
 from orchestrator.console import ExitCode, output, print_json, session
 from worker.settings import settings
@@ -69,16 +69,22 @@ def launch(
     no_compile: Annotated[
         bool, typer.Option("--no-compile", help="Never compile: a miss is an error that explains itself.")
     ] = False,
+    emulate_npu: Annotated[
+        bool, typer.Option("--emulate-npu", help="Device npu without one: torch_npu on the CPU.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Bring every rank to a warm state; compile only what is nowhere stored."""
     with session(debug=debug):
+        from orchestrator.emulation import emulate
         from orchestrator.launch import launch as run
         from orchestrator.progress import progress
         from orchestrator.report import prepare_report, to_json, write_report
         from orchestrator.report_table import render
 
         loaded = load_config(config, overrides)
+        if emulate_npu:
+            emulate(loaded)
         to_stdout = json_file == Path("-")
         if json_file and not to_stdout:
             prepare_report(json_file)
@@ -177,10 +183,13 @@ def preseed(
         raise typer.Exit(ExitCode.MISSED)
 
 
+app.command(rich_help_panel=LAUNCH)(cli_build.build)
 app.command("ls", rich_help_panel=LOOK)(cli_look.list_)
+app.command(rich_help_panel=LOOK)(cli_build.environment)
 app.command(rich_help_panel=LOOK)(cli_look.show)
 app.command(rich_help_panel=LOOK)(cli_look.explain)
 app.command(rich_help_panel=LOOK)(cli_look.readable)
+app.command(rich_help_panel=LOOK)(cli_doctor.doctor)
 app.command(rich_help_panel=STORE)(cli_publish.init)
 app.command(rich_help_panel=STORE)(cli_publish.publish)
 app.command(rich_help_panel=STORE)(cli_look.verify)

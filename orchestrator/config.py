@@ -26,10 +26,11 @@ from orchestrator.trust import locate_trust, warn_of_off
 __all__ = ["Config", "groups", "load", "parse"]
 
 
-def load(path: Path | str, overrides: tuple[str, ...] = ()) -> Config:
+def load(path: Path | str, overrides: tuple[str, ...] = (), *, world_size: int | None = None) -> Config:
     """Read a config file, apply overrides such as ``timeouts.compile_s=60``, and resolve relative paths.
 
-    The value of an override is read as YAML. The name of the launch defaults to the file's stem.
+    The value of an override is read as YAML. The name of the launch defaults to the file's stem. Another
+    ``world_size`` changes the number of ranks, and ``parallel.dp`` with it unless an override sets that.
 
     Raises:
         ConfigError: the file cannot be read, or anything in it is not as expected.
@@ -37,6 +38,10 @@ def load(path: Path | str, overrides: tuple[str, ...] = ()) -> Config:
     data = _read(Path(path))
     for override in overrides:
         _apply(data, override)
+    if world_size is not None:
+        _apply(data, f"ranks={world_size}")
+        if not any(override.startswith("parallel.dp=") for override in overrides):
+            _fill_with_replicas(data, world_size)
     data.setdefault("name", Path(path).stem)
     return _resolved(parse(data, place=str(path), overrides=overrides), Path.cwd())
 
@@ -59,6 +64,15 @@ def parse(data: Mapping[str, Any], *, place: str = "config", overrides: tuple[st
         details = error.errors(include_url=False)
         problems = [translate(detail, place, overrides, short=is_short(data)) for detail in details]
         raise ConfigError(problems) from None
+
+
+def _fill_with_replicas(data: dict[str, Any], world_size: int) -> None:
+    """Let the data-parallel size follow from the others; what is no mapping of numbers is refused later."""
+    parallel = data.setdefault("parallel", {})
+    if isinstance(parallel, dict):
+        sizes = [parallel.get(axis, 1) for axis in ("tp", "pp")]
+        if all(type(size) is int and size > 0 for size in sizes):
+            parallel["dp"] = max(1, world_size // math.prod(sizes))
 
 
 def _in_full(data: Mapping[str, Any]) -> Mapping[str, Any]:

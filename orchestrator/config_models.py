@@ -21,9 +21,11 @@ from orchestrator.strict import Seconds, Strict
 
 DeviceKind = Literal["cpu", "cuda", "npu"]
 GuardMode = Literal["once", "always", "skip"]
+EngineChoice = Literal["auto", "graph", "aoti", "torchair"]
 Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
 ENTRYPOINT_PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+NODE_CACHE_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,63}$"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
@@ -67,6 +69,23 @@ class RayConfig(Strict):
     ship_code: bool = Field(
         default=True, description="whether a cluster joined by address gets a copy of the current directory"
     )
+
+
+class NodeCacheConfig(Strict):
+    """A directory of another tool on each node, whose files belong to the node, not to a rank."""
+
+    path: str = Field(min_length=1, description="directory on each node; ~ is its user's home")
+    patterns: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        default=("*",), min_length=1, description="list of patterns of paths below it; * stands for / too"
+    )
+    scope: Literal["node"] = Field(default="node", description="node: its files are kept once a node")
+    collect: Literal["new", "all", "none"] = Field(
+        default="new",
+        description="new: what a launch adds or changes; all: also what was there before; none: nothing",
+    )
+
+
+NodeCacheName = Annotated[str, Field(pattern=NODE_CACHE_PATTERN)]
 
 
 class Timeouts(Strict):
@@ -117,6 +136,14 @@ class Config(Strict):
         default=None, description="mapping with path, mode and trust; or with tiers and trust"
     )
     guards: GuardMode = Field(default="once", description="once, always or skip: when guards are checked")
+    engine: EngineChoice = Field(
+        default="auto",
+        description="auto, graph, aoti or torchair: which engine compiles, for functions that do not say",
+    )
+    node_caches: dict[NodeCacheName, NodeCacheConfig | None] = Field(
+        default={},
+        description="mapping of a name to {path, patterns, collect}, or to null to leave a known one out",
+    )
     no_compile: bool = Field(default=False, description="true or false: whether a miss is an error")
     max_rounds: int = Field(default=4, ge=1, description="rounds before ranks compile alone")
     ray: RayConfig = Field(default=RayConfig(), description="mapping of how ranks are placed on Ray")

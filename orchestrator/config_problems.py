@@ -24,8 +24,10 @@ MODELS: dict[tuple[str, ...], type[BaseModel]] = {
     ("store", "trust"): store_config.TrustConfig,
     ("ray",): models.RayConfig,
     ("timeouts",): models.Timeouts,
+    ("node_caches",): models.NodeCacheConfig,
 }
-"""The model at each place of a config; a workload's ends with the tag of its kind, a tier's has no index."""
+"""The model at each place of a config; a workload's ends with the tag of its kind, a tier's has no index, and
+a node cache's no name."""
 
 _FIRST_TIER = ("store", "tiers", "0")
 _HIDDEN = "(a value that is not shown here)"
@@ -85,6 +87,8 @@ def _as_written(where: tuple[str, ...], *, short: bool) -> tuple[str, ...]:
 
 def _place(where: tuple[str, ...]) -> tuple[str, ...]:
     """The key of `MODELS` for what stands at a location."""
+    if where[:1] == ("node_caches",):
+        return (*where[:1], *where[2:])
     return tuple(part for part in where if not part.isdigit())
 
 

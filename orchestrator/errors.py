@@ -138,6 +138,29 @@ class CannotStart(OrchestratorError):
     """The ranks could not be started; the message names what is missing and the remedy."""
 
 
+class BuildFailed(OrchestratorError):
+    """Ranks that an offline build takes for alike are not.
+
+    Attributes:
+        witness: the rank that was built to see.
+        model: the rank that stands for it.
+        differences: what differs, in words.
+    """
+
+    def __init__(self, witness: int, model: int, differences: Iterable[str]) -> None:
+        self.witness = witness
+        self.model = model
+        self.differences = tuple(differences)
+        head = (
+            f"rank {witness} differs from rank {model} in its data-parallel position only, and yet asks for "
+            "something else; build with --every-rank, or do not let the model depend on that position:"
+        )
+        super().__init__("\n".join([head, *(f"  {line}" for line in self.differences)]))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.witness, self.model, self.differences)
+
+
 class NothingThere(OrchestratorError):
     """What was asked for is not there; the message says what is."""
 

@@ -1,7 +1,7 @@
 """`warmrank explain`: what a launch of this config would find, and what stands against a hit.
 
 Builds no model and imports neither torch nor Ray, so what only a rank can know is left open, and said to be:
-guards on the model's source, structure and inputs are checked by a launch.
+guards on the model's source, structure, inputs and runtime state are checked by a launch.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from cache_store.seed import pick_launch
 from cache_store.store import Store
 from orchestrator.config import Config
 from orchestrator.identity import identity, launch_key
-from orchestrator.look import num_artifacts, open_if_there
+from orchestrator.look import StateView, num_artifacts, open_if_there, states_of
 from orchestrator.outlook import Outlook, changes_of, judge, judge_away, nearest_record
 from orchestrator.verify import cached_files
 from worker.environment import environment
 
 logger = logging.getLogger(__name__)
 
-GUARDS_NOTE = "guards on the model's source, structure and inputs are checked by a launch, on every rank"
+GUARDS_NOTE = (
+    "guards on the model's source, structure, inputs and runtime state are checked by a launch, on every rank"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,7 @@ class FunctionView:
         size_bytes: size of the files.
         num_on_this_node: of the files, those in this node's cache directory already.
         requests: the distinct requests.
+        runtime_state: the distinct states that were declared for it; empty where there was none.
     """
 
     function: str
@@ -84,6 +87,7 @@ class FunctionView:
     size_bytes: int
     num_on_this_node: int
     requests: tuple[RequestView, ...]
+    runtime_state: tuple[StateView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,14 +228,16 @@ def _manifests(store: Store, record: LaunchRecord, problems: list[str]) -> tuple
 def _functions(
     config: Config, manifests: Sequence[PartitionManifest], here: Mapping[str, str]
 ) -> tuple[FunctionView, ...]:
-    names = dict.fromkeys(entry.function for manifest in manifests for entry in manifest.artifacts)
+    entries = (entry for manifest in manifests for entry in manifest.artifacts if entry.scope == "rank")
+    names = dict.fromkeys(entry.function for entry in entries)
     return tuple(_function(config, name, manifests, here) for name in names)
 
 
 def _function(
     config: Config, name: str, manifests: Sequence[PartitionManifest], here: Mapping[str, str]
 ) -> FunctionView:
-    entries = [entry for manifest in manifests for entry in manifest.artifacts if entry.function == name]
+    every = (entry for manifest in manifests for entry in manifest.artifacts if entry.scope == "rank")
+    entries = [entry for entry in every if entry.function == name]
     distinct = {entry.sha256: entry for entry in entries}
     present = {entry.sha256 for entry in entries if _is_here(config, entry)}
     return FunctionView(
@@ -241,6 +247,7 @@ def _function(
         size_bytes=sum(entry.size_bytes for entry in distinct.values()),
         num_on_this_node=len(present),
         requests=_requests(name, manifests, here),
+        runtime_state=states_of(name, manifests),
     )
 
 

@@ -20,6 +20,11 @@ from orchestrator.signals import undisturbed
 from orchestrator.stages import Stages
 from worker.settings import settings
 
+_EMULATED = (
+    "emulated NPU: tensors lie on the CPU; times and numbers say nothing of an NPU, and artifacts are keyed "
+    "for the emulator only"
+)
+
 
 def launch(
     config: Config,
@@ -46,6 +51,8 @@ def launch(
     launcher = launcher or ray_launcher(config)
     started = utc_now()
     stages = Stages(config, launcher, listener or Silence())
+    if config.device == "npu" and settings().emulate_npu:
+        stages.problems.append(_EMULATED)
     try:
         access = steps.open_store(stages)
         places = steps.start(stages, access, no_compile=no_compile)
@@ -59,7 +66,12 @@ def launch(
         moved = Moved()
         if access is not None:
             committed = commit(stages, access, places[0], is_new=warm.is_new)
-            moved = Moved(tiers=access.found(), fetches=fetched.nodes, committed=committed)
+            moved = Moved(
+                tiers=access.found(),
+                fetches=fetched.nodes,
+                committed=committed,
+                nodes=steps.node_artifacts(stages),
+            )
         report = assemble(stages, places=places, warm=warm, moved=moved, started=started)
         stages.close()
     finally:

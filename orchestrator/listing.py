@@ -42,8 +42,9 @@ class LaunchLine:
         world_size: number of ranks.
         functions: names of the cached functions.
         num_artifacts: distinct artifacts.
-        num_files: these and the distinct files beside them.
+        num_files: these, the distinct files beside them, and node artifacts.
         size_bytes: size of the files.
+        num_node_files: how many of them are node artifacts.
         changes: components of the environment that differ here, such as ``torch 2.13.0 -> 2.13.1``.
         partitions: every rank's partition.
     """
@@ -63,6 +64,7 @@ class LaunchLine:
     size_bytes: int
     changes: tuple[str, ...]
     partitions: tuple[PartitionLine, ...]
+    num_node_files: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,9 +133,10 @@ def _launch_line(
         what=what_is_launched(record.identity),
         identity=record.identity,
         world_size=record.world_size,
-        functions=tuple(sorted({entry.function for entry in distinct.values()})),
+        functions=tuple(sorted({entry.function for entry in distinct.values() if entry.scope == "rank"})),
         num_artifacts=num_artifacts(distinct.values()),
         num_files=len(distinct),
+        num_node_files=sum(entry.scope == "node" for entry in distinct.values()),
         size_bytes=sum(entry.size_bytes for entry in distinct.values()),
         changes=changes_here(record.environment),
         partitions=tuple(

@@ -18,6 +18,7 @@ from cache_store.records.manifest import (
     ArtifactEntry,
     CaptureEntry,
     LaunchRecord,
+    PartitionManifest,
     RequestEntry,
 )
 from cache_store.store import Store
@@ -30,6 +31,19 @@ from worker.environment import environment
 
 MIN_KEY_CHARS = 6
 """Fewer characters of a key than this are taken for a name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateView:
+    """Runtime state that a function's artifacts were made with.
+
+    Attributes:
+        values: the declared values, name -> text.
+        ranks: ranks that declared them.
+    """
+
+    values: dict[str, str]
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +72,19 @@ class PartitionView:
 
 
 def num_artifacts(entries: Iterable[ArtifactEntry]) -> int:
-    """How many of a manifest's files are artifacts; the others lie beside one and belong to it."""
-    return sum(not is_companion_name(entry.path.rpartition("/")[2]) for entry in entries)
+    """How many of a manifest's files are a rank's artifacts; others lie beside one, or are the node's."""
+    own = (entry.path.rpartition("/")[2] for entry in entries if entry.scope == "rank")
+    return sum(not is_companion_name(name) for name in own)
+
+
+def states_of(name: str, manifests: Sequence[PartitionManifest]) -> tuple[StateView, ...]:
+    """The distinct states that were declared for a function, without those ranks that declared none."""
+    ranks: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    for manifest in manifests:
+        for request in manifest.requests:
+            if request.function == name and request.runtime_state:
+                ranks.setdefault(tuple(request.runtime_state.items()), []).append(manifest.rank)
+    return tuple(StateView(values=dict(state), ranks=tuple(members)) for state, members in ranks.items())
 
 
 def open_to_look(config: Config | None, location: Path | str | None) -> Store:

@@ -16,8 +16,9 @@ from orchestrator.explain import CachedView, Explanation, FunctionView
 from orchestrator.listing import LaunchLine, Listing
 from orchestrator.look import PartitionView, time_text
 from orchestrator.preseed import NodeSeed
-from orchestrator.report_table import count_text, seconds_text, size_text
+from orchestrator.report_table import count_text, node_artifacts_text, seconds_text, size_text
 from orchestrator.verify import Verified
+from worker.runtime_state import in_words
 
 KEY_CHARS = 12
 WIDE = 100
@@ -25,6 +26,7 @@ WIDE = 100
 
 _LISTED = ("", "launch", "made", "used", "what", "ranks", "files", "size", "environment")
 _OUTLOOK_STYLES = {"load": "bold green", "adopt": "bold cyan", "compile": "bold yellow"}
+_STATES_SHOWN = 32
 _AS_HERE = Text("as here", style="green")
 
 
@@ -66,10 +68,14 @@ def render_partition(view: PartitionView) -> RenderableType:
     artifacts = _table("function", "size", "sha256", "file")
     for entry in view.artifacts:
         artifacts.add_row(
-            Text(entry.function), size_text(entry.size_bytes), entry.sha256[:KEY_CHARS], Text(entry.path)
+            Text(entry.function if entry.scope == "rank" else f"(node) {entry.function}"),
+            size_text(entry.size_bytes),
+            entry.sha256[:KEY_CHARS],
+            Text(entry.path),
         )
     parts: list[RenderableType] = [head, facts, artifacts]
     parts += _requests([(entry.function, entry.components) for entry in view.requests], view.environment)
+    parts += _runtime_states((entry.function, entry.runtime_state) for entry in view.requests)
     parts += [_heading("environment"), _pairs(view.environment.items()), _differences(view.changes)]
     if view.captures:
         parts.append(_heading("captured, in this order"))
@@ -145,7 +151,8 @@ def render_seeds(seeds: Sequence[NodeSeed]) -> RenderableType:
         )
     reasons: dict[str, list[str]] = {}
     for item in seeds:
-        for line in dict.fromkeys((item.reason, *item.faults)):
+        node = node_artifacts_text(item.node_artifacts) if item.node_artifacts is not None else ()
+        for line in dict.fromkeys((item.reason, *item.faults, *node)):
             reasons.setdefault(line, []).append(item.node.host)
     return Group(table, *(Text(f"{', '.join(hosts)}: {line}") for line, hosts in reasons.items()))
 
@@ -187,7 +194,7 @@ def _launch_details(line: LaunchLine) -> list[RenderableType]:
     return [_heading(title), _pairs(line.identity.items()), partitions]
 
 
-def _functions(functions: Iterable[FunctionView], environment: dict[str, str]) -> list[RenderableType]:
+def _functions(functions: Sequence[FunctionView], environment: dict[str, str]) -> list[RenderableType]:
     table = _table("function", "artifacts", "files", "size", "files on this node", "asked for by")
     requests: list[tuple[str, dict[str, str]]] = []
     for item in functions:
@@ -197,7 +204,12 @@ def _functions(functions: Iterable[FunctionView], environment: dict[str, str]) -
         cells = (*numbers, size_text(item.size_bytes), here, ranks_text(ranks))
         table.add_row(Text(item.function), *cells)
         requests += [(item.function, request.components) for request in item.requests]
-    return [table, *_requests(requests, environment)]
+    states = [
+        (f"{item.function} on {ranks_text(state.ranks)}", state.values)
+        for item in functions
+        for state in item.runtime_state
+    ]
+    return [table, *_requests(requests, environment), *_runtime_states(states)]
 
 
 def _requests(
@@ -212,6 +224,14 @@ def _requests(
     for own, functions in alike.items():
         parts += [_heading(f"request of {', '.join(dict.fromkeys(functions))}"), _pairs(own)]
     return parts
+
+
+def _runtime_states(declared: Iterable[tuple[str, dict[str, str]]]) -> list[RenderableType]:
+    """Values that were declared, each with whose they are; nothing where there are none."""
+    rows = [(whose, in_words(values)) for whose, values in declared if values]
+    more = len(rows) - _STATES_SHOWN
+    rows = [*rows[:_STATES_SHOWN], *([("", f"and {more} more")] if more > 0 else [])]
+    return [_heading("runtime state, declared by the workload"), _pairs(rows)] if rows else []
 
 
 def _cached(cached: Iterable[CachedView]) -> list[str]:

@@ -1,10 +1,11 @@
 """The plan of a launch: pure functions from what ranks found to one action for every rank and function.
 
-A round goes: `plan_round`, the driver carries it out, `advance`. Ranks whose requests for a function are
-equal form a class. Within a class a rank loads what it holds, else adopts what fits or is offered, else one
-leader compiles and the others wait for it, to adopt the result. Whoever refuses an offer (its guards do not
-hold there) stays for the next round. The rounds end: each gives every rank that stays one offer less, and
-where no offer is left a leader is satisfied; after ``max_rounds`` each rank that stays compiles for itself.
+A round goes: `plan_round`, the driver carries it out, `advance`. Ranks whose requests and runtime state for
+a function are equal form a class. Within a class a rank loads what it holds, else adopts what fits or is
+offered, else one leader compiles and the others wait for it, to adopt the result. Whoever refuses an offer
+(its guards do not hold there) stays for the next round. The rounds end: each gives every rank that stays one
+offer less, and where no offer is left a leader is satisfied; after ``max_rounds`` each rank that stays
+compiles for itself.
 
 Nothing here does I/O, and no rank decides anything alone.
 """
@@ -59,7 +60,8 @@ class Demand:
     Attributes:
         rank: global rank.
         function: name of the cached function.
-        request_key: what it asks for; equal keys make a class.
+        request_key: what it asks for, with the runtime state that is declared for it; equal ones make a
+            class.
         held: digest that lies in the rank's own partition; empty for none.
         fits: digest from elsewhere that the probe found to fit; empty for none.
         reason: why nothing could be used so far.
@@ -125,7 +127,7 @@ def begin(probes: Mapping[int, Sequence[FunctionProbe]]) -> Situation:
         Demand(
             rank=rank,
             function=probe.function,
-            request_key=probe.request_key,
+            request_key=_wanted(probe),
             held=probe.digest if probe.state == "hit" else "",
             fits=probe.digest if probe.state == "adoptable" else "",
             reason=probe.reason,
@@ -230,6 +232,12 @@ def _leader(needy: Sequence[int], leaders: Iterable[int], nodes: Mapping[int, in
     led = Counter(leaders)
     led_by_node = Counter(nodes[rank] for rank in led.elements())
     return min(needy, key=lambda rank: (led_by_node[nodes[rank]], led[rank], rank))
+
+
+def _wanted(probe: FunctionProbe) -> str:
+    """Ranks with other runtime state refuse each other's artifacts, so they need no round to find out."""
+    state = sorted(probe.runtime_state.items())
+    return f"{probe.request_key} {state}" if state else probe.request_key
 
 
 def _offer(demand: Demand, digest: str, from_rank: int | None) -> Offer:

@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cache_store.errors import StoreError
@@ -20,7 +20,9 @@ from orchestrator import ray_session
 from orchestrator.config import Config
 from orchestrator.errors import NoStore, UnknownNode
 from orchestrator.identity import launch_key
+from orchestrator.node_artifacts import keeper_of
 from orchestrator.store_config import StoreConfig
+from orchestrator.store_report import NodeArtifacts
 from orchestrator.stores import open_to_fetch
 from worker.environment import environment
 
@@ -54,6 +56,7 @@ class NodeSeed:
         bytes_copied: bytes written to the node's cache directory.
         faults: what could not be used; empty when all is well.
         seconds: wall time on the node.
+        node_artifacts: what became of the node's own artifacts; None on a node without node caches.
     """
 
     node: Node
@@ -66,6 +69,7 @@ class NodeSeed:
     bytes_copied: int = 0
     faults: tuple[str, ...] = ()
     seconds: float = 0.0
+    node_artifacts: NodeArtifacts | None = None
 
 
 def preseed(config: Config, wanted: Sequence[str] = ()) -> tuple[NodeSeed, ...]:
@@ -95,9 +99,19 @@ def seed_here(config: Config, node: Node | None = None, *, on_progress: OnProgre
         UnusableCache: the cache directory cannot be used.
     """
     store = open_to_fetch(_check_store(config))
-    wanted = Wanted(launch_key=launch_key(config), environment=environment(), world_size=config.ranks)
+    keeper = keeper_of(config)
+    wanted = Wanted(
+        launch_key=launch_key(config),
+        environment=environment(),
+        world_size=config.ranks,
+        node_caches=keeper.destinations if keeper is not None else None,
+    )
     report = seed(store, wanted, config.cache_dir, on_progress=on_progress)
-    return _summary(node or this_node(), report)
+    found = _summary(node or this_node(), report)
+    if keeper is None:
+        return found
+    keeper.take_over(report.node)
+    return replace(found, node_artifacts=keeper.report())
 
 
 def this_node() -> Node:

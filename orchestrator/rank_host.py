@@ -24,6 +24,8 @@ from worker.results import FunctionResult, Published, RankPlace
 if TYPE_CHECKING:
     from cache_store.seed import SeedReport
     from cache_store.store import Store
+    from orchestrator.node_artifacts import NodeKeeper
+    from orchestrator.store_report import NodeArtifacts
     from worker.rank_spec import RankSpec
 
 logger = logging.getLogger(__name__)
@@ -45,9 +47,10 @@ class RankHost:
     def __init__(self, make_worker: MakeWorker | None = None) -> None:
         self._make_worker = make_worker or _rank_worker
         self._worker: Any = None
-        self._opening: Opening  # these three from `open` on
+        self._opening: Opening  # these from `open` on
         self._store: Store | None
         self._away: str
+        self._keeper: NodeKeeper | None = None
 
     def open(self, opening: Opening) -> Opened:
         """Check the cache directory, open the store, and bring the rank up with all others.
@@ -64,12 +67,22 @@ class RankHost:
         else:
             admit(config.cache_dir, config.store.trust.policy or "require", config.store.trust.revoked)
         self._opening = opening
+        self._keeper = self._node_keeper(opening)
         self._store, problem = _open_store(opening)
         self._away = problem or f"{_AWAY}: {opening.store_away}"
         self._worker = self._make_worker(rank_spec(opening), self._store)
         if isinstance(config.workload, ScriptWorkload):
             return Opened(place=_place_of_script(opening.rank), problem=problem)
         return Opened(place=self._worker.start(), problem=problem)
+
+    def _node_keeper(self, opening: Opening) -> NodeKeeper | None:
+        """What keeps the node's artifacts, on the first rank of a node that has node caches."""
+        from orchestrator.node_artifacts import keeper_of
+
+        keeper = keeper_of(opening.config) if opening.gang.seats[opening.rank].local_rank == 0 else None
+        if keeper is not None:
+            keeper.begin(opening.config)
+        return keeper
 
     def fetch(self, launch_key: str, ranks: tuple[int, ...]) -> SeedReport | None:
         """Bring the partitions of this node's ranks from the store to its disk; None without a store."""
@@ -80,9 +93,20 @@ class RankHost:
             return None
         config = self._opening.config
         wanted = Wanted(
-            launch_key=launch_key, environment=environment(), world_size=config.ranks, ranks=ranks
+            launch_key=launch_key,
+            environment=environment(),
+            world_size=config.ranks,
+            ranks=ranks,
+            node_caches=self._keeper.destinations if self._keeper is not None else None,
         )
-        return seed(self._store, wanted, config.cache_dir)
+        report = seed(self._store, wanted, config.cache_dir)
+        if self._keeper is not None:
+            self._keeper.take_over(report.node)
+        return report
+
+    def node_report(self) -> NodeArtifacts | None:
+        """What became of the node's artifacts; None without node caches, and on all but its first rank."""
+        return self._keeper.report() if self._keeper is not None else None
 
     def silent_places(self) -> tuple[str, ...]:
         """The places of the store that gave this rank no answer."""
@@ -111,6 +135,8 @@ class RankHost:
         """
         from cache_store.publishing.publish_queue import discard_partition
 
+        if self._keeper is not None and (files := self._keeper.collect()):
+            self._worker.keep_for_node(files)
         if self._store is None:
             return self._queue(launch_key, self._away) if may_queue else None
         try:

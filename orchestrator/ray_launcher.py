@@ -18,7 +18,7 @@ from orchestrator.config_models import Config
 from orchestrator.errors import CannotStart, WorkerFailure
 from orchestrator.launcher import Gang, Process, Seat, seat_ranks
 from orchestrator.rank_host import MakeWorker
-from orchestrator.ray_trouble import describe_shortage, failure_of_ray
+from orchestrator.ray_trouble import Supply, describe_shortage, failure_of_ray
 
 logger = logging.getLogger(__name__)
 
@@ -115,12 +115,11 @@ class RayLauncher:
             return group
         state = placement_group_table(group)["stats"]["scheduling_state"]
         available = ray.available_resources()  # type: ignore[no-untyped-call]
+        everyone = ray.nodes()  # type: ignore[no-untyped-call]
+        nodes = tuple((node["NodeManagerHostname"], node["Resources"]) for node in everyone if node["Alive"])
         ray.util.remove_placement_group(group)
-        raise CannotStart(
-            describe_shortage(
-                bundle, num_ranks, total=total, available=available, state=state, own=self._is_own
-            )
-        )
+        supply = Supply(total=total, available=available, nodes=nodes)
+        raise CannotStart(describe_shortage(bundle, num_ranks, supply, state=state, own=self._is_own))
 
     @property
     def _is_own(self) -> bool:

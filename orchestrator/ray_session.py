@@ -26,6 +26,7 @@ from orchestrator.config_models import RayConfig
 from orchestrator.environ import inherited
 from orchestrator.errors import CannotStart
 from orchestrator.signals import kept, undisturbed
+from worker.settings import settings
 
 logger = logging.getLogger(__name__)
 
@@ -103,9 +104,12 @@ _DEVICE_RESOURCES = {"cuda": "GPU", "npu": "NPU"}
 
 
 def rank_resources(config: RayConfig, device: str) -> dict[str, float]:
-    """What each rank asks Ray for; Ray then shows it the one accelerator that it got."""
+    """What each rank asks Ray for; Ray then shows it the one accelerator that it got.
+
+    An emulated NPU is none to Ray.
+    """
     resources = {"CPU": config.num_cpus_per_rank}
-    if device in _DEVICE_RESOURCES:
+    if device in _DEVICE_RESOURCES and not (device == "npu" and settings().emulate_npu):
         resources[_DEVICE_RESOURCES[device]] = 1.0
     return resources
 
@@ -114,9 +118,12 @@ def rank_environ(config: RayConfig, device: str, way: WayIn) -> dict[str, str]:
     """Environment variables of every rank's process; in time if set before torch is imported there."""
     # Ray would derive OMP_NUM_THREADS from an actor's CPUs. It is in no key, but speeds depend on it.
     environ = {"OMP_NUM_THREADS": str(config.omp_num_threads)}
-    if device != "npu":
+    emulated = device == "npu" and settings().emulate_npu
+    if device != "npu" or emulated:
         # Where torch_npu is installed without CANN, loading it makes `import torch` fail.
         environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    if emulated:
+        environ["WARMRANK_EMULATE_NPU"] = "1"
     if way == "initialized":
         environ["PYTHONPATH"] = _python_path()
     return environ

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from orchestrator.errors import WorkerFailure
 
@@ -13,38 +14,59 @@ _EXIT_DETAIL = re.compile(
 _MISSING_MODULE = re.compile(r"(?:ModuleNotFoundError|ImportError): (.*)")
 
 
+# How Ray finds devices, where it finds too few.
+_FOUND_BY = {
+    "NPU": (
+        "it counts the files /dev/davinci<N>: a container needs them (huawei.com/Ascend910 in Kubernetes, "
+        "ASCEND_VISIBLE_DEVICES in Docker), or say it: ray start --resources='{\"NPU\": 8}'"
+    ),
+    "GPU": "it asks the NVIDIA driver: a container needs its devices (nvidia.com/gpu, --gpus)",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supply:
+    """What a cluster has.
+
+    Attributes:
+        total: its resources.
+        available: those that are free.
+        nodes: host name and resources of each node; several may be on one host.
+    """
+
+    total: Mapping[str, float]
+    available: Mapping[str, float]
+    nodes: tuple[tuple[str, Mapping[str, float]], ...] = ()
+
+
 def describe_shortage(
-    bundle: Mapping[str, float],
-    num_ranks: int,
-    *,
-    total: Mapping[str, float],
-    available: Mapping[str, float],
-    state: str,
-    own: bool,
+    bundle: Mapping[str, float], num_ranks: int, supply: Supply, *, state: str, own: bool
 ) -> str:
     """Why ranks cannot be placed, and what to do.
 
     Args:
         bundle: resources that each rank asks for.
         num_ranks: number of ranks.
-        total: resources of the cluster.
-        available: those that are free.
+        supply: what the cluster has.
         state: Ray's scheduling state of the placement group.
         own: the cluster is a local Ray of this launch.
     """
     where = "this machine" if own else "the Ray cluster"
     lines = [f"{num_ranks} ranks do not fit on {where}:"]
-    short_in_all = False
+    total, short_in_all = supply.total, False
     for name, need in bundle.items():
-        demand, has, free = num_ranks * need, total.get(name, 0.0), available.get(name, 0.0)
+        demand, has, free = num_ranks * need, total.get(name, 0.0), supply.available.get(name, 0.0)
         short_in_all = short_in_all or demand > has
         missing = f", {demand - has:g} too few" if demand > has else ""
         lines.append(
             f"  {name}: {num_ranks} x {need:g} = {demand:g} wanted, {has:g} there{missing}, {free:g} free"
         )
+        if name != "CPU" and supply.nodes:
+            lines.append(f"  {name}s by node: {_by_node(name, supply.nodes)}")
     short_of_devices = [name for name in bundle if name != "CPU" and total.get(name, 0.0) < num_ranks]
     if short_of_devices:
-        remedy = f"lower ranks, or add nodes with {short_of_devices[0]}s that Ray sees (`ray status`)"
+        device = short_of_devices[0]
+        remedy = f"lower ranks, or add nodes with {device}s that Ray sees (`ray status`); {_FOUND_BY[device]}"
     elif short_in_all:
         lower = "ray.num_cpus_per_rank (fractions are allowed)"
         more = "set ray.num_cpus to pretend to more" if own else "add nodes"
@@ -54,6 +76,18 @@ def describe_shortage(
     else:
         remedy = "other work holds them: wait for it or end it (`ray status`, `ray list actors`)"
     return "\n".join([*lines, f"  remedy: {remedy}"])
+
+
+def _by_node(name: str, nodes: Iterable[tuple[str, Mapping[str, float]]]) -> str:
+    """``a and 2 more: 8, d: 0``: how many each node has; nodes with equally many share an entry."""
+    alike: dict[float, list[str]] = {}
+    for host, resources in nodes:
+        alike.setdefault(resources.get(name, 0.0), []).append(host)
+    entries = []
+    for number, hosts in sorted(alike.items(), reverse=True):
+        more = f" and {len(hosts) - 1} more" if len(hosts) > 1 else ""
+        entries.append(f"{min(hosts)}{more}: {number:g}")
+    return ", ".join(entries)
 
 
 def failure_of_ray(error: Exception, *, rank: int, stage: str) -> WorkerFailure:

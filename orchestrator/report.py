@@ -6,7 +6,7 @@ Durations are in seconds, sizes in bytes. `SCHEMA_VERSION` rises with any change
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from cache_store.backends.tier import TierState
 from orchestrator.errors import ConfigError, ConfigProblem
-from orchestrator.store_report import Committed, NodeFetch, NodePublish, Nondeterministic
+from orchestrator.store_report import Committed, NodeFetch, NodePublish, NodeReport, Nondeterministic
 from worker.results import Outcome, StageSeconds, Verification
 
 SCHEMA_VERSION = 3
@@ -37,6 +37,7 @@ class FunctionReport:
         seconds: seconds in each stage.
         num_captures: graphs captured for this function when its first call was through, in all its calls.
         pool_bytes: bytes of the pools that these graphs use, which other functions may share.
+        runtime_state: declared values that the artifact was made with, name -> text.
     """
 
     function: str
@@ -50,6 +51,7 @@ class FunctionReport:
     num_captures: int = 0
     beside: tuple[tuple[str, int], ...] = ()
     pool_bytes: int = 0
+    runtime_state: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +139,7 @@ class Report:
         record: key of the launch record in the store; empty when nothing was committed.
         ranks: every rank, in order.
         fetches: every node, in order; empty without a store.
+        node_artifacts: every node that has node caches, in order.
         publishes: every node that published something or wanted to, in order.
         nondeterministic: functions whose compile gave other bytes than the store holds.
         queued_on: hosts on which `warmrank publish` has to be run when the store answers again, in order.
@@ -165,6 +168,7 @@ class Report:
     stages: tuple[StageReport, ...]
     totals: Totals
     problems: tuple[str, ...]
+    node_artifacts: tuple[NodeReport, ...] = ()
 
 
 @cache

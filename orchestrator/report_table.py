@@ -13,7 +13,9 @@ from rich.text import Text
 
 from orchestrator.errors import ranks_text
 from orchestrator.report import FunctionReport, Report
+from orchestrator.store_report import NodeArtifacts
 from worker.results import StageSeconds
+from worker.runtime_state import in_words
 
 MAX_RANKS_SHOWN = 16
 """A launch of more ranks shows one row for all ranks that did the same."""
@@ -28,8 +30,10 @@ def render(report: Report) -> RenderableType:
     lines = [
         _totals(report),
         *_reasons(report),
+        *_runtime_state(report),
         *_verification(report),
         *_store(report),
+        *_node_artifacts(report),
         *_nondeterministic(report),
         *_problems(report),
         *_queued(report),
@@ -59,6 +63,28 @@ def count_text(count: int, noun: str) -> str:
     plural = "es" if noun.endswith(("ch", "s", "x")) else "ies" if noun.endswith("y") else "s"
     stem = noun[:-1] if plural == "ies" else noun
     return f"1 {noun}" if count == 1 else f"{count} {stem}{plural}"
+
+
+def node_artifacts_text(found: NodeArtifacts) -> tuple[str, ...]:
+    """What became of the artifacts of one node, in words; nothing where it has none."""
+    if found == NodeArtifacts():
+        return ()
+    came = f"{found.num_fetched} fetched ({size_text(found.bytes_fetched)}), {found.num_placed} put in place"
+    own = f"{count_text(found.num_files, 'file')} of {size_text(found.size_bytes)}, {found.num_new} new"
+    installed = [f"installed {', '.join(found.installed)}"] if found.installed else []
+    return (
+        "; ".join([f"node artifacts: {own}", f"{came}, {found.num_there} were there", *installed]),
+        *(f"node artifact skipped: {reason}" for reason in found.skipped),
+    )
+
+
+def _node_artifacts(report: Report) -> list[Text]:
+    """What became of node artifacts, equal lines of several nodes together."""
+    hosts: dict[str, list[str]] = {}
+    for node in report.node_artifacts:
+        for line in node_artifacts_text(node.artifacts):
+            hosts.setdefault(line, []).append(node.host)
+    return [Text(f"{line} ({_names(found)})", style="dim") for line, found in hosts.items()]
 
 
 def _table(report: Report) -> Table:
@@ -125,6 +151,30 @@ def _reasons(report: Report) -> list[Text]:
         Text(f"compiled {name} on {ranks_text(members)}: {reason or 'no reason given'}", style="dim")
         for (name, reason), members in ranks.items()
     ]
+
+
+def _runtime_state(report: Report) -> list[Text]:
+    """What was declared, functions and ranks of equal state together."""
+    ranks: dict[tuple[str, str], list[int]] = {}
+    for rank in report.ranks:
+        for function in rank.functions:
+            if function.runtime_state:
+                ranks.setdefault((in_words(function.runtime_state), function.function), []).append(rank.rank)
+    functions: dict[tuple[str, str], list[str]] = {}
+    for (state, function_name), members in ranks.items():
+        functions.setdefault((state, ranks_text(members)), []).append(function_name)
+    lines = [
+        f"runtime state of {_names(names)} on {where}: {state}" for (state, where), names in functions.items()
+    ]
+    more = len(lines) - MAX_NAMES_SHOWN
+    shown = [*lines[:MAX_NAMES_SHOWN], *([f"and {more} more, in the JSON report"] if more > 0 else [])]
+    return [Text(line, style="dim") for line in shown]
+
+
+def _names(names: Iterable[str]) -> str:
+    every = list(names)
+    more = len(every) - MAX_NAMES_SHOWN
+    return ", ".join(every[:MAX_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _verification(report: Report) -> list[Text]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -29,6 +29,7 @@ class Stages:
         launcher: runs the ranks.
         listener: is told what happens.
         clock: seconds that only rise.
+        ranks: those that take part; all of the launch unless some are named.
     """
 
     def __init__(
@@ -38,8 +39,10 @@ class Stages:
         listener: Listener,
         *,
         clock: Callable[[], float] = time.perf_counter,
+        ranks: Sequence[int] | None = None,
     ) -> None:
         self.config = config
+        self.ranks = tuple(range(config.ranks) if ranks is None else ranks)
         self._launcher = launcher
         self._listener = listener
         self._clock = clock
@@ -55,14 +58,13 @@ class Stages:
         Raises:
             CannotStart: as `Launcher.start`.
         """
-        self.gang = self._launcher.start(self.config.ranks, timeout_s=self._timeout_s("start"))
+        self.gang = self._launcher.start(len(self.ranks), timeout_s=self._timeout_s("start"))
         return self.gang
 
     @contextmanager
     def stage(self, name: str, ranks: tuple[int, ...] | None = None) -> Iterator[None]:
         """Time whatever is done inside as one stage, on all ranks unless some are named."""
-        everyone = tuple(range(self.config.ranks))
-        self._listener.stage_started(name, everyone if ranks is None else ranks)
+        self._listener.stage_started(name, self.ranks if ranks is None else ranks)
         began_s = self._clock()
         yield
         seconds = self._clock() - began_s
@@ -87,7 +89,7 @@ class Stages:
 
     def ask_all(self, stage: str, method: str, *arguments: Any) -> dict[int, Any]:
         """Call a method with the same arguments on every rank; see `ask`."""
-        return self.ask(stage, method, dict.fromkeys(range(self.config.ranks), arguments))
+        return self.ask(stage, method, dict.fromkeys(self.ranks, arguments))
 
     def ask_store(self, stage: str, method: str, arguments: Arguments) -> dict[int, Any]:
         """As `ask`, but a rank that the store fails is a problem, and left out of the answers."""
@@ -163,7 +165,7 @@ class Stages:
 
     def close(self) -> None:
         """Take the ranks down in good order; what does not go down is ended with the launcher."""
-        everyone = dict.fromkeys(range(self.config.ranks), ())
+        everyone = dict.fromkeys(self.ranks, ())
         for _ in self._launcher.call("stop", "close", everyone, timeout_s=_CLOSE_TIMEOUT_S):
             pass
 

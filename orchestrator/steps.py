@@ -12,7 +12,7 @@ from orchestrator.identity import launch_key
 from orchestrator.opening import Opened, Opening
 from orchestrator.rounds import Ledger
 from orchestrator.stages import Stages
-from orchestrator.store_report import NodeFetch
+from orchestrator.store_report import NodeFetch, NodeReport
 from worker.results import FunctionProbe, FunctionResult, RankPlace, Verification
 
 if TYPE_CHECKING:
@@ -71,6 +71,21 @@ def start(stages: Stages, access: Access | None, *, no_compile: bool) -> tuple[R
     places = tuple(answer.place for answer in opened.values())
     _compare_environments(stages, places)
     return places
+
+
+def node_artifacts(stages: Stages) -> tuple[NodeReport, ...]:
+    """What became of the node artifacts of every node that has node caches, in order."""
+    from orchestrator.node_artifacts import node_caches_of
+
+    if not node_caches_of(stages.config):
+        return ()
+    seats = stages.gang.first_of_each_node()
+    answers = stages.ask_store("commit", "node_report", {seat.rank: () for seat in seats})
+    return tuple(
+        NodeReport(node_rank=seat.node_rank, host=seat.host, artifacts=found)
+        for seat in seats
+        if (found := answers.get(seat.rank)) is not None
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,11 +164,23 @@ def capture(stages: Stages, ledger: Ledger, planned: tuple[CaptureEntry, ...]) -
     ranks = tuple(rank for rank, own in proposals.items() if own)
     if not ranks:
         return  # compiled kernels only, which are not captured
+    if stages.config.device == "npu":
+        _count_streams(stages)
     digests = {slot: result.digest for slot, result in ledger.items()}
     with stages.stage("capture", ranks):
         for step in order(proposals, digests):
             arguments = {rank: (proposal,) for rank, proposal in step.items()}
             _note(stages, ledger, "capture", stages.ask("capture", "capture", arguments))
+
+
+def _count_streams(stages: Stages) -> None:
+    """Say before the first capture what the NPUs have too few streams for."""
+    said: dict[str, list[int]] = {}
+    for rank, text in stages.ask_all("capture", "stream_problem").items():
+        said.setdefault(text, []).append(rank)
+    for text, ranks in said.items():
+        if text:
+            stages.problem(f"{ranks_text(ranks)}: {text}")
 
 
 def first_call(stages: Stages, ledger: Ledger) -> None:

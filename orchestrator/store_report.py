@@ -33,6 +33,52 @@ class NodeFetch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeArtifacts:
+    """What became of the node artifacts of one node, for a launch's report.
+
+    Attributes:
+        num_files: node artifacts that the node's first rank has in its manifest.
+        size_bytes: their size.
+        num_new: how many of them this launch added or changed.
+        bytes_new: their size.
+        num_fetched: how many came from the store.
+        bytes_fetched: their size.
+        num_placed: how many were written to where the node's tools look for them.
+        num_there: how many lay there with the same bytes.
+        installed: packages of static kernels that were installed.
+        num_installed_before: packages that were installed already.
+        skipped: why others were not fetched, placed, installed or kept, one line each, cut short.
+    """
+
+    num_files: int = 0
+    size_bytes: int = 0
+    num_new: int = 0
+    bytes_new: int = 0
+    num_fetched: int = 0
+    bytes_fetched: int = 0
+    num_placed: int = 0
+    num_there: int = 0
+    installed: tuple[str, ...] = ()
+    num_installed_before: int = 0
+    skipped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """What became of the artifacts of one node.
+
+    Attributes:
+        node_rank: index of the node.
+        host: its host name.
+        artifacts: what became of them.
+    """
+
+    node_rank: int
+    host: str
+    artifacts: NodeArtifacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodePublish:
     """What the ranks of one node published.
 

@@ -13,6 +13,7 @@ from cache_store.errors import StoreError
 from cache_store.fetching.progress import OnProgress
 from cache_store.node.companions import companions, holds_what_it_says
 from cache_store.node.local import check_private, is_variant_name
+from cache_store.node.node_files import kept_files
 from cache_store.node.private_files import digest_private
 from cache_store.store import Store
 from cache_store.upkeep.reports import VerifyReport
@@ -26,7 +27,7 @@ class CacheReport:
     Attributes:
         path: the directory.
         num_artifacts: artifacts read.
-        num_files: files read: artifacts, and those beside them, such as compiled kernels.
+        num_files: files read: artifacts, those beside them, such as compiled kernels, and node artifacts.
         size_bytes: their size.
         faults: one line each; empty when every file is there, whole and private.
     """
@@ -104,9 +105,12 @@ def verify_cache(cache_dir: Path) -> CacheReport:
     for path in artifacts:
         needed |= _judge_artifact(path, needed, faults)
     beside = {found for path in artifacts for found in companions(path.parent)}
+    of_node = kept_files(cache_dir)
+    for path in of_node:
+        faults += _judge_kept(path)
     for path in sorted(beside - needed):
         faults += _judge_orphan(path)
-    files = (*artifacts, *beside)
+    files = (*artifacts, *beside, *of_node)
     return CacheReport(
         path=str(cache_dir),
         num_artifacts=len(artifacts),
@@ -145,6 +149,15 @@ def _judge_orphan(path: Path) -> tuple[str, ...]:
     except StoreError as error:
         return (str(error),)
     return () if holds_what_it_says(path.name, digest) else (f"{path}: its bytes have {digest}",)
+
+
+def _judge_kept(path: Path) -> tuple[str, ...]:
+    """What is wrong with a node artifact, whose name says what is in it."""
+    try:
+        digest = digest_private(path)
+    except (StoreError, OSError) as error:
+        return (str(error),)
+    return () if digest.sha256 == path.name else (f"{path}: its bytes have {digest}",)
 
 
 def cached_files(cache_dir: Path) -> tuple[Path, ...]:

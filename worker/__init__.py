@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from worker.inference import get_backend as get_npu_backend
     from worker.log import logger
     from worker.results import Verification
+    from worker.runtime_state import declare_runtime_state
     from worker.workload import Call, RankContext, Workload
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "RankContext",
     "Verification",
     "Workload",
+    "declare_runtime_state",
     "get_backend",
     "get_npu_backend",
     "graph_pool_handle",
@@ -41,6 +43,7 @@ _HOMES = {
     "RankContext": ("worker.workload", "RankContext"),
     "Verification": ("worker.results", "Verification"),
     "Workload": ("worker.workload", "Workload"),
+    "declare_runtime_state": ("worker.runtime_state", "declare_runtime_state"),
     "get_backend": ("worker.inference", "get_backend"),
     "get_npu_backend": ("worker.inference", "get_backend"),
     "graph_pool_handle": ("worker.capture.rooms", "graph_pool_handle"),

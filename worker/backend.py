@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from worker import data_dump
-from worker.capture import CaptureOptions, DirectRunner, GraphRunner
+from worker.capture import CaptureOptions, runner_for
 from worker.compiler import prepared
 from worker.configs.compiler_config import CompilerConfig
 from worker.devices import backend_for
-from worker.engines import engine_for
+from worker.emulation import kind_of
+from worker.engines.choice import engine_for
 from worker.errors import BackwardNotSupported
 from worker.gears.carried import carried
 from worker.gears.record import TracedGears, record
@@ -42,9 +43,15 @@ def compile_graph(
         NotYet: the configuration asks for what is not built yet.
     """
     tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
-    kind = tensors[0].device.type if tensors else "cpu"
-    compiler_config.check(kind)
-    engine = engine_for(compiler_config.engine_mode())
+    kind = kind_of(tensors[0].device.type if tensors else "cpu")
+    engine = engine_for(compiler_config, wanted="auto", device_kind=kind)
+    compiler_config.check(kind, engine=engine.name)
+    if engine.captures_itself:
+        from worker.engines.torchair_cache import compiled_by_backend
+
+        return compiled_by_backend(
+            graph_module, example_inputs, config=compiler_config, decompositions=custom_decompositions
+        )
     if _records_gradients(graph_module) and any(value.requires_grad for value in tensors):
         msg = "an input of the graph requires gradients; call the compiled model under torch.no_grad()"
         raise BackwardNotSupported(msg)
@@ -60,11 +67,7 @@ def compile_graph(
     with data_dump.into(compiler_config, "graph"):
         graph = engine.load(built.sections, {}, names)
     options = CaptureOptions.of(compiler_config)
-    runner: GraphRunner | DirectRunner = (
-        GraphRunner(graph, facts, backend_for(kind), options)
-        if engine.captured
-        else DirectRunner(graph, facts, backend_for(kind))
-    )
+    runner = runner_for(engine, graph, facts, backend_for(kind), options)
     if geared:
         policy = compiler_config.inference_config.dynamic_gears_merge_policy
         gears = record(lowered, facts, _traced_gears(lowered, example_inputs), policy)

@@ -16,10 +16,11 @@ GuardMode = Literal["once", "always", "skip"]
 OnRecompile = Literal["add", "abandon"]
 OnGearMiss = Literal["error", "pad"]
 Rng = Literal["refuse", "allow"]
+EngineChoice = Literal["auto", "graph", "aoti", "torchair"]
 
 
 class CacheOptions(Value):
-    """The parameters of `cache_compile`, in one value; ``guards`` is None where the function does not say."""
+    """The parameters of `cache_compile`, in one value; ``guards`` and ``engine`` are None where the function does not say."""
 
     config: CompilerConfig
     dynamic: bool = True
@@ -33,6 +34,7 @@ class CacheOptions(Value):
     on_recompile: OnRecompile = "add"
     on_gear_miss: OnGearMiss = "error"
     rng: Rng = "refuse"
+    engine: EngineChoice | None = None
 
 
 class LaunchDefaults(Value):
@@ -41,12 +43,14 @@ class LaunchDefaults(Value):
     Attributes:
         cache_dir: the rank's cache directory.
         guards: when guards are checked.
+        engine: which engine compiles.
         no_compile: a miss is an error.
         place: rank and world size where they do not come from ``torch.distributed``.
     """
 
     cache_dir: str | None = None
     guards: GuardMode | None = None
+    engine: EngineChoice | None = None
     no_compile: bool = False
     place: tuple[int, int] | None = None
 

@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 from cache_store.node.local import add_variant, add_variant_from, ensure_cache_dir, variants
 from worker import collection, data_dump, files_beside, journal
-from worker.cache_options import CacheOptions, GuardMode, launch_defaults
-from worker.capture import CaptureOptions
+from worker.cache_options import CacheOptions, EngineChoice, GuardMode, launch_defaults
 from worker.capture.statistics import CaptureStatistics, total
 from worker.devices import backend_for
-from worker.engines import engine_for
+from worker.emulation import kind_of
+from worker.engines import Site
+from worker.engines.choice import check_choice, engine_for
 from worker.errors import ArtifactCorrupt, CompileForbidden, NotPortable, StateChanged
 from worker.gears.carried import geared_arguments
 from worker.gears.misses import refuse_arguments
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     import torch
 
     from cache_store.store import Store
+    from worker.engines import Engine
 
 _log = logging.getLogger("torchair")
 _META_VERSION = "1.0.0"
@@ -61,7 +63,8 @@ class CachedFunction:
             cache_dir=options.cache_dir or defaults.cache_dir,
         )
         self._guards: GuardMode = options.guards or defaults.guards or "once"
-        self._engine = engine_for(self._options.config.engine_mode())
+        self._wanted: EngineChoice = options.engine or defaults.engine or "auto"
+        check_choice(self._wanted, self._options.config)
         self._no_compile = defaults.no_compile
         self._rank = defaults.place
         self._variants: list[Variant] = []
@@ -137,11 +140,19 @@ class CachedFunction:
     def device_kind(self) -> str:
         """Kind of the device that the module lives on."""
         tensors = itertools.chain(self.module.parameters(), self.module.buffers())
-        return next((tensor.device.type for tensor in tensors), "cpu")
+        return kind_of(next((tensor.device.type for tensor in tensors), "cpu"))
+
+    def engine(self) -> Engine:
+        """The engine that compiles on the device that the module lives on now.
+
+        Raises:
+            BadConfig: what was asked for does not compile for this device.
+        """
+        return engine_for(self._options.config, wanted=self._wanted, device_kind=self.device_kind)
 
     def request(self) -> Request:
         """What this function asks for under the present configuration and environment."""
-        return request(self.module, self._options, self._engine)
+        return request(self.module, self._options, self.engine())
 
     def root(self) -> Path:
         """The cache directory, absolute."""
@@ -328,14 +339,21 @@ class CachedFunction:
         files_beside.remove(self.place().function_dir)
 
     def _bind(self, stored: StoredArtifact) -> Variant:
+        self._kind = self.device_kind
         config = self._options.config
-        config.check(self.device_kind)
+        config.check(self.device_kind, engine=stored.artifact.engine)
+        site = Site(
+            method=self._method,
+            config=config,
+            dynamic=self._options.dynamic,
+            decompositions=self._options.custom_decompositions,
+            cache_root=None if self._abandoned else self.root(),
+        )
         with data_dump.into(config, self.name):
             variant = Variant(
                 stored,
-                self._method,
+                site,
                 backend=backend_for(self.device_kind),
-                capture=CaptureOptions.of(config),
                 guards=self._guards,
                 on_gear_miss=self._options.on_gear_miss,
             )
@@ -359,6 +377,7 @@ class CachedFunction:
             beside=tuple((file.sha256, file.size_bytes) for file in stored.artifact.files),
             path=str(stored.path),
             seconds=seconds,
+            runtime_state=stored.artifact.guards.runtime_state,
         )
         journal.append(self.last_result, stored.artifact, self.root())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from time import perf_counter
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from cache_store.digests import digest_bytes
 from worker import data_dump, graph_dumps, origins
 from worker.artifact import ABOUT, Artifact, ArtifactFile
 from worker.code_digests import function_digest
-from worker.engines import Built, engine_for
+from worker.engines import Built, Site
 from worker.errors import BackwardNotSupported
 from worker.frame import extract
 from worker.gears.compiling import compiling
@@ -22,6 +23,7 @@ from worker.graph_facts import GraphFacts, analyse
 from worker.guards import ambient
 from worker.guards.translate import translate
 from worker.passes import with_passes
+from worker.runtime_state import declared_for
 from worker.torch_private.lowering import LoweredGraph
 from worker.torch_private.operators import named_argument
 from worker.torch_private.source_names import readable
@@ -63,10 +65,11 @@ def compile_call(
         GearError: the gears do not fit the call, each other, or the function.
         NotYet: the configuration asks for what is not built yet.
     """
-    options.config.check(device_kind)
-    engine = engine_for(options.config.engine_mode())
+    engine = request.engine
+    options.config.check(device_kind, engine=engine.name)
     engine.check(device_kind)
     state = ambient.encode(ambient.snapshot(device_kind))
+    declared = declared_for(method.__self__)  # type: ignore[arg-type] # before the trace, which it may steer
     function = function_of(method)
     self_name = function.__code__.co_varnames[0]
     records_gradients = torch.is_grad_enabled()
@@ -75,10 +78,17 @@ def compile_call(
     def build(traced_graph: LoweredGraph) -> tuple[LoweredGraph, GraphFacts, Built]:
         if records_gradients:
             _refuse_backward(traced_graph, self_name, method.__qualname__)
-        lowered = prepared(traced_graph, options.config)
+        # TorchAir runs the passes and writes the dumps that belong to its own graph.
+        lowered = traced_graph if engine.captures_itself else prepared(traced_graph, options.config)
         facts = analyse(lowered, self_name, random_on=device_kind if options.rng == "allow" else "")
         gears.refuse_constants()
-        return lowered, facts, engine.compile(lowered, facts, keep_compiled=options.ge_cache)
+        site = Site(
+            method=method,
+            config=options.config,
+            dynamic=options.dynamic,
+            decompositions=options.custom_decompositions,
+        )
+        return lowered, facts, engine.compile(lowered, facts, keep_compiled=options.ge_cache, site=site)
 
     policy = options.config.inference_config.dynamic_gears_merge_policy
     with (
@@ -94,7 +104,8 @@ def compile_call(
             build=build,
         )
     roles = _roles(lowered)
-    facts, guards = gears.recorded(traced.lowered, facts, translate(traced, state, roles))
+    guards = replace(translate(traced, state, roles), runtime_state=declared)
+    facts, guards = gears.recorded(traced.lowered, facts, guards)
     artifact = Artifact(
         name=_name(method),
         function=function_digest(function),

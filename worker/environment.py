@@ -1,7 +1,8 @@
 """The environment fingerprint as named components, computed without importing torch.
 
 Process state that can change at run time (deterministic mode, precision, autocast) is not here: it is part
-of the guards (see ``guards/ambient.py``). Host names, paths, addresses and device indices never are.
+of the guards (see ``guards/ambient.py``). Host names, paths, addresses, device indices and the number of
+devices never are.
 """
 
 from __future__ import annotations
@@ -13,31 +14,49 @@ import platform
 import re
 from pathlib import Path
 
+from worker.ascend import places
+from worker.ascend.chips import soc_of
+from worker.ascend.places import Places
+from worker.ascend.versions import cann_of, driver_of
+from worker.emulation import kind_of
 from worker.instruction_set import features
 from worker.nvidia import architectures
+from worker.settings import settings
+from worker.target import target
 
 _INSTRUCTION_SETS = (
     "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16",
     "amx_tile", "amx_int8", "amx_bf16", "asimd", "asimddp", "asimdhp", "sve", "sve2", "bf16", "i8mm",
 )  # fmt: skip
-_CANN_ROOTS = (Path("/usr/local/Ascend/ascend-toolkit/latest"), Path("/usr/local/Ascend/latest"))
-_ASCEND_DRIVER = Path("/usr/local/Ascend/driver/version.info")
 _NVIDIA = Path("/proc/driver/nvidia")
 _NVIDIA_DEVICE = Path("/dev/nvidiactl")  # in containers that hide the driver's part of /proc
 _NONE = "none"
+_EMULATED = "emulated Ascend910B2"  # as `worker.npu_emulator` stands in for
+
+
+def environment() -> dict[str, str]:
+    """Named components that decide whether another machine's artifacts can be used here.
+
+    In an offline build they are those of the machines that it builds for.
+    """
+    machines = target()
+    if machines is not None:
+        return dict(machines.environment)
+    return _components(emulated=settings().emulate_npu or kind_of("cpu") == "npu")
 
 
 @functools.cache
-def environment() -> dict[str, str]:
-    """Named components that decide whether another machine's artifacts can be used here."""
+def _components(*, emulated: bool) -> dict[str, str]:
+    """The components, read once in a process; ``npu-smi`` alone takes a second."""
+    ascend = places.here()
     return {
         "python": f"{platform.python_implementation().lower()} {platform.python_version()}",
         "torch": _torch(),
         "cuda": _cuda(),
         "torch_npu": _version("torch_npu"),
-        "cann": _cann(),
-        "driver": _driver(),
-        "accelerator": _accelerator(),
+        "cann": cann_of(ascend).text() or _NONE,
+        "driver": _driver(ascend),
+        "accelerator": _EMULATED if emulated else _accelerator(ascend),
         "cpu": _cpu(),
     }
 
@@ -78,30 +97,25 @@ def _cuda() -> str:
     return f"{version} cudnn {_version(package)}"
 
 
-def _cann() -> str:
-    for root in _CANN_ROOTS:
-        for name in ("version.cfg", "compiler/version.info", "opp/version.info"):
-            found = _field(root / name, r"(?:Version|version|runtime_running_version)\s*=\s*\[?([^\s\]]+)")
-            if found:
-                return found
-    return _NONE
-
-
-def _driver() -> str:
-    ascend = _field(_ASCEND_DRIVER, r"(?:Version|package_version)\s*=\s*(\S+)")
-    if ascend:
-        return f"ascend {ascend}"
+def _driver(ascend: Places) -> str:
+    found = driver_of(ascend)
+    if found:
+        return f"ascend {found}"
     nvidia = _field(_NVIDIA / "version", r"Kernel Module\s+(?:for \S+\s+)?(\d[\d.]*)")
     return f"nvidia {nvidia}" if nvidia else _NONE
 
 
-def _accelerator() -> str:
-    """Models of all GPUs, with their architecture, which decides what compiled kernels can run on."""
+def _accelerator(ascend: Places) -> str:
+    """Models of all NPUs and GPUs, which decide what compiled kernels can run on."""
+    return ", ".join(model for model in (soc_of(ascend), _gpus()) if model) or _NONE
+
+
+def _gpus() -> str:
+    """Models of the GPUs, with their architecture."""
     if not (_NVIDIA.exists() or _NVIDIA_DEVICE.exists()):
-        return _NONE
+        return ""
     models = {_field(path / "information", r"Model:\s*(.+)") for path in sorted(_NVIDIA.glob("gpus/*"))}
-    named = architectures() or sorted(model.strip() for model in models if model)
-    return ", ".join(named) or _NONE
+    return ", ".join(architectures() or sorted(model.strip() for model in models if model))
 
 
 def _cpu() -> str:

@@ -56,8 +56,16 @@ class UnknownOption(BadConfig, AttributeError):
     """A name that `CompilerConfig` does not have was set or read (reading makes it an AttributeError)."""
 
 
+class NoCounterpart(BadConfig):
+    """Options of `CompilerConfig` that the installed TorchAir does not have, or makes nothing to keep of."""
+
+
 class BadPass(WorkerError):
     """A pass of the user's failed, or left a graph that does not run."""
+
+
+class BadRuntimeState(WorkerError, ValueError):
+    """A declaration of runtime state that is no such thing, or contradicts another."""
 
 
 class GearError(WorkerError, ValueError):
@@ -78,6 +86,10 @@ class BackwardNotSupported(WorkerError):
 
 class NotPortable(WorkerError):
     """A guard, constant or object of the trace cannot be kept across processes."""
+
+
+class NeedsValues(NotPortable):
+    """An offline build came to where a tensor's values are needed, and has none."""
 
 
 class NotCapturable(WorkerError):
@@ -126,3 +138,11 @@ class GroupError(WorkerError):
 
 class ScriptFailed(WorkerError):
     """A script workload ended with an error."""
+
+
+class NotEmulated(WorkerError, RuntimeError):
+    """Something of an NPU was used for which the emulator does not stand in."""
+
+
+class EmulatorUnavailable(WorkerError, ImportError):
+    """The emulator of an NPU cannot be installed here."""

@@ -16,11 +16,13 @@ from cache_store.records.manifest import (
 )
 from worker import journal
 from worker.environment import environment
+from worker.node_caches import entries
 from worker.results import Published
 from worker.script import journal_of
 
 if TYPE_CHECKING:
     from cache_store.digests import Digest
+    from cache_store.node.node_files import NodeFile
     from cache_store.store import Store
     from worker.cached_function import CachedFunction
     from worker.rank_spec import RankSpec
@@ -38,7 +40,14 @@ def of_units(
     captures: list[CaptureEntry] = []
     for name, function, stored, captured in units:
         asked = function.request()
-        requests.append(RequestEntry(function=name, key=asked.key, components=asked.components))
+        requests.append(
+            RequestEntry(
+                function=name,
+                key=asked.key,
+                components=asked.components,
+                runtime_state=stored.artifact.guards.runtime_state,
+            )
+        )
         path = _listed(name, stored.path, Path(spec.cache_dir))
         if path is None:
             continue
@@ -63,12 +72,13 @@ def of_script(spec: RankSpec) -> PartitionManifest:
     """Manifest of what a script used, from its journal."""
     from cache_store.keys import key_of
 
-    requests: dict[str, RequestEntry] = {}
+    requests: dict[tuple[str, frozenset[tuple[str, str]]], RequestEntry] = {}
     artifacts: dict[str, ArtifactEntry] = {}
     for result, details in journal.read(journal_of(spec)):
         key = key_of(details["components"])[:32]
-        requests[result.function] = RequestEntry(
-            function=result.function, key=key, components=details["components"]
+        state = result.runtime_state
+        requests[result.function, frozenset(state.items())] = RequestEntry(
+            function=result.function, key=key, components=details["components"], runtime_state=state
         )
         path = _listed(result.function, Path(result.path), Path(spec.cache_dir))
         if path is None:
@@ -83,6 +93,14 @@ def of_script(spec: RankSpec) -> PartitionManifest:
         )
         artifacts |= _files_beside(artifacts[path], details["files"])
     return _manifest(spec, list(requests.values()), artifacts, [])
+
+
+def with_node_files(manifest: PartitionManifest, files: Collection[NodeFile]) -> PartitionManifest:
+    """The manifest with the artifacts of its rank's node as well."""
+    if not files:
+        return manifest
+    fields = {name: value for name, value in manifest if name != "format"}
+    return PartitionManifest(**{**fields, "artifacts": (*manifest.artifacts, *entries(files))})
 
 
 def _files_beside(entry: ArtifactEntry, files: Iterable[tuple[str, str, int]]) -> dict[str, ArtifactEntry]:

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from worker.ascend import hccl
+from worker.settings import settings
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from worker.rank_spec import RankSpec
+
+
+def pretend(spec: RankSpec) -> dict[str, ProcessGroup]:
+    """The groups of a rank whose world is not there: only those that it is in, in the order of `start`.
+
+    So every group has the position among this rank's groups that it has in a launch.
+    """
+    from worker.torch_private.fake_ranks import start_world
+
+    start_world(spec.rank, spec.world_size)
+    groups = {"world": _world()}
+    for role in sorted(set(spec.groups) - {"world"}):
+        for ranks in spec.groups[role]:
+            if spec.rank in ranks:
+                groups[role] = dist.new_group(list(ranks))
+    return groups
 
 
 def start(spec: RankSpec, backend: str) -> dict[str, ProcessGroup]:
@@ -26,20 +46,41 @@ def start(spec: RankSpec, backend: str) -> dict[str, ProcessGroup]:
     Returns:
         Role -> the group of that role that this rank is in.
     """
+    timeout = _timeout(spec.timeout_s, backend)
+    if spec.device_kind == "npu":
+        _tell_torchair(spec)
     dist.init_process_group(
         backend,
         init_method=f"tcp://{spec.master_addr}:{spec.master_port}",
         rank=spec.rank,
         world_size=spec.world_size,
-        timeout=timedelta(seconds=spec.timeout_s),
+        timeout=timeout,
     )
-    world = dist.group.WORLD
-    assert world is not None  # noqa: S101 - it was just initialised
-    groups: dict[str, ProcessGroup] = {"world": world}
+    groups = {"world": _world()}
     # Every rank makes every group, in the same order, or the processes would wait for each other.
     for role in sorted(set(spec.groups) - {"world"}):
         for ranks in spec.groups[role]:
-            group = dist.new_group(list(ranks))
+            # Without its own time-out a group would get torch's default of half an hour, not the world's.
+            group = dist.new_group(list(ranks), timeout=timeout)
             if spec.rank in ranks:
                 groups[role] = group
     return groups
+
+
+def _timeout(timeout_s: float, backend: str) -> timedelta:
+    """Time-out of collectives; HCCL has its own, which torch's watchdog must not come before."""
+    if backend != "hccl":
+        return timedelta(seconds=timeout_s)
+    os.environ.update(hccl.time_outs(timeout_s, settings().ascend))
+    return timedelta(seconds=hccl.watchdog_s(timeout_s, settings().ascend))
+
+
+def _tell_torchair(spec: RankSpec) -> None:
+    """TorchAir makes static kernels of several ranks only where it sees torchrun's variables."""
+    os.environ.update(LOCAL_RANK=str(spec.local_rank), LOCAL_WORLD_SIZE=str(spec.local_world_size))
+
+
+def _world() -> ProcessGroup:
+    world = dist.group.WORLD
+    assert world is not None  # noqa: S101 - it was just initialised
+    return world

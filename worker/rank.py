@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from cache_store.digests import Digest
+    from cache_store.node.node_files import NodeFile
     from cache_store.records.manifest import CaptureEntry, PartitionManifest
     from cache_store.store import Store
     from worker.cached_function import CachedFunction
@@ -73,6 +74,8 @@ class RankWorker:
         self._units: dict[str, _Unit] = {}
         self._groups: dict[str, ProcessGroup] = {}
         self._owns_process_group = False
+        self._proposed: tuple[CaptureProposal, ...] = ()
+        self._node_files: tuple[NodeFile, ...] = ()
         self._shared: set[Digest] = set()  # blobs that this rank added to the store before it published
 
     def start(self) -> RankPlace:
@@ -81,6 +84,7 @@ class RankWorker:
         Raises:
             DeviceUnavailable: the device kind cannot be used on this node, or has no device for this rank.
         """
+        _emulate_if_told()
         import torch
 
         from worker import groups, process_groups
@@ -116,6 +120,7 @@ class RankWorker:
         defaults = LaunchDefaults(
             cache_dir=spec.cache_dir,
             guards=spec.guards,  # type: ignore[arg-type]
+            engine=spec.engine,  # type: ignore[arg-type]
             no_compile=spec.no_compile,
             place=place,
         )
@@ -162,6 +167,8 @@ class RankWorker:
         return tuple(self._probe(unit) for unit in self._units.values())
 
     def _probe(self, unit: _Unit) -> FunctionProbe:
+        from worker.runtime_state import declared_for
+
         started = perf_counter()
         try:
             unit.found = unit.function.find(unit.call.args, unit.call.kwargs)
@@ -179,6 +186,7 @@ class RankWorker:
             state="miss" if found.stored is None else "hit" if found.own else "adoptable",
             reason=found.reason,
             digest=found.stored.sha256 if found.stored is not None else "",
+            runtime_state=declared_for(unit.function.module),
         )
 
     def compile(self, functions: tuple[str, ...]) -> tuple[FunctionResult, ...]:
@@ -273,7 +281,14 @@ class RankWorker:
         """What this rank would capture: the workload's calls, and what it can of an earlier launch's plan."""
         from worker import rank_captures
 
-        return rank_captures.propose(tuple(self._units.values()), planned)
+        self._proposed = rank_captures.propose(tuple(self._units.values()), planned)
+        return self._proposed
+
+    def stream_problem(self) -> str:
+        """What the proposed captures will take too much of; see `worker.devices.streams`."""
+        from worker.rank_streams import stream_problem
+
+        return stream_problem(tuple(self._units.values()), self._proposed)
 
     def capture(self, step: CaptureProposal) -> tuple[FunctionResult, ...]:
         """Take one step of the order that the driver made of all ranks' proposals."""
@@ -313,6 +328,14 @@ class RankWorker:
 
     def verify(self) -> Verification:
         """Compare the warm model with its reference, if the workload has one."""
+        found = self._verify()
+        if self._spec.local_rank == 0:  # after the last call, so that nothing is missing
+            for function in {unit.function for unit in self._units.values()}:
+                for variant in function.variants:
+                    variant.hand_over()
+        return found
+
+    def _verify(self) -> Verification:
         workload = self._require_workload()
         if workload.check is None:
             return Verification(ok=True, max_error=0.0, tolerance=0.0, compared="")
@@ -343,8 +366,17 @@ class RankWorker:
             raise WorkloadError(msg, rank=self._spec.rank)
         return self._workload
 
+    def keep_for_node(self, files: tuple[NodeFile, ...]) -> None:
+        """Take node artifacts into the manifest of this rank, the first one of its node."""
+        self._node_files = files
+
     def manifest(self) -> PartitionManifest:
         """What this rank's partition holds."""
+        from worker.manifests import with_node_files
+
+        return with_node_files(self._own_manifest(), self._node_files)
+
+    def _own_manifest(self) -> PartitionManifest:
         from worker import rank_captures
         from worker.manifests import of_script, of_units
 
@@ -393,3 +425,13 @@ def _found(stored: Any, *, own: bool, reason: str) -> Found:
     from worker.lookup import Found
 
     return Found(stored=stored, own=own, reason=reason)
+
+
+def _emulate_if_told() -> None:
+    """Before anything of this process asks for torch_npu."""
+    from worker.settings import settings
+
+    if settings().emulate_npu:
+        from worker import npu_emulator
+
+        npu_emulator.install()

@@ -104,7 +104,7 @@ def captured(units: Sequence[Unit]) -> dict[str, tuple[str, ...]]:
 
 def _is_captured(unit: Unit) -> bool:
     """Compiled kernels run as they are, so there is no step to take for them."""
-    return unit.variant is None or not isinstance(unit.variant.runner, DirectRunner)
+    return unit.variant is None or type(unit.variant.runner) is not DirectRunner
 
 
 def _of_call(unit: Unit) -> CaptureProposal:

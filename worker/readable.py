@@ -25,7 +25,7 @@ from cache_store.node.private_files import (
 )
 from worker import origins
 from worker.artifact import Artifact, parse
-from worker.engines import engine_named
+from worker.engines import Engine, engine_named
 from worker.graph_facts import MUTATED, NUMBER, STATE, USER
 from worker.origins import Origins
 from worker.python_text import WIDTH, assigned, comment, comments, mapping, table, title
@@ -63,8 +63,8 @@ def render(path: str | os.PathLike[str]) -> str:
     data = read_private(file)
     artifact = parse(data, str(file))
     known = origins.read(artifact.sections)
-    captured = engine_named(artifact.engine).captured
-    class_words = _CAPTURED_WORDS if captured else _COMPILED_WORDS
+    engine = engine_named(artifact.engine)
+    class_words = _CAPTURED_WORDS if engine.captured or engine.captures_itself else _COMPILED_WORDS
     parts = [
         f"# {'=' * (WIDTH - 2)}",
         comment(artifact.name),
@@ -81,7 +81,7 @@ def render(path: str | os.PathLike[str]) -> str:
         title("guards: it is used only if all of this holds; above each the line that relies on it"),
         assigned("GUARDS", merged(conditions_by_line(artifact.guards, known))),
         title("capture: what the runtime must know"),
-        mapping("CAPTURE", _capture(artifact, captured=captured)),
+        mapping("CAPTURE", _capture(artifact, engine)),
         title("files beside it"),
         table(
             "FILES",
@@ -174,14 +174,16 @@ def _words(described: Sequence[Sequence[Any]], index: int) -> tuple[Any, ...]:
     return tuple(described[index][1:]) if index < len(described) else ("unknown", [], [], "")
 
 
-def _capture(artifact: Artifact, *, captured: bool) -> dict[str, Any]:
+def _capture(artifact: Artifact, engine: Engine) -> dict[str, Any]:
     """The facts, apart from those that stand with the inputs and outputs."""
     facts = artifact.facts.to_json()
     for name in ("input_classes", "input_names", "module_inputs", "num_outputs", "aliased_outputs"):
         facts.pop(name, None)
     operator = facts.pop("data_dependent", "")
     can_be = f"no: the size of {operator}'s result depends on data" if operator else "yes"
-    if not captured:
+    if engine.captures_itself:
+        can_be = f"yes, by engine {artifact.engine} itself"
+    elif not engine.captured:
         can_be = f"no: engine {artifact.engine} calls its kernels as they are"
     roles = list(artifact.roles)
     return {"can be captured": can_be, "process groups, by role": roles, **facts}
@@ -195,6 +197,10 @@ def _disassembled(code: bytes) -> list[str]:
 
 def _graph(artifact: Artifact, known: Origins) -> Iterator[str]:
     """The graph's source, with the user's line above the operations that come from it."""
+    if "torchair.py" in artifact.sections:
+        yield comments(artifact.sections["torchair.txt"].decode().splitlines())
+        yield artifact.sections["torchair.py"].decode()
+        return
     if "graph.py" not in artifact.sections:
         yield comment(f"engine {artifact.engine} keeps compiled kernels, and no Python source of the graph")
         return

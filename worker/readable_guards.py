@@ -27,6 +27,8 @@ def conditions_by_line(guards: PortableGuards, known: Origins) -> Iterator[tuple
         yield "traced source", f"source {item.module}:{item.name or 'whole file'} is {item.digest}"
     for name, value in guards.ambient.items():
         yield "state of the process", f"{name} is {value}"
+    for name, text in guards.runtime_state.items():
+        yield "runtime state that was declared", f"{name} is {text}"
     for name, number in guards.ranks.items():
         yield "ranks and groups", f"{name} is {number}"
     by_line: dict[str, list[str]] = {}

@@ -12,6 +12,7 @@ from worker.configs.section import changed
 from worker.environment import environment
 from worker.instruction_set import instruction_set
 from worker.reachable import reachable_digest
+from worker.torch_private.registered_patterns import registered_patterns
 from worker.values import Value
 
 if TYPE_CHECKING:
@@ -30,10 +31,12 @@ class Request(Value):
     Attributes:
         components: named components, each a short string.
         key: their hash; the last part of TorchAir's ``${model_info}`` directory.
+        engine: the engine that compiles it.
     """
 
     components: dict[str, str]
     key: str
+    engine: Engine
 
 
 def request(module: torch.nn.Module, options: CacheOptions, engine: Engine) -> Request:
@@ -49,8 +52,9 @@ def request(module: torch.nn.Module, options: CacheOptions, engine: Engine) -> R
         "parameters": _parameters(module),
         **environment(),
         **_kernels(engine, ge_cache=options.ge_cache),
+        **_patterns(engine, options.config.mode),
     }
-    return Request(components=components, key=key_of(components)[:_KEY_CHARS])
+    return Request(components=components, key=key_of(components)[:_KEY_CHARS], engine=engine)
 
 
 def _kernels(engine: Engine, *, ge_cache: bool) -> dict[str, str]:
@@ -67,6 +71,15 @@ def _kernels(engine: Engine, *, ge_cache: bool) -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "ge_cache": str(ge_cache),
     }
+
+
+def _patterns(engine: Engine, mode: str) -> dict[str, str]:
+    """Fusion patterns that were registered with TorchAir, which belong to the process."""
+    if engine.name != "torchair":
+        return {}
+    registered = registered_patterns("npugraph_ex" if mode == "npugraph_ex" else "torchair")
+    texts = sorted("|".join(map(reachable_digest, functions)) for functions in registered)
+    return {"patterns": f"{len(texts)}, {_digest(' '.join(texts))}"} if texts else {}
 
 
 def _config(config: CompilerConfig) -> str:

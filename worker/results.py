@@ -27,6 +27,7 @@ class FunctionProbe(Value):
         state: ``hit`` (own partition), ``adoptable`` (another partition's artifact fits), ``miss``.
         reason: one line; for a miss, what was looked at and why it did not fit.
         digest: sha256 hex of the artifact found; empty for a miss.
+        runtime_state: what is declared for the function, name -> text (`worker.runtime_state`).
     """
 
     function: str
@@ -35,6 +36,7 @@ class FunctionProbe(Value):
     state: ProbeState
     reason: str
     digest: str = ""
+    runtime_state: dict[str, str] = field(default_factory=dict)
 
 
 class StageSeconds(Value):
@@ -63,6 +65,7 @@ class FunctionResult(Value):
         seconds: time spent so far, by stage.
         num_captures: graphs captured for this cached function so far, in all its calls.
         pool_bytes: bytes of the pools that these graphs use, which other functions may share.
+        runtime_state: declared values that the artifact was made with, name -> text.
     """
 
     function: str
@@ -77,6 +80,14 @@ class FunctionResult(Value):
     seconds: StageSeconds = field(default_factory=StageSeconds)
     num_captures: int = 0
     pool_bytes: int = 0
+    runtime_state: dict[str, str] = field(default_factory=dict)
+
+
+class LeftOut(Value):
+    """A unit of work that an offline build does not build, and why."""
+
+    function: str
+    reason: str
 
 
 class CaptureProposal(Value):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from worker import journal
 from worker.errors import CompileForbidden, ScriptFailed
 from worker.results import FunctionResult
+from worker.settings import settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,7 +49,9 @@ def run_script(spec: RankSpec, path: str, arguments: tuple[str, ...]) -> tuple[F
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     file.unlink(missing_ok=True)
     environ = {**os.environ, **_variables(spec), "WARMRANK_JOURNAL": str(file)}
-    status, tail = _run([sys.executable, path, *arguments], environ)
+    # An emulated NPU must be there before the script imports torch_npu.
+    runner = ("-m", "worker.npu_emulator") if settings().emulate_npu else ()
+    status, tail = _run([sys.executable, *runner, path, *arguments], environ)
     if status:
         _raise_if_forbidden(file)
         last = "\n".join(tail)

@@ -1,17 +1,20 @@
 """The only place where warmrank's ranks read their settings from environment variables.
 
-Elsewhere variables are only handed on: `worker.script` gives a script those of its launch, and
+Elsewhere variables are only handed on: `worker.script` gives a script those of its launch,
+`worker.process_groups` gives HCCL its time-outs and TorchAir this rank's place on its node, and
 `worker.torch_private.inductor` sets one of Inductor's while it compiles.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from worker.values import Value
 
 DEFAULT_CACHE_DIR = ".torchair_cache"
+_ASCEND = ("ASCEND_", "ATB_", "HCCL_")
 
 
 class Settings(Value):
@@ -25,6 +28,13 @@ class Settings(Value):
             a home.
         compiler: ``CXX``: the C++ compiler, a name or a path; ``g++`` where it is not set.
         cuda_home: ``CUDA_HOME``, where the CUDA toolkit is; empty where it is not set.
+        ascend_home: ``ASCEND_HOME_PATH`` or ``ASCEND_TOOLKIT_HOME``: where CANN is; empty where none is set.
+        emulate_npu: ``WARMRANK_EMULATE_NPU`` is 1: an emulated NPU is installed first thing.
+        ascend: all variables of Ascend's software: those that begin with ``ASCEND_``, ``ATB_`` and ``HCCL_``.
+        op_compiler_cache: ``ACL_OP_COMPILER_CACHE_DIR``, where CANN keeps compiled operators; empty where it
+            is not set.
+        triton_cache: ``TRITON_CACHE_DIR``, or Triton's cache below ``TRITON_HOME``; empty where none is set.
+        local_rank: ``LOCAL_RANK``, as torchrun sets it; 0 where it is not set.
     """
 
     cache_home: Path
@@ -33,6 +43,12 @@ class Settings(Value):
     keyring: Path | None
     compiler: str
     cuda_home: str
+    ascend_home: str
+    emulate_npu: bool
+    ascend: Mapping[str, str]
+    op_compiler_cache: str = ""
+    triton_cache: str = ""
+    local_rank: int = 0
 
 
 def settings() -> Settings:
@@ -45,7 +61,23 @@ def settings() -> Settings:
         keyring=_keyring(),
         compiler=os.environ.get("CXX") or "g++",
         cuda_home=os.environ.get("CUDA_HOME", ""),
+        ascend_home=os.environ.get("ASCEND_HOME_PATH") or os.environ.get("ASCEND_TOOLKIT_HOME", ""),
+        emulate_npu=os.environ.get("WARMRANK_EMULATE_NPU") == "1",
+        ascend={name: os.environ[name] for name in os.environ if name.startswith(_ASCEND)},
+        op_compiler_cache=os.environ.get("ACL_OP_COMPILER_CACHE_DIR", ""),
+        triton_cache=_triton_cache(),
+        local_rank=_number("LOCAL_RANK"),
     )
+
+
+def _number(name: str) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() else 0
+
+
+def _triton_cache() -> str:
+    home = os.environ.get("TRITON_HOME")
+    return os.environ.get("TRITON_CACHE_DIR") or (f"{home}/.triton/cache" if home else "")
 
 
 def _keyring() -> Path | None:

@@ -37,6 +37,7 @@ __all__ = [
     "class_digest",
     "code_digest",
     "collect",
+    "collect_files",
     "file_digest",
     "function_digest",
     "is_pinned_module",
@@ -45,6 +46,7 @@ __all__ = [
 ]
 
 _DIGEST_CHARS = 32
+_IN_THE_KEY = ("torch_npu", "torchair", "npugraph_ex", "worker")  # packages whose versions are
 
 
 class TracedSource(Value):
@@ -73,6 +75,28 @@ def collect(codes: Iterable[types.CodeType]) -> tuple[TracedSource, ...]:
     files = _modules_by_file()
     found = {source for code in codes if (source := _of_code(code, _module_of(code, files))) is not None}
     return tuple(sorted(found, key=lambda source: (source.module, source.name, source.kind)))
+
+
+def collect_files(files: Iterable[str]) -> tuple[TracedSource, ...]:
+    """Digests of whole files outside torch and the standard library, sorted.
+
+    Raises:
+        NotPortable: a file that no later process could find.
+    """
+    modules = _modules_by_file()
+    found = []
+    for file in sorted(files):
+        module = modules.get(file)
+        digest = None if module is None else file_digest(module)
+        if module is None or digest is None:
+            msg = (
+                f"an operator of the graph is defined in {file}, which no later process could find again, so a "
+                "change of it could not be noticed; put it into a module or script file"
+            )
+            raise NotPortable(msg, what=file)
+        if not is_pinned_module(module.__name__) and module.__name__.partition(".")[0] not in _IN_THE_KEY:
+            found.append(TracedSource(kind="file", module=module.__name__, name="", digest=digest))
+    return tuple(found)
 
 
 def _of_code(code: types.CodeType, module: types.ModuleType | None) -> TracedSource | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from types import FunctionType, MethodType
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from cache_store.digests import digest_bytes
 from cache_store.node.local import read_private
 from worker.artifact import Artifact, parse, verified
-from worker.capture import CaptureOptions, DirectRunner, GraphRunner
+from worker.capture import CaptureOptions, DirectRunner, runner_for
+from worker.capture.handed import HandedRunner
 from worker.code_digests import function_digest
-from worker.engines import engine_named
+from worker.engines import Site, engine_named
 from worker.errors import ArtifactCorrupt
 from worker.frame import bind
 from worker.gears.loaded import LoadedGears
@@ -22,9 +24,10 @@ from worker.gears.rules import GearRule, call_guards
 from worker.gears.runner import GearedRunner
 from worker.groups import resolve
 from worker.guards import ambient
-from worker.guards.check import mismatches
+from worker.guards.check import MAX_REASONS, mismatches
 from worker.guards.inputs import compile_input_check
 from worker.guards.once import reads_training
+from worker.runtime_state import RuntimeStateGuard, declared_for, differences
 from worker.values import Value
 
 if TYPE_CHECKING:
@@ -99,7 +102,8 @@ class StoredArtifact(Value):
         function = function_of(method)
         arguments = arguments_of(method, args, kwargs)
         guards = call_guards(self.artifact.guards, self.artifact.facts.gears, rule)
-        wrong = mismatches(guards, function, arguments, device_kind=device_kind)
+        state = differences(guards.runtime_state, declared_for(method.__self__))  # type: ignore[arg-type]
+        wrong = (*state, *mismatches(guards, function, arguments, device_kind=device_kind))[:MAX_REASONS]
         if not wrong and self.artifact.function != function_digest(function):
             # A base class, or another file, has a function of the same name, which did not change either.
             wrong = (f"made for another {self.artifact.name} than this {method.__qualname__}",)
@@ -134,25 +138,21 @@ class Variant:
     def __init__(
         self,
         stored: StoredArtifact,
-        method: MethodType,
+        site: Site,
         *,
         backend: DeviceBackend,
-        capture: CaptureOptions,
         guards: GuardMode,
         on_gear_miss: OnGearMiss = "error",
     ) -> None:
         started = perf_counter()
-        artifact = stored.artifact
+        artifact, method = stored.artifact, site.method
         function = function_of(method)
         groups = {role: resolve(role)[0] for role in artifact.roles}
         engine = engine_named(artifact.engine)
-        graph = engine.load(artifact.sections, stored.files(), groups)
+        site = replace(site, frame=artifact.frame.code, digest=stored.sha256)
+        graph = engine.load(artifact.sections, stored.files(), groups, site=site)
         self.stored = stored
-        self.runner: GraphRunner | DirectRunner = (
-            GraphRunner(graph, artifact.facts, backend, capture)
-            if engine.captured
-            else DirectRunner(graph, artifact.facts, backend)
-        )
+        self.runner = runner_for(engine, graph, artifact.facts, backend, CaptureOptions.of(site.config))
         self._method = method
         self._module: Any = method.__self__
         self._guards = guards
@@ -161,6 +161,8 @@ class Variant:
         self._gears = LoadedGears(artifact.facts.gears, artifact.guards, function, on_gear_miss)
         self._fits = compile_input_check(self._gears.guards, function)
         self._reads_training = reads_training(artifact.guards)
+        declared = artifact.guards.runtime_state
+        self._runtime_state = RuntimeStateGuard(self._module, declared)  # type: ignore[arg-type]
         self.settle()
         self._geared: GearedRunner | None = None
         if artifact.facts.gears is not None:
@@ -191,6 +193,7 @@ class Variant:
             return not self.stored.mismatches(self._method, args, kwargs, self._device_kind, rule)
         return (
             state == self._ambient
+            and self._runtime_state.holds()
             and (self._training is None or self._module.training is self._training)
             and self._fits(self._module, *args, **kwargs)
             and self._gears.suit(self._module, args, kwargs)
@@ -229,6 +232,11 @@ class Variant:
         """Capture for this call's shapes, or for all gears, without lasting effect on any of its inputs."""
         for inputs in self.gear_inputs(args, kwargs):
             self.runner.prepare(*inputs)
+
+    def hand_over(self) -> None:
+        """Let the node keep what the engine made at run time, if it makes anything."""
+        if isinstance(self.runner, HandedRunner):
+            self.runner.hand_over()
 
     def gear_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         """The graph's inputs in calls like this one: of every gear, largest first; its own without gears."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
-from worker.errors import GroupError, WorkloadError
+from worker.errors import BadRuntimeState, GroupError, WorkloadError
 from worker.results import Verification
 from worker.values import Value
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from worker.cached_function import CachedFunction
+    from worker.runtime_state import Scalar
 
 
 class RankContext(Value):
@@ -82,15 +83,18 @@ class Workload(Value):
         calls: the calls to warm up with, in the order in which they run.
         check: compares the warm model with a reference; runs on every rank at the same time, so it may
             use collectives.
+        runtime_state: what the graphs depend on beside their arguments, such as the number of blocks of the
+            KV cache; declared for the model and the modules of all calls (`worker.declare_runtime_state`).
     """
 
     model: torch.nn.Module
     calls: tuple[Call, ...]
     check: Callable[[], Verification] | None = None
+    runtime_state: Mapping[str, Scalar] = field(default_factory=dict)
 
 
 def build_workload(entrypoint: str, context: RankContext, arguments: Mapping[str, Any]) -> Workload:
-    """Import ``module:function``, call it, and check what it returns.
+    """Import ``module:function``, call it, check what it returns, and declare its runtime state.
 
     Raises:
         WorkloadError: the name has another form, does not import, or returns something else.
@@ -107,7 +111,21 @@ def build_workload(entrypoint: str, context: RankContext, arguments: Mapping[str
         raise WorkloadError(msg, entrypoint=entrypoint)
     for position, call in enumerate(workload.calls):
         _check_call(entrypoint, position, call)
+    _declare(entrypoint, workload)
     return workload
+
+
+def _declare(entrypoint: str, workload: Workload) -> None:
+    """Declare a workload's runtime state for all modules whose functions it calls."""
+    from worker.runtime_state import checked, declare_runtime_state
+
+    try:
+        if checked(workload.runtime_state):
+            for module in (workload.model, *(call.function.module for call in workload.calls)):
+                declare_runtime_state(module, workload.runtime_state)
+    except BadRuntimeState as error:
+        msg = f"entrypoint {entrypoint} returned a Workload whose {error.message}"
+        raise WorkloadError(msg, entrypoint=entrypoint) from error
 
 
 def _check_call(entrypoint: str, position: int, call: object) -> None:

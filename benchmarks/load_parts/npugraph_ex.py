@@ -1,4 +1,4 @@
-"""npugraph_ex's ``cache_compile`` on a stand-in device, from an unpacked ``torch_npu`` wheel.
+"""npugraph_ex's ``cache_compile`` on an emulated NPU, from an unpacked ``torch_npu`` wheel.
 
 Get one with ``pip download --no-deps torch_npu`` and ``unzip``. It must not
 be installed: torch would try to load it.
@@ -26,15 +26,23 @@ class NpuGraphEx:
         del task
         return {}
 
+    def emulate(self, task: Task) -> None:
+        """Put an NPU there, which is no part of what is measured.
+
+        Raises:
+            NotHere: no wheel was named.
+        """
+        home = Path(task.npugraph_ex)
+        if not task.npugraph_ex or not (home / "torch_npu" / "dynamo" / "npugraph_ex").is_dir():
+            raise NotHere("not installed: --npugraph-ex names no unpacked torch_npu wheel")
+        from worker import npu_emulator
+
+        sys.path.append(str(home))
+        npu_emulator.install()
+
     def imports(self, task: Task) -> None:
         """See `Way.imports`."""
-        home = Path(task.npugraph_ex) / "torch_npu" / "dynamo"
-        if not task.npugraph_ex or not (home / "npugraph_ex").is_dir():
-            raise NotHere("not installed: --npugraph-ex names no unpacked torch_npu wheel")
-        from benchmarks.load_parts import npu_stand_in
-
-        npu_stand_in.install()
-        sys.path.insert(0, str(home))
+        del task
         import npugraph_ex  # type: ignore[import-not-found] # noqa: F401
 
     def ready(self, decoder: Decoder, task: Task) -> Callable[..., Any]:
@@ -43,7 +51,6 @@ class NpuGraphEx:
 
         self._file_before = _artifacts(task)
         config = npugraph_ex.CompilerConfig()
-        config.pattern_fusion_pass = False  # its patterns are of operators that only the device has
         function: Callable[..., Any] = npugraph_ex.inference.cache_compile(
             decoder.eager, config=config, dynamic=task.dynamic, cache_dir=str(task.work / "npugraph_ex")
         )

@@ -12,7 +12,7 @@ TITLES = {
     "inductor.warm": "torch.compile, FX-graph and AOTAutograd caches",
     "mega_cache.warm": "torch.compile, Mega-Cache",
     "aot_compile.warm": "aot_compile, loaded",
-    "npugraph_ex.warm": "npugraph_ex cache_compile, stand-in device",
+    "npugraph_ex.warm": "npugraph_ex cache_compile, emulated NPU",
     "warmrank_reduce_overhead.fill": "warmrank reduce-overhead, compiling",
     "warmrank_reduce_overhead.warm": "warmrank reduce-overhead",
     "warmrank_max_autotune.fill": "warmrank max-autotune, compiling",

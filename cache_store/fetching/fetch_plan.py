@@ -72,6 +72,8 @@ class Partition:
 def partition_of(ref: PartitionRef, manifest: PartitionManifest, known: dict[Target, Target]) -> Partition:
     """What ``manifest`` asks for; equal bytes are one target, though it names them twice.
 
+    Node artifacts are none of it: they come by themselves, once a node (`node_artifacts`).
+
     Args:
         ref: the partition's reference.
         manifest: the partition.
@@ -79,6 +81,8 @@ def partition_of(ref: PartitionRef, manifest: PartitionManifest, known: dict[Tar
     """
     functions: dict[Target, str] = {}
     for entry in manifest.artifacts:
+        if entry.scope == "node":
+            continue
         function_dir, _, name = entry.path.rpartition("/")
         target = Target(function_dir, entry.digest, name if is_companion_name(name) else "")
         functions.setdefault(known.setdefault(target, target), sys.intern(entry.function))

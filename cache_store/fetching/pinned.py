@@ -94,7 +94,7 @@ def take_pinned(
 
 def distinct_partitions(documents: Documents, refs: Sequence[PartitionRef]) -> Pinned[str]:
     """Of references whose partitions hold the same artifacts, the first; raises as `take_pinned`."""
-    pinned = take_pinned(documents, refs, _artifacts_key)
+    pinned = take_pinned(documents, refs, lambda _, manifest: artifacts_key(manifest))
     first: dict[str, PartitionRef] = {}
     for ref, key in pinned.kept.items():
         first.setdefault(key, ref)
@@ -120,8 +120,10 @@ def standing_refs(documents: Documents, keys: Sequence[str]) -> dict[str, Partit
     return refs
 
 
-def _artifacts_key(_: PartitionRef, manifest: PartitionManifest) -> str:
-    artifacts = sorted([entry.function, entry.sha256] for entry in manifest.artifacts)
+def artifacts_key(manifest: PartitionManifest) -> str:
+    """Equal for partitions that hold the same artifacts; those of the node do not count."""
+    entries = (entry for entry in manifest.artifacts if entry.scope == "rank")
+    artifacts = sorted([entry.function, entry.sha256] for entry in entries)
     return digest_bytes(canonical_json(artifacts)).sha256
 
 

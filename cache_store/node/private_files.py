@@ -77,6 +77,12 @@ def digest_private(path: Path) -> Digest:
         return digest_stream(file)
 
 
+def digest_owned(path: Path) -> Digest:
+    """Digest of a file that `open_owned` lets through; raises as that does."""
+    with open_owned(path) as file:
+        return digest_stream(file)
+
+
 def create_private(path: Path) -> io.BufferedWriter:
     """Create a file with mode 0600 and open it for writing; raises ``OSError``, also when it exists."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -61,7 +61,7 @@ def publish_partition(
     stood, refusal = _standing(documents, key)
     # Sealed before the first write: without a signing key nothing is published at all.
     sealed = None if stood else documents.trust.seal("manifest", key, manifest.to_bytes())
-    conflicts = _conflicts(stood, manifest)
+    conflicts = conflicts_of(stood, manifest)
     blobs = _local_blobs(manifest, root, without=conflicts)
     new = blobs.put(documents.backend, make_durable=stood is None)
     blobs.index.save()
@@ -73,7 +73,7 @@ def publish_partition(
     standing = stood
     if standing is None:
         standing = documents.take_manifest(key)  # this one, or that of a publisher who was faster
-        conflicts = _conflicts(standing, manifest)
+        conflicts = conflicts_of(standing, manifest)
     # Blobs that were put after their manifest stood need no second look.
     _look_again(documents, blobs, standing, of=conflicts if stood else None)
     reached(Step.PUBLISH_DONE)
@@ -108,7 +108,8 @@ def _standing(documents: Documents, key: str) -> tuple[StandingManifest | None, 
         raise
 
 
-def _conflicts(standing: StandingManifest | None, manifest: PartitionManifest) -> tuple[str, ...]:
+def conflicts_of(standing: StandingManifest | None, manifest: PartitionManifest) -> tuple[str, ...]:
+    """Functions for which the manifest that stands has other bytes than this one."""
     if standing is None:
         return ()
     digests = {(entry.function, entry.path): entry.sha256 for entry in standing.manifest.artifacts}
@@ -123,7 +124,7 @@ def _conflicts(standing: StandingManifest | None, manifest: PartitionManifest) -
 def _local_blobs(manifest: PartitionManifest, root: Path, *, without: Collection[str]) -> LocalBlobs:
     entries = [entry for entry in manifest.artifacts if entry.function not in without]
     return LocalBlobs(
-        digests={f"{root}/{entry.path}": entry.digest for entry in entries},
+        digests={str(entry.local_path(root)): entry.digest for entry in entries},
         index=DigestIndex.open(root, manifest.partition),
     )
 

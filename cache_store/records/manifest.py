@@ -5,14 +5,18 @@ Layout: canonical JSON of the models below (field by field as declared), sealed 
 
     PartitionManifest   {"format":1,"partition":"world2global_rank0","rank":0,"world_size":2,
                          "environment":{...},"requests":[...],"artifacts":[...],"captures":[...],"created":"..."}
+                        (format 2 has node artifacts: "scope":"node" in an entry; or runtime state)
     LaunchRecord        {"format":1,"launch_key":"...","identity":{...},"world_size":2,
                          "environment":{...},"partitions":[...],"created":"..."}
 
 Invariants: every number, size and length has a limit, so that no document, not even a signed one, fills a
 node's disk or memory; a document gives no modes, owners or links, so what a fetch writes is private whatever
-it says; every path in a manifest may be joined to a cache directory (`cache_store.paths`) and names a variant
-of ``compiled_module`` or a file beside it (`cache_store.node.companions`); a launch record names each rank
-of its world exactly once.
+it says; every path in a manifest may be joined to a directory (`cache_store.paths`), and names a variant of
+``compiled_module``, a file beside it (`cache_store.node.companions`) or, of a node artifact and of nothing
+else, a file of a node cache (`cache_store.node.node_files`); a launch record names each rank of its world
+exactly once. A manifest that says what format 1 cannot is of format 2, so that an earlier release passes it
+over as a newer one, and does not take it for a damaged one; all others are of format 1, and have the bytes
+that they always had.
 """
 
 from __future__ import annotations
@@ -20,9 +24,19 @@ from __future__ import annotations
 import re
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    model_serializer,
+    model_validator,
+)
 
 from cache_store.canonical import canonical_json
 from cache_store.digests import Digest, is_sha256
@@ -30,10 +44,12 @@ from cache_store.errors import Corrupt
 from cache_store.keys import key_of
 from cache_store.node.companions import is_companion_name
 from cache_store.node.local import VARIANT_NAME, is_variant_name
+from cache_store.node.node_files import NODE, NodeFile, kept_path, split_node_path
 from cache_store.parsing import parse_document
 from cache_store.paths import collision, part_fault, path_fault
 
 FORMAT: Final = 1
+MANIFEST_FORMAT: Final = 2
 MAX_DOCUMENT_BYTES = 16 << 20  # a manifest has about 200 KB, a launch record 0.3 KB a rank
 MAX_ENTRIES = 10_000  # artifacts, requests and captures of one rank, each; a large model has some hundreds
 MAX_RANKS = 1 << 16
@@ -49,10 +65,17 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= 100 else f"{text[:97]}...")
 
 
-def _artifact_path(path: str) -> str:
+def _artifact_path(path: str, entry: ValidationInfo) -> str:
     if fault := path_fault(path):
         raise ValueError(f"path {_shown(path)} {fault}")
+    if entry.data.get("scope") == NODE:
+        parts = split_node_path(path)
+        if parts is None or parts[0] != entry.data.get("function"):
+            raise ValueError(f"path {_shown(path)} is no file of the node cache that the entry names")
+        return path
     name = path.rpartition("/")[2]
+    if path.startswith(f"{NODE}/"):
+        raise ValueError(f"path {_shown(path)} is that of a node artifact")
     if not (is_variant_name(name) or is_companion_name(name)) or "/" not in path:
         raise ValueError(f"path {_shown(path)} is no {VARIANT_NAME} in a function's directory")
     return path
@@ -117,29 +140,64 @@ class BlobEntry(Document):
 
 
 class ArtifactEntry(BlobEntry):
-    """One artifact of one cached function.
+    """One artifact of one cached function, or of a node.
 
     Attributes:
-        function: name of the cached function, such as ``Llama.decode``.
-        path: posix path relative to the cache root.
+        scope: whose it is; left out of the JSON for ``rank``, as in documents that are older than the field.
+        function: name of the cached function, such as ``Llama.decode``; of the node cache, for a node's.
+        path: posix path relative to the cache root; what a node's is called, see `node_files`.
         request_key: hex key of what was asked.
-        provenance: hex digest of everything that determined the bytes.
+        provenance: hex digest of everything that determined the bytes; for a node's, which nobody can tell,
+            of the bytes themselves.
         sha256: digest of the bytes.
         size_bytes: their number.
     """
 
+    scope: Literal["rank", "node"] = "rank"
     function: Name
     path: Annotated[str, AfterValidator(_artifact_path)]
     request_key: HexKey
     provenance: HexKey
 
+    @model_serializer(mode="wrap")
+    def _without_usual_scope(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
+        found: dict[str, object] = dump(self)
+        if self.scope == "rank":
+            del found["scope"]
+        return found
+
+    def node_file(self) -> NodeFile | None:
+        """The node artifact that this is; None for a rank's."""
+        parts = split_node_path(self.path) if self.scope == "node" else None
+        return NodeFile(cache=parts[0], relative=parts[1], digest=self.digest) if parts else None
+
+    def local_path(self, cache_root: Path) -> Path:
+        """Where the bytes lie below a cache directory."""
+        return kept_path(cache_root, self.sha256) if self.scope == "node" else cache_root / self.path
+
 
 class RequestEntry(Document):
-    """The named components behind a request key, kept so that a miss can be explained."""
+    """What was asked for, kept so that a miss can be explained.
+
+    Attributes:
+        function: name of the cached function.
+        key: hex key of the components.
+        components: the named components.
+        runtime_state: what the function's module had declared, name -> text; no part of the key. Left out of
+            the JSON where it is empty, as in documents that are older than the field.
+    """
 
     function: Name
     key: HexKey
     components: Components
+    runtime_state: Components = Field(default_factory=dict)
+
+    @model_serializer(mode="wrap")
+    def _without_empty_state(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
+        found: dict[str, object] = dump(self)
+        if not self.runtime_state:
+            found.pop("runtime_state", None)
+        return found
 
 
 class CaptureEntry(Document):
@@ -155,9 +213,13 @@ class CaptureEntry(Document):
 
 
 class PartitionManifest(Document):
-    """All artifacts of one rank."""
+    """All artifacts of one rank, and those of its node where it is the node's first.
 
-    format: Literal[1] = FORMAT
+    Attributes:
+        format: 2 for what format 1 cannot say; found by itself where it is not given.
+    """
+
+    format: Literal[1, 2] = FORMAT
     partition: PartitionName
     rank: Count
     world_size: WorldSize
@@ -169,6 +231,11 @@ class PartitionManifest(Document):
 
     @model_validator(mode="after")
     def _check(self) -> PartitionManifest:
+        if "format" not in self.model_fields_set and self._is_of_format_2():
+            self.__dict__["format"] = MANIFEST_FORMAT  # it is still being made, so not frozen yet
+            self.model_fields_set.add("format")
+        if self.format == FORMAT and self.node_files():
+            raise ValueError("node artifacts in a manifest of format 1")
         if self.rank >= self.world_size:
             raise ValueError(f"rank {self.rank} is not below world size {self.world_size}")
         if fault := collision(entry.path for entry in self.artifacts):
@@ -177,6 +244,15 @@ class PartitionManifest(Document):
         if total > MAX_PARTITION_BYTES:
             raise ValueError(f"artifacts of {total} bytes together, at most {MAX_PARTITION_BYTES}")
         return self
+
+    def node_files(self) -> tuple[NodeFile, ...]:
+        """The node artifacts, in their order."""
+        found = (entry.node_file() for entry in self.artifacts)
+        return tuple(file for file in found if file is not None)
+
+    def _is_of_format_2(self) -> bool:
+        has_state = any(request.runtime_state for request in self.requests)
+        return has_state or any(entry.scope == "node" for entry in self.artifacts)
 
 
 class PartitionRef(Document):
@@ -230,6 +306,7 @@ def partition_key(launch_key: str, manifest: PartitionManifest) -> str:
 
     So two publishers with one key and different digests have found a compile that is not deterministic. Files
     beside a variant are left out: their names come from their bytes, which the variant's bytes tell as well.
+    A node artifact counts with its bytes: another set is another manifest, so that later ones are kept too.
     """
     entries = sorted(
         [entry.function, entry.path, entry.provenance]
@@ -255,7 +332,7 @@ def parse_manifest(data: bytes, where: str) -> PartitionManifest:
         Corrupt: it is too large, no JSON, or breaks an invariant; names the field.
         NewerFormat: a later release wrote it.
     """
-    return _parse(PartitionManifest, data, what="manifest", where=where)
+    return _parse(PartitionManifest, data, what="manifest", where=where, newest=MANIFEST_FORMAT)
 
 
 def parse_launch_record(data: bytes, where: str) -> LaunchRecord:
@@ -263,8 +340,8 @@ def parse_launch_record(data: bytes, where: str) -> LaunchRecord:
     return _parse(LaunchRecord, data, what="launch record", where=where)
 
 
-def _parse(model: type[_D], data: bytes, *, what: str, where: str) -> _D:
+def _parse(model: type[_D], data: bytes, *, what: str, where: str, newest: int = FORMAT) -> _D:
     if len(data) > MAX_DOCUMENT_BYTES:
         expected = f"at most {MAX_DOCUMENT_BYTES} bytes"
         raise Corrupt(what=what, where=where, expected=expected, actual=f"{len(data)} bytes")
-    return parse_document(model, data, supported_format=FORMAT, what=what, where=where)
+    return parse_document(model, data, supported_format=newest, what=what, where=where, oldest_format=FORMAT)

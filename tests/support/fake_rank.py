@@ -37,6 +37,7 @@ class FakeWorld:
         raises: what a method of a rank raises.
         max_error: what verification finds.
         conflicts: functions of each rank whose compile is not deterministic.
+        stream_problem: what ranks on NPUs say of the streams that captures take.
         held: digests in partitions, by rank and function.
         calls: every call of a rank, in order.
     """
@@ -50,6 +51,7 @@ class FakeWorld:
     max_error: float = 0.0
     environments: Mapping[int, dict[str, str]] = field(default_factory=dict)
     conflicts: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    stream_problem: Callable[[int], str] = lambda rank: ""
     held: dict[tuple[int, str], str] = field(default_factory=dict)
     known: dict[str, object] = field(default_factory=dict)
     calls: list[tuple[str, int, Any]] = field(default_factory=list)
@@ -152,6 +154,10 @@ class FakeRank:
             )
             for number in numbers
         )
+
+    def stream_problem(self) -> str:
+        self._enter("stream_problem")
+        return self.world.stream_problem(self.spec.rank)
 
     def capture(self, step: CaptureProposal) -> tuple[FunctionResult, ...]:
         self._enter("capture", step.function)

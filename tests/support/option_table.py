@@ -11,8 +11,10 @@ import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from tests.support.option_values import SET, WARNS, outcome, samples
 from worker.configs.compiler_config import CompilerConfig
 from worker.configs.effects import MODES, Effect, Scope
 from worker.configs.options import Choice
@@ -41,11 +43,11 @@ def write() -> None:
 def _sections(kind: type[Section]) -> Iterator[str]:
     meanings = _meanings(kind)
     rows = [
-        _row(name, value, meanings[name]) for name, value in vars(kind).items() if isinstance(value, Option)
+        _row(kind, value, meanings[name]) for name, value in vars(kind).items() if isinstance(value, Option)
     ]
     if rows:
         yield f"### `config{'.' if kind._at else ''}{kind._at}`\n"
-        yield "| option | default | allowed | modes | cpu, cuda | npu | meaning |"
+        yield "| option | default | allowed | modes | engines graph, aoti | engine torchair | meaning |"
         yield "|---|---|---|---|---|---|---|"
         yield from rows
         yield ""
@@ -54,18 +56,18 @@ def _sections(kind: type[Section]) -> Iterator[str]:
             yield from _sections(value.kind)
 
 
-def _row(name: str, option: Option[Any], meaning: str) -> str:
+def _row(kind: type[Section], option: Option[Any], meaning: str) -> str:
     effect = option.effect
     modes = "all" if effect.modes == MODES else ", ".join(effect.modes)
     words = option.of_ascend if isinstance(option, Choice) else ()
-    exception = f" ({', '.join(map(repr, words))}: npu only)" if words else ""
+    exception = f" ({', '.join(map(repr, words))}: engine torchair only)" if words else ""
     cells = (
-        f"`{name}`",
+        f"`{option.name}`",
         f"`{option.default!r}`",
         option.allowed(),
         modes,
         f"{_here(effect)}{exception}",
-        _npu(effect),
+        _torchair(f"{kind._at}.{option.name}" if kind._at else option.name, option),
         meaning,
     )
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
@@ -75,8 +77,32 @@ def _here(effect: Effect) -> str:
     return "yes" if effect.scope is Scope.HERE else f"no effect: {effect.why}"
 
 
-def _npu(effect: Effect) -> str:
-    return {Scope.HERE: "yes", Scope.ASCEND: "not yet", Scope.NOWHERE: "no effect"}[effect.scope]
+def _torchair(name: str, option: Option[Any]) -> str:
+    """What becomes of the values, mode by mode where that differs; a mode that is not named warns."""
+    if name == "mode":
+        return SET
+    with TemporaryDirectory() as directory:
+        values = samples(option, Path(directory)) or [option.default]
+    words = {mode: _in_mode([(value, outcome(name, value, mode)) for value in values]) for mode in MODES}
+    named = {mode: word for mode, word in words.items() if word != WARNS}
+    if not named:
+        return WARNS
+    if len(set(named.values())) == 1 and set(named) == set(option.effect.modes):
+        return next(iter(named.values()))
+    return "; ".join(
+        f"{word}: {', '.join(mode for mode in named if named[mode] == word)}"
+        for word in dict.fromkeys(named.values())
+    )
+
+
+def _in_mode(outcomes: list[tuple[Any, str]]) -> str:
+    """The outcome of all values, or of each kind of values."""
+    found = dict.fromkeys(word for _, word in outcomes)
+    if len(found) == 1:
+        return next(iter(found))
+    return ", ".join(
+        f"{word} {' '.join(repr(value) for value, other in outcomes if other == word)}" for word in found
+    )
 
 
 def _meanings(kind: type[Section]) -> dict[str, str]:

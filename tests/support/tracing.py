@@ -12,12 +12,13 @@ from worker.artifact import Artifact
 from worker.cache_options import CacheOptions
 from worker.compiler import compile_call
 from worker.configs.compiler_config import CompilerConfig
+from worker.engines import engine_named
 from worker.request import Request
 from worker.torch_private.lowering import LoweredGraph
 from worker.torch_private.tracing import Trace, trace
 from worker.variant import function_of
 
-NO_REQUEST = Request(components={"made for": "a test"}, key="0" * 32)
+NO_REQUEST = Request(components={"made for": "a test"}, key="0" * 32, engine=engine_named("graph"))
 
 
 def bound(method: Callable[..., Any]) -> MethodType:
@@ -50,7 +51,12 @@ def compiled(method: Callable[..., Any], *args: Any, dynamic: bool = True, **kwa
     options = CacheOptions(config=CompilerConfig(), dynamic=dynamic)
     with torch.no_grad():
         return compile_call(
-            bound(method), args, kwargs, request=NO_REQUEST, options=options, device_kind="cpu"
+            bound(method),
+            args,
+            kwargs,
+            request=NO_REQUEST,
+            options=options,
+            device_kind="cpu",
         ).artifact
 
 

@@ -13,7 +13,10 @@ import pytest
 
 from cache_store.store import Store
 
-_VARIABLES = ("TORCHAIR_CACHE_HOME", "WARMRANK_NO_COMPILE", "WARMRANK_JOURNAL")
+_VARIABLES = (
+    "TORCHAIR_CACHE_HOME", "WARMRANK_NO_COMPILE", "WARMRANK_JOURNAL", "WARMRANK_EMULATE_NPU",
+    "ASCEND_RT_VISIBLE_DEVICES", "HCCL_OP_EXPANSION_MODE",
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

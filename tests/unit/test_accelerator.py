@@ -15,6 +15,7 @@ from worker.devices.accelerator import AcceleratorBackend, AcceleratorGraph
 from worker.devices.accelerator_pool import AcceleratorPool
 from worker.devices.cpu import CpuBackend
 from worker.errors import DeviceUnavailable, NotCapturable
+from worker.npu_emulator.device import DEFAULT_STREAM
 
 NONE: frozenset[int] = frozenset()
 FIRST = frozenset((0,))
@@ -185,7 +186,7 @@ def test_graph_that_waits_for_the_device_is_refused_by_operator(
         capture(backend, compiled(WAITING), [torch.ones(1)])
     assert caught.value.operator == "aten_item"
     assert "\n" not in str(caught.value)
-    assert module.current is module.default
+    assert module.current_stream(0) == DEFAULT_STREAM
     assert not module.is_generator_stuck
 
 
@@ -202,7 +203,7 @@ def test_lack_of_memory_is_no_reason_to_blame_an_operator(
     backend: AcceleratorBackend, module: FakeDevice
 ) -> None:
     def graph(x: torch.Tensor) -> tuple[Any, ...]:
-        if module.capturing is not None:
+        if module.is_capturing:
             raise torch.OutOfMemoryError("no memory left")
         return (x,)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from worker.errors import NotPortable
+from worker.guards import ambient
 from worker.guards.ambient import NAMES, differences, encode, snapshot
 
 pytestmark = pytest.mark.usefixtures("torch_state")
@@ -199,3 +202,78 @@ def test_attention_by_cudnn_counts_on_cuda() -> None:
     traced = encode(snapshot("cuda"))
     with called(torch.backends.cuda.enable_cudnn_sdp, False, True):
         assert differences(traced, snapshot("cuda")) == ("cudnn attention: True -> False",)
+
+
+class NativeNpu:
+    """Answers as ``torch_npu._C`` does."""
+
+    def __init__(self) -> None:
+        self.options: dict[str, str] = {}
+        self.level = 0
+
+    def _npu_getOption(self, name: str) -> bytes | None:  # noqa: N802 - torch_npu's name
+        value = self.options.get(name)
+        return None if value is None else value.encode()
+
+    def _npu_get_deterministic_level(self) -> int:
+        return self.level
+
+
+@pytest.fixture
+def native(monkeypatch: pytest.MonkeyPatch) -> NativeNpu:
+    """A torch_npu that is loaded."""
+    made = NativeNpu()
+    monkeypatch.setitem(sys.modules, "torch_npu", SimpleNamespace(_C=made))
+    monkeypatch.setattr(ambient, "_ACCELERATOR", {})  # torch itself knows no NPU here
+    return made
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("ALLOW_MATMUL_HF32", "enable", "npu hf32 matmul: False -> True"),
+        ("ALLOW_CONV_HF32", "disable", "npu hf32 convolution: True -> False"),
+        ("ALLOW_INTERNAL_FORMAT", "enable", "npu internal format: False -> True"),
+        ("jitCompile", "enable", "npu jit compile: by model -> enable"),
+        ("CUBE_MATH_TYPE", "1", "npu cube math type: default -> 1"),
+        ("TORCH_NPU_USE_COMPATIBLE_IMPL", "1", "npu compatible implementation: False -> True"),
+    ],
+)
+def test_switch_of_torch_npu_counts_on_npu_only(
+    native: NativeNpu, option: str, value: str, expected: str
+) -> None:
+    traced = {kind: encode(snapshot(kind)) for kind in ("cpu", "npu")}
+    native.options[option] = value
+    assert differences(traced["npu"], snapshot("npu")) == (expected,)
+    assert differences(traced["cpu"], snapshot("cpu")) == ()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("ALLOW_MATMUL_HF32", "disable"), ("ALLOW_CONV_HF32", "enable"), ("ALLOW_INTERNAL_FORMAT", "disable")],
+)
+def test_default_of_torch_npu_that_is_set_in_words_is_no_difference(
+    native: NativeNpu, option: str, value: str
+) -> None:
+    traced = encode(snapshot("npu"))
+    native.options[option] = value
+    assert differences(traced, snapshot("npu")) == ()
+
+
+def test_deterministic_level_of_npu_counts_with_torch_s_own_switch(native: NativeNpu) -> None:
+    native.level = 2
+    traced = encode(snapshot("npu"))
+    assert traced["npu deterministic level"] == "0"
+    with called(torch.use_deterministic_algorithms, True, False):
+        found = differences(traced, snapshot("npu"))
+    assert "npu deterministic level: 0 -> 2" in found
+
+
+def test_torch_npu_without_levels_has_level_one(native: NativeNpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(NativeNpu, "_npu_get_deterministic_level")
+    with called(torch.use_deterministic_algorithms, True, False):
+        assert encode(snapshot("npu"))["npu deterministic level"] == "1"
+
+
+def test_artifact_for_another_device_says_nothing_of_torch_npu(native: NativeNpu) -> None:
+    assert not [name for name in encode(snapshot("cpu")) if name.startswith("npu ")]

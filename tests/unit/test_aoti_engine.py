@@ -20,7 +20,7 @@ from tests.support.fake_group import fake_world
 from tests.support.tracing import traced
 from worker import CompilerConfig
 from worker.cache_options import CacheOptions
-from worker.engines import aoti_place, engine_for, engine_named
+from worker.engines import aoti_place, engine_named
 from worker.engines.aoti import AotiEngine
 from worker.engines.aoti_call import CompiledGraph, Parts
 from worker.engines.aoti_overlap import OverlapCheck
@@ -435,6 +435,6 @@ def test_key_names_what_decides_on_kernels_for_this_engine_only() -> None:
     ].components.keys()
 
 
-def test_engine_is_that_of_mode_max_autotune() -> None:
-    engine = engine_for("max-autotune")
+def test_engine_is_known_by_name() -> None:
+    engine = engine_named("aoti")
     assert (engine.name, engine.captured) == ("aoti", False)

@@ -89,15 +89,18 @@ def test_artifact_with_a_byte_too_many_is_refused() -> None:
         parse(DATA + b"\0", "here")
 
 
-@pytest.mark.parametrize("data", [b"", b"PK\x03\x04", b"warmrank-artifact 2\n", b"warmrank 1 00\n", b"\n"])
+@pytest.mark.parametrize(
+    "data", [b"", b"PK\x03\x04", f"warmrank-artifact {FORMAT}\n".encode(), b"warmrank 1 00\n", b"\n"]
+)
 def test_file_of_another_kind_is_refused(data: bytes) -> None:
     with pytest.raises(ArtifactCorrupt, match="does not begin with a warmrank artifact's first line"):
         parse(data, "here")
 
 
 def test_artifact_of_a_newer_format_says_both_formats_and_the_place() -> None:
-    newer = DATA.replace(b"warmrank-artifact 2 ", b"warmrank-artifact 3 ", 1)
-    with pytest.raises(ArtifactCorrupt, match=r"cache/decode .* it has format 3, this version reads 2"):
+    newer = DATA.replace(f" {FORMAT} ".encode(), f" {FORMAT + 1} ".encode(), 1)
+    expected = rf"cache/decode .* it has format {FORMAT + 1}, this version reads {FORMAT}"
+    with pytest.raises(ArtifactCorrupt, match=expected):
         parse(newer, "cache/decode")
 
 

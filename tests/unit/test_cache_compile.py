@@ -158,11 +158,18 @@ def test_backend_of_another_make_is_refused(model: Plain, backend: Any) -> None:
         cache_compile(model.affine, backend=backend)
 
 
-def test_option_that_is_not_built_yet_is_refused_at_once(model: Plain) -> None:
+def test_engine_of_another_mode_is_refused_at_once(model: Plain) -> None:
     config = CompilerConfig()
     config.mode = "npugraph_ex"
-    with pytest.raises(NotYet, match="engine torchair"):
-        cache_compile(model.affine, config=config)
+    with pytest.raises(BadConfig, match="engine graph compiles in mode reduce-overhead"):
+        cache_compile(model.affine, config=config, engine="graph")
+
+
+def test_mode_of_npus_says_where_the_module_lies(model: Plain) -> None:
+    config = CompilerConfig()
+    config.mode = "npugraph_ex"
+    with pytest.raises(BadConfig, match="this module lies on cpu"):
+        cache_compile(model.affine, config=config)(torch.ones(1, 4))
 
 
 def test_ge_cache_has_no_effect_and_says_so(model: Plain, caplog: pytest.LogCaptureFixture) -> None:

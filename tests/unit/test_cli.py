@@ -23,6 +23,8 @@ from tests.support.stored import blob_path, make_partition, overwrite
 
 COMMANDS = (
     "launch",
+    "build",
+    "environment",
     "demo",
     "submit",
     "preseed",
@@ -30,6 +32,7 @@ COMMANDS = (
     "show",
     "explain",
     "readable",
+    "doctor",
     "publish",
     "verify",
     "evict",

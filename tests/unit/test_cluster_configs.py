@@ -50,7 +50,7 @@ def commented_stores(path: Path) -> list[object]:
 
 
 def test_stores_in_comments_can_be_used():
-    stores = commented_stores(CONFIGS[0].parent / "atlas-npu.yaml")
+    stores = commented_stores(CONFIGS[0].parent / "atlas-a2-2-nodes.yaml")
     configs = [
         parse({"workload": {"entrypoint": "a:b"}, "ranks": 1, "store": store}).store for store in stores
     ]

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from tests.support import option_table
+from tests.support.option_values import with_value
 from tests.support.small_models import Plain
 from worker.configs import compiler_config
 from worker.configs.compiler_config import CompilerConfig
 from worker.configs.effects import MODES, Scope
 from worker.configs.section import options
-from worker.errors import NotYet
+from worker.errors import BadConfig
 from worker.inference import cache_compile
 
 
@@ -22,17 +23,6 @@ from worker.inference import cache_compile
 def _nothing_said_yet() -> None:
     compiler_config._say_once.cache_clear()
     compiler_config._say_eager_once.cache_clear()
-
-
-def with_value(dotted: Any, value: Any, mode: Any = "reduce-overhead") -> CompilerConfig:
-    config = CompilerConfig()
-    config.mode = mode
-    *parts, last = dotted.split(".")
-    section: Any = config
-    for part in parts:
-        section = getattr(section, part)
-    setattr(section, last, value)
-    return config
 
 
 @pytest.mark.parametrize("device_kind", ["cpu", "cuda", "npu"])
@@ -56,18 +46,18 @@ def with_value(dotted: Any, value: Any, mode: Any = "reduce-overhead") -> Compil
 def test_option_that_takes_effect_is_silent(
     dotted: Any, value: Any, device_kind: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with_value(dotted, value).check(device_kind)
+    with_value(dotted, value, "reduce-overhead").check(device_kind)
     assert caplog.messages == []
 
 
-@pytest.mark.parametrize("device_kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("device_kind", ["cpu", "cuda", "npu"])
 @pytest.mark.parametrize(
     ("dotted", "value"),
     [
-        ("debug.deadlock_check", True),
         ("debug.graph_dump.type", "pbtxt"),
         ("experimental_config.npu_fx_pass", True),
         ("experimental_config.aclgraph._super_kernel_optimize", True),
+        ("experimental_config.pattern_fusion_pass", False),
         ("dump_config.enable_dump", True),
     ],
 )
@@ -75,13 +65,13 @@ def test_option_of_ascend_says_once_that_it_has_no_effect(
     dotted: Any, value: Any, device_kind: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):
-        with_value(dotted, value).check(device_kind)
+        with_value(dotted, value, "reduce-overhead").check(device_kind)
     place = f"on device {device_kind} in mode reduce-overhead"
-    assert caplog.messages == [f"config.{dotted} has no effect {place}: it speaks to the Ascend toolchain"]
+    assert caplog.messages == [f"config.{dotted} has no effect {place}: it belongs to engine torchair"]
 
 
 def test_option_without_effect_speaks_again_on_another_device(caplog: pytest.LogCaptureFixture) -> None:
-    config = with_value("experimental_config.npu_fx_pass", True)
+    config = with_value("experimental_config.npu_fx_pass", True, "reduce-overhead")
     config.check("cpu")
     config.check("cuda")
     assert [message.split()[6] for message in caplog.messages] == ["cpu", "cuda"]
@@ -107,25 +97,70 @@ def test_option_of_another_mode_says_so(
 
 
 def test_option_that_changes_nothing_anywhere_says_why(caplog: pytest.LogCaptureFixture) -> None:
-    with_value("experimental_config.keep_inference_input_mutations", False).check("npu")
+    with_value("experimental_config.keep_inference_input_mutations", False, "reduce-overhead").check("npu")
     assert "in-place changes of inputs always stay inside the graph" in caplog.text
 
 
-def test_options_of_ascend_are_refused_on_npu_all_at_once() -> None:
-    config = with_value("debug.deadlock_check", True)
-    config.experimental_config.npu_fx_pass = True
-    with pytest.raises(NotYet) as caught:
-        config.check("npu")
-    assert caught.value.feature == (
-        "config.debug.deadlock_check = True, config.experimental_config.npu_fx_pass = True on npu"
-    )
-    assert "config.debug.deadlock_check = False" in caught.value.instead
+@pytest.mark.parametrize(
+    ("dotted", "value", "mode"),
+    [
+        ("debug.graph_dump.type", "pbtxt", "max-autotune"),
+        ("debug.aclgraph.remove_cat_ops", False, "reduce-overhead"),
+        ("debug.aclgraph.clone_input", False, "npugraph_ex"),
+        ("debug.deadlock_check", True, "npugraph_ex"),
+        ("experimental_config.npu_fx_pass", True, "reduce-overhead"),
+        ("experimental_config.frozen_parameter", True, "max-autotune"),
+        ("experimental_config.remove_noop_ops", False, "max-autotune"),
+        ("ge_config.oo_level", "O1", "max-autotune"),
+        ("npugraphex_config.capture_error_mode", "relaxed", "npugraph_ex"),
+    ],
+)
+def test_option_that_engine_torchair_takes_is_silent(
+    dotted: Any, value: Any, mode: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_value(dotted, value, mode).check("npu", engine="torchair")
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("dotted", "value", "mode", "why"),
+    [
+        ("debug.deadlock_check", True, "reduce-overhead", "it belongs to mode npugraph_ex"),
+        (
+            "debug.aclgraph.remove_cat_ops",
+            False,
+            "max-autotune",
+            "it belongs to mode reduce-overhead and npugraph_ex",
+        ),
+        ("npugraphex_config.clone_input", False, "reduce-overhead", "it belongs to mode npugraph_ex"),
+        (
+            "experimental_config.aot_config_enable_joint_graph",
+            True,
+            "max-autotune",
+            "a cached function has no backward",
+        ),
+    ],
+)
+def test_option_that_engine_torchair_cannot_use_says_why(
+    dotted: Any, value: Any, mode: Any, why: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_value(dotted, value, mode).check("npu", engine="torchair")
+    assert caplog.messages == [f"config.{dotted} has no effect on device npu in mode {mode}: {why}"]
+
+
+def test_engine_torchair_has_no_eager_graph_to_warn_of(caplog: pytest.LogCaptureFixture) -> None:
+    config = with_value("debug.data_dump.type", "npy", "reduce-overhead")
+    config.check("npu", engine="torchair")
+    assert caplog.messages == []
+    config.check("npu", engine="graph")
+    assert "make the graph run eagerly" in caplog.text
 
 
 def test_defaults_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
     for kind in ("cpu", "cuda", "npu"):
         for mode in MODES:
-            with_value("mode", mode).check(kind)
+            for engine in ("", "graph", "aoti", "torchair"):
+                with_value("mode", mode, mode).check(kind, engine=engine)
     assert caplog.messages == []
 
 
@@ -154,12 +189,12 @@ def test_what_makes_a_graph_run_eagerly(dotted: Any, value: Any, eager: Any) -> 
 
 
 def test_a_dump_warns_that_the_graph_runs_eagerly(caplog: pytest.LogCaptureFixture) -> None:
-    with_value("debug.data_dump.type", "npy").check("cpu")
+    with_value("debug.data_dump.type", "npy", "reduce-overhead").check("cpu")
     assert "make the graph run eagerly" in caplog.text
 
 
 def test_a_summary_may_leave_the_graph_compiled(caplog: pytest.LogCaptureFixture) -> None:
-    config = with_value("debug.fx_summary.type", "csv")
+    config = with_value("debug.fx_summary.type", "csv", "reduce-overhead")
     config.debug.fx_summary.skip_compile = False
     config.check("cpu")
     assert not config.runs_eagerly()
@@ -168,7 +203,7 @@ def test_a_summary_may_leave_the_graph_compiled(caplog: pytest.LogCaptureFixture
 
 def test_a_cached_function_says_it_at_its_first_call(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
     model = Plain()
-    config = with_value("experimental_config.npu_fx_pass", True)
+    config = with_value("experimental_config.npu_fx_pass", True, "reduce-overhead")
     cached = cache_compile(model.affine, config=config, cache_dir=tmp_path)
     # The module may move to its device after this, so nothing can be said yet.
     assert caplog.messages == []
@@ -180,9 +215,12 @@ def test_a_cached_function_says_it_at_its_first_call(tmp_path: Any, caplog: pyte
     assert len(said) == 1
 
 
-def test_mode_of_engine_torchair_is_refused_when_it_is_asked_for(tmp_path: Any) -> None:
-    with pytest.raises(NotYet, match="engine torchair"):
-        cache_compile(Plain().affine, config=with_value("mode", "npugraph_ex"), cache_dir=tmp_path)
+def test_mode_of_engine_torchair_is_refused_on_another_device(tmp_path: Any) -> None:
+    cached = cache_compile(
+        Plain().affine, config=with_value("mode", "npugraph_ex", "npugraph_ex"), cache_dir=tmp_path
+    )
+    with pytest.raises(BadConfig, match="mode npugraph_ex is TorchAir's own"):
+        cached(torch.ones(2, 4))
 
 
 def test_the_page_holds_every_option_as_it_is_declared() -> None:

@@ -12,12 +12,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from tests.support.ascend_machine import ascend_places, lay_out_cann, lay_out_driver, lay_out_npus
 from worker import environment as fingerprint
+from worker.ascend import chips
 
 NAMES = {"python", "torch", "cuda", "torch_npu", "cann", "driver", "accelerator", "cpu"}
 ROOT = Path(__file__).parents[2]
@@ -28,8 +31,8 @@ Read = Callable[[], dict[str, str]]
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine without accelerators; tests lay its files below the path."""
-    monkeypatch.setattr(fingerprint, "_CANN_ROOTS", (tmp_path / "cann", tmp_path / "other"))
-    monkeypatch.setattr(fingerprint, "_ASCEND_DRIVER", tmp_path / "ascend" / "version.info")
+    ascend = ascend_places(tmp_path)
+    monkeypatch.setattr("worker.ascend.places.here", lambda: ascend)
     monkeypatch.setattr(fingerprint, "_NVIDIA", tmp_path / "nvidia")
     monkeypatch.setattr(fingerprint, "_NVIDIA_DEVICE", tmp_path / "nvidiactl")
     monkeypatch.setattr("worker.instruction_set._CPU_INFO", tmp_path / "cpuinfo")
@@ -40,7 +43,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def read() -> Read:
     """The fingerprint, computed anew."""
-    return fingerprint.environment.__wrapped__
+    return partial(fingerprint._components.__wrapped__, emulated=False)
 
 
 def write(path: Path, text: str) -> None:
@@ -108,25 +111,48 @@ def test_machine_without_accelerators_says_none(machine: Path, read: Read) -> No
     assert [found[name] for name in ("cann", "driver", "accelerator")] == ["none"] * 3
 
 
-def test_cann_is_read_from_its_version_file(machine: Path, read: Read) -> None:
-    write(machine / "cann" / "version.cfg", "# version: 1.0\nruntime_running_version=[7.6.0.1:8.0.RC2]\n")
-    assert read()["cann"] == "7.6.0.1:8.0.RC2"
+def test_ascend_is_part_of_the_fingerprint(machine: Path, read: Read) -> None:
+    lay_out_cann(machine / "cann", "9.0.0")
+    lay_out_driver(machine, "25.5.0")
+    lay_out_npus(machine, "910B2", 2)
+    found = read()
+    assert [found[name] for name in ("cann", "driver", "accelerator")] == [
+        "9.0.0 V100R001C25SPC001B212",
+        "ascend 25.5.0",
+        "Ascend910B2",
+    ]
 
 
-def test_cann_is_read_from_its_compiler_where_there_is_no_version_file(machine: Path, read: Read) -> None:
-    write(machine / "other" / "compiler" / "version.info", "Version=8.0.RC2\nversion_dir=8.0\n")
-    assert read()["cann"] == "8.0.RC2"
+def test_number_of_npus_and_their_places_do_not_count(machine: Path, read: Read) -> None:
+    lay_out_npus(machine, "910B2", 2)
+    first = read()
+    lay_out_npus(machine, "910B2", 8)
+    assert read() == first
 
 
-def test_cann_of_the_first_root_wins(machine: Path, read: Read) -> None:
-    write(machine / "cann" / "opp" / "version.info", "Version=8.0\n")
-    write(machine / "other" / "version.cfg", "Version=7.0\n")
-    assert read()["cann"] == "8.0"
+def test_npus_of_another_model_differ(machine: Path, tmp_path: Path, read: Read) -> None:
+    lay_out_npus(machine, "910B2", 2)
+    first = read()
+    lay_out_npus(machine, "910B3", 2)
+    chips._ask.cache_clear()
+    assert read() != first
 
 
-def test_driver_of_ascend_is_read(machine: Path, read: Read) -> None:
-    write(machine / "ascend" / "version.info", "Version=23.0.rc3\nascendhal_version=7.0\n")
-    assert read()["driver"] == "ascend 23.0.rc3"
+def test_emulated_npu_is_never_taken_for_a_real_one(machine: Path) -> None:
+    lay_out_npus(machine, "910B2", 2)
+    found = fingerprint._components.__wrapped__(emulated=True)
+    assert found["accelerator"] == "emulated Ascend910B2"
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_emulated_npu_is_seen_by_its_variable_and_by_its_installation(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    if installed:
+        monkeypatch.setattr(fingerprint, "kind_of", {"cpu": "npu"}.__getitem__)
+    else:
+        monkeypatch.setenv("WARMRANK_EMULATE_NPU", "1")
+    assert fingerprint.environment()["accelerator"].startswith("emulated ")
 
 
 @pytest.mark.parametrize(

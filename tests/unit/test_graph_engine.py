@@ -18,7 +18,7 @@ from tests.support.fake_group import fake_world
 from tests.support.small_models import Cached, Plain, Spread
 from tests.support.tracing import traced
 from worker import groups
-from worker.engines import engine_for
+from worker.engines import engine_named
 from worker.engines.graph import GraphEngine, _pack_constants, unpack_constants
 from worker.errors import ArtifactCorrupt, NotPortable, NotYet
 from worker.graph_facts import analyse
@@ -343,11 +343,6 @@ def test_target_without_a_portable_name_is_refused() -> None:
 # The port.
 
 
-def test_engine_of_mode_reduce_overhead_is_graph() -> None:
-    assert engine_for("reduce-overhead").name == "graph"
-
-
-@pytest.mark.parametrize(("mode", "name"), [("npugraph_ex", "torchair")])
-def test_engine_that_is_not_built_yet_is_named(mode: str, name: str) -> None:
-    with pytest.raises(NotYet, match=rf"engine {name}; use mode \"reduce-overhead\""):
-        engine_for(mode)
+def test_engine_that_does_not_exist_is_named_with_those_that_do() -> None:
+    with pytest.raises(NotYet, match="engine tvm; there are graph, aoti, torchair"):
+        engine_named("tvm")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
@@ -29,6 +30,7 @@ GUARDS = st.builds(
     ).map(tuple),
     ranks=st.dictionaries(st.text(), st.integers()),
     volatile=st.lists(st.integers(0, 5)).map(tuple),
+    runtime_state=st.dictionaries(st.text(), st.text(), max_size=3),
 )
 
 
@@ -41,6 +43,12 @@ def through_json(guards: PortableGuards) -> PortableGuards:
 @given(guards=GUARDS)
 def test_guards_round_trip_through_json(guards: PortableGuards) -> None:
     assert through_json(guards) == guards
+
+
+@given(guards=GUARDS)
+def test_guards_without_runtime_state_are_written_as_before_it_existed(guards: PortableGuards) -> None:
+    stateless = replace(guards, runtime_state={})
+    assert "runtime_state" not in stateless.to_json()
 
 
 @settings(max_examples=40)

@@ -182,6 +182,19 @@ def test_launch_that_captures_nothing_has_no_such_stage(launches: Launches) -> N
     assert launches.world.called("capture") == []
 
 
+def test_npus_with_too_few_streams_are_named_before_the_first_capture(launches: Launches) -> None:
+    launches.world.stream_problem = lambda rank: "too many streams" if rank else ""
+    report = launches(3, device="npu")
+    assert "ranks 1-2: too many streams" in report.problems
+    methods = [method for method, *_ in launches.world.calls]
+    assert methods.index("stream_problem") < methods.index("capture")
+
+
+def test_other_devices_are_not_asked_for_streams(launches: Launches) -> None:
+    launches.world.stream_problem = lambda rank: "too many streams"
+    assert "too many streams" not in " ".join(launches().problems)
+
+
 def test_ranks_with_different_numbers_of_captures_fail_by_name(launches: Launches) -> None:
     launches.world.num_captures = lambda rank: 3 if rank == 2 else 2
     text = str(launches.failure(3))

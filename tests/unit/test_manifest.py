@@ -70,7 +70,12 @@ def ref(rank: int = 0, partition: str = "") -> PartitionRef:
 @st.composite
 def manifests(draw: st.DrawFn) -> PartitionManifest:
     functions = draw(st.lists(st.from_regex(r"[a-z]{1,6}", fullmatch=True), unique=True, max_size=4))
-    requests = [RequestEntry(function=name, key=draw(HEX), components=draw(COMPONENTS)) for name in functions]
+    requests = [
+        RequestEntry(
+            function=name, key=draw(HEX), components=draw(COMPONENTS), runtime_state=draw(COMPONENTS)
+        )
+        for name in functions
+    ]
     artifacts = [
         entry(
             function=name,
@@ -104,6 +109,21 @@ def records(draw: st.DrawFn) -> LaunchRecord:
 @given(manifests())
 def test_manifest_round_trips(value):
     assert parse_manifest(value.to_bytes(), "here") == value
+
+
+def test_manifest_that_is_older_than_runtime_state_parses_and_keeps_its_bytes():
+    asked = RequestEntry(function="f", key="1" * 64, components={"a": "b"})
+    data = manifest(requests=(asked,)).to_bytes()
+    assert b"runtime_state" not in data
+    read = parse_manifest(data, "here")
+    assert read.requests[0].runtime_state == {}
+    assert read.to_bytes() == data
+
+
+def test_manifest_keeps_runtime_state_as_it_was_declared():
+    asked = RequestEntry(function="f", key="1" * 64, components={}, runtime_state={"x": "1.0", "y": "'1.0'"})
+    read = parse_manifest(manifest(requests=(asked,)).to_bytes(), "here")
+    assert (read.format, read.requests) == (2, (asked,))
 
 
 @given(records())
@@ -242,8 +262,8 @@ def test_parse_manifest_refuses_an_unknown_field():
 
 
 def test_parse_manifest_refuses_a_newer_format_by_name():
-    with pytest.raises(NewerFormat, match=r"format 2.*upgrade warmrank"):
-        parse_manifest(b'{"format":2,"whatever":1}', "here")
+    with pytest.raises(NewerFormat, match=r"format 3.*upgrade warmrank"):
+        parse_manifest(b'{"format":3,"whatever":1}', "here")
 
 
 @pytest.mark.parametrize("found", ["0", "-1", "true", '"1"', "1.0", "null"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from cache_store.keys import key_of
 from cache_store.node.local import add_variant
 from cache_store.records.manifest import partition_key
 from cache_store.store import Store
-from tests.support.artifacts import make_artifact
+from tests.support.artifacts import GUARDS, make_artifact
 from tests.support.rank_spec import rank_spec
 from tests.support.stored import open_store
 from worker import journal, manifests
@@ -49,7 +50,7 @@ def look_up(
     digest = digest_file(path)
     result = FunctionResult(
         function=function, ok=True, outcome=outcome, reason="", digest=digest.sha256,
-        size_bytes=digest.size_bytes, path=str(path),
+        size_bytes=digest.size_bytes, path=str(path), runtime_state=artifact.guards.runtime_state,
     )  # fmt: skip
     journal_of(spec).parent.mkdir(parents=True, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -110,6 +111,13 @@ def test_script_manifest_holds_the_request_behind_each_artifact(spec: RankSpec) 
     (asked,) = manifest.requests
     assert (asked.function, asked.components) == ("M.f", {"torch": "2.13.0"})
     assert asked.key == key_of({"torch": "2.13.0"})[:32] == manifest.artifacts[0].request_key
+
+
+def test_script_manifest_holds_each_runtime_state_that_a_function_was_used_with(spec: RankSpec) -> None:
+    states: list[dict[str, str]] = [{"blocks": "512"}, {"blocks": "640"}]
+    for state in (*states, states[0]):
+        look_up(spec, "M.f", guards=replace(GUARDS, runtime_state=state))
+    assert [asked.runtime_state for asked in manifests.of_script(spec).requests] == states
 
 
 def test_script_manifest_holds_an_artifact_once_however_often_it_was_looked_up(spec: RankSpec) -> None:

@@ -27,10 +27,13 @@ from orchestrator.plan import (
 from worker.results import FunctionProbe, ProbeState
 
 
-def probe(state: ProbeState, digest: str = "", *, function: str = "f", key: str = "k") -> FunctionProbe:
+def probe(
+    state: ProbeState, digest: str = "", *, function: str = "f", key: str = "k", blocks: int | None = None
+) -> FunctionProbe:
     return FunctionProbe(
-        function=function, request_key=key, components={}, state=state, reason="not there", digest=digest
-    )
+        function=function, request_key=key, components={}, state=state, reason="not there", digest=digest,
+        runtime_state={} if blocks is None else {"blocks": str(blocks)},
+    )  # fmt: skip
 
 
 def plan_of(*probes: FunctionProbe, nodes: Mapping[int, int] | None = None) -> dict[Slot, Action]:
@@ -49,6 +52,15 @@ def refused(situation: Situation, actions: dict[Slot, Action], *slots: Slot, mad
         for slot, action in actions.items()
     }
     return advance(situation, actions, attempts)
+
+
+def test_ranks_of_other_runtime_state_neither_wait_for_nor_adopt_from_each_other() -> None:
+    assert plan_of(*(probe("miss", blocks=blocks) for blocks in (1, 2, 1))) == {
+        (0, "f"): Compile(),
+        (1, "f"): Compile(),
+        (2, "f"): AwaitLeader(leader=0),
+    }
+    assert plan_of(probe("hit", "a", blocks=1), probe("miss", blocks=2))[1, "f"] == Compile()
 
 
 def test_ranks_that_hold_their_artifact_load_it() -> None:

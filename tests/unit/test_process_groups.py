@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import os
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from tests.support.fake_group import fake_world
+from tests.support.rank_spec import rank_spec
 from tests.support.tracing import traced
+from worker import process_groups
 from worker.torch_private.process_groups import group_name, known_groups
 
 ROWS = torch.ones(2, 4)
@@ -42,3 +48,47 @@ def test_name_of_a_group_is_what_the_graph_holds() -> None:
         graph = traced(Sums(group).forward, ROWS).lowered.graph.graph
         arguments = itertools.chain.from_iterable(node.args for node in graph.nodes)
         assert group_name(group) in [item for item in arguments if isinstance(item, str)]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, timedelta]:
+    """Time-outs that torch is asked for, by what is made; nothing is made."""
+    found: dict[str, timedelta] = {}
+
+    def world(backend: str, *, timeout: timedelta, **_: Any) -> None:
+        found["world"] = timeout
+
+    def group(ranks: list[int], *, timeout: timedelta) -> str:
+        found[str(ranks)] = timeout
+        return "a group"
+
+    monkeypatch.setattr(dist, "init_process_group", world)
+    monkeypatch.setattr(dist, "new_group", group)
+    monkeypatch.setattr(process_groups, "_world", lambda: "the world")
+    for name in ("HCCL_CONNECT_TIMEOUT", "HCCL_EXEC_TIMEOUT"):
+        monkeypatch.setenv(name, "")
+    return found
+
+
+SPEC = rank_spec(Path("cache"), groups={"world": ((0,),), "tp": ((0,),)}, timeout_s=200.0)
+
+
+def test_groups_of_all_roles_have_the_time_out_of_the_launch(asked: dict[str, timedelta]) -> None:
+    assert list(process_groups.start(SPEC, "gloo")) == ["world", "tp"]
+    assert asked == {"world": timedelta(seconds=200), "[0]": timedelta(seconds=200)}
+    assert os.environ["HCCL_EXEC_TIMEOUT"] == ""
+
+
+def test_hccl_times_out_by_the_launch_and_torch_s_watchdog_after_it(asked: dict[str, timedelta]) -> None:
+    process_groups.start(SPEC, "hccl")
+    assert (os.environ["HCCL_CONNECT_TIMEOUT"], os.environ["HCCL_EXEC_TIMEOUT"]) == ("200", "200")
+    assert asked == {"world": timedelta(seconds=260), "[0]": timedelta(seconds=260)}
+
+
+def test_time_out_of_hccl_that_the_user_set_stays(
+    asked: dict[str, timedelta], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HCCL_EXEC_TIMEOUT", "1836")
+    process_groups.start(SPEC, "hccl")
+    assert os.environ["HCCL_EXEC_TIMEOUT"] == "1836"
+    assert asked["world"] == timedelta(seconds=1896)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ray import exceptions
 
-from orchestrator.ray_trouble import describe_shortage, failure_of_ray
+from orchestrator.ray_trouble import Supply, describe_shortage, failure_of_ray
 
 DIED = (
     "The actor died unexpectedly before finishing this task.\n\tclass_name: RankActor\n"
@@ -19,9 +19,8 @@ def actor_error(text: str) -> exceptions.RayActorError:
 
 
 def shortage(total: float, free: float, state: str = "NO_RESOURCES", *, own: bool = False) -> str:
-    return describe_shortage(
-        {"CPU": 2.0}, 3, total={"CPU": total}, available={"CPU": free}, state=state, own=own
-    )
+    supply = Supply(total={"CPU": total}, available={"CPU": free})
+    return describe_shortage({"CPU": 2.0}, 3, supply, state=state, own=own)
 
 
 def test_too_small_a_cluster_names_the_numbers_and_what_to_change() -> None:
@@ -42,9 +41,8 @@ def test_busy_cluster_is_told_apart_from_a_small_one() -> None:
 
 
 def test_missing_accelerators_are_no_matter_of_cpus() -> None:
-    text = describe_shortage(
-        {"CPU": 1.0, "GPU": 1.0}, 4, total={"CPU": 64.0, "GPU": 2.0}, available={}, state="PENDING", own=True
-    )
+    supply = Supply(total={"CPU": 64.0, "GPU": 2.0}, available={})
+    text = describe_shortage({"CPU": 1.0, "GPU": 1.0}, 4, supply, state="PENDING", own=True)
     assert "GPU: 4 x 1 = 4 wanted, 2 there, 2 too few" in text
     assert "remedy: lower ranks, or add nodes with GPUs that Ray sees" in text
 
@@ -54,8 +52,18 @@ def test_bundle_that_fits_no_node_is_told_apart() -> None:
 
 
 def test_resource_that_no_node_has_counts_as_zero() -> None:
-    text = describe_shortage({"NPU": 1.0}, 2, total={}, available={}, state="INFEASIBLE", own=False)
+    supply = Supply(total={}, available={})
+    text = describe_shortage({"NPU": 1.0}, 2, supply, state="INFEASIBLE", own=False)
     assert "NPU: 2 x 1 = 2 wanted, 0 there, 2 too few" in text
+
+
+def test_missing_npus_are_told_by_node_with_how_ray_finds_them() -> None:
+    nodes = (("n3", {"NPU": 8.0}), ("n2", {"CPU": 192.0}), ("n1", {"NPU": 8.0}))
+    supply = Supply(total={"CPU": 576.0, "NPU": 16.0}, available={"NPU": 16.0}, nodes=nodes)
+    text = describe_shortage({"CPU": 1.0, "NPU": 1.0}, 24, supply, state="INFEASIBLE", own=False)
+    assert "NPU: 24 x 1 = 24 wanted, 16 there, 8 too few, 16 free" in text
+    assert "NPUs by node: n1 and 1 more: 8, n2: 0" in text
+    assert "/dev/davinci<N>" in text
 
 
 def test_dead_actor_is_told_by_how_its_process_ended() -> None:

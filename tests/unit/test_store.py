@@ -52,9 +52,9 @@ def test_flipped_bit_in_a_manifest_is_corrupt_and_quarantined(store, root, key):
 
 def test_newer_manifest_is_refused_and_stays(store, root, key):
     (path,) = stored(root, "ac")
-    payload = path.read_bytes().split(b"\n", 1)[1].replace(b'"format":1', b'"format":2')
+    payload = path.read_bytes().split(b"\n", 1)[1].replace(b'"format":1', b'"format":3')
     overwrite(path, OFF.seal("manifest", key, payload))
-    with pytest.raises(NewerFormat, match="format 2"):
+    with pytest.raises(NewerFormat, match="format 3"):
         store.manifest(key)
     assert stored(root, "ac") == [path]
 

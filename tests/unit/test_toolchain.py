@@ -10,8 +10,8 @@ import torch
 
 from tests.support.small_models import Plain
 from worker import CompilerConfig, toolchain
-from worker.engines import engine_for
-from worker.errors import NotYet, ToolchainError
+from worker.engines import engine_named
+from worker.errors import BadConfig, ToolchainError
 from worker.inference import cache_compile
 from worker.toolchain import check_cpp_compiler, check_cuda
 
@@ -83,5 +83,5 @@ def test_cuda_needs_triton_and_the_toolkit(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_npu_has_another_engine() -> None:
-    with pytest.raises(NotYet, match="torchair"):
-        engine_for("max-autotune").check("npu")
+    with pytest.raises(BadConfig, match="torchair"):
+        engine_named("aoti").check("npu")

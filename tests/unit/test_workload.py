@@ -12,6 +12,7 @@ import torch
 from tests.support.small_models import Plain
 from worker.errors import GroupError, WorkloadError
 from worker.inference import cache_compile
+from worker.runtime_state import declared_for
 from worker.workload import Call, RankContext, Workload, build_workload
 
 pytestmark = pytest.mark.usefixtures("forget_modules")
@@ -154,6 +155,31 @@ def test_call_of_a_plain_method_is_refused_with_its_position(returned: Callable[
     with pytest.raises(WorkloadError, match=r"calls\[1\] is method; expected worker.Call") as raised:
         build_workload(returned(Workload(model=model, calls=(good, bad))), context(), {})
     assert raised.value.position == 1
+
+
+def test_runtime_state_is_declared_for_the_model_and_the_modules_of_all_calls(
+    returned: Callable[[object], str],
+) -> None:
+    model, other = Plain(), Plain()
+    calls = (Call(function=cache_compile(model.affine)), Call(function=cache_compile(other.affine)))
+    workload = Workload(model=model, calls=calls, runtime_state={"kv_cache_bytes": 1 << 33})
+    build_workload(returned(workload), context(), {})
+    assert declared_for(model) == declared_for(other) == {"kv_cache_bytes": str(1 << 33)}
+
+
+def test_runtime_state_of_another_kind_is_refused_with_the_entrypoint(
+    returned: Callable[[object], str],
+) -> None:
+    model = Plain()
+    values: Any = {"kv_cache_bytes": torch.tensor(3)}
+    workload = Workload(
+        model=model, calls=(Call(function=cache_compile(model.affine)),), runtime_state=values
+    )
+    expected = (
+        "small_models:entry returned a Workload whose runtime state kv_cache_bytes is a Tensor; expected int"
+    )
+    with pytest.raises(WorkloadError, match=expected):
+        build_workload(returned(workload), context(), {})
 
 
 def test_call_that_is_no_call_is_refused(returned: Callable[[object], str]) -> None:

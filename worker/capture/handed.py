@@ -65,6 +65,10 @@ class HandedRunner(DirectRunner):
         if shapes is not None:
             self._prepared[shapes] = None
 
+    def hand_over(self) -> None:
+        """See `worker.engines.SelfCapturing.hand_over`."""
+        self._handed.hand_over()
+
     def shapes(self) -> tuple[Shapes, ...]:
         """The shapes that were prepared."""
         return tuple(self._prepared)

@@ -12,12 +12,11 @@ from typing import Any
 
 from worker.configs.ascend import Aoe, DataDump, Export, Fusion, Ge
 from worker.configs.debug import Debug
-from worker.configs.effects import CAPTURE, MODES, Verdict, verdict
+from worker.configs.effects import CAPTURE, MODES, TORCHAIR, Verdict, verdict
 from worker.configs.experimental import Experimental
 from worker.configs.npugraphex import NpuGraphEx
 from worker.configs.options import Choice, Function, PoolHandle
 from worker.configs.section import Option, Part, Section, changed, options
-from worker.errors import NotYet
 
 __all__ = ["CompilerConfig"]
 
@@ -89,25 +88,21 @@ class CompilerConfig(Section, at=""):
         """The mode whose engine compiles: a graph that runs eagerly needs no kernels, whatever `mode` is."""
         return "reduce-overhead" if self.runs_eagerly() and self.mode == "max-autotune" else self.mode
 
-    def check(self, device_kind: str) -> None:
-        """Say, once per process, which options have no effect on a kind of device; refuse what cannot be yet.
+    def check(self, device_kind: str, *, engine: str = "") -> None:
+        """Say, once per process, which options have no effect with an engine on a kind of device.
 
-        Raises:
-            NotYet: options are set to values that nothing on this kind of device implements today.
+        Args:
+            device_kind: that the function is compiled for.
+            engine: name of the engine that compiles; empty for the one of warmrank's own that the mode means.
+                What engine ``torchair`` cannot do, it refuses when it translates the configuration.
         """
-        if self.runs_eagerly() and not (self.debug.run_eagerly or self.npugraphex_config.force_eager):
+        eager_by_name = self.debug.run_eagerly or self.npugraphex_config.force_eager
+        if engine != TORCHAIR and self.runs_eagerly() and not eager_by_name:
             _say_eager_once()
-        missing = []
         for name, option, value in sorted(changed(self), key=lambda entry: entry[0]):
-            answer, why = verdict(option.effect_of(value), mode=self.mode, device_kind=device_kind)
-            if answer is Verdict.NOT_YET:
-                missing.append((name, value, option.default))
-            elif answer is Verdict.NO_EFFECT:
+            answer, why = verdict(option.effect_of(value), mode=self.mode, engine=engine)
+            if answer is Verdict.NO_EFFECT:
                 _say_once(name, self.mode, device_kind, why)
-        if missing:
-            asked = ", ".join(f"config.{name} = {value!r}" for name, value, _ in missing)
-            works = ", ".join(f"config.{name} = {default!r}" for name, _, default in missing)
-            raise NotYet(f"{asked} on {device_kind}", instead=f"what works today: {works}")
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worker.configs.effects import ASCEND_CAPTURE, CAPTURE, nowhere
+from worker.configs.effects import ASCEND_FLAT, CAPTURE, captured_by_torchair
 from worker.configs.options import Choice, Directory, Flag, Function, IntRange
 from worker.configs.section import Part, Section
 
@@ -40,7 +40,9 @@ class FxSummary(Section, at="debug.fx_summary"):
     """With a table, run the graph eagerly, without kernels or capture."""
 
 
-_IN_PLACE = nowhere("a graph keeps in-place operators as they were written, so none is turned back")
+_IN_PLACE = captured_by_torchair(
+    "a graph keeps in-place operators as they were written, so none is turned back"
+)
 
 
 class AclGraphDebug(Section, at="debug.aclgraph", effect=CAPTURE):
@@ -64,7 +66,9 @@ class AclGraphDebug(Section, at="debug.aclgraph", effect=CAPTURE):
     clone_input = Flag(True)
     """Memory reuse, mode three: copy the user's inputs into memory of the graph before a replay."""
 
-    remove_cat_ops = Flag(True, effect=nowhere("a graph runs as it was written, concatenations included"))
+    remove_cat_ops = Flag(
+        True, effect=captured_by_torchair("a graph runs as it was written, concatenations included")
+    )
     """Let operators write their part of a concatenation in place, and drop the concatenation."""
 
 
@@ -79,5 +83,5 @@ class Debug(Section, at="debug"):
     run_eagerly = Flag(False)
     """Run the compiled graph operator by operator, without capture."""
 
-    deadlock_check = Flag(False, effect=ASCEND_CAPTURE)
-    """Watch for replays that wait for each other."""
+    deadlock_check = Flag(False, effect=ASCEND_FLAT)
+    """Watch for replays that wait for each other; TorchAir 2.13 reads it in mode npugraph_ex only."""

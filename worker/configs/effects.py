@@ -1,7 +1,8 @@
-"""What an option of `CompilerConfig` does in warmrank: on which devices, in which modes, or why nothing.
+"""What an option of `CompilerConfig` does: by which engines, in which modes, or why nothing.
 
 Each option declares its effect, so that none is accepted and then ignored in silence: `verdict` turns the
-declaration into one of three answers, and `CompilerConfig.check` acts on them.
+declaration into one of two answers, and `CompilerConfig.check` says the second one aloud. Engine torchair
+hands what works to TorchAir, or refuses it (`worker.engines.torchair_options`).
 """
 
 from __future__ import annotations
@@ -14,38 +15,59 @@ from worker.values import Value
 MODES = ("max-autotune", "reduce-overhead", "npugraph_ex")
 
 
-class Scope(enum.Enum):
-    """Where an option does something."""
+TORCHAIR = "torchair"
+_CAPTURED = ("reduce-overhead", "npugraph_ex")
 
-    HERE = "on every device"
-    ASCEND = "on npu only"
-    NOWHERE = "nowhere"
+
+class Scope(enum.Enum):
+    """Which engines do something about an option."""
+
+    HERE = "every engine"
+    ASCEND = "engine torchair only"
+    NOWHERE = "no engine"
 
 
 class Effect(Value):
     """What a value other than the default does.
 
     Attributes:
-        scope: on which devices it does something.
-        modes: in which modes it does; an option of another mode has no effect, as in TorchAir.
+        scope: which engines do something about it.
+        modes: in which modes they do; an option of another mode has no effect, as in TorchAir.
+        torchair_modes: in which modes engine torchair does, where these differ from `modes`.
         why: why it does nothing where it does nothing; empty for an option that always does.
     """
 
     scope: Scope = Scope.HERE
     modes: tuple[str, ...] = MODES
+    torchair_modes: tuple[str, ...] | None = None
     why: str = ""
+
+    def modes_of(self, engine: str) -> tuple[str, ...]:
+        """The modes in which an engine does something about it."""
+        return self.modes if engine != TORCHAIR or self.torchair_modes is None else self.torchair_modes
 
 
 EVERY_MODE = Effect()
-CAPTURE = Effect(modes=("reduce-overhead",))
-ASCEND = Effect(scope=Scope.ASCEND, why="it speaks to the Ascend toolchain")
+CAPTURE = Effect(modes=("reduce-overhead",), torchair_modes=_CAPTURED)
+FROZEN = replace(CAPTURE, torchair_modes=MODES)
+ASCEND = Effect(scope=Scope.ASCEND, why="it belongs to engine torchair")
 ASCEND_ENGINE = replace(ASCEND, modes=("max-autotune",))
-ASCEND_CAPTURE = replace(ASCEND, modes=("reduce-overhead",))
+ASCEND_CAPTURE = replace(ASCEND, modes=_CAPTURED)
 ASCEND_FLAT = replace(ASCEND, modes=("npugraph_ex",))
 
 
+def torchair_only(why: str, *, modes: tuple[str, ...] = MODES) -> Effect:
+    """The effect of an option that only TorchAir's graphs know; `why` says why those of others do not."""
+    return Effect(scope=Scope.ASCEND, torchair_modes=modes, why=why)
+
+
+def captured_by_torchair(why: str) -> Effect:
+    """As `torchair_only`, of the graphs that TorchAir captures."""
+    return torchair_only(why, modes=_CAPTURED)
+
+
 def nowhere(why: str) -> Effect:
-    """The effect of an option that changes nothing in warmrank, whatever the device."""
+    """The effect of an option that changes nothing in warmrank, whatever the engine."""
     return Effect(scope=Scope.NOWHERE, why=why)
 
 
@@ -54,15 +76,20 @@ class Verdict(enum.Enum):
 
     WORKS = "works"
     NO_EFFECT = "no effect"
-    NOT_YET = "not yet"
 
 
-def verdict(effect: Effect, *, mode: str, device_kind: str) -> tuple[Verdict, str]:
-    """What comes of an effect in a mode on a device, and why where it does not work."""
-    if mode not in effect.modes:
-        return Verdict.NO_EFFECT, f"it belongs to mode {' and '.join(effect.modes)}"
-    if effect.scope is Scope.HERE:
+def verdict(effect: Effect, *, mode: str, engine: str = "") -> tuple[Verdict, str]:
+    """What comes of an effect in a mode with an engine, and why where it does not work.
+
+    Args:
+        effect: what the option declares.
+        mode: of the configuration.
+        engine: name of the engine that compiles; empty for the one of warmrank's own that the mode means.
+    """
+    engine = engine or (TORCHAIR if mode == "npugraph_ex" else "")
+    modes = effect.modes_of(engine)
+    if mode not in modes:
+        return Verdict.NO_EFFECT, f"it belongs to mode {' and '.join(modes)}"
+    if effect.scope is Scope.HERE or (effect.scope is Scope.ASCEND and engine == TORCHAIR):
         return Verdict.WORKS, ""
-    if effect.scope is Scope.ASCEND and device_kind == "npu":
-        return Verdict.NOT_YET, "it comes with engine torchair"
     return Verdict.NO_EFFECT, effect.why

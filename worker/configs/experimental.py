@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from worker.configs.effects import ASCEND, ASCEND_CAPTURE, ASCEND_ENGINE, CAPTURE, nowhere
+from dataclasses import replace
+
+from worker.configs.effects import (
+    ASCEND,
+    ASCEND_CAPTURE,
+    ASCEND_ENGINE,
+    FROZEN,
+    nowhere,
+    torchair_only,
+)
 from worker.configs.options import INT64_MAX, Choice, Flag, IntList, IntRange, PlainMapping, Text
 from worker.configs.section import Part, Section
 
@@ -13,7 +22,9 @@ class AclGraphExperimental(Section, at="experimental_config.aclgraph", effect=AS
     _aclnn_static_shape_kernel = Flag(False)
     """Compile kernels for the shapes that a graph is captured with."""
 
-    _aclnn_static_shape_kernel_build_dir = Text[str | None](None)
+    _aclnn_static_shape_kernel_build_dir = Text[str | None](
+        None, effect=replace(ASCEND, modes=("reduce-overhead",))
+    )
     """Directory in which these kernels are built."""
 
     _aclnn_static_shape_kernel_sym_value_range = IntList(None)
@@ -49,7 +60,7 @@ class Experimental(Section, at="experimental_config", effect=ASCEND_ENGINE):
     memory_efficiency = Flag(False)
     """Let feature memory be moved between runs."""
 
-    frozen_parameter = Flag(False, effect=CAPTURE)
+    frozen_parameter = Flag(False, effect=FROZEN)
     """Treat the addresses of parameters as constants."""
 
     static_model_ops_lower_limit = IntRange[int | None](None, -1)
@@ -77,7 +88,7 @@ class Experimental(Section, at="experimental_config", effect=ASCEND_ENGINE):
     """Let views share memory with what they view."""
 
     remove_noop_ops = Flag(
-        True, effect=nowhere("a graph runs as it was written, operators that change nothing included")
+        True, effect=torchair_only("a graph runs as it was written, operators that change nothing included")
     )
     """Drop operators that change nothing."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worker.configs.effects import ASCEND_FLAT, Effect
+from worker.configs.effects import ASCEND_FLAT, EVERY_MODE, Effect
 from worker.configs.options import (
     Choice,
     ExistingDirectory,
@@ -15,14 +15,14 @@ from worker.configs.options import (
 )
 from worker.configs.section import Section
 
-# TorchAir has no other name for these two, so mode reduce-overhead obeys them too.
+# It has no other name, so mode reduce-overhead obeys it too.
 _CAPTURE_TOO = Effect(modes=("reduce-overhead", "npugraph_ex"))
 
 
 class NpuGraphEx(Section, at="npugraphex_config", effect=ASCEND_FLAT):
     """Options of mode ``npugraph_ex``; in mode reduce-overhead use those under `config.debug`."""
 
-    force_eager = Flag(False, effect=_CAPTURE_TOO)
+    force_eager = Flag(False, effect=EVERY_MODE)
     """As ``debug.run_eagerly``."""
 
     force_recapture = Flag(False, effect=_CAPTURE_TOO)

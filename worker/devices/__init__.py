@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from worker.target import target
+
 if TYPE_CHECKING:
     import torch
 
@@ -98,6 +100,10 @@ def backend_for(kind: str) -> DeviceBackend:
         DeviceUnavailable: torch does not know the device kind here, or finds no such device.
         ValueError: there is no such kind.
     """
+    if target() is not None:
+        from worker.devices.absent import AbsentBackend
+
+        return AbsentBackend(kind)
     if kind == "cpu":
         from worker.devices.cpu import CpuBackend
 

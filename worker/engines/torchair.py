@@ -16,6 +16,7 @@ Loading imports what TorchAir imports: Dynamo, Inductor and sympy among it.
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from worker.engines import Built, Site
 from worker.engines.torchair_code import roles_in
-from worker.errors import BadConfig, NotPortable
+from worker.errors import ArtifactCorrupt, BadConfig, NotPortable
 
 if TYPE_CHECKING:
     from worker.engines import Graph
@@ -113,14 +114,19 @@ class TorchairEngine:
 
         del files
         assert site is not None  # noqa: S101 - TorchAir takes methods
-        about: dict[str, Any] = json.loads(sections["torchair.json"])
-        written = Written(
-            vendor=about["vendor"],
-            version=about["version"],
-            signature=sections["torchair.txt"].decode(),
-            code=sections["torchair.py"].decode(),
-            parameters=tuple((name, flag) for name, flag in about["parameters"]),
-        )
+        try:
+            about: dict[str, Any] = json.loads(sections["torchair.json"])
+            written = Written(
+                vendor=str(about["vendor"]),
+                version=str(about["version"]),
+                signature=sections["torchair.txt"].decode(),
+                code=sections["torchair.py"].decode(),
+                parameters=tuple((str(name), bool(flag)) for name, flag in about["parameters"]),
+            )
+            ast.parse(written.code)
+        except (LookupError, SyntaxError, TypeError, ValueError) as error:
+            msg = f"what is kept of TorchAir's file cannot be read ({error!r}); it is compiled again"
+            raise ArtifactCorrupt(msg, where=site.method.__qualname__, why=repr(error)) from error
         return loaded(written, site, groups)
 
 

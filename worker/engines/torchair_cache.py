@@ -10,11 +10,8 @@ the artifact are those of its graph.
 
 from __future__ import annotations
 
-import atexit
 import marshal
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -22,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from worker.engines import Site
 from worker.engines.torchair_code import Own, bound, portable, portable_signature
-from worker.engines.torchair_made import bring_in_made, hand_over_made
+from worker.engines.torchair_made import Made, made_of
+from worker.engines.torchair_private import private_directory, written_privately
 from worker.engines.torchair_options import Translation, translated
 from worker.engines.torchair_vendor import Vendor, complaints, instead_of_torch_compile, vendor_for
 from worker.errors import ArtifactCorrupt, NotPortable
-from worker.settings import settings
 from worker.values import Value
 
 if TYPE_CHECKING:
@@ -59,15 +56,12 @@ class Written(Value):
 class LoadedGraph:
     """TorchAir's callable over a graph's inputs; it captures and replays by itself."""
 
-    __slots__ = ("_call", "_kernel", "_site", "directory")
+    __slots__ = ("_call", "_kernel", "_made")
 
-    def __init__(self, call: Callable[..., Any], directory: Path, site: Site) -> None:
+    def __init__(self, call: Callable[..., Any], made: Made) -> None:
         self._call = call
         self._kernel: Any = _kernel_of(call)
-        self._site = site
-        self.directory = directory  # where TorchAir keeps what it makes at run time
-        bring_in_made(site, directory)
-        atexit.register(self._end)
+        self._made = made
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Outputs for the graph's inputs."""
@@ -89,12 +83,12 @@ class LoadedGraph:
 
     def hand_over(self) -> None:
         """See `worker.engines.SelfCapturing.hand_over`."""
-        hand_over_made(self._site, self.directory)
+        self._made.hand_over()
 
-    def _end(self) -> None:
-        """A script has nobody who asks for it."""
-        if settings().local_rank == 0:
-            self.hand_over()
+    @property
+    def directory(self) -> Path:
+        """Where TorchAir keeps what it makes at run time."""
+        return self._made.private
 
 
 def compiled(site: Site, call: CapturedCall, groups: Mapping[str, str]) -> Written:
@@ -110,11 +104,10 @@ def compiled(site: Site, call: CapturedCall, groups: Mapping[str, str]) -> Writt
         BadConfig: the configuration has options that the installed TorchAir has not.
     """
     vendor = vendor_for(site.config.mode)
-    directory = private_directory()
-    try:
-        with complaints(vendor.name) as said:
-            saver, backend, translation = _saver(vendor, site, directory)
-            backend(call.graph_module, list(call.example_inputs))
+    with private_directory() as directory, complaints(vendor.name) as said:
+        saver, backend, translation = _saver(vendor, site, directory)
+        backend(call.graph_module, list(call.example_inputs))
+        with written_privately(directory):
             saver.save_compiled_fn(id(call.frame))
         path = Path(saver.cache_bin)
         if not path.is_file():
@@ -122,8 +115,6 @@ def compiled(site: Site, call: CapturedCall, groups: Mapping[str, str]) -> Writt
             msg = f"TorchAir does not cache {site.method.__qualname__}: {why}. Use engine graph for it."
             raise NotPortable(msg, what=site.method.__qualname__)
         model = vendor.cache.CompiledModel.load(str(path))
-    finally:
-        shutil.rmtree(directory)
     fx = model.compiled_fx
     own = _own(translation, groups, os.path.realpath(directory))
     return Written(
@@ -148,19 +139,32 @@ def loaded(written: Written, site: Site, groups: Mapping[str, str]) -> LoadedGra
         BadConfig: the configuration has options that the installed TorchAir has not.
     """
     vendor = vendor_for(site.config.mode)
-    directory = private_directory()
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    lazy, options, translation = _handed(vendor, site, directory)
-    models = vendor.cache.CompiledModel
-    path = Path(models.get_cache_bin(site.method, cache_dir=str(directory), **options))
-    path.parent.mkdir(mode=0o700, parents=True)
-    model = models(site.method)
-    model.meta.version = written.version
-    model.compiled_fn = _frame(site.frame)
-    parameters = [(name, flag) for name, flag in written.parameters]
-    code = bound(written.code, _own(translation, groups, ""))
-    model.compiled_fx = vendor.cache.CompiledFX(written.signature, code, parameters)
-    model.save(str(path))
+    with private_directory(kept=True) as directory:
+        lazy, options, translation = _handed(vendor, site, directory)
+        models = vendor.cache.CompiledModel
+        path = Path(models.get_cache_bin(site.method, cache_dir=str(directory), **options))
+        made = made_of(site, path.parent)
+        made.hand_over_at_exit()
+        model = models(site.method)
+        model.meta.version = written.version
+        model.compiled_fn = _frame(site.frame)
+        parameters = [(name, flag) for name, flag in written.parameters]
+        code = bound(written.code, _own(translation, groups, ""))
+        model.compiled_fx = vendor.cache.CompiledFX(written.signature, code, parameters)
+        with written_privately(directory):
+            path.parent.mkdir(mode=0o700, parents=True)
+            model.save(str(path))
+        found = _taken_by(vendor, lazy, site, path)
+        made.bring_in()
+    return LoadedGraph(_graph_of(found), made)
+
+
+def _taken_by(vendor: Vendor, lazy: Any, site: Site, path: Path) -> Any:
+    """What TorchAir makes of its file.
+
+    Raises:
+        ArtifactCorrupt: it does not take it.
+    """
     tried: list[Any] = []
     with complaints(vendor.name) as said, instead_of_torch_compile(lambda *args, **_: tried.append(args)):
         found = lazy.compile(site.method.__func__.__globals__)
@@ -168,7 +172,7 @@ def loaded(written: Written, site: Site, groups: Mapping[str, str]) -> LoadedGra
         why = "; ".join(said) or "it compiles anew"
         msg = f"TorchAir does not load its part of the artifact: {why}"
         raise ArtifactCorrupt(msg, where=str(path), why=why)
-    return LoadedGraph(_graph_of(found), path.parent, site)
+    return found
 
 
 def compiled_by_backend(
@@ -187,11 +191,6 @@ def compiled_by_backend(
     )
     run: Callable[..., Any] = backend(graph_module, example_inputs)
     return run
-
-
-def private_directory() -> Path:
-    """A new directory that only this user can enter."""
-    return Path(tempfile.mkdtemp(prefix="warmrank-torchair-"))
 
 
 def _own(translation: Translation, groups: Mapping[str, str], directory: str) -> Own:

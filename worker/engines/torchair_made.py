@@ -1,38 +1,65 @@
-"""What TorchAir makes at run time beside its cache file, which takes minutes: for the next process of this node.
+"""What TorchAir makes at run time beside its cache file, in minutes: for the next process of this node.
 
-Static-kernel packages and GE's graphs lie in a function's private directory, which ends with its process. The
-node keeps them under the artifact's digest (`worker.engine_files`), so nothing is offered to another artifact.
+Static-kernel packages and GE's graphs lie in a function's private directory, which ends with its process.
+The node keeps them under the artifact's digest (`worker.engine_files`): another one is never offered them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import atexit
 from pathlib import Path
 
 from worker.engine_files import GRAPHS, PACKAGES, bring_in, hand_over
 from worker.engines import Site
-from worker.node_caches import GE, STATIC_KERNELS, engine_directory
+from worker.known_caches import GE, STATIC_KERNELS, engine_directory
+from worker.settings import settings
+from worker.values import Value
 
 _PREFIX_CHARS = 32
 
 
-def bring_in_made(site: Site, private: Path) -> None:
-    """Put what this node has of an artifact beside TorchAir's file, before anything is called."""
-    for directory, patterns in _kept_of(site):
-        bring_in(directory, site.digest[:_PREFIX_CHARS], private, patterns)
+class Made(Value):
+    """The private directory of one loaded artifact, and where the node keeps what is made there.
+
+    Attributes:
+        private: the directory of TorchAir's file.
+        prefix: of the artifact in the node caches.
+        kept: directories of node caches, each with the files that belong there; nothing is kept without.
+    """
+
+    private: Path
+    prefix: str
+    kept: tuple[tuple[Path, tuple[str, ...]], ...]
+
+    def bring_in(self) -> None:
+        """Put what this node has of the artifact beside TorchAir's file, before anything is called."""
+        for directory, patterns in self.kept:
+            bring_in(directory, self.prefix, self.private, patterns)
+
+    def hand_over(self) -> None:
+        """Let the node keep what TorchAir made so far."""
+        for directory, patterns in self.kept:
+            hand_over(self.private, directory, self.prefix, patterns)
+
+    def hand_over_at_exit(self) -> None:
+        """Hand over when the process ends, on the node's first rank: a script has nobody who asks for it."""
+        atexit.register(_end, self)
 
 
-def hand_over_made(site: Site, private: Path) -> None:
-    """Let the node keep what TorchAir made so far; once a node, by its first rank."""
-    for directory, patterns in _kept_of(site):
-        hand_over(private, directory, site.digest[:_PREFIX_CHARS], patterns)
+def made_of(site: Site, private: Path) -> Made:
+    """What becomes of the files that TorchAir makes of a function.
 
-
-def _kept_of(site: Site) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """The node caches that keep something of a function, and which of its files."""
+    GE's graphs are not kept where parameters are frozen: one may stand in them by its value, and other ranks
+    have other values.
+    """
     if site.cache_root is None:
-        return
-    yield engine_directory(site.cache_root, STATIC_KERNELS), PACKAGES
-    # A frozen parameter may stand in GE's graph by its value, and other ranks have other values.
+        return Made(private=private, prefix="", kept=())
+    kept = [(engine_directory(site.cache_root, STATIC_KERNELS), PACKAGES)]
     if not site.config.experimental_config.frozen_parameter:
-        yield engine_directory(site.cache_root, GE), GRAPHS
+        kept.append((engine_directory(site.cache_root, GE), GRAPHS))
+    return Made(private=private, prefix=site.digest[:_PREFIX_CHARS], kept=tuple(kept))
+
+
+def _end(made: Made) -> None:
+    if settings().local_rank == 0:
+        made.hand_over()

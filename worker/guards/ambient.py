@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from worker.errors import NotPortable
-from worker.torch_private import switches
+from worker.torch_private import npu_switches, switches
 
 NAMES = (
     "default dtype",
@@ -41,11 +41,13 @@ NAMES = (
     "fp16 reduced precision",
     "bf16 reduced precision",
     "fp16 accumulation",
+    *npu_switches.NAMES,
 )
 
 # A captured graph holds the kernels that these chose when it was captured.
 _CUDA = (*switches.cudnn_switches, *switches.cublas_switches)
 _NO_CUDA = (None,) * len(_CUDA)
+_OF_NPU = frozenset(npu_switches.NAMES)
 _ACCELERATOR = {"npu": "npu", "cuda": "cuda"}
 
 
@@ -73,6 +75,7 @@ def snapshot(device_kind: str) -> tuple[Any, ...]:
         switches.num_global_hooks(),
         switches.foreign_function_modes(),  # that of the default device has a name above
         *((read() for read in _CUDA) if device_kind == "cuda" else _NO_CUDA),
+        *(npu_switches.read() if device_kind == "npu" else npu_switches.NONE),
     )
 
 
@@ -82,7 +85,7 @@ def encode(values: tuple[Any, ...]) -> dict[str, str]:
     Raises:
         NotPortable: hooks or modes are active that another process cannot have.
     """
-    named = {name: str(value) for name, value in zip(NAMES, values, strict=True)}
+    named = _named(values)
     for name in ("global module hooks", "torch function modes"):
         if named[name] != "0":
             msg = f"{named[name]} {name} are active while a cached function is traced; remove them first"
@@ -91,10 +94,19 @@ def encode(values: tuple[Any, ...]) -> dict[str, str]:
 
 
 def differences(traced: dict[str, str], values: tuple[Any, ...]) -> tuple[str, ...]:
-    """Readable differences between a traced state and the present one."""
-    present = {name: str(value) for name, value in zip(NAMES, values, strict=True)}
+    """Readable differences between a traced state and the present one; what is in neither is none."""
+    present = _named(values)
     return tuple(
-        f"{name}: {traced.get(name)} -> {present[name]}"
+        f"{name}: {traced.get(name)} -> {present.get(name)}"
         for name in NAMES
-        if traced.get(name) != present[name]
+        if traced.get(name) != present.get(name)
     )
+
+
+def _named(values: tuple[Any, ...]) -> dict[str, str]:
+    """Name -> text, without torch_npu's switches where it is not there."""
+    return {
+        name: str(value)
+        for name, value in zip(NAMES, values, strict=True)
+        if value is not None or name not in _OF_NPU
+    }

@@ -18,6 +18,7 @@ from worker.guards import ambient, constants
 from worker.guards.identity import describe
 from worker.guards.model import Check, PortableGuards
 from worker.guards.paths import MISSING, resolve, root_names, text
+from worker.guards.plain_types import plain_type
 from worker.guards.words import describe_failure, describe_shape, tensor_differences
 
 MAX_REASONS = 8
@@ -208,7 +209,7 @@ def _group_name_holds(value: Any, expected: str) -> bool:
 
 
 HOLDS: dict[str, Callable[[Any, Any], bool]] = {
-    "type": lambda value, expected: type_name(type(value)) == expected,
+    "type": lambda value, expected: type_name(plain_type(value)) == expected,
     "equals": _equal,
     "identity": _identical,
     "length": lambda value, expected: len(value) == expected,

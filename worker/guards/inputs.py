@@ -19,7 +19,9 @@ from worker.guards.check import HOLDS, asks_for_gradients
 from worker.guards.model import Check, PortableGuards
 from worker.guards.once import cheap_globals
 from worker.guards.paths import root_names
+from worker.guards.plain_types import plain_type
 from worker.sources import type_name
+from worker.target import target
 
 _NAME = re.compile(r"\b(p\d+|math|torch)\b")
 
@@ -67,7 +69,7 @@ class _Builder:
             "_str": str,
             "_id": id,
             "_len": len,
-            "_type": type,
+            "_type": type if target() is None else plain_type,
         }
 
     def lines(self) -> Iterator[str]:

@@ -8,11 +8,13 @@ Layout (JSON)::
      "ambient": {"default dtype": "torch.float32", ...},  see ambient.py
      "sources": [[kind, module, name, digest], ...],    see sources.py
      "ranks":   {"rank": 0, "size of group tp": 2},     rank only if the traced code asks for it
-     "volatile": [node, ...]}                            nodes that the frame itself writes to
+     "volatile": [node, ...],                            nodes that the frame itself writes to
+     "runtime_state": {"kv_cache_blocks": "512"}}        see worker/runtime_state.py; left out if empty
 """
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Any
 
 from worker.guards.paths import Node
@@ -32,6 +34,7 @@ class PortableGuards(Value):
     sources: tuple[TracedSource, ...]
     ranks: dict[str, int]
     volatile: tuple[int, ...] = ()
+    runtime_state: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -43,6 +46,7 @@ class PortableGuards(Value):
             "sources": [[item.kind, item.module, item.name, item.digest] for item in self.sources],
             "ranks": self.ranks,
             "volatile": list(self.volatile),
+            **({"runtime_state": self.runtime_state} if self.runtime_state else {}),
         }
 
     @classmethod
@@ -59,4 +63,5 @@ class PortableGuards(Value):
             ),
             ranks=data["ranks"],
             volatile=tuple(data["volatile"]),
+            runtime_state=data.get("runtime_state", {}),
         )

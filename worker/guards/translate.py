@@ -19,9 +19,11 @@ from worker.guards import constants
 from worker.guards.identity import describe
 from worker.guards.model import Check, PortableGuards
 from worker.guards.paths import UNNAMED_SCOPE, PathTable
+from worker.guards.plain_types import plain_type
 from worker.guards.ranks import asked_ranks
 from worker.guards.volatile import volatile_nodes
-from worker.sources import collect, type_name
+from worker.sources import TracedSource, collect, collect_files, type_name
+from worker.torch_private.python_operators import files_of
 from worker.torch_private.traced_guards import TracedGuard
 from worker.torch_private.tracing import Trace
 
@@ -81,9 +83,16 @@ def translate(trace: Trace, ambient: dict[str, str], roles: tuple[str, ...]) -> 
         checks=(*checks.values(), *_distinct_objects(table, trace.guards, pinned)),
         shapes=tuple(dict.fromkeys(shapes)),
         ambient=ambient,
-        sources=collect(trace.codes),
+        sources=_sources(trace),
         ranks=asked_ranks(trace.codes) | {f"size of group {role}": resolve(role)[1].size() for role in roles},
     )
+
+
+def _sources(trace: Trace) -> tuple[TracedSource, ...]:
+    """What was traced, and what operators in Python did while the graph was lowered."""
+    call = trace.lowered.captured
+    files: frozenset[str] = frozenset() if call is None else files_of(call.graph_module)
+    return tuple(dict.fromkeys((*collect(trace.codes), *collect_files(files))))
 
 
 def _distinct_objects(
@@ -180,7 +189,7 @@ def _is_group(value: Any) -> bool:
 def _type(guard: TracedGuard) -> _Translated:
     if _is_group(guard.value):
         return _group(guard)
-    return [("type", type_name(type(guard.value)))]
+    return [("type", type_name(plain_type(guard.value)))]
 
 
 def _identity(guard: TracedGuard) -> _Translated:
@@ -219,7 +228,7 @@ def _tensor(guard: TracedGuard) -> _Translated:
     ):
         raise _refusal(guard, f"tensors of type {type(tensor).__qualname__} are not supported yet")
     expected = {
-        "type": type_name(type(tensor)),
+        "type": type_name(plain_type(tensor)),
         "dtype": constants.encode(tensor.dtype),
         "device": tensor.device.type,
         "layout": constants.encode(tensor.layout),

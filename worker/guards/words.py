@@ -15,6 +15,7 @@ from worker.gears.carried import carried, encoded
 from worker.guards import constants
 from worker.guards.model import Check, PortableGuards
 from worker.guards.paths import MISSING, text
+from worker.guards.plain_types import plain_type
 
 MAX_SHOWN = 80
 _NODE = r"\bp\d+\b"
@@ -39,7 +40,7 @@ def describe_failure(guards: PortableGuards, check: Check, values: Sequence[Any]
     if kind == "tensor":
         return f"{where}: {', '.join(tensor_differences(value, expected))}"
     if kind == "type":
-        return _describe_type(where, expected, type_name(type(value)))
+        return _describe_type(where, expected, type_name(plain_type(value)))
     if kind == "identity":
         return f"{where}: another {expected[0]} than {_identity_name(expected)}"
     if kind in ("equals", "keys", "length", "empty"):
@@ -96,7 +97,7 @@ def tensor_differences(value: Any, expected: Mapping[str, Any]) -> list[str]:
     if not isinstance(value, torch.Tensor):
         return [f"is a {type(value).__name__}, was a tensor"]
     present = {
-        "type": type_name(type(value)),
+        "type": type_name(plain_type(value)),
         "dtype": constants.encode(value.dtype),
         "device": value.device.type,
         "layout": constants.encode(value.layout),

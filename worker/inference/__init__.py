@@ -26,6 +26,7 @@ _CHOICES = {
     "on_recompile": ("add", "abandon"),
     "on_gear_miss": ("error", "pad"),
     "rng": ("refuse", "allow"),
+    "engine": ("auto", "graph", "aoti", "torchair"),
 }
 
 
@@ -63,7 +64,8 @@ def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
         ge_cache: keep compiled kernels too, so that a later process need not compile them at load; has an
             effect in mode max-autotune only.
         **kwargs: ``guards`` ("once", "always", "skip"), ``on_recompile`` ("add", "abandon"),
-            ``on_gear_miss`` ("error", "pad") and ``rng`` ("refuse", "allow": random operators).
+            ``on_gear_miss`` ("error", "pad"), ``rng`` ("refuse", "allow": random operators) and ``engine``
+            ("auto", "graph", "aoti", "torchair").
 
     Raises:
         BadFunction: ``func`` is no undecorated method of a module.

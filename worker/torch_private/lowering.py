@@ -11,6 +11,8 @@ import torch
 from worker.values import Value
 
 if TYPE_CHECKING:
+    from types import CodeType
+
     from torch.fx import GraphModule
 
 
@@ -22,16 +24,34 @@ class TracedInput(Value):
     requires_grad: bool = False
 
 
+class CapturedCall(Value):
+    """What Dynamo made of a call, for a compiler that takes Dynamo's own graph.
+
+    Attributes:
+        graph_module: Dynamo's graph of torch functions.
+        example_inputs: its inputs: the call's own tensors, and symbolic sizes.
+        frame: the code object that calls the graph.
+        context: of the trace; what AOTAutograd finds out about the graph is left in it.
+    """
+
+    graph_module: GraphModule
+    example_inputs: tuple[Any, ...]
+    frame: CodeType
+    context: Any
+
+
 class LoweredGraph(Value):
     """ATen operators on lifted inputs.
 
     Attributes:
         graph: the graph, with mutations and views kept in place.
         inputs: its inputs, in order.
+        captured: the call that it was traced from; None where there was a graph only.
     """
 
     graph: GraphModule
     inputs: tuple[TracedInput, ...]
+    captured: CapturedCall | None = None
 
 
 def lower(graph_module: GraphModule, decompositions: Mapping[Any, Callable[..., Any]]) -> LoweredGraph:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,7 +13,7 @@ import torch
 
 from worker.code_digests import globals_module, is_pinned_module
 from worker.errors import GraphBreak, NotPortable
-from worker.torch_private.lowering import LoweredGraph, lower
+from worker.torch_private.lowering import CapturedCall, LoweredGraph, lower
 from worker.torch_private.shape_lines import ShapeLine, shape_lines
 from worker.torch_private.traced_guards import TracedGuard, absence_guarded, traced_guards
 from worker.torch_private.traced_writes import TracedWrite, noted_writes
@@ -102,14 +103,21 @@ def trace(
             raise GraphBreak(msg, function=name, reason="no tensor operation")
         _refuse_unseen(backend_input.graph_module)
         traced = perf_counter()
+        output = captured.graph_capture_output
+        environment = output.get_runtime_env()
         context = TracingContext(backend_input.fake_mode)
         context.tensor_to_context = backend_input.tensor_to_context
         with tracing(context):
             lowered = lower(backend_input.graph_module, decompositions)
             lowered_at = perf_counter()
+            call = CapturedCall(
+                graph_module=backend_input.graph_module,
+                example_inputs=tuple(backend_input.example_inputs),
+                frame=environment.bytecode,
+                context=context,
+            )
+            lowered = replace(lowered, captured=call)
             built = build(lowered)
-        output = captured.graph_capture_output
-        environment = output.get_runtime_env()
         traced_method = Trace(
             lowered=lowered,
             frame=environment.bytecode,

@@ -1,0 +1,111 @@
+"""Seeding a node with the artifacts of nodes: kept in its cache directory, then put where its tools look.
+
+Invariants: as those of `cache_store.seed`; they come from one launch, the newest that has any, because nodes
+make the same kernels under other names each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cache_store.errors import StoreError, is_final
+from cache_store.node.node_files import NodeFile
+from cache_store.node.placing import Destinations, Vouched, place_files
+from cache_store.records.manifest import LaunchRecord, PartitionRef
+from cache_store.store import Store
+
+MAX_NODE_LAUNCHES = 4
+"""Launches whose manifests are looked through for node artifacts; each takes over what it was given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeWanted:
+    """What a node is about to run, as far as its own artifacts depend on it.
+
+    Attributes:
+        world_size: number of ranks.
+        ranks: this node's; None stands for all.
+        destinations: the node caches of this node.
+    """
+
+    world_size: int
+    ranks: tuple[int, ...] | None
+    destinations: Destinations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSeedReport:
+    """What became of the node artifacts of one node.
+
+    Attributes:
+        files: those that the node's cache directory keeps now.
+        environment: of the launch that they were made in.
+        num_fetched: how many distinct ones came from the store.
+        bytes_fetched: their size.
+        num_placed: those that were written to where the node's tools look for them.
+        num_there: those that lay there, with the same bytes.
+        skipped: why others do not lie there, one line each.
+    """
+
+    files: tuple[NodeFile, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    num_fetched: int = 0
+    bytes_fetched: int = 0
+    num_placed: int = 0
+    num_there: int = 0
+    skipped: tuple[str, ...] = ()
+
+
+def seed_node(
+    store: Store,
+    records: Sequence[LaunchRecord],
+    wanted: NodeWanted,
+    cache_root: Path,
+    faults: list[str],
+) -> NodeSeedReport:
+    """Bring the node artifacts of the newest launch that has any, and put each in its place.
+
+    Args:
+        store: the store.
+        records: launches that fit, newest first.
+        wanted: what the node needs them for.
+        cache_root: the node's cache directory.
+        faults: takes up what could not be used at all.
+
+    Raises:
+        UnusableCache: ``cache_root`` cannot be used.
+        StoreUnavailable: of a place of the store that is required.
+    """
+    try:
+        for record in records[:MAX_NODE_LAUNCHES]:
+            ranks = wanted.ranks if record.world_size == wanted.world_size else None
+            if sources := store.node_sources(record.partitions, ranks):
+                return _lay_out(store, sources, record, wanted.destinations, cache_root)
+    except StoreError as error:
+        if is_final(error):
+            raise
+        faults.append(f"node artifacts: {error}")
+    return NodeSeedReport()
+
+
+def _lay_out(
+    store: Store,
+    sources: Sequence[PartitionRef],
+    record: LaunchRecord,
+    destinations: Destinations,
+    cache_root: Path,
+) -> NodeSeedReport:
+    fetched = store.fetch_node_files(sources, cache_root)
+    vouched = Vouched(policy=store.policy, signers=fetched.signers)
+    placed = place_files(cache_root, fetched.files, destinations, vouched)
+    return NodeSeedReport(
+        files=fetched.files,
+        environment=record.environment,
+        num_fetched=fetched.num_copied,
+        bytes_fetched=fetched.bytes_copied,
+        num_placed=len(placed.new),
+        num_there=len(placed.there),
+        skipped=(*fetched.skipped, *placed.skipped),
+    )

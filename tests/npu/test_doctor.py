@@ -1,0 +1,50 @@
+"""`warmrank doctor` where the real torch_npu is and CANN is not: the autoload trap, and the emulated NPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worker.ascend import installation
+
+pytestmark = pytest.mark.torchair
+
+ROOT = Path(__file__).parents[2]
+VARIABLES = ("TORCH_DEVICE_BACKEND_AUTOLOAD", "WARMRANK_EMULATE_NPU", "RAY_ADDRESS")
+
+
+def findings(**variables: str) -> dict[str, dict[str, Any]]:
+    environ = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    command = [sys.executable, "-m", "orchestrator", "doctor", "--device", "npu", "--json"]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode in {0, 1}, done.stderr[-4000:]
+    (node,) = json.loads(done.stdout)["nodes"]
+    return {finding["check"]: finding for finding in node["findings"]}
+
+
+@pytest.mark.skipif(bool(installation().cann), reason="CANN is installed here, so there is no trap")
+def test_plain_import_of_torch_fails_and_the_doctor_says_why() -> None:
+    found = findings()
+    assert found["versions.torch_npu"]["level"] == "ok"
+    assert found["versions.autoload"]["level"] == "error"
+    assert found["versions.import"]["level"] == "error"
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in found["versions.import"]["actual"]
+
+
+def test_emulated_npu_can_be_used() -> None:
+    found = findings(WARMRANK_EMULATE_NPU="1")
+    assert found["versions.import"]["level"] == "ok"
+    usable = found["devices.usable"]
+    assert (usable["level"], usable["what"]) == ("ok", "torch can use 1")

@@ -1,0 +1,102 @@
+"""Node artifacts in small launches, and made-up packages of static kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from cache_store.node.node_files import NodeFile, keep
+from cache_store.node.placing import Destination
+from cache_store.records.manifest import LaunchRecord
+from cache_store.store import Store
+from tests.support.stored import CREATED, ENVIRONMENT, FUNCTIONS, LAUNCH_KEY, make_partition, make_record
+from worker.manifests import with_node_files
+from worker.static_kernels import CannTree
+
+PACKAGE = "static_kernel_250924103634186357_988879.run"
+CANN, SOC = "9.0.0", "Ascend910_9362"
+
+_PACKAGE_TEXT = """\
+#!/bin/sh
+set -e
+home=$ASCEND_HOME_PATH
+for argument in "$@"; do
+  case $argument in --install-path=*) home=${argument#*=} ;; esac
+done
+directory="$home/opp/static_kernel/ai_core/STEM"
+mkdir -p "$directory"
+echo "$0 $*" >> "$home/runs"
+echo KERNELS > "$directory/kernel.o"
+echo 'rm -r "$(dirname "$0")"' > "$directory/uninstall.sh"
+"""
+
+
+def package_bytes(name: str = PACKAGE, kernels: str = "kernels") -> bytes:
+    """A package as `op_compiler` makes them, as far as an installation sees it."""
+    text = _PACKAGE_TEXT.replace("STEM", name.removesuffix(".run")).replace("KERNELS", kernels)
+    return text.encode()
+
+
+def cann_tree(directory: Path, *, release: str = CANN, install_path: Path | None = None) -> CannTree:
+    """A CANN without static kernels."""
+    home = directory / "cann"
+    home.mkdir(exist_ok=True)
+    return CannTree(home=home, release=release, cann=release, soc=SOC, install_path=install_path)
+
+
+def runs(tree: CannTree) -> list[str]:
+    """How often, and with what, packages were run in a tree."""
+    log = (tree.install_path or tree.home) / "runs"
+    return log.read_text().splitlines() if log.exists() else []
+
+
+def write(path: Path, data: bytes) -> Path:
+    """A file of another tool: of this user, and not writable by others."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.write_bytes(data)
+    path.chmod(0o640)
+    return path
+
+
+def kept(cache_root: Path, work: Path, path: str, data: bytes) -> NodeFile:
+    """A node artifact ``<name>/<path below the node cache>`` that a cache directory keeps."""
+    name, _, relative = path.partition("/")
+    digest = keep(cache_root, write(work / path, data))
+    return NodeFile(cache=name, relative=relative, digest=digest)
+
+
+def publish_nodes(
+    store: Store,
+    cache_root: Path,
+    nodes: Mapping[int, Mapping[str, bytes]],
+    *,
+    world_size: int,
+    functions: Mapping[int, Mapping[str, bytes]] | None = None,
+    environment: Mapping[str, str] = ENVIRONMENT,
+    created: str = CREATED,
+) -> LaunchRecord:
+    """Publish a launch; ``nodes`` has the node artifacts of each node by the rank that keeps them."""
+    refs = []
+    for rank in range(world_size):
+        manifest = make_partition(
+            cache_root,
+            rank=rank,
+            world_size=world_size,
+            functions=(functions or {}).get(rank, FUNCTIONS),
+            environment=environment,
+            created=created,
+        )
+        work = cache_root.parent / f"tools{created[:10]}{rank}"
+        files = [kept(cache_root, work, path, data) for path, data in nodes.get(rank, {}).items()]
+        refs.append(store.publish_partition(LAUNCH_KEY, with_node_files(manifest, files), cache_root).ref)
+    record = make_record(tuple(refs), environment=environment, created=created)
+    store.commit_launch(record)
+    return record
+
+
+def destinations(node: Path) -> dict[str, Destination]:
+    """The node caches of a node whose tools write below ``node``."""
+    return {
+        "operators": Destination(path=node / "atc_data", patterns=("kernel_cache*/*",)),
+        "triton": Destination(path=node / "triton"),
+    }

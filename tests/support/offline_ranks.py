@@ -1,0 +1,169 @@
+"""Ranks of an offline build without torch, for tests of its driver; and small workloads for real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from cache_store.records.manifest import PartitionManifest
+from orchestrator.build_ranks import OfflineHost, OfflineOpening, imagined
+from orchestrator.launcher import Gang, Seat
+from orchestrator.opening import Opened, rank_spec
+from orchestrator.rank_host import answer
+from tests.support.fake_rank import FakeRank, FakeWorld
+from tests.support.stored import make_partition
+from worker.configs.compiler_config import CompilerConfig
+from worker.inference import cache_compile
+from worker.rank_spec import RankSpec
+from worker.results import LeftOut
+from worker.workload import Call, RankContext, Workload
+
+
+class FakeOfflineRank(FakeRank):
+    """A fake rank whose partition really lies in the cache directory."""
+
+    def __init__(
+        self, world: FakeWorld, spec: RankSpec, bound: Sequence[str], left_out: Sequence[str]
+    ) -> None:
+        super().__init__(world, spec, None)
+        self._bound = tuple(bound)
+        self._left_out = tuple(left_out)
+
+    def rank_bound(self) -> tuple[str, ...]:
+        return self._bound
+
+    def left_out(self) -> tuple[LeftOut, ...]:
+        return tuple(LeftOut(function=name, reason="needs a device") for name in self._left_out)
+
+    def manifest(self) -> PartitionManifest:
+        functions = {
+            name: f"{name} of {self.world.kind_of(self.spec.rank)}".encode() for name in self.results
+        }
+        return make_partition(
+            Path(self.spec.cache_dir),
+            rank=self.spec.rank,
+            world_size=self.spec.world_size,
+            functions=functions,
+        )
+
+
+@dataclass
+class FakeOfflineLauncher:
+    """Runs `FakeOfflineRank` in this process; `opened` and `stopped` say what became of them."""
+
+    ranks: Sequence[int]
+    world: FakeWorld = field(default_factory=FakeWorld)
+    bound: Sequence[str] = ()
+    left_out: Sequence[str] = ()
+    opened: dict[int, OfflineOpening] = field(default_factory=dict)
+    is_stopped: bool = False
+
+    def __post_init__(self) -> None:
+        self._hosts = {rank: _Host(self) for rank in self.ranks}
+
+    def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
+        assert num_ranks == len(self.ranks)
+        seats = tuple(
+            Seat(rank=rank, local_rank=rank, local_world_size=num_ranks, node_rank=0, host="here", pid=1)
+            for rank in self.ranks
+        )
+        return Gang(seats=seats, master_addr="", master_port=0)
+
+    def call(
+        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
+    ) -> Iterator[tuple[int, Any]]:
+        for rank, values in arguments.items():
+            yield rank, answer(self._hosts[rank], rank, stage, method, values)
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+class _Host(OfflineHost):
+    def __init__(self, launcher: FakeOfflineLauncher) -> None:
+        super().__init__()
+        self._launcher = launcher
+
+    def open(self, opening: OfflineOpening) -> Opened:  # type: ignore[override]
+        launcher = self._launcher
+        launcher.opened[opening.rank] = opening
+        self._opening = imagined(opening)
+        spec = rank_spec(self._opening)
+        self._worker = FakeOfflineRank(launcher.world, spec, launcher.bound, launcher.left_out)
+        return Opened(place=self._worker.start(), problem="")
+
+
+class Small(nn.Module):
+    """A layer split over a group, in whose methods one thing each goes wrong offline."""
+
+    def __init__(self, group: dist.ProcessGroup | None, width: int = 4) -> None:
+        super().__init__()
+        self.group = group
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.linear(x) + torch.tensor([1.0, 2.0, 3.0, 4.0], device=x.device)
+        if self.group is not None:
+            dist.all_reduce(y, group=self.group)
+        return y
+
+    def by_rank(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.linear(x) * (dist.get_rank() + 1)
+        return y
+
+
+def small(context: RankContext, *, method: str = "forward", kernels: bool = False) -> Workload:
+    """One function of `Small`; with ``kernels`` another one, which is compiled to kernels."""
+    torch.manual_seed(0)
+    model = Small(context.groups.get("tp")).to(context.device).requires_grad_(requires_grad=False).eval()
+    x = torch.ones(2, 4, device=context.device)
+    calls = [Call(function=cache_compile(getattr(model, method)), args=(x,))]
+    if kernels:
+        config = CompilerConfig()
+        config.mode = "max-autotune"
+        calls.append(Call(function=cache_compile(model.by_rank, config=config), args=(x,)))
+    return Workload(model=model, calls=tuple(calls))
+
+
+def asks_for_values(context: RankContext) -> Workload:
+    """Decides by the values of a weight."""
+    model = Small(None)
+    if float(model.linear.weight.detach().sum()) > 1e9:
+        model.linear = nn.Linear(4, 4, bias=False)
+    return Workload(
+        model=model, calls=(Call(function=cache_compile(model.forward), args=(torch.ones(2, 4),)),)
+    )
+
+
+def asks_for_addresses(context: RankContext) -> Workload:
+    """Decides by where a weight lies."""
+    model = Small(None)
+    assert model.linear.weight.data_ptr() != model.linear.bias.data_ptr()
+    return Workload(
+        model=model, calls=(Call(function=cache_compile(model.forward), args=(torch.ones(2, 4),)),)
+    )
+
+
+class Huge(nn.Module):
+    """Four tebibytes of weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(1 << 19, 1 << 19) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def huge(context: RankContext) -> Workload:
+    model = Huge().to(context.device, torch.bfloat16).requires_grad_(requires_grad=False)
+    x = torch.empty(1, 1 << 19, dtype=torch.bfloat16, device=context.device)
+    return Workload(model=model, calls=(Call(function=cache_compile(model.forward), args=(x,)),))

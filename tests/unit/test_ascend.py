@@ -1,0 +1,286 @@
+"""Ascend's software and devices, on made-up machines with the files and tables of real ones."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support import ascend_machine as machine
+from worker.ascend import Places, chips, installation
+from worker.ascend.chips import chips_in, device_numbers, soc_in, soc_of
+from worker.ascend.places import places_of
+from worker.ascend.versions import cann_of, driver_of, firmware_of, package_problems
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[Places]:
+    """A machine without anything of Ascend; tests lay it out below the path."""
+    chips._ask.cache_clear()
+    yield machine.ascend_places(tmp_path)
+    chips._ask.cache_clear()
+
+
+def test_machine_without_ascend_has_nothing_and_no_problem(places: Places) -> None:
+    found = installation(places)
+    assert (found.cann, found.driver, found.soc, found.devices, found.chips) == ("", "", "", (), ())
+    assert found.problems == ()
+
+
+def test_whole_installation_is_found(places: Places, tmp_path: Path) -> None:
+    machine.lay_out_cann(tmp_path / "cann", "9.0.0")
+    machine.lay_out_driver(tmp_path, "25.5.0", firmware="7.7.0.1.231")
+    machine.lay_out_npus(tmp_path, "910B4", 2)
+    found = installation(places)
+    assert (found.cann, found.driver, found.firmware) == ("9.0.0", "25.5.0", "7.7.0.1.231")
+    assert (found.soc, found.devices, found.home) == ("Ascend910B4", (0, 1), str(tmp_path / "cann"))
+    assert [(chip.npu, chip.chip, chip.bus_id) for chip in found.chips] == [
+        (0, 0, "0000:C0:00.0"),
+        (1, 0, "0000:C1:00.0"),
+    ]
+    assert found.problems == ()
+
+
+# --- CANN ---
+
+
+def test_cann_9_is_read_from_its_install_info(places: Places, tmp_path: Path) -> None:
+    machine.lay_out_cann(tmp_path / "cann", "9.0.0")
+    found = cann_of(places)
+    assert (found.release, found.build) == ("9.0.0", machine.BUILD)
+    assert found.text() == f"9.0.0 {machine.BUILD}"
+
+
+def test_package_of_cann_that_was_upgraded_alone_counts(places: Places, tmp_path: Path) -> None:
+    machine.lay_out_cann(tmp_path / "cann", "9.0.0")
+    machine.write(tmp_path / "cann" / "share" / "info" / "hccl" / "version.info", "Version=9.0.1\n")
+    assert cann_of(places).text() == f"9.0.0 {machine.BUILD} hccl 9.0.1"
+
+
+def test_operators_of_another_build_count(places: Places, tmp_path: Path) -> None:
+    machine.lay_out_cann(tmp_path / "cann", "8.5.0")
+    info = machine.INSTALL_INFO.format(package="910b-ops", version="8.5.2", build="")
+    machine.write(tmp_path / "cann" / "aarch64-linux" / "ascend_ops_install.info", info)
+    assert cann_of(places).text().endswith("ops 8.5.2")
+
+
+def test_cann_8_is_read_from_its_version_file(places: Places, tmp_path: Path) -> None:
+    names = ("runtime", "compiler", "hccl", "opp", "toolkit")
+    lines = [f"{name}_running_version=[7.6.0.1.220:8.0.0]" for name in names]
+    lines += [f"{name}_upgrade_version=[7.6.0.1.220:8.0.0]" for name in names]
+    home = tmp_path / "ascend-toolkit" / "latest"
+    machine.write(home / "version.cfg", "\n".join(["# version: 1.0", *lines, ""]))
+    found = cann_of(places)
+    assert found.release == "8.0.0"
+    assert found.text() == "8.0.0 7.6.0.1.220"
+
+
+def test_cann_without_kernels_differs_from_one_with(places: Places, tmp_path: Path) -> None:
+    home = tmp_path / "ascend-toolkit" / "latest"
+    machine.write(home / "version.cfg", "runtime_running_version=[7.6.0.1.220:8.0.0]\n")
+    first = cann_of(places).text()
+    machine.write(home / "opp_kernel" / "version.info", "Version=7.6.0.1.219\n")
+    assert cann_of(places).text() != first
+
+
+def test_cann_is_read_from_a_package_where_there_is_nothing_else(places: Places, tmp_path: Path) -> None:
+    machine.write(tmp_path / "cann" / "compiler" / "version.info", "Version=8.0.RC2\nversion_dir=8.0\n")
+    assert cann_of(places).text() == "8.0.RC2"
+
+
+def test_nnal_beside_cann_counts(places: Places, tmp_path: Path) -> None:
+    machine.lay_out_cann(tmp_path / "cann", "9.0.0")
+    text = (
+        "    Ascend-cann-atb : 8.2.RC2\n    Ascend-cann-atb Version : 8.2.RC2.B030\n    Platform : aarch64\n"
+    )
+    machine.write(places.nnal[0], text)
+    assert cann_of(places).text().endswith("nnal 8.2.RC2.B030")
+
+
+def test_cann_of_the_first_directory_wins(places: Places, tmp_path: Path) -> None:
+    machine.lay_out_cann(tmp_path / "cann", "9.0.0")
+    machine.lay_out_cann(tmp_path / "ascend-toolkit" / "latest", "8.5.0")
+    assert cann_of(places).release == "9.0.0"
+
+
+@pytest.mark.parametrize("text", ["", "\x00\xff", "runtime_running_version=\nVersion\n=9\n"])
+def test_version_files_that_hold_nothing_are_no_cann(places: Places, tmp_path: Path, text: str) -> None:
+    for name in ("version.cfg", "runtime/version.info", "aarch64-linux/ascend_toolkit_install.info"):
+        machine.write(tmp_path / "cann" / name, text)
+    assert cann_of(places).text() == ""
+
+
+@pytest.mark.parametrize("name", ["ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"])
+def test_directory_that_set_env_names_is_the_only_one(tmp_path: Path, name: str) -> None:
+    found = places_of({name: str(tmp_path)}, tmp_path)
+    assert found.cann == (tmp_path,)
+    (problem,) = package_problems(found)
+    assert "holds no CANN: source set_env.sh" in problem
+
+
+def test_default_directories_are_those_of_root_and_of_the_user(tmp_path: Path) -> None:
+    assert [path.parts[:3] for path in places_of({}, None).cann[:1]] == [("/", "usr", "local")]
+    assert tmp_path / "Ascend" / "cann" in places_of({}, tmp_path).cann
+
+
+def test_atb_s_own_variable_leads_to_the_version_above_it(tmp_path: Path) -> None:
+    found = places_of({"ATB_HOME_PATH": str(tmp_path / "atb" / "cxx_abi_0")}, None)
+    assert tmp_path / "version.info" in found.nnal
+
+
+# --- driver and firmware ---
+
+
+def test_driver_is_told_by_its_package(places: Places, tmp_path: Path) -> None:
+    machine.lay_out_driver(tmp_path, "26.0.rc1")
+    assert driver_of(places) == "26.0.rc1"
+
+
+def test_old_driver_is_told_by_its_version(places: Places, tmp_path: Path) -> None:
+    machine.write(
+        tmp_path / "Ascend" / "driver" / "version.info", "Version=23.0.rc3\nascendhal_version=7.0\n"
+    )
+    assert driver_of(places) == "23.0.rc3"
+
+
+def test_driver_in_another_directory_is_found_by_its_install_info(places: Places, tmp_path: Path) -> None:
+    other = tmp_path / "opt"
+    machine.write(
+        places.install_info,
+        f"UserName=HwHiAiUser\nDriver_Install_Type=full\nDriver_Install_Path_Param={other}\n"
+        f"Firmware_Install_Path_Param={other}\n",
+    )
+    machine.write(other / "driver" / "version.info", "Version=25.5.0\n")
+    machine.write(other / "firmware" / "version.info", "Version=7.8.0.6.201\n")
+    assert (driver_of(places), firmware_of(places)) == ("25.5.0", "7.8.0.6.201")
+
+
+def test_firmware_outside_of_the_driver_s_range_is_a_problem(places: Places, tmp_path: Path) -> None:
+    machine.lay_out_driver(tmp_path, "25.0.rc1", firmware="7.8.0.6.201")
+    (problem,) = package_problems(places)
+    assert problem.startswith("firmware 7.8.0.6.201 is outside [7.0.0,7.7.99], which driver 25.0.rc1")
+
+
+def test_cann_and_driver_that_do_not_know_each_other_are_a_problem(places: Places, tmp_path: Path) -> None:
+    machine.lay_out_driver(tmp_path, "25.0.rc1")
+    machine.lay_out_cann(tmp_path / "cann", "9.9.0", build="V100R001C30SPC001B001")
+    assert package_problems(places) == ()  # CANN's own list has the driver's C21
+    info = tmp_path / "cann" / "aarch64-linux"
+    for file in info.iterdir():
+        file.write_text(file.read_text().replace(",[V100R001C21]", ""))
+    (problem,) = package_problems(places)
+    assert "CANN 9.9.0 (V100R001C30SPC001B001) and driver 25.0.rc1" in problem
+
+
+# --- NPUs ---
+
+
+def test_device_files_are_counted_by_number(places: Places, tmp_path: Path) -> None:
+    for name in ("davinci10", "davinci2", "davinci_manager", "davinci", "xdavinci1", "davinci1x"):
+        machine.write(tmp_path / "dev" / name, "")
+    assert device_numbers(places) == (2, 10)
+
+
+def test_table_of_a2_is_read() -> None:
+    rows = machine.ROW_A2.format(npu=3, name="910B4-1", health="OK")
+    (chip,) = chips_in(machine.TABLE_A2.format(rows=rows))
+    assert (chip.npu, chip.chip, chip.name, chip.health) == (3, 0, "910B4-1", "OK")
+    assert (chip.used_mb, chip.memory_mb) == (26838, 32768)
+
+
+def test_table_of_a3_has_two_chips_an_npu() -> None:
+    found = chips_in(machine.TABLE_A3)
+    assert [(chip.npu, chip.chip, chip.name) for chip in found] == [(0, 0, "Ascend910"), (0, 1, "Ascend910")]
+    assert [chip.memory_mb for chip in found] == [65536, 65536]
+
+
+@pytest.mark.parametrize(
+    "table", ["", "|", "dcmi module initialize failed. ret is -8005", "| 0 | 1 | 2 |\n" * 3]
+)
+def test_text_that_is_no_table_has_no_chips(table: str) -> None:
+    assert chips_in(table) == ()
+
+
+@pytest.mark.parametrize(
+    ("board", "expected"),
+    [
+        (machine.BOARD_A2.format(name="910B2"), "Ascend910B2"),
+        (machine.BOARD_A2.format(name="910B4-1"), "Ascend910B4-1"),
+        (machine.BOARD_A3, "Ascend910_9392"),
+        ("Chip Type : Ascend\nChip Name : Ascend310P3\n", "Ascend310P3"),
+        ("NPU Name : NA\nChip Type : Ascend\nChip Name : 910B2\n", "Ascend910B2"),
+        ("NPU ID : 0\n", ""),
+    ],
+)
+def test_model_is_put_together_from_the_board(board: str, expected: str) -> None:
+    assert soc_in(board) == expected
+
+
+@given(st.text(alphabet="|0123456789: /.+=-\nA", max_size=300))
+def test_tables_of_any_text_are_read_or_left(table: str) -> None:
+    assert all(chip.npu >= 0 and chip.memory_mb >= 0 for chip in chips_in(table))
+    assert soc_in(table) == ""
+
+
+def test_model_of_a3_comes_from_its_board(places: Places, tmp_path: Path) -> None:
+    machine.write(tmp_path / "dev" / "davinci0", "")
+    machine.lay_out_tool(tmp_path, machine.TABLE_A3, machine.BOARD_A3)
+    assert soc_of(places) == "Ascend910_9392"
+
+
+def test_no_process_is_started_without_npus(places: Places, tmp_path: Path) -> None:
+    machine.lay_out_npus(tmp_path, "910B2", 0)
+    machine.write(tmp_path / "npu-smi", f"#!{sys.executable}\nopen({str(tmp_path / 'ran')!r}, 'w')\n")
+    assert soc_of(places) == ""
+    assert installation(places).problems == ()
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"), [("0xd802", "Ascend910B family"), ("0xd803", "Ascend910_93 family")]
+)
+def test_without_the_tool_the_model_is_the_family_on_the_bus(
+    places: Places, tmp_path: Path, caplog: pytest.LogCaptureFixture, device: str, expected: str
+) -> None:
+    machine.write(tmp_path / "dev" / "davinci0", "")
+    for slot, vendor, number in (
+        ("a", "0x19e5", device),
+        ("b", "0x19e5", "0x0200"),
+        ("c", "0x8086", "0xd801"),
+    ):
+        machine.write(tmp_path / "pci" / slot / "vendor", f"{vendor}\n")
+        machine.write(tmp_path / "pci" / slot / "device", f"{number}\n")
+    assert soc_of(places) == expected
+    assert "No such file" in caplog.text
+
+
+def test_tool_that_is_missing_is_a_problem_with_its_remedy(places: Places, tmp_path: Path) -> None:
+    machine.write(tmp_path / "dev" / "davinci0", "")
+    (problem,) = installation(places).problems
+    assert "does not run: No such file or directory. Mount it into the container" in problem
+
+
+def test_tool_that_finds_no_driver_is_a_problem_in_its_words(places: Places, tmp_path: Path) -> None:
+    machine.write(tmp_path / "dev" / "davinci0", "")
+    machine.lay_out_tool(tmp_path, "dcmi module initialize failed. ret is -8005", "")
+    (problem,) = installation(places).problems
+    assert "it says: dcmi module initialize failed. ret is -8005" in problem
+
+
+def test_tool_that_hangs_is_given_up(places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.write(tmp_path / "dev" / "davinci0", "")
+    machine.write(tmp_path / "npu-smi", "#!/bin/sh\nexec sleep 600\n")
+    (tmp_path / "npu-smi").chmod(0o755)
+    monkeypatch.setattr(chips, "_TIMEOUT_S", 0.05)
+    (problem,) = installation(places).problems
+    assert "does not answer within 0.05 s" in problem
+
+
+def test_npu_that_is_not_healthy_is_a_problem(places: Places, tmp_path: Path) -> None:
+    machine.lay_out_npus(tmp_path, "910B2", 3, unhealthy=1)
+    (problem,) = installation(places).problems
+    assert problem.startswith("NPU 1 chip 0 (910B2, 0000:C1:00.0) has health Critical")

@@ -1,0 +1,189 @@
+"""The driver of an offline build, on ranks without torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cache_store.seed import Wanted, seed
+from orchestrator.build import BuildOptions, build
+from orchestrator.build_plan import built_ranks
+from orchestrator.build_report import BuildReport, from_json, to_json
+from orchestrator.build_target import target_here
+from orchestrator.config import Config, load
+from orchestrator.errors import BadArgument, BuildFailed, LaunchFailed
+from orchestrator.identity import launch_key
+from tests.support.fake_rank import FUNCTIONS, FakeWorld
+from tests.support.launched import loaded_config, write_config
+from tests.support.offline_ranks import FakeOfflineLauncher
+from tests.support.stored import open_store, tree
+from worker.environment import environment
+
+STAGES = FakeWorld(asks=lambda rank: f"stage {rank // 2 % 2}", kind_of=lambda rank: rank // 2 % 2)
+
+
+def config_of(directory: Path, *, ranks: int = 16, **changes: Any) -> Config:
+    parallel = {"tp": 2, "pp": 2, "dp": ranks // 4}
+    return loaded_config(directory, ranks=ranks, parallel=parallel, **changes)
+
+
+def built(
+    config: Config, world: FakeWorld | None = None, *, every_rank: bool = False, **more: Any
+) -> tuple[BuildReport, FakeOfflineLauncher]:
+    launcher = FakeOfflineLauncher(
+        built_ranks(config, every_rank=every_rank), world=world or FakeWorld(), **more
+    )
+    options = BuildOptions(target=target_here(), every_rank=every_rank)
+    return build(config, options, launcher=launcher), launcher
+
+
+def staged() -> FakeWorld:
+    """Two pipeline stages of two ranks each."""
+    return FakeWorld(asks=STAGES.asks, kind_of=STAGES.kind_of)
+
+
+def test_each_class_compiles_once_and_counts_all_its_ranks(tmp_path):
+    report, launcher = built(config_of(tmp_path), staged())
+    assert sorted(launcher.opened) == [0, 1, 2, 3, 15]
+    assert [(item.function, item.outcome, item.num_ranks) for item in report.classes] == [
+        (function, "compiled", 8) for function in (*FUNCTIONS, *FUNCTIONS)
+    ]
+    assert report.totals.num_compiled == 4
+
+
+def test_all_partitions_and_the_record_are_in_the_store(tmp_path):
+    config = config_of(tmp_path)
+    report, _ = built(config, staged())
+    assert config.store is not None
+    (record,) = open_store(Path(config.store.tiers[0].path)).launches(launch_key(config))
+    assert [ref.rank for ref in record.partitions] == list(range(16))
+    assert report.record
+    assert report.totals.num_partitions_new == 16
+
+
+def test_second_build_adds_nothing(tmp_path):
+    config, world = config_of(tmp_path), staged()
+    first, _ = built(config, world)
+    again, _ = built(config, world)
+    assert (again.totals.num_compiled, again.totals.num_partitions_new) == (0, 0)
+    assert again.record == first.record
+
+
+@pytest.mark.parametrize("ranks", [(0,), (7, 10), (15,)])
+def test_partitions_of_any_ranks_are_fetched_from_the_store(ranks, tmp_path):
+    config = config_of(tmp_path)
+    built(config, staged())
+    assert config.store is not None
+    store = open_store(Path(config.store.tiers[0].path))
+    wanted = Wanted(launch_key=launch_key(config), environment=environment(), world_size=16, ranks=ranks)
+    seeded = seed(store, wanted, tmp_path / "elsewhere")
+    assert [part.partition for part in seeded.partitions] == [f"world16global_rank{rank}" for rank in ranks]
+    assert seeded.faults == ()
+    texts = {data.decode() for data in tree(tmp_path / "elsewhere").values() if data.startswith(b"Model")}
+    assert texts == {f"{name} of {rank // 2 % 2}" for name in FUNCTIONS for rank in ranks}
+
+
+def test_without_a_store_the_cache_directory_gets_every_partition(tmp_path):
+    config = config_of(tmp_path, store=None)
+    report, _ = built(config, staged())
+    partitions = {path.name for path in config.cache_dir.glob("*/world16*")}
+    assert partitions == {f"world16global_rank{rank}" for rank in range(16)}
+    files = list(config.cache_dir.rglob("compiled_module"))
+    assert len(files) == 32
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert len({path.stat().st_ino for path in files}) == 32
+    assert (report.record, report.totals.num_partitions_new) == ("", 16)
+
+
+def test_witness_that_asks_for_something_else_fails_the_build(tmp_path):
+    config = config_of(tmp_path)
+    world = FakeWorld(kind_of=lambda rank: rank == 15)
+    with pytest.raises(BuildFailed, match="rank 15 differs from rank 3") as caught:
+        built(config, world)
+    assert "--every-rank" in str(caught.value)
+    assert config.store is not None
+    assert open_store(Path(config.store.tiers[0].path)).launches() == ()
+
+
+def test_every_rank_is_built_where_it_is_asked_for(tmp_path):
+    config = config_of(tmp_path, ranks=8)
+    report, launcher = built(config, FakeWorld(kind_of=lambda rank: rank == 7), every_rank=True)
+    assert sorted(launcher.opened) == list(range(8))
+    assert report.assumed == ()
+    assert sorted({item.num_ranks for item in report.classes}) == [1, 7]
+
+
+def test_functions_that_hold_on_one_rank_are_not_copied(tmp_path):
+    config = config_of(tmp_path)
+    report, _ = built(config, staged(), bound=("Model.decode",))
+    assert config.store is not None
+    store = open_store(Path(config.store.tiers[0].path))
+    (record,) = store.launches(launch_key(config))
+    listed = [
+        {entry.function for entry in store.manifest(ref.manifest_key).artifacts} for ref in record.partitions
+    ]
+    assert listed == [set(FUNCTIONS)] * 4 + [{"Model.prefill"}] * 11 + [set(FUNCTIONS)]
+    assert "Model.decode on ranks that got copies" in [item.what for item in report.not_built]
+
+
+def test_report_says_what_a_launch_still_makes(tmp_path):
+    report, _ = built(config_of(tmp_path), left_out=("Model.kernels",))
+    listed = [item.what for item in report.not_built]
+    assert listed[0] == "Model.kernels"
+    assert {"captured graphs", "the capture plan", "node artifacts", "verification"} <= set(listed)
+
+
+def test_workload_of_which_nothing_can_be_built_commits_nothing(tmp_path):
+    config = config_of(tmp_path)
+    with pytest.raises(BadArgument, match=r"nothing can be built offline \(Model.kernels: needs a device\)"):
+        built(config, FakeWorld(functions=()), left_out=("Model.kernels",))
+    assert config.store is not None
+    assert open_store(Path(config.store.tiers[0].path)).launches() == ()
+
+
+def test_report_round_trips(tmp_path):
+    report, _ = built(config_of(tmp_path), staged())
+    assert from_json(to_json(report)) == report
+
+
+def test_failure_of_a_rank_leaves_the_store_as_it_was(tmp_path):
+    config = config_of(tmp_path)
+    world = FakeWorld(raises={("compile", 0): RuntimeError("out of luck")})
+    with pytest.raises(LaunchFailed, match="out of luck"):
+        built(config, world)
+    assert config.store is not None
+    assert open_store(Path(config.store.tiers[0].path)).launches() == ()
+
+
+def test_interrupt_stops_the_ranks_and_commits_nothing(tmp_path):
+    config = config_of(tmp_path)
+    launcher = FakeOfflineLauncher(
+        built_ranks(config, every_rank=False),
+        world=FakeWorld(raises={("compile", 0): KeyboardInterrupt()}),  # type: ignore[dict-item]
+    )
+    with pytest.raises(KeyboardInterrupt):
+        build(config, BuildOptions(target=target_here()), launcher=launcher)
+    assert launcher.is_stopped
+    assert config.store is not None
+    assert open_store(Path(config.store.tiers[0].path)).launches() == ()
+
+
+def test_store_that_needs_a_signature_wants_a_key_before_anything_is_built(tmp_path):
+    config = config_of(tmp_path, store={"path": str(tmp_path / "store"), "trust": {"policy": "require"}})
+    with pytest.raises(BadArgument, match="signing_key"):
+        built(config)
+
+
+def test_world_size_changes_ranks_and_data_parallel_size(tmp_path):
+    path = write_config(tmp_path, ranks=8, parallel={"tp": 2, "pp": 2, "dp": 2})
+    config = load(path, world_size=1024)
+    assert (config.ranks, config.parallel.dp) == (1024, 256)
+    assert load(path, ("parallel.tp=8", "parallel.pp=4"), world_size=64).parallel.dp == 2
+
+
+def test_config_without_world_size_stays_as_it_is(tmp_path):
+    path = write_config(tmp_path)
+    assert load(path).ranks == yaml.safe_load(path.read_text())["ranks"]

@@ -1,0 +1,181 @@
+"""The KubeRay manifests that come along: their launches load, and all numbers in them agree."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.config import load, parse
+from orchestrator.config_models import Config
+
+PLAIN = Path(__file__).parents[2] / "cluster_configs"
+MANIFESTS = sorted((PLAIN / "kuberay").glob("*.yaml"))
+JOBS = [path for path in MANIFESTS if "raycluster" not in path.stem]
+NPU = "huawei.com/Ascend910"
+NPUS_OF_A_NODE = {"a2": 8, "a3": 16}
+
+each = pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
+each_job = pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
+
+
+def documents(path: Path) -> dict[str, Any]:
+    """The documents of a manifest by kind; one of each."""
+    found = list(yaml.safe_load_all(path.read_text()))
+    assert len({document["kind"] for document in found}) == len(found)
+    return {document["kind"]: document for document in found}
+
+
+def launch_of(path: Path) -> Config:
+    return parse(yaml.safe_load(documents(path)["ConfigMap"]["data"]["launch.yaml"]))
+
+
+def cluster_of(path: Path) -> dict[str, Any]:
+    found = documents(path)
+    spec: dict[str, Any]
+    spec = found["RayJob"]["spec"]["rayClusterSpec"] if "RayJob" in found else found["RayCluster"]["spec"]
+    return spec
+
+
+def workers_of(path: Path) -> dict[str, Any]:
+    (group,) = cluster_of(path)["workerGroupSpecs"]
+    return dict(group)
+
+
+def container_of(group: dict[str, Any]) -> dict[str, Any]:
+    (container,) = group["template"]["spec"]["containers"]
+    return dict(container)
+
+
+def node_kind(path: Path) -> str:
+    return path.stem.split("-")[1]
+
+
+def test_there_are_both_kinds_of_nodes_in_three_sizes_on_plain_hosts_and_under_kuberay() -> None:
+    wanted = {f"atlas-{kind}-{size}" for kind in ("a2", "a3") for size in ("1-node", "2-nodes", "16-nodes")}
+    assert {path.stem for path in JOBS} == {path.stem for path in PLAIN.glob("atlas-*.yaml")} == wanted
+    assert len(MANIFESTS) == len(JOBS) + 2
+
+
+@pytest.mark.parametrize("path", sorted(PLAIN.glob("atlas-*.yaml")), ids=lambda path: path.stem)
+def test_ranks_of_a_config_are_its_nodes_times_their_npus(path: Path) -> None:
+    config = load(path)
+    nodes = int(path.stem.split("-")[2])
+    assert (config.device, config.ranks) == ("npu", nodes * NPUS_OF_A_NODE[node_kind(path)])
+    assert NPUS_OF_A_NODE[node_kind(path)] % config.parallel.tp == 0  # a tp group stays on its node
+    assert f'"NPU": {NPUS_OF_A_NODE[node_kind(path)]}}}' in path.read_text()
+
+
+@each_job
+def test_launch_under_kuberay_is_that_on_plain_hosts(path: Path) -> None:
+    here, plain = launch_of(path), load(PLAIN / path.name)
+    own = {"cache_dir", "store", "ray"}
+    assert here.model_dump(exclude=own) == plain.model_dump(exclude=own)
+    assert here.ray.model_dump(exclude={"ship_code"}) == plain.ray.model_dump(exclude={"ship_code"})
+
+
+@each
+def test_every_npu_of_a_cluster_has_a_rank(path: Path) -> None:
+    group = workers_of(path)
+    npus = container_of(group)["resources"]["limits"][NPU]
+    assert npus == NPUS_OF_A_NODE[node_kind(path)]
+    assert group["replicas"] * npus == launch_of(path).ranks
+    assert group["replicas"] == group["minReplicas"] == group["maxReplicas"]
+
+
+@each
+def test_ray_is_told_of_as_many_npus_as_the_pod_gets(path: Path) -> None:
+    group = workers_of(path)
+    resources = container_of(group)["resources"]
+    # Quoted twice: once for YAML, once for the shell that KubeRay starts Ray with.
+    assert json.loads(json.loads(group["rayStartParams"]["resources"])) == {"NPU": resources["limits"][NPU]}
+    assert resources["requests"] == resources["limits"]
+
+
+@each
+def test_pod_has_the_cores_that_its_ranks_ask_for(path: Path) -> None:
+    limits = container_of(workers_of(path))["resources"]["limits"]
+    assert int(limits["cpu"]) >= limits[NPU] * launch_of(path).ray.num_cpus_per_rank
+
+
+@each
+def test_head_runs_no_rank(path: Path) -> None:
+    head = cluster_of(path)["headGroupSpec"]
+    assert head["rayStartParams"]["num-cpus"] == "0"
+    assert NPU not in container_of(head)["resources"]["limits"]
+
+
+@each
+def test_pods_mount_volumes_that_they_have_at_paths_that_the_launch_names(path: Path) -> None:
+    config = launch_of(path)
+    assert config.store is not None
+    assert config.store.trust.signing_key is not None
+    named = [config.store.location, str(config.store.trust.signing_key)]
+    named += map(str, config.store.trust.trusted_keys.values())
+    for group, paths in (
+        (cluster_of(path)["headGroupSpec"], [*named, "/etc/warmrank/launch.yaml"]),
+        (workers_of(path), [*named, str(config.cache_dir), "/usr/local/Ascend/driver/version.info"]),
+    ):
+        mounts = container_of(group)["volumeMounts"]
+        volumes = {volume["name"] for volume in group["template"]["spec"]["volumes"]}
+        assert {mount["name"] for mount in mounts} == volumes
+        for wanted in paths:
+            assert any(f"{wanted}/".startswith(f"{mount['mountPath']}/") for mount in mounts), wanted
+
+
+@each
+def test_keys_are_private_files_and_the_cache_directory_is_no_mount(path: Path) -> None:
+    config = launch_of(path)
+    for group in (cluster_of(path)["headGroupSpec"], workers_of(path)):
+        spec, container = group["template"]["spec"], container_of(group)
+        (secret,) = (volume["secret"] for volume in spec["volumes"] if volume["name"] == "keys")
+        assert secret["defaultMode"] == 0o600
+        # A file of a secret is a link unless it is mounted by itself; and it belongs to root.
+        assert all("subPath" in mount for mount in container["volumeMounts"] if mount["name"] == "keys")
+        assert container["securityContext"]["runAsUser"] == 0
+    # Kubernetes makes mounts that everybody can write to, which a cache directory must not be.
+    assert str(config.cache_dir) not in {
+        mount["mountPath"] for mount in container_of(workers_of(path))["volumeMounts"]
+    }
+
+
+@each
+def test_what_must_be_filled_in_is_in_capitals_and_explained(path: Path) -> None:
+    comments, _, body = path.read_text().partition("\napiVersion:")
+    assert set(re.findall(r"FILL-IN-[A-Z-]+[A-Z]", body)) == {"FILL-IN-IMAGE", "FILL-IN-STORAGE-CLASS"}
+    for name in ("FILL-IN-IMAGE", "FILL-IN-STORAGE-CLASS"):
+        assert f"#   {name} " in comments
+    assert all(line.startswith("#") for line in comments.splitlines() if line)
+
+
+@each
+def test_names_in_a_manifest_are_those_of_its_documents(path: Path) -> None:
+    found = documents(path)
+    (ray,) = (found[kind] for kind in ("RayJob", "RayCluster") if kind in found)
+    volumes = {
+        volume["name"]: volume
+        for group in (cluster_of(path)["headGroupSpec"], workers_of(path))
+        for volume in group["template"]["spec"]["volumes"]
+    }
+    assert volumes["launch"]["configMap"]["name"] == found["ConfigMap"]["metadata"]["name"]
+    claim = volumes["store"]["persistentVolumeClaim"]["claimName"]
+    assert claim == found["PersistentVolumeClaim"]["metadata"]["name"]
+    assert ray["metadata"]["name"] in path.read_text().partition("\napiVersion:")[0]
+
+
+def test_manifests_differ_in_names_sizes_and_the_launch_only() -> None:
+    def without_sizes(path: Path) -> str:
+        cluster = cluster_of(path)
+        group = cluster["workerGroupSpecs"][0]
+        group["replicas"] = group["minReplicas"] = group["maxReplicas"] = 0
+        group["rayStartParams"] = group["template"]["spec"]["nodeSelector"] = {}
+        container_of(group)["resources"].clear()
+        (launch, *_) = cluster["headGroupSpec"]["template"]["spec"]["volumes"]
+        launch["configMap"]["name"] = ""
+        return json.dumps(cluster, sort_keys=True)
+
+    assert len({without_sizes(path) for path in MANIFESTS}) == 1

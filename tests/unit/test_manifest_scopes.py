@@ -1,0 +1,146 @@
+"""Node artifacts in manifests: their paths, what is stored of them, and documents older than they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from cache_store.digests import digest_bytes
+from cache_store.errors import Corrupt
+from cache_store.node.node_files import NodeFile, kept_path
+from cache_store.records.manifest import (
+    ArtifactEntry,
+    PartitionManifest,
+    RequestEntry,
+    parse_manifest,
+    partition_key,
+)
+from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY
+from worker.manifests import with_node_files
+from worker.node_caches import entries
+
+DIGEST = digest_bytes(b"kernel")
+FILE = NodeFile(cache="operators", relative="kernel_cache/Ascend910/add.o", digest=DIGEST)
+RANK_ENTRY: dict[str, Any] = {
+    "function": "Llama.decode",
+    "path": "Llama_0f/world1global_rank0/decode/compiled_module",
+    "request_key": "1" * 64,
+    "provenance": "2" * 64,
+    "sha256": "3" * 64,
+    "size_bytes": 7,
+}
+
+
+def manifest(**changes: Any) -> PartitionManifest:
+    fields: dict[str, Any] = {
+        "partition": "world1global_rank0",
+        "rank": 0,
+        "world_size": 1,
+        "environment": ENVIRONMENT,
+        "requests": (),
+        "artifacts": (ArtifactEntry(**RANK_ENTRY),),
+        "captures": (),
+        "created": CREATED,
+    }
+    return PartitionManifest(**(fields | changes))
+
+
+def node_entry(**changes: Any) -> ArtifactEntry:
+    (entry,) = entries([FILE])
+    return ArtifactEntry(**(dict(entry) | changes))
+
+
+def test_manifest_without_node_artifacts_has_the_bytes_that_it_always_had():
+    document = json.loads(manifest().to_bytes())
+    assert (document["format"], document["artifacts"]) == (1, [RANK_ENTRY])
+
+
+def test_older_manifest_parses_and_keeps_its_bytes_and_key():
+    data = manifest().to_bytes()
+    found = parse_manifest(data, "here")
+    assert found.to_bytes() == data
+    assert found.artifacts[0].scope == "rank"
+    # Of a release without scopes.
+    assert (
+        partition_key(LAUNCH_KEY, found) == "91760e350019751b94ef8b8f23a600ac9ba0d1ceb83ab124392ddb0c1375e837"
+    )
+
+
+def test_manifest_with_node_artifacts_is_of_format_2_and_round_trips():
+    value = with_node_files(manifest(), [FILE])
+    document = json.loads(value.to_bytes())
+    assert (document["format"], document["artifacts"][1]["scope"]) == (2, "node")
+    found = parse_manifest(value.to_bytes(), "here")
+    assert (found, found.node_files()) == (value, (FILE,))
+
+
+def test_manifest_with_runtime_state_is_of_format_2():
+    request = RequestEntry(function="f", key="1" * 64, components={}, runtime_state={"kv": "8"})
+    assert manifest(requests=(request,)).format == 2
+
+
+def test_format_1_has_no_node_artifacts():
+    document = json.loads(with_node_files(manifest(), [FILE]).to_bytes())
+    with pytest.raises(Corrupt, match="node artifacts in a manifest of format 1"):
+        parse_manifest(json.dumps(document | {"format": 1}).encode(), "here")
+
+
+def test_another_set_of_node_artifacts_is_another_manifest():
+    other = NodeFile(cache="operators", relative=FILE.relative, digest=digest_bytes(b"other"))
+    keys = [
+        partition_key(LAUNCH_KEY, found)
+        for found in (manifest(), *(with_node_files(manifest(), [file]) for file in (FILE, other)))
+    ]
+    assert len(set(keys)) == 3
+
+
+def test_bytes_of_node_artifacts_lie_by_their_digest(tmp_path: Path):
+    assert node_entry().local_path(tmp_path) == kept_path(tmp_path, DIGEST.sha256)
+    assert ArtifactEntry(**RANK_ENTRY).local_path(tmp_path) == tmp_path / str(RANK_ENTRY["path"])
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "node/operators/../escape",
+        "node/operators//x",
+        "/node/operators/x",
+        "node/operators",
+        "node/other/x",
+        "node/Operators/x",
+        "elsewhere/operators/x",
+        "node/operators/a\\b",
+        "node/operators/new\nline",
+        "node/operators/" + "x" * 256,
+        "Llama_0f/world1global_rank0/decode/compiled_module",
+    ],
+)
+def test_node_entry_with_another_path_is_refused(path: str):
+    with pytest.raises(ValidationError, match="path"):
+        node_entry(path=path)
+
+
+def test_rank_entry_with_the_path_of_a_node_artifact_is_refused():
+    with pytest.raises(ValidationError, match="node artifact"):
+        ArtifactEntry(**(RANK_ENTRY | {"path": "node/operators/compiled_module"}))
+
+
+def test_two_node_artifacts_that_differ_in_case_only_are_refused():
+    files = [FILE, NodeFile(cache="operators", relative="kernel_cache/ascend910/ADD.o", digest=DIGEST)]
+    with pytest.raises(ValidationError, match="one name where case is ignored"):
+        with_node_files(manifest(), files)
+
+
+RELATIVE = st.lists(st.from_regex(r"[a-zA-Z0-9_.]{1,8}", fullmatch=True), min_size=1, max_size=4)
+
+
+@given(RELATIVE.filter(lambda parts: not {".", ".."} & set(parts)).map("/".join))
+def test_every_ordinary_path_below_a_node_cache_round_trips(relative: str):
+    value = with_node_files(manifest(), [NodeFile(cache="triton", relative=relative, digest=DIGEST)])
+    assert parse_manifest(value.to_bytes(), "here").node_files()[0].relative == relative

@@ -1,0 +1,334 @@
+"""Node artifacts through the store: published with a node's first rank, fetched once by every node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+
+from cache_store.digests import digest_bytes
+from cache_store.errors import UnusableCache
+from cache_store.fetching.pinned import take_pinned
+from cache_store.layout import blob_name
+from cache_store.node.node_files import kept_files, kept_path
+from cache_store.node.signers import SIGNERS
+from cache_store.node.unverified import UNVERIFIED
+from cache_store.publish_pending import publish_pending
+from cache_store.publishing.publish_queue import AwaitedPartition, WaitingLaunch, add_launch, add_partition
+from cache_store.seed import SeedReport, Wanted, seed
+from cache_store.signing.trust import Trust, generate_key_pair
+from cache_store.store import Store
+from cache_store.upkeep.evict_plan import EvictPolicy
+from tests.support.node_artifacts import destinations, kept, publish_nodes
+from tests.support.stored import (
+    CREATED,
+    ENVIRONMENT,
+    LAUNCH_KEY,
+    OFF,
+    backend_of,
+    blob_path,
+    make_partition,
+    open_store,
+    overwrite,
+    publish_launch,
+)
+from worker.manifests import with_node_files
+
+ADD, MUL = "operators/kernel_cache/add.o", "operators/kernel_cache/mul.o"
+EARLY, LATE = "2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"
+
+
+def run(store: Store, node: Path, **changes: Any) -> SeedReport:
+    """Seed a node, which has its cache directory and its tools' directories below ``node``."""
+    arguments: dict[str, Any] = {
+        "launch_key": LAUNCH_KEY,
+        "environment": ENVIRONMENT,
+        "world_size": 4,
+        "ranks": None,
+        "node_caches": destinations(node),
+    }
+    return seed(store, Wanted(**(arguments | changes)), node / "cache")
+
+
+def placed(node: Path) -> dict[str, bytes]:
+    """What a node's tools find."""
+    roots = {"operators": node / "atc_data", "triton": node / "triton"}
+    return {
+        f"{name}/{path.relative_to(root).as_posix()}": path.read_bytes()
+        for name, root in roots.items()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and not {UNVERIFIED, SIGNERS} & set(path.parts)
+    }
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    (tmp_path / "node").mkdir(mode=0o700)
+    return tmp_path / "node"
+
+
+def test_node_gets_the_artifacts_of_the_node_that_hosted_its_ranks(store, source, tmp_path):
+    publish_nodes(store, source, {0: {ADD: b"of node 0"}, 2: {ADD: b"of node 1"}}, world_size=4)
+    for first, expected in ((0, b"of node 0"), (2, b"of node 1")):
+        node = tmp_path / f"node{first}"
+        node.mkdir()
+        report = run(store, node, ranks=(first, first + 1))
+        assert placed(node) == {ADD: expected}
+        assert (report.node.num_fetched, report.node.num_placed, report.node.skipped) == (1, 1, ())
+
+
+def test_second_fetch_of_a_node_copies_nothing(store, source, node):
+    publish_nodes(store, source, {0: {ADD: b"add", MUL: b"mul"}}, world_size=4)
+    run(store, node, ranks=(0, 1, 2, 3))
+    again = run(store, node, ranks=(0, 1, 2, 3)).node
+    assert (again.num_fetched, again.bytes_fetched, again.num_placed, again.num_there) == (0, 0, 0, 2)
+
+
+def test_smaller_nodes_find_the_first_rank_of_the_larger_one(store, source, node):
+    publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4)
+    assert placed(node) == {}
+    run(store, node, ranks=(2, 3))
+    assert placed(node) == {ADD: b"add"}
+
+
+def test_larger_node_gets_those_of_every_smaller_one_that_it_replaces(store, source, node):
+    publish_nodes(store, source, {0: {ADD: b"add"}, 2: {MUL: b"mul"}}, world_size=4)
+    run(store, node, ranks=(0, 1, 2, 3))
+    assert placed(node) == {ADD: b"add", MUL: b"mul"}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 8])
+def test_another_world_gets_those_of_each_distinct_set_of_artifacts(store, source, node, world_size):
+    functions = {rank: {"M.f": b"stage 0" if rank < 2 else b"stage 1"} for rank in range(4)}
+    nodes = {0: {ADD: b"of stage 0"}, 2: {MUL: b"of stage 1"}}
+    publish_nodes(store, source, nodes, world_size=4, functions=functions)
+    run(store, node, world_size=world_size, ranks=tuple(range(world_size)))
+    assert placed(node) == {ADD: b"of stage 0", MUL: b"of stage 1"}
+
+
+def test_nodes_that_ran_the_same_are_not_all_laid_out_in_another_world(store, source, node):
+    packages = {rank: {f"triton/made_on_{rank}.bin": f"{rank}".encode()} for rank in (0, 2)}
+    publish_nodes(store, source, packages, world_size=4)
+    run(store, node, world_size=8, ranks=(0, 1))
+    assert placed(node) == {"triton/made_on_0.bin": b"0"}
+
+
+def test_stage_that_no_first_rank_hosts_counts_with_its_node(store, source, node):
+    # Nodes of two ranks: rank 3 runs another stage than rank 2, which keeps the node's artifacts.
+    functions = {rank: {"M.f": b"last" if rank == 3 else b"usual"} for rank in range(4)}
+    publish_nodes(store, source, {0: {ADD: b"0"}, 2: {MUL: b"2"}}, world_size=4, functions=functions)
+    run(store, node, world_size=8, ranks=(0, 1))
+    assert placed(node) == {ADD: b"0", MUL: b"2"}
+
+
+def test_equal_bytes_of_several_nodes_are_kept_once(store, source, node):
+    publish_nodes(store, source, {0: {ADD: b"same"}, 2: {MUL: b"same"}}, world_size=4)
+    report = run(store, node, ranks=(0, 1, 2, 3)).node
+    assert (report.num_fetched, report.num_placed, len(kept_files(node / "cache"))) == (1, 2, 1)
+
+
+def test_two_nodes_made_other_bytes_of_one_path(store, source, node):
+    publish_nodes(store, source, {0: {ADD: b"first"}, 2: {ADD: b"second"}}, world_size=4)
+    report = run(store, node, ranks=(0, 1, 2, 3)).node
+    assert placed(node) == {ADD: b"first"}
+    assert "another node has it with other bytes" in report.skipped[0]
+
+
+def test_newest_launch_that_has_any_counts(store, source, node):
+    publish_nodes(store, source, {0: {ADD: b"early", MUL: b"early"}}, world_size=4, created=EARLY)
+    publish_nodes(store, source, {0: {ADD: b"late"}}, world_size=4, created=LATE)
+    run(store, node, ranks=(0, 1))
+    assert placed(node) == {ADD: b"late"}
+
+
+def test_launch_of_another_environment_gives_none(store, source, node):
+    publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4, environment={**ENVIRONMENT, "cann": "9"})
+    assert run(store, node, ranks=(0,)).node.files == ()
+    assert placed(node) == {}
+
+
+def test_node_without_node_caches_gets_none(store, source, node):
+    publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4)
+    report = run(store, node, ranks=(0, 1), node_caches=None)
+    assert (len(report.partitions), report.node.files, kept_files(node / "cache")) == (2, (), ())
+
+
+def test_partitions_do_not_count_node_artifacts(store, source, node):
+    publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4)
+    assert [part.num_files for part in run(store, node, ranks=(0, 1)).partitions] == [2, 2]
+
+
+def test_distinct_partitions_do_not_differ_by_node_artifacts(store, source, node):
+    publish_nodes(store, source, {0: {ADD: b"0"}, 2: {ADD: b"2"}}, world_size=4)
+    report = run(store, node, world_size=8, ranks=(0,))
+    assert [part.partition for part in report.partitions] == ["world4global_rank0"]
+
+
+# What goes wrong keeps nothing else back.
+
+
+def test_missing_blob_of_a_node_artifact_keeps_no_partition_back(store, root, source, node):
+    publish_nodes(store, source, {0: {ADD: b"add", MUL: b"mul"}}, world_size=4)
+    blob_path(root, b"add").unlink()
+    report = run(store, node, ranks=(0, 1))
+    assert (len(report.partitions), report.faults) == (2, ())
+    assert placed(node) == {MUL: b"mul"}
+    assert report.node.skipped[0].startswith("node/operators/kernel_cache/add.o: ")
+
+
+def test_damaged_blob_of_a_node_artifact_is_never_placed(store, root, source, node):
+    publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4)
+    overwrite(blob_path(root, b"add"), b"bad")
+    report = run(store, node, ranks=(0, 1))
+    assert (len(report.partitions), placed(node), kept_files(node / "cache")) == (2, {}, ())
+    assert "corrupt" in report.node.skipped[0]
+
+
+def test_store_that_fails_while_sources_are_looked_for_is_a_fault(store, source, node, monkeypatch):
+    from cache_store.errors import StoreUnavailable
+    from cache_store.fetching import node_artifacts
+
+    publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4)
+
+    def away(*_: Any) -> None:
+        raise StoreUnavailable(what="manifest", where="store", reason="gone")
+
+    monkeypatch.setattr(node_artifacts, "node_sources", away)
+    report = run(store, node, ranks=(0, 1))
+    assert (len(report.partitions), report.node.files) == (2, ())
+    assert report.faults[0].startswith("node artifacts: store unavailable")
+
+
+def test_each_blob_is_read_once_for_a_node(store, source, node, monkeypatch):
+    publish_nodes(store, source, {0: {ADD: b"same", MUL: b"same"}}, world_size=4)
+    opened: list[str] = []
+    backend = backend_of(store)
+    real = backend.open
+
+    def note(name: str) -> BinaryIO:
+        opened.append(name)
+        return real(name)
+
+    monkeypatch.setattr(backend, "open", note)
+    run(store, node, ranks=(0, 1, 2, 3))
+    assert opened.count(blob_name(digest_bytes(b"same").sha256)) == 1
+
+
+# Trust.
+
+
+def test_unsigned_node_artifacts_mark_the_nodes_own_directories(store, root, source, node):
+    publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4)
+    run(store, node, ranks=(0, 1))
+    assert (node / "atc_data" / UNVERIFIED).exists()
+    strict = open_store(root, Trust(policy="require"))
+    (node / "cache").rename(node / "former_cache")
+    with pytest.raises(UnusableCache, match="atc_data"):
+        run(strict, node, ranks=(0, 1))
+
+
+def test_signed_node_artifacts_mark_nothing_unverified(root, source, node):
+    store = open_store(root, Trust(policy="require", signer=generate_key_pair("ci")))
+    publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4)
+    run(store, node, ranks=(0, 1))
+    assert placed(node)[ADD] == b"add"
+    assert not (node / "atc_data" / UNVERIFIED).exists()
+    assert not (node / "cache" / UNVERIFIED).exists()
+
+
+# The rest of a manifest's life.
+
+
+def test_evict_takes_node_artifacts_with_their_launch_and_keeps_those_of_others(store, root, source):
+    for created, data in ((EARLY, b"early"), (LATE, b"late")):
+        publish_nodes(store, source, {0: {ADD: data}}, world_size=2, created=created)
+    store.evict(EvictPolicy(older_than_s=0.0, keep=1, grace_s=0.0, quarantine_s=0.0))
+    assert not blob_path(root, b"early").exists()
+    assert blob_path(root, b"late").exists()
+
+
+def test_verify_says_that_a_node_artifact_is_missing(store, root, source):
+    publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=2)
+    assert store.verify().faults == ()
+    blob_path(root, b"add").unlink()
+    (fault,) = store.verify().faults
+    assert blob_name(digest_bytes(b"add").sha256) in fault
+
+
+def test_publishing_the_same_again_adds_nothing(store, source, tmp_path):
+    manifest = make_partition(source)
+    files = [kept(source, tmp_path / "tools", ADD, b"add")]
+    first = store.publish_partition(LAUNCH_KEY, with_node_files(manifest, files), source)
+    again = store.publish_partition(LAUNCH_KEY, with_node_files(manifest, files), source)
+    assert (first.created, first.num_blobs_new, again.created, again.num_blobs_new) == (True, 3, False, 0)
+    assert (again.key, again.conflicts) == (first.key, ())
+
+
+def test_later_node_artifacts_make_a_manifest_of_their_own(store, source, tmp_path):
+    manifest = make_partition(source)
+    keys = {
+        store.publish_partition(
+            LAUNCH_KEY,
+            with_node_files(manifest, [kept(source, tmp_path / "tools", ADD, data)] if data else []),
+            source,
+        ).key
+        for data in (b"", b"one", b"two")
+    }
+    assert len(keys) == 3
+    assert all(store.manifest(key).partition == manifest.partition for key in keys)
+
+
+def test_node_artifacts_wait_with_their_partition_while_the_store_is_away(store, source, node, tmp_path):
+    files = [kept(source, tmp_path / "tools", ADD, b"add")]
+    manifest = with_node_files(make_partition(source), files)
+    key = add_partition(source, LAUNCH_KEY, manifest)
+    awaited = AwaitedPartition(partition=manifest.partition, rank=0, manifest_key=key)
+    add_launch(
+        source,
+        WaitingLaunch(
+            launch_key=LAUNCH_KEY, identity={}, world_size=1, environment=ENVIRONMENT,
+            partitions=(awaited,), created=CREATED,
+        ),
+    )  # fmt: skip
+    report = publish_pending(store, source)
+    assert (report.published, report.kept, report.dropped) == ((key,), {}, {})
+    run(store, node, world_size=1, ranks=(0,))
+    assert placed(node) == {ADD: b"add"}
+
+
+def test_later_launches_take_no_kept_bytes_away_from_what_waits(store, source, tmp_path):
+    waiting = with_node_files(make_partition(source), [kept(source, tmp_path / "tools", ADD, b"early")])
+    kept(source, tmp_path / "tools", ADD, b"late")
+    assert kept_path(source, digest_bytes(b"early").sha256).read_bytes() == b"early"
+    assert store.publish_partition(LAUNCH_KEY, waiting, source).created
+
+
+def test_launches_without_node_artifacts_look_no_further_than_a_large_nodes_ranks(
+    store, source, node, monkeypatch
+):
+    from cache_store.fetching import node_artifacts
+
+    monkeypatch.setattr(node_artifacts, "MAX_NODE_RANKS", 2)
+    publish_launch(store, source, world_size=4)
+    looked: list[int] = []
+    real = take_pinned
+
+    def note(documents: Any, refs: Any, keep: Any) -> Any:
+        looked.extend(ref.rank for ref in refs)
+        return real(documents, refs, keep)
+
+    monkeypatch.setattr(node_artifacts, "take_pinned", note)
+    run(store, node, ranks=(3,), launch_key=LAUNCH_KEY)
+    assert looked == [3, 2, 1]
+
+
+def test_nearer_place_gets_the_blobs_of_node_artifacts(tmp_path, source, node):
+    from cache_store.connect import TierSpec
+    from cache_store.connect import open_store as open_tiers
+
+    near, far = tmp_path / "near", tmp_path / "far"
+    publish_nodes(open_store(far), source, {0: {ADD: b"add"}}, world_size=4)
+    both = open_tiers([TierSpec(location=str(near)), TierSpec(location=str(far))], trust=OFF)
+    run(both, node, ranks=(0, 1))
+    assert blob_path(near, b"add").exists()

@@ -1,0 +1,269 @@
+"""Node artifacts on a node's disk: kept once, placed where tools look, and never over what is there."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from cache_store.digests import copy_and_digest, digest_bytes
+from cache_store.errors import UnusableCache
+from cache_store.node import node_files
+from cache_store.node.node_files import (
+    NodeFile,
+    drop_unneeded,
+    find_kept,
+    identity_of,
+    keep,
+    kept_files,
+    kept_path,
+    split_node_path,
+)
+from cache_store.node.placing import Destination, Vouched, admit_destinations, place_files
+from cache_store.node.signers import SIGNERS
+from cache_store.node.unverified import UNVERIFIED
+from tests.support.node_artifacts import destinations, kept, write
+
+REQUIRE, OFF = Vouched(policy="require", signers=("ab" * 8,)), Vouched(policy="off")
+PATH = "operators/kernel_cache/Ascend910/add.o"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    return tmp_path / "node"
+
+
+@pytest.fixture
+def file(cache: Path, tmp_path: Path) -> NodeFile:
+    return kept(cache, tmp_path / "tools", PATH, b"kernel")
+
+
+@pytest.fixture
+def placed_at(node: Path) -> Path:
+    return node / "atc_data/kernel_cache/Ascend910/add.o"
+
+
+# Keeping.
+
+
+def test_kept_file_lies_under_its_digest_and_is_private(cache: Path, file: NodeFile):
+    path = kept_path(cache, file.digest.sha256)
+    assert (path.read_bytes(), find_kept(cache, file.digest)) == (b"kernel", path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert path.stat().st_nlink == 1
+    assert kept_files(cache) == (path,)
+
+
+def test_equal_bytes_are_kept_once(cache: Path, tmp_path: Path, file: NodeFile):
+    kept(cache, tmp_path / "others", "triton/0f/kernel.bin", b"kernel")
+    assert len(kept_files(cache)) == 1
+
+
+def test_torn_kept_file_is_made_anew(cache: Path, tmp_path: Path, file: NodeFile):
+    path = kept_path(cache, file.digest.sha256)
+    path.write_bytes(b"ker\0\0\0")
+    assert find_kept(cache, file.digest) is None
+    keep(cache, tmp_path / "tools" / PATH)
+    assert path.read_bytes() == b"kernel"
+
+
+def test_file_that_others_can_write_is_not_kept(cache: Path, tmp_path: Path):
+    path = write(tmp_path / "tools/x", b"kernel")
+    path.chmod(0o660)
+    with pytest.raises(UnusableCache, match="not writable by group or others"):
+        keep(cache, path)
+
+
+def test_link_is_not_kept(cache: Path, tmp_path: Path):
+    (tmp_path / "link").symlink_to(write(tmp_path / "tools/x", b"kernel"))
+    with pytest.raises(UnusableCache):
+        keep(cache, tmp_path / "link")
+
+
+def test_file_that_changed_since_it_was_seen_is_not_kept(cache: Path, tmp_path: Path):
+    path = write(tmp_path / "tools/x", b"half a ker")
+    seen = identity_of(path.lstat())
+    path.write_bytes(b"half a kernel, and the rest")
+    with pytest.raises(UnusableCache, match="expected a file that nobody writes while it is read"):
+        keep(cache, path, seen=seen)
+    assert kept_files(cache) == ()
+
+
+def test_file_that_grows_while_it_is_read_is_not_kept(cache: Path, tmp_path: Path, monkeypatch):
+    path = write(tmp_path / "tools/x", b"half")
+    real = copy_and_digest
+
+    def grow(source, target, *, limit_bytes):
+        path.write_bytes(b"half and half")
+        return real(source, target, limit_bytes=limit_bytes)
+
+    monkeypatch.setattr(node_files, "copy_and_digest", grow)
+    with pytest.raises(UnusableCache, match="grew beyond 4 bytes"):
+        keep(cache, path)
+    assert [*kept_files(cache), *(cache / "node/tmp").iterdir()] == []
+
+
+def test_file_replaced_by_one_of_its_size_while_it_is_read_is_not_kept(
+    cache: Path, tmp_path: Path, monkeypatch
+):
+    path = write(tmp_path / "tools/x", b"half")
+    real = copy_and_digest
+
+    def swap(source, target, *, limit_bytes):
+        write(tmp_path / "tools/y", b"HALF").replace(path)
+        return real(source, target, limit_bytes=limit_bytes)
+
+    monkeypatch.setattr(node_files, "copy_and_digest", swap)
+    with pytest.raises(UnusableCache, match="its times, size or inode changed"):
+        keep(cache, path)
+
+
+@pytest.mark.parametrize("path", ["node/ops/a", "node/ops/a/b.o"])
+def test_path_of_a_node_artifact_is_taken_apart(path: str):
+    assert split_node_path(path) == ("ops", path.removeprefix("node/ops/"))
+
+
+@pytest.mark.parametrize(
+    "path", ["node", "node/ops", "node/ops/", "node//a", "node/OPS/a", "a/ops/a", "node/ops/../a"]
+)
+def test_other_paths_are_none(path: str):
+    assert split_node_path(path) is None
+
+
+def test_old_files_that_nobody_needs_go(cache: Path, tmp_path: Path):
+    files = [kept(cache, tmp_path / "tools", f"triton/{name}", name.encode()) for name in ("a", "b", "c")]
+    for file in files[:2]:
+        os.utime(kept_path(cache, file.digest.sha256), (0, 0))
+    drop_unneeded(cache, {files[0].digest.sha256})
+    assert [find_kept(cache, file.digest) is not None for file in files] == [True, False, True]
+
+
+# Placing.
+
+
+def test_file_is_placed_once_private_and_on_its_own(cache: Path, node: Path, file: NodeFile, placed_at: Path):
+    first = place_files(cache, [file], destinations(node), REQUIRE)
+    again = place_files(cache, [file], destinations(node), REQUIRE)
+    assert (first.new, first.there, again.new, again.there) == ((file,), (), (), (file,))
+    assert placed_at.read_bytes() == b"kernel"
+    status = placed_at.stat()
+    assert (stat.S_IMODE(status.st_mode), status.st_nlink) == (0o600, 1)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (placed_at.parent, node / "atc_data")} == {0o700}
+    assert list(placed_at.parent.iterdir()) == [placed_at]
+
+
+def test_another_file_of_that_name_is_the_nodes_own_and_stays(
+    cache: Path, node: Path, file: NodeFile, placed_at: Path
+):
+    write(placed_at, b"the node's own")
+    found = place_files(cache, [file], destinations(node), REQUIRE)
+    assert placed_at.read_bytes() == b"the node's own"
+    assert (found.new, found.there) == ((), ())
+    assert "the node has another file" in found.skipped[0]
+
+
+def test_file_of_a_cache_that_is_not_declared_is_left_in_the_cache_directory(
+    cache: Path, node: Path, tmp_path: Path
+):
+    stranger = kept(cache, tmp_path / "tools", "strange/x", b"x")
+    found = place_files(cache, [stranger], destinations(node), REQUIRE)
+    assert "declares no node cache 'strange'" in found.skipped[0]
+    assert find_kept(cache, stranger.digest) is not None
+    assert not node.exists()
+
+
+def test_file_that_no_pattern_takes_is_left_in_the_cache_directory(cache: Path, node: Path, tmp_path: Path):
+    other = kept(cache, tmp_path / "tools", "operators/startup.sh", b"x")
+    found = place_files(cache, [other], destinations(node), REQUIRE)
+    assert "no pattern" in found.skipped[0]
+    assert not node.exists()
+
+
+def test_nothing_is_placed_through_a_link(cache: Path, node: Path, file: NodeFile, tmp_path: Path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    (node / "atc_data").mkdir(parents=True, mode=0o700)
+    (node / "atc_data/kernel_cache").symlink_to(elsewhere)
+    found = place_files(cache, [file], destinations(node), REQUIRE)
+    assert (found.new, list(elsewhere.iterdir()), len(found.skipped)) == ((), [], 1)
+
+
+def test_nothing_is_placed_in_a_directory_that_others_can_write(cache: Path, node: Path, file: NodeFile):
+    (node / "atc_data").mkdir(parents=True)
+    (node / "atc_data").chmod(0o777)
+    found = place_files(cache, [file], destinations(node), REQUIRE)
+    assert "not writable by group or others" in found.skipped[0]
+    assert list((node / "atc_data").iterdir()) == []
+
+
+def test_damaged_kept_file_is_not_placed(cache: Path, node: Path, file: NodeFile, placed_at: Path):
+    kept_path(cache, file.digest.sha256).write_bytes(b"KERNEL")
+    found = place_files(cache, [file], destinations(node), REQUIRE)
+    assert "gone or damaged" in found.skipped[0]
+    assert not placed_at.exists()
+
+
+def test_file_that_the_tool_makes_at_the_same_time_stays(
+    cache: Path, node: Path, file: NodeFile, placed_at: Path, monkeypatch
+):
+    real = os.link
+
+    def race(source: Path, target: Path) -> None:
+        write(placed_at, b"the tool's")
+        real(source, target)
+
+    monkeypatch.setattr(os, "link", race)
+    found = place_files(cache, [file], destinations(node), REQUIRE)
+    assert placed_at.read_bytes() == b"the tool's"
+    assert (found.new, len(found.skipped)) == ((), 1)
+
+
+def test_one_file_that_cannot_be_placed_keeps_no_other_back(cache: Path, node: Path, tmp_path: Path):
+    both = [kept(cache, tmp_path / "tools", f"triton/{name}", name.encode()) for name in ("a", "b")]
+    write(node / "triton/a", b"other")
+    found = place_files(cache, both, destinations(node), REQUIRE)
+    assert (found.new, len(found.skipped)) == ((both[1],), 1)
+
+
+# Trust.
+
+
+def test_directory_is_marked_before_what_nobody_need_have_signed(cache: Path, node: Path, file: NodeFile):
+    place_files(cache, [file], destinations(node), OFF)
+    assert (node / "atc_data" / UNVERIFIED).exists()
+    admit_destinations(destinations(node), "off", ())
+    with pytest.raises(UnusableCache, match="signed"):
+        admit_destinations(destinations(node), "require", ())
+
+
+def test_directory_remembers_who_vouched(cache: Path, node: Path, file: NodeFile):
+    place_files(cache, [file], destinations(node), REQUIRE)
+    assert [path.name for path in (node / "atc_data" / SIGNERS).iterdir()] == list(REQUIRE.signers)
+    admit_destinations(destinations(node), "require", ())
+    with pytest.raises(UnusableCache, match="revoked"):
+        admit_destinations(destinations(node), "require", REQUIRE.signers)
+
+
+def test_node_without_its_caches_is_admitted(node: Path):
+    admit_destinations(destinations(node), "require", REQUIRE.signers)
+    assert not node.exists()
+
+
+def test_pattern_stands_for_slashes_too():
+    destination = Destination(path=Path("/x"), patterns=("kernel_cache*/*",))
+    assert destination.takes("kernel_cache/Ascend910/deep/add.o")
+    assert not destination.takes("aoe_data/add.o")
+
+
+def test_empty_file_is_a_node_artifact_too(cache: Path, node: Path, tmp_path: Path):
+    empty = kept(cache, tmp_path / "tools", "triton/empty", b"")
+    assert empty.digest == digest_bytes(b"")
+    assert place_files(cache, [empty], destinations(node), REQUIRE).new == (empty,)

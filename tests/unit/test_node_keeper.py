@@ -1,0 +1,300 @@
+"""What the first rank of a node does with the node's artifacts, and what the config and the report say."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cache_store.errors import UnusableCache
+from cache_store.node.node_files import NodeFile, kept_path
+from cache_store.node.unverified import mark_unverified
+from cache_store.node_seeding import NodeSeedReport
+from cache_store.publishing.publish_queue import add_partition
+from orchestrator.config import Config, parse
+from orchestrator.errors import ConfigError
+from orchestrator.identity import identity, launch_key
+from orchestrator.launcher import Gang, Process, seat_ranks
+from orchestrator.node_artifacts import MAX_REASONS, NodeKeeper, keeper_of, node_caches_of
+from orchestrator.opening import Opening, rank_spec
+from orchestrator.preseed import seed_here
+from orchestrator.rank_host import RankHost
+from orchestrator.report_table import node_artifacts_text
+from orchestrator.store_report import NodeArtifacts
+from orchestrator.verify import verify_cache
+from tests.support.fake_rank import FakeWorld
+from tests.support.launched import loaded_config
+from tests.support.node_artifacts import (
+    CANN,
+    PACKAGE,
+    SOC,
+    cann_tree,
+    kept,
+    package_bytes,
+    runs,
+    write,
+)
+from tests.support.stored import make_partition, make_record, open_store
+from worker import static_kernels as worker_static_kernels
+from worker.environment import environment
+from worker.manifests import with_node_files
+
+MADE_IN = {"cann": CANN, "accelerator": SOC}
+
+
+def config(tmp_path: Path, **changes: Any) -> Config:
+    return parse(
+        {
+            "workload": {"entrypoint": "models.tiny:workload"},
+            "ranks": 4,
+            "parallel": {"dp": 4},
+            "cache_dir": str(tmp_path / "cache"),
+            "node_caches": {"tools": {"path": str(tmp_path / "tools"), "patterns": ["*.o"]}},
+            **changes,
+        }
+    )
+
+
+def keeper(tmp_path: Path, **options: Any) -> NodeKeeper:
+    found = config(tmp_path)
+    return NodeKeeper(found, node_caches_of(found), **options)
+
+
+def opening(tmp_path: Path, rank: int) -> Opening:
+    processes = [Process(node_id=node, host=node, address=node, pid=1) for node in "aabb"]
+    gang = Gang(seats=seat_ranks(processes)[1], master_addr="10.0.0.1", master_port=1)
+    return Opening(config=config(tmp_path), gang=gang, rank=rank, no_compile=False)
+
+
+# The config.
+
+
+def test_node_caches_of_a_config_reach_the_rank(tmp_path: Path) -> None:
+    (found,) = rank_spec(opening(tmp_path, 1)).node_caches
+    assert (found.name, found.directory, found.patterns) == ("tools", str(tmp_path / "tools"), ("*.o",))
+
+
+def test_npu_has_known_node_caches_without_a_config(tmp_path: Path) -> None:
+    names = [item.name for item in node_caches_of(config(tmp_path, device="npu"))]
+    assert names == ["operators", "triton", "static_kernels", "ge", "tools"]
+    fewer = config(tmp_path, device="npu", node_caches={"triton": None, "ge": None})
+    assert [item.name for item in node_caches_of(fewer)] == ["operators", "static_kernels"]
+
+
+def test_cpu_has_no_keeper_without_a_config(tmp_path: Path) -> None:
+    assert keeper_of(config(tmp_path, node_caches={})) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"tools": {"pth": "/x"}}, "node_caches.tools.path"),
+        ({"tools": {"path": ""}}, "directory on each node"),
+        ({"tools": {"path": "/x", "collect": "some"}}, "what a launch adds or changes"),
+        ({"tools": {"path": "/x", "scope": "rank"}}, "once a node"),
+        ({"Tools/x": {"path": "/x"}}, "mapping of a name"),
+        ({"tools": {"path": "/x", "patterns": []}}, "list of patterns"),
+    ],
+)
+def test_node_caches_that_are_none_are_refused(given: Any, expected: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(tmp_path, node_caches=given)
+    assert expected in str(caught.value)
+
+
+# The keeper.
+
+
+def test_keeper_finds_what_the_launch_added(tmp_path: Path) -> None:
+    write(tmp_path / "tools/old.o", b"old")
+    found = keeper(tmp_path)
+    found.begin(config(tmp_path))
+    write(tmp_path / "tools/new.o", b"new")
+    assert [file.relative for file in found.collect()] == ["new.o"]
+    report = found.report()
+    assert (report.num_files, report.size_bytes, report.num_new, report.bytes_new) == (1, 3, 1, 3)
+
+
+def test_keeper_looks_once(tmp_path: Path) -> None:
+    found = keeper(tmp_path)
+    found.begin(config(tmp_path))
+    first = found.collect()
+    write(tmp_path / "tools/late.o", b"late")
+    assert found.collect() is first
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_kept_files_are_dropped_unless_a_partition_waits_that_may_need_them(
+    tmp_path: Path, *, waits: bool
+) -> None:
+    cache = tmp_path / "cache"
+    old = kept_path(cache, kept(cache, tmp_path / "other", "tools/a.o", b"a").digest.sha256)
+    os.utime(old, (0, 0))
+    if waits:
+        add_partition(cache, "1" * 64, make_partition(cache))
+    keeper(tmp_path).collect()
+    assert old.exists() is waits
+
+
+def test_what_was_placed_from_the_store_is_not_new(tmp_path: Path) -> None:
+    found = keeper(tmp_path)
+    found.begin(config(tmp_path))
+    file = kept(tmp_path / "cache", tmp_path / "other", "tools/a.o", b"a")
+    write(tmp_path / "tools/a.o", b"a")  # as the seeding of the node does
+    found.take_over(NodeSeedReport(files=(file,), num_fetched=1, num_placed=1))
+    assert found.collect() == (file,)
+    assert (found.report().num_new, found.report().num_fetched) == (0, 1)
+
+
+def test_node_cache_that_the_trust_policy_refuses_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "tools").mkdir()
+    mark_unverified(tmp_path / "tools", "off")
+    strict = config(tmp_path, store={"path": str(tmp_path / "store")})
+    with pytest.raises(UnusableCache, match="tools"):
+        keeper(tmp_path).begin(strict)
+
+
+def static_kernels(tmp_path: Path) -> NodeFile:
+    return kept(tmp_path / "cache", tmp_path / "made", f"static_kernels/M/outputs/{PACKAGE}", package_bytes())
+
+
+def test_static_kernels_from_the_store_are_installed_once_a_node(tmp_path: Path) -> None:
+    tree = cann_tree(tmp_path)
+    seeded = NodeSeedReport(files=(static_kernels(tmp_path),), environment=MADE_IN)
+    reports = []
+    for _ in range(2):
+        found = keeper(tmp_path, tree=tree)
+        found.take_over(seeded)
+        reports.append(found.report())
+    assert [report.installed for report in reports] == [(PACKAGE,), ()]
+    assert [report.num_installed_before for report in reports] == [0, 1]
+    assert len(runs(tree)) == 1
+
+
+def test_static_kernels_of_another_cann_are_skipped_with_the_reason(tmp_path: Path) -> None:
+    found = keeper(tmp_path, tree=cann_tree(tmp_path))
+    found.take_over(
+        NodeSeedReport(files=(static_kernels(tmp_path),), environment={**MADE_IN, "cann": "8.5.0"})
+    )
+    assert found.report().skipped == (f"{PACKAGE}: made for CANN 8.5.0, this node has {CANN}",)
+
+
+def test_reasons_of_a_report_are_cut_short(tmp_path: Path) -> None:
+    found = keeper(tmp_path)
+    found.take_over(NodeSeedReport(skipped=tuple(f"reason {number}" for number in range(100))))
+    assert found.report().skipped[-1] == f"and {100 - MAX_REASONS} more"
+
+
+# The rank's process.
+
+
+class Worker:
+    """A rank that keeps what it is told."""
+
+    def __init__(self, *_: Any) -> None:
+        self.files: tuple[NodeFile, ...] | None = None
+
+    def start(self) -> Any:
+        return FakeWorld().make_worker(rank_spec_like(), None).start()
+
+    def keep_for_node(self, files: tuple[NodeFile, ...]) -> None:
+        self.files = files
+
+    def manifest(self) -> Any:
+        return FakeWorld().make_worker(rank_spec_like(), None).manifest()
+
+
+def rank_spec_like() -> Any:
+    from types import SimpleNamespace
+
+    return SimpleNamespace(rank=0, world_size=4)
+
+
+@pytest.mark.parametrize(("rank", "is_first"), [(0, True), (1, False), (2, True), (3, False)])
+def test_only_the_first_rank_of_a_node_collects(rank: int, tmp_path: Path, *, is_first: bool) -> None:
+    worker = Worker()
+    host = RankHost(lambda *_: worker)
+    host.open(opening(tmp_path, rank))
+    write(tmp_path / "tools/new.o", b"new")
+    host.call("publish", ("1" * 64, True, False))
+    assert (worker.files is not None, host.call("node_report", ()) is not None) == (is_first, is_first)
+
+
+# Other commands.
+
+
+def launched(tmp_path: Path) -> Config:
+    """A config whose store has a launch with node artifacts, one of them a package."""
+    found = loaded_config(
+        tmp_path,
+        node_caches={
+            "tools": {"path": str(tmp_path / "tools")},
+            "static_kernels": {"path": str(tmp_path / "packages")},
+        },
+    )
+    assert found.store is not None
+    store, work = open_store(Path(found.store.tiers[0].path)), tmp_path / "work"
+    refs = []
+    for rank in range(2):
+        manifest = make_partition(work, rank=rank, world_size=2, environment=environment())
+        of_node = (kept(work, tmp_path / "made", "tools/a.o", b"a"), static_kernels_in(work))
+        files = of_node if rank == 0 else ()
+        refs.append(store.publish_partition(launch_key(found), with_node_files(manifest, files), work).ref)
+    record = make_record(tuple(refs), launch_key=launch_key(found), environment=environment())
+    store.commit_launch(record.model_copy(update={"identity": identity(found)}))
+    return found
+
+
+def static_kernels_in(cache: Path) -> NodeFile:
+    return kept(cache, cache.parent / "made", f"static_kernels/{PACKAGE}", package_bytes())
+
+
+def test_preseed_puts_node_artifacts_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_static_kernels, "tree_here", lambda: None)
+    found = seed_here(launched(tmp_path))
+    assert found.node_artifacts is not None
+    assert (found.node_artifacts.num_fetched, found.node_artifacts.num_placed) == (2, 2)
+    assert (tmp_path / "tools/a.o").read_bytes() == b"a"
+    assert (tmp_path / "packages" / PACKAGE).exists()
+    (reason,) = found.node_artifacts.skipped
+    assert reason == f"{PACKAGE}: this node has no CANN that it could be installed into"
+
+
+def test_listing_and_view_tell_node_artifacts_from_those_of_functions(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    from orchestrator.listing import list_store
+    from orchestrator.look import open_to_look, show_partition
+    from orchestrator.look_tables import render_partition
+
+    given = launched(tmp_path)
+    store = open_to_look(given, None)
+    (line,) = list_store(store, given).launches
+    assert line.functions == ("Llama.decode", "Llama.prefill")
+    assert (line.num_artifacts, line.num_files, line.num_node_files) == (2, 4, 2)
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(render_partition(show_partition(store, "world2global_rank0", given)))
+    assert "(node) tools" in console.export_text()
+
+
+def test_verify_reads_node_artifacts_of_a_cache_directory(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    file = kept(cache, tmp_path / "made", "tools/a.o", b"a")
+    assert (verify_cache(cache).num_files, verify_cache(cache).faults) == (1, ())
+    (path,) = cache.glob(f"node/??/{file.digest.sha256}")
+    path.write_bytes(b"b")
+    assert "its bytes have" in verify_cache(cache).faults[0]
+
+
+def test_report_says_what_became_of_node_artifacts() -> None:
+    found = NodeArtifacts(
+        num_files=3, size_bytes=2048, num_new=1, num_fetched=2, bytes_fetched=1024, num_placed=2,
+        installed=(PACKAGE,), skipped=("x: the node has another file",),
+    )  # fmt: skip
+    text = "\n".join(node_artifacts_text(found))
+    for part in ("3 files of 2.0 KiB, 1 new", "2 fetched (1.0 KiB), 2 put in place", PACKAGE, "skipped: x"):
+        assert part in text
+    assert node_artifacts_text(NodeArtifacts()) == ()

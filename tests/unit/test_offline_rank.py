@@ -1,0 +1,205 @@
+"""One rank of an offline build, in this process: what it makes is what a rank of a launch makes."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.fake_group import fake_world
+from tests.support.offline_ranks import small
+from tests.support.rank_spec import rank_spec
+from worker import groups
+from worker.cache_options import LaunchDefaults, launch_defaults
+from worker.devices.absent import AbsentBackend
+from worker.environment import environment
+from worker.errors import DeviceUnavailable, NeedsValues
+from worker.offline import OfflineRank
+from worker.rank_spec import RankSpec
+from worker.results import FunctionResult
+from worker.target import Target, target
+from worker.workload import RankContext, Workload
+
+pytestmark = pytest.mark.usefixtures("no_grad")
+
+HERE = "tests.support.offline_ranks"
+PAIRS = {"world": (tuple(range(8)),), "tp": ((0, 1), (2, 3), (4, 5), (6, 7))}
+
+
+def spec_of(cache: Path, *, rank: int = 1, entrypoint: str = "small", **changed: Any) -> RankSpec:
+    return rank_spec(
+        cache, rank=rank, world_size=8, groups=PAIRS, entrypoint=f"{HERE}:{entrypoint}", **changed
+    )
+
+
+@contextlib.contextmanager
+def offline(spec: RankSpec, **changed: str) -> Iterator[OfflineRank]:
+    """A rank that is up; ``changed`` components of its machines are others than this one's."""
+    machines = Target(device_kind=spec.device_kind, environment={**environment(), **changed})
+    rank = OfflineRank(spec, machines=machines)
+    rank.start()
+    try:
+        yield rank
+    finally:
+        rank.stop()
+
+
+def compiled(rank: OfflineRank) -> tuple[FunctionResult, ...]:
+    results = rank.compile(tuple(rank.build()))
+    assert [result.reason for result in results if not result.ok] == []
+    return results
+
+
+@contextlib.contextmanager
+def real_rank(cache: Path, *, rank: int) -> Iterator[Workload]:
+    """The workload with real tensors, as a rank of a launch has it; collectives change nothing here."""
+    with fake_world(rank=rank, world_size=8) as world:
+        pair = dist.new_group([rank // 2 * 2, rank // 2 * 2 + 1])
+        groups.register({"tp": pair, "world": world})
+        token = launch_defaults.set(LaunchDefaults(cache_dir=str(cache)))
+        context = RankContext(
+            rank=rank,
+            world_size=8,
+            local_rank=rank,
+            device_kind="cpu",
+            device=torch.device("cpu"),
+            groups={"tp": pair, "world": world},
+        )
+        try:
+            yield small(context)
+        finally:
+            launch_defaults.reset(token)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache directory in which rank 1 was built offline."""
+    path = tmp_path_factory.mktemp("offline") / "cache"
+    with torch.no_grad(), offline(spec_of(path)) as rank:
+        compiled(rank)
+    return path
+
+
+def test_artifact_has_the_bytes_that_a_rank_of_a_launch_compiles(cache, tmp_path):
+    with real_rank(tmp_path / "launched", rank=1) as workload:
+        (call,) = workload.calls
+        launched = call.function.compile(call.args, call.kwargs, reason="")
+        (built,) = cache.rglob("compiled_module")
+        assert launched.stored.path.read_bytes() == built.read_bytes()
+
+
+@pytest.mark.parametrize("rank", [1, 6])
+def test_rank_of_a_launch_finds_it_and_computes_what_eager_does(rank, cache):
+    with real_rank(cache, rank=rank) as workload:
+        (call,) = workload.calls
+        found = call.function.find(call.args, call.kwargs)
+        assert (found.stored is not None, found.own) == (True, rank == 1), found.reason
+        assert torch.equal(call.function(*call.args), workload.model(*call.args))
+
+
+def test_other_rank_adopts_it(cache):
+    with offline(spec_of(cache, rank=4)) as rank:
+        rank.build()
+        (probe,) = rank.probe()
+        assert (probe.state, probe.reason) == ("adoptable", "fits world8global_rank1")
+        (adopted,) = rank.adopt({probe.function: probe.digest})
+        assert (adopted.ok, adopted.outcome) == (True, "adopted")
+        manifest = rank.manifest()
+        assert [entry.path.split("/")[1] for entry in manifest.artifacts] == ["world8global_rank4"]
+        assert manifest.environment == environment()
+
+
+def test_other_machines_ask_for_something_else(cache):
+    with offline(spec_of(cache), driver="nvidia 999", cpu="x86_64 avx") as rank:
+        rank.build()
+        (probe,) = rank.probe()
+        assert (probe.state, probe.components["driver"]) == ("miss", "nvidia 999")
+    assert environment()["driver"] != "nvidia 999"
+
+
+def test_function_that_asks_for_its_rank_is_bound_to_it(tmp_path):
+    with offline(spec_of(tmp_path, arguments={"method": "by_rank"})) as rank:
+        compiled(rank)
+        assert rank.rank_bound() == ("Small.by_rank",)
+    with offline(spec_of(tmp_path, rank=2, arguments={"method": "by_rank"})) as other:
+        other.build()
+        (probe,) = other.probe()
+        assert (probe.state, "rank: 1 -> 2" in probe.reason) == ("miss", True)
+
+
+def test_function_that_is_compiled_to_kernels_is_left_out(tmp_path):
+    with offline(spec_of(tmp_path, arguments={"kernels": True})) as rank:
+        assert rank.build() == ("Small.forward",)
+        (left,) = rank.left_out()
+        assert (left.function, "engine aoti" in left.reason) == ("Small.by_rank", True)
+
+
+def test_engine_of_the_vendor_is_left_out_where_its_package_is_not(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
+    with offline(spec_of(tmp_path, engine="torchair")) as rank:
+        assert rank.build() == ()
+        assert "torch_npu is not here" in rank.left_out()[0].reason
+
+
+@pytest.mark.parametrize("entrypoint", ["asks_for_values", "asks_for_addresses"])
+def test_model_that_needs_real_tensors_is_refused_with_the_line(entrypoint, tmp_path):
+    with (
+        offline(spec_of(tmp_path, entrypoint=entrypoint)) as rank,
+        pytest.raises(NeedsValues, match="--real-tensors") as caught,
+    ):
+        rank.build()
+    assert "offline_ranks.py" in caught.value.where
+    assert f"in {entrypoint}" in caught.value.where
+
+
+def test_model_that_needs_real_tensors_is_built_with_them(tmp_path):
+    spec = spec_of(tmp_path, entrypoint="asks_for_values")
+    machines = Target(device_kind="cpu", environment=environment())
+    rank = OfflineRank(spec, machines=machines, real_tensors=True)
+    rank.start()
+    try:
+        assert rank.build() == ("Small.forward",)
+    finally:
+        rank.stop()
+
+
+def test_model_larger_than_any_memory_is_built_and_probed(tmp_path):
+    with offline(spec_of(tmp_path, entrypoint="huge")) as rank:
+        assert rank.build() == ("Huge.forward",)
+        assert [probe.state for probe in rank.probe()] == ["miss"]
+
+
+def test_nothing_of_an_offline_rank_is_left_when_it_stops(tmp_path):
+    with offline(spec_of(tmp_path)) as rank:
+        rank.build()
+        assert target() is not None
+    assert target() is None
+    assert not dist.is_initialized()
+    assert type(torch.empty(1)) is torch.Tensor
+
+
+def test_cuda_wants_a_torch_with_cuda(tmp_path):
+    if torch.version.cuda is not None:
+        pytest.skip("this torch has CUDA")
+    rank = OfflineRank(
+        spec_of(tmp_path, device_kind="cuda"), machines=Target(device_kind="cuda", environment={})
+    )
+    try:
+        with pytest.raises(DeviceUnavailable, match="needs no GPU"):
+            rank.start()
+    finally:
+        rank.stop()
+
+
+def test_absent_device_captures_nothing_and_says_who_does():
+    backend = AbsentBackend("npu")
+    with pytest.raises(DeviceUnavailable, match="a launch does"):
+        backend.capture(
+            tuple, (), copied=frozenset(), aliased=frozenset(), pool=backend.pool(backend.new_handle())
+        )

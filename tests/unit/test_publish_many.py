@@ -1,0 +1,189 @@
+"""Publishing many partitions of the same few artifacts at once, and laying them out on a disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from cache_store.backends.backend import NewFile
+from cache_store.backends.directory import DirectoryBackend
+from cache_store.errors import Corrupt, Untrusted, UnusableCache
+from cache_store.fetching.replicas import lay_out
+from cache_store.layout import manifest_name
+from cache_store.node.local import variants
+from cache_store.publishing.reports import PublishReport
+from cache_store.records.manifest import PartitionManifest
+from cache_store.signing.trust import Trust, generate_key_pair
+from cache_store.store import Store
+from orchestrator.build_plan import replica
+from tests.support.stored import (
+    FUNCTIONS,
+    LAUNCH_KEY,
+    blob_path,
+    make_partition,
+    make_record,
+    open_store,
+    overwrite,
+)
+
+NUM = 12
+
+
+def many(cache: Path, functions: Mapping[str, bytes] = FUNCTIONS) -> tuple[PartitionManifest, ...]:
+    """One partition that lies in the cache directory, and others that do not."""
+    first = make_partition(cache, rank=0, world_size=NUM, functions=functions)
+    return (first, *(replica(first, rank) for rank in range(1, NUM)))
+
+
+def files_of(manifests: tuple[PartitionManifest, ...], cache: Path) -> dict[str, Path]:
+    return {entry.sha256: entry.local_path(cache) for entry in manifests[0].artifacts}
+
+
+def publish(
+    store: Store, cache: Path, functions: Mapping[str, bytes] = FUNCTIONS
+) -> tuple[PublishReport, ...]:
+    manifests = many(cache, functions)
+    return store.publish_partitions(LAUNCH_KEY, manifests, files_of(manifests, cache), cache)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "store")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def test_all_manifests_are_read_back_and_make_a_launch(store, cache):
+    reports = publish(store, cache)
+    assert tuple(store.manifest(report.key) for report in reports) == many(cache)
+    record = make_record(tuple(report.ref for report in reports))
+    assert store.commit_launch(record)
+
+
+def test_each_is_what_publishing_it_alone_would_be(store, cache, tmp_path):
+    reports = publish(store, cache)
+    alone = open_store(tmp_path / "alone")
+    report = alone.publish_partition(
+        LAUNCH_KEY, make_partition(tmp_path / "own", rank=7, world_size=NUM), tmp_path / "own"
+    )
+    assert (reports[7].key, reports[7].ref, reports[7].created) == (report.key, report.ref, True)
+
+
+def test_blobs_are_counted_once(store, cache):
+    reports = publish(store, cache)
+    assert [report.num_blobs_new for report in reports] == [2] + [0] * (NUM - 1)
+    assert reports[0].bytes_new == sum(map(len, FUNCTIONS.values()))
+
+
+def test_manifests_go_in_with_a_few_flushes_whatever_their_number(store, cache, monkeypatch):
+    batches: list[int] = []
+    put_new = DirectoryBackend.put_new
+
+    def counted(self: DirectoryBackend, files: Sequence[NewFile]) -> tuple[str, ...]:
+        batches.append(len(files))
+        return put_new(self, files)
+
+    monkeypatch.setattr(DirectoryBackend, "put_new", counted)
+    publish(store, cache)
+    assert batches == [2, NUM]
+
+
+def test_second_publish_creates_nothing(store, cache):
+    first, again = publish(store, cache), publish(store, cache)
+    assert [report.ref for report in again] == [report.ref for report in first]
+    assert not any(report.created or report.conflicts for report in again)
+
+
+def test_other_bytes_under_the_same_keys_are_conflicts_and_those_that_stand_stay(store, cache, tmp_path):
+    first = publish(store, cache)
+    other = publish(store, tmp_path / "other", {**FUNCTIONS, "Llama.decode": b"other"})
+    assert {report.conflicts for report in other} == {("Llama.decode",)}
+    assert [report.ref for report in other] == [report.ref for report in first]
+
+
+def test_damaged_manifest_makes_way(store, cache, tmp_path):
+    first = publish(store, cache)
+    overwrite(tmp_path / "store" / manifest_name(first[3].key), b"torn")
+    again = publish(store, cache)
+    assert [report.created for report in again] == [number == 3 for number in range(NUM)]
+    assert again[3].ref == first[3].ref
+
+
+def test_blob_that_is_gone_is_put_again(store, cache, tmp_path):
+    publish(store, cache)
+    path = blob_path(tmp_path / "store", FUNCTIONS["Llama.decode"])
+    path.unlink()
+    assert publish(store, cache)[0].num_blobs_new == 1
+    assert path.exists()
+
+
+def test_file_that_changed_publishes_nothing(store, cache, tmp_path):
+    manifests = many(cache)
+    files = files_of(manifests, cache)
+    overwrite(next(iter(files.values())), b"changed")
+    with pytest.raises(Corrupt):
+        store.publish_partitions(LAUNCH_KEY, manifests, files, cache)
+    assert not list((tmp_path / "store").glob("ac/*/*"))
+
+
+def test_all_are_signed_and_without_a_key_none_is_published(cache, tmp_path):
+    store = open_store(tmp_path / "store", Trust(policy="require", signer=generate_key_pair("ours")))
+    assert all(report.created for report in publish(store, cache))
+    with pytest.raises(Untrusted):
+        publish(open_store(tmp_path / "empty", Trust(policy="require")), cache)
+    assert not list((tmp_path / "empty").glob("cas/*"))
+
+
+def test_manifest_of_a_stranger_makes_way_for_a_signed_one(cache, tmp_path):
+    first = publish(open_store(tmp_path / "store"), cache)
+    store = open_store(tmp_path / "store", Trust(policy="require", signer=generate_key_pair("ours")))
+    again = publish(store, cache)
+    assert [report.key for report in again] == [report.key for report in first]
+    assert all(report.created for report in again)
+    assert tuple(store.manifest(report.key) for report in again) == many(cache)
+
+
+def test_copies_are_laid_out_private_and_apart(cache):
+    manifests = many(cache)
+    assert lay_out(manifests, files_of(manifests, cache), cache) == 2 * (NUM - 1)
+    paths = [entry.local_path(cache) for manifest in manifests for entry in manifest.artifacts]
+    assert {path.stat().st_mode & 0o777 for path in paths} == {0o600}
+    assert len({path.stat().st_ino for path in paths}) == len(paths)
+    assert {path.read_bytes() for path in paths} == set(FUNCTIONS.values())
+
+
+def test_copies_that_lie_there_are_not_made_again(cache):
+    manifests = many(cache)
+    lay_out(manifests, files_of(manifests, cache), cache)
+    assert lay_out(manifests, files_of(manifests, cache), cache) == 0
+
+
+def test_copy_beside_another_variant_is_one_more(cache):
+    old = many(cache, {"Llama.decode": b"old"})
+    lay_out(old, files_of(old, cache), cache)
+    new = make_partition(cache, rank=0, world_size=NUM, functions={"Llama.decode": b"new"})
+    copy = replica(new, 5)
+    assert lay_out([copy], files_of((new,), cache), cache) == 1
+    function_dir = (cache / copy.artifacts[0].path).parent
+    assert [path.read_bytes() for path in variants(function_dir)] == [b"old", b"new"]
+
+
+def test_original_that_changed_is_not_copied(cache):
+    manifests = many(cache)
+    files = files_of(manifests, cache)
+    overwrite(next(iter(files.values())), b"changed")
+    with pytest.raises(Corrupt, match="build again"):
+        lay_out(manifests[1:], files, cache)
+
+
+def test_original_that_others_can_read_is_not_copied(cache):
+    manifests = many(cache)
+    files = files_of(manifests, cache)
+    next(iter(files.values())).chmod(0o644)
+    with pytest.raises(UnusableCache):
+        lay_out(manifests[1:], files, cache)

@@ -1,0 +1,316 @@
+"""Runtime state: what may be declared, whom it concerns, and what cached functions make of it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import worker
+from tests.support.cached import ROWS, cached, outcome, reason
+from tests.support.small_models import Plain
+from worker import runtime_state
+from worker.errors import BadRuntimeState, CompileForbidden
+from worker.runtime_state import (
+    MAX_NAME_CHARS,
+    MAX_TEXT_CHARS,
+    MAX_VALUES,
+    RuntimeStateGuard,
+    checked,
+    declare_runtime_state,
+    declared_for,
+    differences,
+)
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 63) - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=20)
+)
+
+
+class Blocks(IntEnum):
+    MANY = 512
+
+
+@pytest.fixture
+def model() -> Plain:
+    return Plain().requires_grad_(requires_grad=False)
+
+
+# What may be declared.
+
+
+@given(one=SCALARS, other=SCALARS)
+def test_values_have_equal_texts_just_if_they_are_equal_in_type_and_value(one: Any, other: Any) -> None:
+    equal = type(one) is type(other) and one == other and repr(one) == repr(other)
+    assert (checked({"x": one}) == checked({"x": other})) == equal
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1, "1"),
+        (1.0, "1.0"),
+        (True, "True"),
+        ("1", "'1'"),
+        (0.1 + 0.2, "0.30000000000000004"),
+        (-0.0, "-0.0"),
+    ],
+)
+def test_values_keep_their_type_and_floats_are_exact(value: Any, text: str) -> None:
+    assert checked({"x": value}) == {"x": text}
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        (torch.tensor(3), r"x is a Tensor; expected int, float, str, bool or None: convert it"),
+        ([1], "x is a list; expected"),
+        (Blocks.MANY, "x is a Blocks; expected"),
+        (float("nan"), "x is nan; expected a finite number"),
+        (float("-inf"), "x is -inf; expected a finite number"),
+        (1 << 64, "x is an int of 65 bits; expected at most 64"),
+        ("a" * MAX_TEXT_CHARS, f"x is a string of {MAX_TEXT_CHARS} characters; expected a short one"),
+    ],
+)
+def test_value_of_another_kind_is_refused_by_name(value: Any, fault: str) -> None:
+    with pytest.raises(BadRuntimeState, match=f"runtime state {fault}"):
+        checked({"x": value})
+
+
+@pytest.mark.parametrize("name", ["", "kv cache", "1st", "a.b", "größe", 3, None, "a" * (MAX_NAME_CHARS + 1)])
+def test_name_that_is_no_identifier_is_refused(name: Any) -> None:
+    with pytest.raises(BadRuntimeState, match="expected an identifier in ASCII"):
+        checked({name: 1})
+
+
+def test_state_that_is_no_mapping_is_refused() -> None:
+    values: Any = [("x", 1)]
+    with pytest.raises(BadRuntimeState, match="runtime state is a list; expected a mapping"):
+        checked(values)
+
+
+def test_too_many_values_are_refused_also_in_several_declarations(model: Plain) -> None:
+    many = {f"x{number}": number for number in range(MAX_VALUES)}
+    declare_runtime_state(model, many)
+    with pytest.raises(BadRuntimeState, match=f"{MAX_VALUES + 1} values .* at most {MAX_VALUES}"):
+        declare_runtime_state(model, {"y": 1})
+    with pytest.raises(BadRuntimeState, match="at most"):
+        checked({**many, "y": 1})
+    assert len(declared_for(model)) == MAX_VALUES
+
+
+def test_declaration_for_what_is_no_module_says_what_is_expected(model: Plain, tmp_path: Path) -> None:
+    function: Any = cached(model.affine, tmp_path)
+    with pytest.raises(BadRuntimeState, match=r"declared for a CachedFunction; expected the torch.nn.Module"):
+        declare_runtime_state(function, {"x": 1})
+
+
+def test_refused_declaration_changes_nothing(model: Plain) -> None:
+    with pytest.raises(BadRuntimeState):
+        declare_runtime_state(model, {"x": 1, "y": object()})  # type: ignore[dict-item]
+    assert declared_for(model) == {}
+
+
+def test_worker_offers_the_declaration() -> None:
+    assert worker.declare_runtime_state is declare_runtime_state
+
+
+# Whom it concerns.
+
+
+def test_declaration_holds_for_modules_within_and_around() -> None:
+    inner, neighbour = nn.Linear(2, 2), nn.Linear(2, 2)
+    attention = nn.Sequential(inner)
+    model = nn.Sequential(attention, neighbour)
+    declare_runtime_state(attention, {"blocks": 4})
+    assert declared_for(inner) == declared_for(attention) == declared_for(model) == {"blocks": "4"}
+    assert declared_for(neighbour) == {}
+
+
+def test_module_that_is_added_later_is_concerned_too() -> None:
+    model = nn.Sequential(nn.ReLU())
+    declare_runtime_state(model, {"blocks": 4})
+    model.append(nn.Linear(2, 2))
+    assert declared_for(model[1]) == {"blocks": "4"}
+
+
+def test_later_declaration_replaces_values_by_name(model: Plain) -> None:
+    declare_runtime_state(model, {"b": 1, "a": None})
+    declare_runtime_state(model, {"b": 2})
+    assert list(declared_for(model).items()) == [("a", "None"), ("b", "2")]
+
+
+def test_contradiction_names_both_values_and_what_to_do() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    declare_runtime_state(model[0], {"blocks": 1})
+    declare_runtime_state(model[1], {"blocks": 2})
+    assert declared_for(model[0]) == {"blocks": "1"}
+    with pytest.raises(BadRuntimeState, match="blocks is declared as 1 for one module and as 2 for another"):
+        declared_for(model)
+
+
+def test_declaration_keeps_no_module_alive() -> None:
+    before = len(runtime_state._declared.all)
+    gone, kept = nn.Linear(2, 2), nn.Linear(2, 2)
+    declare_runtime_state(gone, {"x": 1})
+    del gone
+    gc.collect()
+    declare_runtime_state(kept, {"x": 1})
+    assert len(runtime_state._declared.all) <= before + 1
+
+
+def test_differences_say_what_was_and_what_is() -> None:
+    found = differences({"a": "1", "b": "2", "c": "3"}, {"b": "'2'", "c": "3", "d": "4"})
+    assert found == (
+        "runtime state a: 1 -> not declared",
+        "runtime state b: 2 -> '2'",
+        "runtime state d: not declared -> 4",
+    )
+
+
+# The guard.
+
+
+def test_guard_notices_each_declaration(model: Plain) -> None:
+    guard = RuntimeStateGuard(model, {"x": "1"})
+    held = [guard.holds()]
+    for value in (1, 2, 1):
+        declare_runtime_state(model, {"x": value})
+        held.append(guard.holds())
+    assert held == [False, True, False, True]
+
+
+def test_guard_looks_at_declarations_only_after_a_new_one(
+    model: Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[nn.Module] = []
+
+    def looked(module: nn.Module) -> dict[str, str]:
+        looks.append(module)
+        return declared_for(module)
+
+    monkeypatch.setattr(runtime_state, "declared_for", looked)
+    guard = RuntimeStateGuard(model, {"x": "1"})
+    for values in ({"x": 1}, {"x": 1}, {"x": 2}):
+        declare_runtime_state(model, values)
+        guard.holds()
+        guard.holds()
+    assert len(looks) == 2
+
+
+def test_declarations_of_many_threads_are_all_kept(model: Plain) -> None:
+    def declare(number: int) -> None:
+        declare_runtime_state(model, {f"x{number}": number})
+
+    threads = [threading.Thread(target=declare, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert declared_for(model).keys() == {f"x{number}" for number in range(16)}
+
+
+# Cached functions.
+
+
+def test_state_that_is_measured_after_cache_compile_counts_at_the_first_call(
+    model: Plain, tmp_path: Path
+) -> None:
+    function = cached(model.affine, tmp_path)
+    declare_runtime_state(model, {"blocks": 512})
+    function(ROWS)
+    (variant,) = function.variants
+    assert variant.stored.artifact.guards.runtime_state == {"blocks": "512"}
+    assert function.last_result is not None
+    assert function.last_result.runtime_state == {"blocks": "512"}
+
+
+def test_change_in_a_process_is_noticed_by_the_next_call_and_the_way_back_needs_no_look_up(
+    model: Plain, tmp_path: Path
+) -> None:
+    function = cached(model.affine, tmp_path)
+    declare_runtime_state(model, {"blocks": 512})
+    function(ROWS)
+    first = function.variants[0]
+    declare_runtime_state(model, {"blocks": 640})
+    function(ROWS)
+    assert outcome(function) == "compiled"
+    assert reason(function) == "runtime state blocks: 512 -> 640"
+    second = function.last_result
+    declare_runtime_state(model, {"blocks": 512})
+    assert torch.equal(function(ROWS), model.affine(ROWS))
+    assert (function.variants[0], function.last_result) == (first, second)
+    assert len(function.variants) == 2
+
+
+def test_next_process_loads_by_value(model: Plain, tmp_path: Path) -> None:
+    for blocks in (512, 640):
+        declare_runtime_state(model, {"blocks": blocks})
+        cached(model.affine, tmp_path)(ROWS)
+    for blocks in (512, 640):
+        declare_runtime_state(model, {"blocks": blocks})
+        again = cached(model.affine, tmp_path)
+        again(ROWS)
+        assert outcome(again) == "loaded"
+        assert again.variants[0].stored.artifact.guards.runtime_state == {"blocks": str(blocks)}
+
+
+@pytest.mark.parametrize(
+    ("declared", "why"),
+    [
+        ({"a": 1, "b": 2}, "runtime state b: not declared -> 2"),
+        ({"a": 1.0}, "runtime state a: 1 -> 1.0"),
+        ({"a": True}, "runtime state a: 1 -> True"),
+        ({}, "runtime state a: 1 -> not declared"),
+    ],
+    ids=["one more", "float", "bool", "none"],
+)
+def test_load_with_other_state_is_a_miss_that_says_why(
+    declared: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (Plain().requires_grad_(requires_grad=False) for _ in range(2))
+    declare_runtime_state(first, {"a": 1})
+    cached(first.affine, tmp_path)(ROWS)
+    declare_runtime_state(second, declared)
+    monkeypatch.setenv("WARMRANK_NO_COMPILE", "1")
+    with pytest.raises(CompileForbidden, match=f"forbidden here: {why}$"):
+        cached(second.affine, tmp_path)(ROWS)
+
+
+def test_state_is_no_part_of_the_request(model: Plain, tmp_path: Path) -> None:
+    function = cached(model.affine, tmp_path)
+    before = function.request()
+    declare_runtime_state(model, {"blocks": 512})
+    assert function.request() == before
+
+
+def test_guards_always_ask_for_the_state_and_guards_skip_do_not(model: Plain, tmp_path: Path) -> None:
+    always, skip = (cached(model.affine, tmp_path, guards=guards) for guards in ("always", "skip"))
+    for function in (always, skip):
+        function(ROWS)
+    declare_runtime_state(model, {"blocks": 512})
+    for function in (always, skip):
+        function(ROWS)
+    assert (len(always.variants), len(skip.variants)) == (2, 1)
+
+
+def test_readable_artifact_names_the_state(model: Plain, tmp_path: Path) -> None:
+    declare_runtime_state(model, {"kv_dtype": "fp16"})
+    function = cached(model.affine, tmp_path)
+    function(ROWS)
+    assert function.last_result is not None
+    shown = worker.readable_cache(function.last_result.path, print_output=False)
+    assert "runtime state that was declared" in shown
+    assert "kv_dtype is 'fp16'" in shown

@@ -1,0 +1,194 @@
+"""The NPUs of this machine: their device files, their model, and what ``npu-smi`` says of them.
+
+The model is that of ``torch.npu.get_device_name()``: ``Ascend910B2`` (Atlas A2), ``Ascend910_9391`` (A3).
+``npu-smi info -t board`` gives it in parts, which differ by generation::
+
+    Atlas A2    Chip Type : Ascend        Chip Name : 910B4       -> Ascend910B4
+    Atlas A3    Chip Name : Ascend910     NPU Name  : 9392        -> Ascend910_9392
+
+Source of the rule: "How to get the SoC model", in the documents of MindStudio's msOpProf. In the table of
+``npu-smi info`` a chip takes two lines; the second line's second number, on A3, counts the node's chips::
+
+    | 0     910B4               | OK            | 88.2        30                0    / 0             |
+    | 0                         | 0000:C1:00.0  | 0           0    / 0          26838/ 32768         |
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+from worker.ascend.places import Places
+from worker.values import Value
+
+_log = logging.getLogger(__name__)
+
+_TIMEOUT_S = 20.0  # on a busy node with 16 chips it takes a few seconds
+_DEVICE = "davinci"
+_HUAWEI = "0x19e5"
+# Families by PCI device, as the log collector of Ascend's driver names them (PCIE_BDF_*).
+_FAMILIES = {
+    "0xd100": "Ascend310",
+    "0xd500": "Ascend310P",
+    "0xd801": "Ascend910",
+    "0xd802": "Ascend910B",
+    "0xd803": "Ascend910_93",
+}
+# Text, not patterns: they are compiled where there are NPUs, and not on every import.
+_FIRST = r"\|\s*(\d+)\s+(\S.*?)\s*\|\s*(\S+)\s*\|"
+_SECOND = r"\|\s*(\d+)(?:\s+(\d+))?\s*\|\s*([0-9A-Fa-f]{4}:\S+)\s*\|.*?(\d+)\s*/\s*(\d+)\s*\|\s*$"
+
+
+class Chip(Value):
+    """One chip, as ``npu-smi info`` lists it.
+
+    Attributes:
+        npu: number of its NPU (a module; of Atlas A3 it holds two chips).
+        chip: number within the NPU.
+        name: as the table gives it: ``910B4``, or ``Ascend910`` for every model of Atlas A3.
+        health: ``OK``, or what else the tool says.
+        bus_id: its place on the PCI bus.
+        used_mb: memory in use, in MB.
+        memory_mb: memory in all, in MB.
+    """
+
+    npu: int
+    chip: int
+    name: str
+    health: str
+    bus_id: str
+    used_mb: int
+    memory_mb: int
+
+    def problem(self) -> str:
+        """What is wrong with it, and the remedy; empty where nothing is."""
+        if self.health in ("OK", "Warning"):
+            return ""
+        return (
+            f"NPU {self.npu} chip {self.chip} ({self.name}, {self.bus_id}) has health {self.health}; see "
+            f"`npu-smi info -t health -i {self.npu}`, and leave it out of ASCEND_RT_VISIBLE_DEVICES"
+        )
+
+
+def device_numbers(places: Places) -> tuple[int, ...]:
+    """Numbers of the device files: chips that this process, or this container, may open."""
+    try:
+        names = [file.name for file in places.devices.iterdir() if file.name.startswith(_DEVICE)]
+    except OSError:
+        return ()
+    numbers = (name.removeprefix(_DEVICE) for name in names)
+    return tuple(sorted(int(number) for number in numbers if number.isascii() and number.isdecimal()))
+
+
+def chips_of(places: Places) -> tuple[tuple[Chip, ...], str]:
+    """The chips, and what went wrong where the tool does not list any."""
+    text, trouble = _ask(places.npu_smi, "info")
+    chips = chips_in(text)
+    if chips or trouble:
+        return chips, trouble
+    said = text.strip().partition("\n")[0] or "nothing"
+    return (), (
+        f"`{places.npu_smi} info` lists no chip; it says: {said}. Where it names DCMI, the driver is not "
+        "loaded, or this container lacks /usr/local/dcmi and the driver's libraries"
+    )
+
+
+def chips_in(table: str) -> tuple[Chip, ...]:
+    """The chips in what ``npu-smi info`` prints; the list of processes below holds none."""
+    chips = []
+    for upper, lower in pairwise(table.splitlines()):
+        first, second = re.match(_FIRST, upper), re.match(_SECOND, lower)
+        if first is None or second is None:
+            continue
+        chips.append(
+            Chip(
+                npu=int(first.group(1)),
+                chip=int(second.group(1)),
+                name=first.group(2),
+                health=first.group(3),
+                bus_id=second.group(3),
+                used_mb=int(second.group(4)),
+                memory_mb=int(second.group(5)),
+            )
+        )
+    return tuple(chips)
+
+
+def soc_of(places: Places) -> str:
+    """Model of the NPUs, without number, place or count; several are joined by ``, ``.
+
+    Empty without NPUs. Without the tool it is the family, of which PCI tells.
+    """
+    if not device_numbers(places):
+        return ""
+    chips, trouble = chips_of(places)
+    first = {chip.name: chip for chip in reversed(chips)}
+    boards = (_ask(places.npu_smi, *_board(chip)) for chip in first.values())
+    models = {soc_in(board) for board, _ in boards} - {""}
+    if models:
+        return ", ".join(sorted(models))
+    found = sorted(_families(places)) or ["Ascend"]
+    _log.warning(
+        "the model of the NPUs is not known more closely than %s (%s); artifacts are not shared with nodes "
+        "where `%s info` works", ", ".join(found), trouble or "no board names it", places.npu_smi
+    )  # fmt: skip
+    return ", ".join(f"{family} family" for family in found)
+
+
+def soc_in(board: str) -> str:
+    """The model in what ``npu-smi info -t board`` prints; empty where it names none."""
+    found = re.findall(r"^\s*(Chip Type|Chip Name|NPU Name)\s*:\s*(\S+)\s*$", board, re.MULTILINE)
+    fields = {field: value for field, value in found if value not in ("NA", "-")}
+    name = fields.get("Chip Name", "")
+    if not name:
+        return ""
+    if fields.get("NPU Name"):
+        return f"{name}_{fields['NPU Name']}"
+    return name if name.startswith("Ascend") else f"{fields.get('Chip Type', 'Ascend')}{name}"
+
+
+def _board(chip: Chip) -> tuple[str, ...]:
+    return ("info", "-t", "board", "-i", str(chip.npu), "-c", str(chip.chip))
+
+
+@cache
+def _ask(tool: str, *arguments: str) -> tuple[str, str]:
+    """What the tool prints, and what went wrong where it does not run; asked once in a process."""
+    import subprocess  # takes 10 ms, which machines without NPUs need not spend
+
+    try:
+        done = subprocess.run(  # noqa: S603 - no shell; the words are ours
+            [tool, *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "", f"`{tool}` does not answer within {_TIMEOUT_S:g} s; see `dmesg` for the driver's messages"
+    except OSError as error:
+        missing = error.strerror or error
+        return "", f"`{tool}` does not run: {missing}. Mount it into the container, with /usr/local/dcmi"
+    return done.stdout or done.stderr, ""
+
+
+def _families(places: Places) -> set[str]:
+    """Families of the NPUs on the PCI bus."""
+    found = set()
+    for device in places.pci.glob("*/device"):
+        family = _FAMILIES.get(_word(device))
+        if family and _word(device.with_name("vendor")) == _HUAWEI:
+            found.add(family)
+    return found
+
+
+def _word(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""

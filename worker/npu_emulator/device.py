@@ -1,0 +1,148 @@
+"""An emulated device on memory of the CPU: streams, private pools, graphs.
+
+All work is done at once, on whatever stream; so streams and events are told apart, and order nothing. What
+waits for the device breaks a capture that is under way.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Any
+
+import torch
+
+from worker.npu_emulator.graph import NOT_PERMITTED, Graph, Recording
+from worker.npu_emulator.memory import Memory, Use
+
+PoolId = tuple[int, int]
+DEFAULT_STREAM = 0
+# torch_npu hands out streams of a pool of this size in turn (c10_npu::kStreamsPerPool).
+STREAMS_IN_POOL = 32
+# What an Atlas A2 has for all processes of a device; each captured graph keeps at least one.
+DEVICE_STREAMS = 1984
+
+
+class Device:
+    """What one process sees of its devices."""
+
+    def __init__(self, num_devices: int = 1, *, num_streams: int = DEVICE_STREAMS) -> None:
+        """Takes the number of visible devices, and of the streams that captured graphs may keep."""
+        self.num_devices = num_devices
+        self.num_streams = num_streams
+        self.index = 0
+        self.current_streams: dict[int, int] = {}
+        self.is_generator_stuck = False  # as torch leaves it when a capture fails
+        self.memories: dict[PoolId, Memory] = {}
+        self.released: list[torch.Tensor] = []  # kept, so that a use after release reads what it must not
+        self.allocated = self.peak = 0
+        self.graph_type = type("EmulatedGraph", (Graph,), {"device": self})
+        self._recording: Recording | None = None
+        self._graphs: dict[PoolId, weakref.WeakSet[Graph]] = {}
+        self._pool_numbers = itertools.count(1)
+        self._stream_numbers = itertools.cycle(range(1, STREAMS_IN_POOL + 1))
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether a capture is under way."""
+        return self._recording is not None
+
+    def new_stream(self) -> int:
+        """The number of the next stream."""
+        return next(self._stream_numbers)
+
+    def current_stream(self, index: int) -> int:
+        """The number of a device's current stream."""
+        return self.current_streams.get(index, DEFAULT_STREAM)
+
+    def wait(self) -> None:
+        """Wait for the device.
+
+        Raises:
+            RuntimeError: a capture is under way, which that breaks.
+        """
+        if self._recording is not None:
+            self._recording.broken = True
+            raise RuntimeError(NOT_PERMITTED)
+
+    def graph_pool_handle(self) -> PoolId:
+        """A handle that no pool has yet."""
+        return (0, next(self._pool_numbers))
+
+    def memory_of(self, pool: PoolId) -> Memory:
+        """The pool with this handle, made where it is not there."""
+        return self.memories.setdefault(pool, Memory(self.count))
+
+    def begin_capture(self, graph: Graph, pool: PoolId) -> Memory:
+        """Record what runs from now on.
+
+        Raises:
+            RuntimeError: on the default stream, in another capture, in a pool of a capture that failed, or
+                where all streams are taken.
+        """
+        if self.current_stream(self.index) == DEFAULT_STREAM:
+            msg = "graphs must be captured on a non-default stream"
+            raise RuntimeError(msg)
+        if self._recording is not None:
+            msg = "another capture is under way"
+            raise RuntimeError(msg)
+        if sum(map(len, self._graphs.values())) >= self.num_streams:
+            msg = (
+                "The resources are insufficient (error 207008): no stream is left for another captured graph"
+            )
+            raise RuntimeError(msg)
+        memory = self.memory_of(pool)
+        if memory.is_stuck:
+            msg = "already recording to this memory pool"
+            raise RuntimeError(msg)
+        self._graphs.setdefault(pool, weakref.WeakSet()).add(graph)
+        self._recording = Recording(memory)
+        self._recording.__enter__()  # type: ignore[no-untyped-call]
+        return memory
+
+    def end_capture(self) -> Recording:
+        """End the recording, and undo what it computed."""
+        if self._recording is None:
+            msg = "no capture is under way"
+            raise RuntimeError(msg)
+        recording, self._recording = self._recording, None
+        recording.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        recording.undo()
+        self.is_generator_stuck = recording.broken
+        recording.memory.is_stuck = recording.broken
+        return recording
+
+    def unstick(self, pool: PoolId) -> None:
+        """Tell the allocator of the end of a capture that failed."""
+        self.memory_of(pool).is_stuck = False
+
+    def forget(self, graph: Graph, pool: PoolId) -> None:
+        """A graph was reset."""
+        self._graphs.get(pool, weakref.WeakSet()).discard(graph)
+
+    def empty_cache(self) -> None:
+        """Give back the memory of pools whose graphs are all gone, as far as nothing is in use there."""
+        self.wait()
+        for pool, memory in list(self.memories.items()):
+            if not self._graphs.get(pool):
+                self.released.extend(memory.release())
+                if not memory.segments:
+                    del self.memories[pool]
+
+    def checkpoint(self, pool: PoolId) -> dict[int, Use]:
+        """What is in use of a pool."""
+        return self.memory_of(pool).checkpoint()
+
+    def snapshot(self, pool: PoolId | None = None) -> list[dict[str, Any]]:
+        """Segments of one pool or of all."""
+        pools = [pool] if pool is not None else list(self.memories)
+        return [
+            segment
+            for item in pools
+            for segment in self.memories[item].snapshot(segment_pool_id=item, device=self.index, stream=0)
+        ]
+
+    def count(self, size_bytes: int) -> None:
+        """Count bytes taken, or, negative, given back."""
+        self.allocated += size_bytes
+        self.peak = max(self.peak, self.allocated)

@@ -1,0 +1,203 @@
+"""Captured graphs of an emulated device: operators with the addresses they worked on, and their replay.
+
+As on the device: a capture leaves no effect. Operators do run, because only that tells their results'
+sizes, but what they wrote to memory outside of the pool is put back, inside of it old values stay where
+they were, and outputs hold nothing before the first replay. A graph knows addresses only and owns nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from worker.npu_emulator.memory import Memory
+from worker.torch_private.graph_memory import borrowed
+from worker.torch_private.kernels import waited
+from worker.torch_private.operators import argument_name, argument_of, schema_name, written_arguments
+from worker.torch_private.patching import Watch
+from worker.torch_private.trees import leaves, put_together, taken_apart, with_tensors
+
+if TYPE_CHECKING:
+    from worker.npu_emulator.device import Device
+
+NOT_PERMITTED = "operation not permitted when stream is capturing\nand more lines"
+# They need what the device has computed before the host can go on.
+_WAITING = (
+    "aten::_local_scalar_dense",
+    "aten::nonzero",
+    "aten::is_nonzero",
+    "aten::equal",
+    "aten::masked_select",
+)
+# They take memory and run nothing.
+_EMPTY = (
+    "aten::empty",
+    "aten::empty_like",
+    "aten::empty_permuted",
+    "aten::empty_strided",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+)
+_COLLECTIVES = "_c10d_functional::"
+_WAIT = "_c10d_functional::wait_tensor"
+
+
+class Step:
+    """One recorded operator."""
+
+    __slots__ = ("_call", "_fresh")
+
+    def __init__(self, call: Callable[[], Any], fresh: list[tuple[int, torch.Tensor]]) -> None:
+        self._call = call
+        self._fresh = fresh
+
+    def run(self) -> None:
+        """Run it again on the addresses of the capture."""
+        results = leaves(self._call())
+        for index, place in self._fresh:
+            place.copy_(results[index])
+
+
+class Recording(Watch):  # type: ignore[no-untyped-call]
+    """What a capture sees and keeps."""
+
+    def __init__(self, memory: Memory) -> None:
+        """Takes the pool that results lie in."""
+        super().__init__()
+        self.memory = memory
+        self._before = memory.values()
+        self._outside: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._random = torch.get_rng_state()
+        self.steps: list[Step] = []
+        self.broken = False
+
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """See `Watch.called`: run the operator, its results in the pool."""
+        name = schema_name(func)
+        if self.broken or name in _WAITING:
+            self.broken = True
+            raise RuntimeError(NOT_PERMITTED)
+        self._keep_what_is_written(func, args, kwargs)
+        flat, form = taken_apart(_call_of(func, args, kwargs)())
+        if name in _EMPTY:  # an index out of it must not be out of range while this runs
+            flat = [value.zero_() for value in flat]
+        # Asked after the call: one that gives a tensor other memory (`set_`) has made none.
+        given = {item.untyped_storage().data_ptr() for item in _tensors((args, kwargs))}
+        fresh = [
+            (index, self._housed(value))
+            for index, value in enumerate(flat)
+            if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() not in given
+        ]
+        for index, value in fresh:
+            flat[index] = value
+        if name in _EMPTY:
+            return put_together(flat, form)
+        call = _call_of(func, *with_tensors(_weak, (args, kwargs)))
+        self.steps.append(Step(call, [(index, _weak(value)) for index, value in fresh]))
+        return put_together(flat, form)
+
+    def undo(self) -> None:
+        """Give all memory the values from before the capture, and the generator its state."""
+        for place, values in reversed(self._outside.values()):  # storages may overlap
+            place.copy_(values)
+        self.memory.put_back(self._before)
+        torch.set_rng_state(self._random)
+
+    def _keep_what_is_written(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if schema_name(func).startswith("c10d::"):
+            written: list[Any] = [args, kwargs]  # its schemas do not say what they write to
+        else:
+            positions = written_arguments(func, args, kwargs)
+            written = [argument_of(func, args, kwargs, argument_name(func, index)) for index in positions]
+        for tensor in _tensors(written):
+            address = tensor.untyped_storage().data_ptr()
+            if address not in self._outside and not self.memory.holds(address):
+                place = _bytes_of(tensor)
+                self._outside[address] = (place, place.clone())
+
+    def _housed(self, value: torch.Tensor) -> torch.Tensor:
+        storage = self.memory.take(value.untyped_storage().nbytes())
+        housed = torch.empty(0, dtype=value.dtype)
+        return housed.set_(storage, value.storage_offset(), value.shape, value.stride()).copy_(value)
+
+
+class Graph:
+    """One captured graph; what ``torch.cuda.CUDAGraph`` and ``torch_npu._C._NPUGraph`` are."""
+
+    device: Device  # set by the device, in a class of its own
+
+    def __init__(self) -> None:
+        self._steps: list[Step] | None = None
+        self._memory: Memory | None = None
+        self._pool: tuple[int, int] = (0, 0)
+
+    def capture_begin(
+        self,
+        pool: tuple[int, int] | None = None,
+        capture_error_mode: str = "global",
+        report_shape: bool = False,
+    ) -> None:
+        """Record from now on."""
+        del report_shape
+        if capture_error_mode not in ("global", "thread_local", "relaxed"):
+            msg = f"unknown capture error mode {capture_error_mode}"
+            raise RuntimeError(msg)
+        self._pool = pool or self.device.graph_pool_handle()
+        self._memory = self.device.begin_capture(self, self._pool)
+
+    def capture_end(self) -> None:
+        """End the recording, without effect so far."""
+        recording = self.device.end_capture()
+        if recording.broken:
+            msg = "operation failed due to a previous error during capture"
+            raise RuntimeError(msg)
+        self._steps = recording.steps
+
+    def replay(self) -> None:
+        """Run what was recorded."""
+        if self._steps is None:
+            msg = "called replay of a graph without a preceding successful capture"
+            raise RuntimeError(msg)
+        for step in self._steps:
+            step.run()
+
+    def reset(self) -> None:
+        """Forget what was recorded; the pool no longer counts this graph."""
+        self._steps = None
+        if self._memory is not None:
+            self.device.forget(self, self._pool)
+            self._memory = None
+
+    def pool(self) -> tuple[int, int]:
+        """The pool's handle."""
+        return self._pool
+
+
+def _call_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
+    name = schema_name(func)
+    if name.startswith(_COLLECTIVES) and name != _WAIT:
+        return waited(func, args, kwargs)
+    return lambda: _finished(func(*args, **kwargs))
+
+
+def _finished(result: Any) -> Any:
+    """``c10d``'s operators return a work to wait for."""
+    for item in result if isinstance(result, tuple) else (result,):
+        if hasattr(item, "wait") and not isinstance(item, torch.Tensor):
+            item.wait()
+    return result
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _weak(tensor: torch.Tensor) -> torch.Tensor:
+    return borrowed([tensor], None)[0]
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))

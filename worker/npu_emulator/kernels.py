@@ -1,0 +1,247 @@
+"""Kernels on the CPU for operators of the NPU: what passes put into graphs of plain models, and a few more.
+
+They compute what the documentation of torch_npu says, in the order of operations that the passes replace,
+so that results are those of eager to the bit where a pass replaces plain operators. An argument that none
+of them uses is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from worker.errors import NotEmulated
+
+_TRANSPOSED = [1, 0, 2]
+# c10::ScalarType numbers, which npu_quantize takes for its result.
+_QUANTIZED = {0: torch.uint8, 1: torch.int8, 3: torch.int32, 12: torch.int8, 13: torch.uint8, 14: torch.int32}
+
+
+def rms_norm(
+    x: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``npu_rms_norm``: the normed values, and the reciprocal of the root of the mean square."""
+    wide = x.to(torch.float32)
+    rstd = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
+    return (gamma * (wide * rstd).to(x.dtype)).to(x.dtype), rstd
+
+
+def add_rms_norm(
+    x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``npu_add_rms_norm``."""
+    total = x1 + x2
+    return (*rms_norm(total, gamma, epsilon), total)
+
+
+def add_rms_norm_cast(
+    x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6
+) -> tuple[torch.Tensor, ...]:
+    """``npu_add_rms_norm_cast``."""
+    y, rstd, total = add_rms_norm(x1, x2, gamma, epsilon)
+    return y.to(torch.float32, copy=True), y, rstd, total
+
+
+def quantize(
+    x: torch.Tensor,
+    scales: torch.Tensor,
+    zero_points: torch.Tensor | None,
+    dtype: int,
+    axis: int = 1,
+    div_mode: bool = True,
+) -> torch.Tensor:
+    """``npu_quantize``."""
+    shape = [1] * x.dim()
+    if scales.numel() > 1:
+        shape[axis] = -1
+    factor = scales.to(torch.float32).reshape(shape)
+    scaled = x.to(torch.float32) / factor if div_mode else x.to(torch.float32) * factor
+    if zero_points is not None:
+        scaled = scaled + zero_points.to(torch.float32).reshape(shape)
+    target = _QUANTIZED.get(dtype)
+    if target is None:
+        _refuse("npu_quantize", "dtype", dtype)
+    limits = torch.iinfo(target)
+    return scaled.round().clamp(limits.min, limits.max).to(target)
+
+
+def dynamic_quant(
+    x: torch.Tensor, *, smooth_scales: torch.Tensor | None = None, **others: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``npu_dynamic_quant`` by token into int8."""
+    _refuse_others("npu_dynamic_quant", others, {"quant_mode": "pertoken", "dst_type_max": 0.0})
+    wide = x.to(torch.float32)
+    wide = wide if smooth_scales is None else wide * smooth_scales.to(torch.float32)
+    scale = wide.abs().amax(-1) / 127.0
+    divisor = torch.where(scale == 0, torch.ones_like(scale), scale)
+    return (wide / divisor.unsqueeze(-1)).round().clamp(-128, 127).to(torch.int8), scale
+
+
+def add_rms_norm_quant(
+    x1: torch.Tensor,
+    x2: torch.Tensor,
+    gamma: torch.Tensor,
+    scales1: torch.Tensor,
+    zero_points1: torch.Tensor | None,
+    *given: Any,
+    epsilon: float = 1e-6,
+    **others: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``npu_add_rms_norm_quant`` of one output."""
+    positional = dict(zip(("beta", "scales2", "zero_points2"), given, strict=False))
+    _refuse_others("npu_add_rms_norm_quant", others | positional, {"axis": -1, "div_mode": True})
+    y, _, total = add_rms_norm(x1, x2, gamma, epsilon)
+    first = quantize(y, scales1, zero_points1, 1, axis=-1)
+    return first, torch.zeros_like(first), total
+
+
+def add_rms_norm_dynamic_quant(
+    x1: torch.Tensor,
+    x2: torch.Tensor,
+    gamma: torch.Tensor,
+    *,
+    smooth_scale1: torch.Tensor | None = None,
+    epsilon: float = 1e-6,
+    output_mask: Sequence[bool] | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, ...]:
+    """``npu_add_rms_norm_dynamic_quant`` of one output."""
+    _refuse_others("npu_add_rms_norm_dynamic_quant", others, {})
+    if output_mask and list(output_mask) not in ([True, False], [False, False]):
+        _refuse("npu_add_rms_norm_dynamic_quant", "output_mask", output_mask)
+    y, _, total = add_rms_norm(x1, x2, gamma, epsilon)
+    first, scale = dynamic_quant(y, smooth_scales=smooth_scale1)
+    return first, torch.zeros_like(first), total, scale, torch.zeros_like(scale)
+
+
+def rotary_mul(
+    x: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    rotary_mode: str = "half",
+    rotate: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``npu_rotary_mul`` in mode half."""
+    _refuse_others("npu_rotary_mul", {"rotary_mode": rotary_mode, "rotate": rotate}, {"rotary_mode": "half"})
+    middle = x.shape[-1] // 2
+    turned = torch.cat((-x[..., middle:], x[..., :middle]), dim=-1)
+    return (x * cos) + (turned * sin)
+
+
+def transpose_batchmatmul(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    perm_x1: list[int] | None = None,
+    perm_x2: list[int] | None = None,
+    perm_y: list[int] | None = None,
+    **others: Any,
+) -> torch.Tensor:
+    """``npu_transpose_batchmatmul``."""
+    _refuse_others("npu_transpose_batchmatmul", others, {"batch_split_factor": 1})
+    left = x.permute(perm_x1) if perm_x1 else x
+    right = weight.permute(perm_x2) if perm_x2 else weight
+    return torch.bmm(left, right).permute(perm_y or _TRANSPOSED).contiguous()
+
+
+def fusion_attention(  # noqa: PLR0913, PLR0917 - the operator's signature
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    head_num: int,
+    input_layout: str,
+    pse: torch.Tensor | None = None,
+    padding_mask: torch.Tensor | None = None,
+    atten_mask: torch.Tensor | None = None,
+    scale: float = 1.0,
+    keep_prob: float = 1.0,
+    pre_tockens: int = 2147483647,
+    next_tockens: int = 2147483647,
+    *given: Any,
+    **others: Any,
+) -> tuple[Any, ...]:
+    """``npu_fusion_attention`` in layout BNSD, without dropout; what is masked is out of the sum."""
+    del head_num, pre_tockens, next_tockens  # of the masks that sparse_mode makes, which is refused
+    used = {"input_layout": input_layout, "pse": pse, "padding_mask": padding_mask, "keep_prob": keep_prob}
+    plain = {"input_layout": "BNSD", "keep_prob": 1.0, "gen_mask_parallel": True, "softmax_layout": ""}
+    _refuse_others("npu_fusion_attention", used | others, plain)
+    if any(given):
+        _refuse("npu_fusion_attention", "a later argument", given)
+    scores = (torch.matmul(query, key.transpose(2, 3)) * scale).to(torch.float32)
+    if atten_mask is not None:
+        scores = scores.masked_fill(atten_mask.to(torch.bool), float("-inf"))
+    largest = scores.amax(-1, keepdim=True)
+    total = torch.exp(scores - largest).sum(-1, keepdim=True)
+    output = torch.matmul(torch.softmax(scores, -1).to(query.dtype), value)
+    statistics = (largest.expand(*largest.shape[:-1], 8), total.expand(*total.shape[:-1], 8))
+    return (output, *(item.contiguous() for item in statistics), query.new_empty(0), 0, 0, 0)
+
+
+def dtype_cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``npu_dtype_cast``."""
+    return x.to(dtype, copy=True)
+
+
+def scatter_update_(x: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor, axis: int) -> torch.Tensor:
+    """``scatter_update_``: for each row of the batch, updates from an index on along an axis."""
+    for row, start in enumerate(indices.tolist()):
+        target = x[row] if indices.dim() else x
+        along = axis - 1 if axis > 0 else axis
+        target.narrow(along, start, updates.shape[axis]).copy_(updates[row])
+    return x
+
+
+def scatter_nd_update_(x: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:
+    """``npu_scatter_nd_update_``."""
+    x[tuple(indices.reshape(-1, indices.shape[-1]).t())] = updates.reshape(
+        -1, *updates.shape[indices.dim() - 1 :]
+    )
+    return x
+
+
+def swiglu(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """``npu_swiglu``."""
+    gate, value = x.chunk(2, dim)
+    return torch.nn.functional.silu(gate) * value
+
+
+def _functional(in_place: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda x, *args: in_place(x.clone(), *args)
+
+
+def _refuse_others(operator: str, given: dict[str, Any], allowed: dict[str, Any]) -> None:
+    for name, value in given.items():
+        if value is not None and value is not False and value != allowed.get(name, 0):
+            _refuse(operator, name, value)
+
+
+def _refuse(operator: str, argument: str, value: Any) -> NoReturn:
+    msg = (
+        f"the emulated NPU has no {operator} with {argument}={value!r}. Run this on an NPU, or leave out "
+        "what needs it."
+    )
+    raise NotEmulated(msg, name=operator)
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "npu_rms_norm": rms_norm,
+    "npu_add_rms_norm": add_rms_norm,
+    "npu_add_rms_norm_cast": add_rms_norm_cast,
+    "npu_add_rms_norm_quant": add_rms_norm_quant,
+    "npu_add_rms_norm_dynamic_quant": add_rms_norm_dynamic_quant,
+    "npu_quantize": quantize,
+    "npu_dynamic_quant": dynamic_quant,
+    "npu_rotary_mul": rotary_mul,
+    "npu_transpose_batchmatmul": transpose_batchmatmul,
+    "npu_fusion_attention": fusion_attention,
+    "npu_dtype_cast": dtype_cast,
+    "_npu_dtype_cast": dtype_cast,
+    "npu_swiglu": swiglu,
+    "scatter_update_": scatter_update_,
+    "scatter_update": _functional(scatter_update_),
+    "npu_scatter_nd_update_": scatter_nd_update_,
+    "npu_scatter_nd_update": _functional(scatter_nd_update_),
+}
+"""Name in namespace ``npu`` -> kernel."""

@@ -1,0 +1,166 @@
+"""One rank of an offline build: goes through the stages of a launch that need no device and no other rank.
+
+Stages in order: `start`, `build`, `probe`, `compile` or `load` or `adopt`, `manifest`, `stop`. The world is
+there in name only, and tensors have neither memory nor values, so nothing of the model ever runs. An
+artifact's bytes are those that a rank of a launch compiles. What a trace would need values for is refused:
+a value that is not known is never burned in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from worker.errors import NeedsValues, NotPortable
+from worker.rank import RankWorker
+from worker.results import FunctionResult, LeftOut, RankPlace
+from worker.target import Target, building_for
+
+if TYPE_CHECKING:
+    from cache_store.records.manifest import PartitionManifest
+    from worker.rank import _Unit
+    from worker.rank_spec import RankSpec
+
+_RANK = "rank"
+
+
+class OfflineRank(RankWorker):
+    """Steps one rank through an offline build; what it is built for holds from `start` to `stop`."""
+
+    def __init__(self, spec: RankSpec, *, machines: Target, real_tensors: bool = False) -> None:
+        """Makes a rank.
+
+        Args:
+            spec: the rank's place in a launch; no port is used.
+            machines: what is built for.
+            real_tensors: build the model on the CPU with memory and values.
+        """
+        super().__init__(spec, store=None)
+        self._machines = machines
+        self._real_tensors = real_tensors
+        self._left_out: list[LeftOut] = []
+        self._exits = contextlib.ExitStack()
+
+    def start(self) -> RankPlace:
+        """Make this process one rank of a world that is not there.
+
+        Raises:
+            DeviceUnavailable: this torch cannot trace for the device kind.
+        """
+        from worker import groups, process_groups
+        from worker.devices import backend_for
+
+        self._exits.enter_context(building_for(self._machines))
+        backend_for(self._spec.device_kind).device(self._spec.local_rank)
+        self._groups = process_groups.pretend(self._spec)
+        self._owns_process_group = True
+        groups.register(dict(sorted(self._groups.items(), key=lambda item: item[0] == "world")))
+        return RankPlace(
+            rank=self._spec.rank,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            environment=dict(self._machines.environment),
+        )
+
+    def build(self) -> tuple[str, ...]:
+        """Build model and calls of fake tensors; units that need a device are left out.
+
+        Raises:
+            WorkloadError: as `RankWorker.build`.
+            NeedsValues: the entrypoint asks a tensor for its values.
+        """
+        from worker.torch_private.fake_ranks import asked_for_values, fake_tensors
+
+        with contextlib.nullcontext() if self._real_tensors else fake_tensors():
+            try:
+                super().build()
+            except Exception as error:
+                if self._real_tensors or not asked_for_values(error):
+                    raise
+                raise _needs_values(self._spec.entrypoint, error) from error
+        for name, unit in tuple(self._units.items()):
+            if why := _why_not(unit.function.engine().name):
+                del self._units[name]
+                self._left_out.append(LeftOut(function=name, reason=why))
+        return tuple(self._units)
+
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """Units that are not built offline, and why."""
+        return tuple(self._left_out)
+
+    def rank_bound(self) -> tuple[str, ...]:
+        """Units whose artifacts hold on this rank alone, because the traced code asks for its rank."""
+        return tuple(
+            name
+            for name, unit in self._units.items()
+            if unit.variant is not None and _RANK in unit.variant.stored.artifact.guards.ranks
+        )
+
+    def manifest(self) -> PartitionManifest:
+        """What this rank's partition holds; nothing is captured."""
+        from worker.manifests import of_units
+
+        listed = [
+            (name, unit.function, unit.variant.stored, ())
+            for name, unit in self._units.items()
+            if unit.variant is not None
+        ]
+        return of_units(self._spec, listed)
+
+    def stop(self) -> None:
+        """Take the world down."""
+        super().stop()
+        self._exits.close()
+
+    def _compile(self, unit: _Unit) -> FunctionResult:
+        from worker.torch_private.fake_ranks import asked_for_values
+
+        try:
+            return super()._compile(unit)
+        except NotPortable as error:
+            if "FakeTensor" not in error.message:
+                raise
+            raise _needs_values(unit.name, error) from error
+        except RuntimeError as error:
+            if not asked_for_values(error):
+                raise
+            raise _needs_values(unit.name, error) from error
+
+
+def _why_not(engine: str) -> str:
+    """Why an engine compiles nothing here; empty if it does."""
+    if engine == "aoti":
+        return "engine aoti compiles kernels for the very machine that they run on; a launch does"
+    if engine == "torchair" and "torch_npu" not in sys.modules:
+        return (
+            "engine torchair is the vendor's, and torch_npu is not here; build with engine: graph, or with "
+            "an emulated NPU"
+        )
+    return ""
+
+
+def _needs_values(what: str, error: Exception) -> NeedsValues:
+    where = _place_of(error)
+    msg = (
+        f"{what} needs the values of a tensor{where}, and an offline build has none: {error}. Compute it of "
+        "Python numbers or keep it out of the graph; or, if the model fits into this machine's memory, build "
+        "with --real-tensors (device cpu)."
+    )
+    return NeedsValues(msg, what=what, where=where.strip())
+
+
+def _place_of(error: BaseException) -> str:
+    """The last line outside of torch that led to an error, as `` (file:line in function)``."""
+    found = ""
+    step = error.__traceback__
+    while step is not None:
+        code = step.tb_frame.f_code
+        module = str(step.tb_frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] not in ("torch", "worker", "contextlib"):
+            found = f" ({Path(code.co_filename).name}:{step.tb_lineno} in {code.co_name})"
+        step = step.tb_next
+    return found

@@ -1,0 +1,212 @@
+"""Runtime state: values that graphs depend on unseen, declared by whoever knows them.
+
+The number of blocks of a KV cache, say: it is measured after the model was built, steers what is compiled,
+and appears in no argument and no traced line. A declaration belongs to a module and holds for the cached
+functions of that module, of all modules within it, and of all modules that contain it.
+
+Invariants: what is declared is part of every artifact's guards, whole (a name more or less is a difference);
+a value is kept as its ``repr``, so 1, 1.0, True and "1" differ and floats are exact; modules are not kept
+alive; `RuntimeStateGuard.holds` compares one number as long as nothing new is declared.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from worker.errors import BadRuntimeState
+from worker.values import Value
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+Scalar = int | float | str | bool | None
+
+MAX_VALUES = 64  # of one module
+MAX_NAME_CHARS = 128
+MAX_TEXT_CHARS = 512
+_SCALARS = (int, float, str, bool, type(None))
+_INT_BITS = 64
+_ABSENT = "not declared"
+
+
+class _Declaration(Value):
+    """What is declared for one module: name -> text of the value."""
+
+    module: weakref.ref[Module]
+    values: Mapping[str, str]
+
+
+class _Declared:
+    """All declarations of this process; ``version`` rises with each that changes something."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.all: tuple[_Declaration, ...] = ()
+        self.lock = threading.Lock()
+
+
+_declared = _Declared()
+
+
+def declare_runtime_state(module: Module, values: Mapping[str, Scalar]) -> None:
+    """Declare values that the graphs of a module's cached functions depend on beside their arguments.
+
+    They count from the next call on: artifacts that were made with other values are not used. Names that
+    were declared for the module before keep their value, or take the new one. Declare the same names before
+    the first call in every process: a name more or less is a difference too.
+
+    Args:
+        module: whose cached functions are concerned, with those of modules within it and around it.
+        values: by name, numbers, strings, booleans and None.
+
+    Raises:
+        BadRuntimeState: no module, too many values, or a name or value of another kind.
+    """
+    texts = checked(values)
+    _check_module(module)
+    with _declared.lock:
+        alive = [entry for entry in _declared.all if entry.module() is not None]
+        before = next((entry.values for entry in alive if entry.module() is module), {})
+        after = {**before, **texts}
+        if after == before:
+            return
+        _check_number(len(after))
+        others = (entry for entry in alive if entry.module() is not module)
+        _declared.all = (*others, _Declaration(module=weakref.ref(module), values=after))
+        _declared.version += 1
+
+
+def checked(values: Mapping[str, Scalar]) -> dict[str, str]:
+    """The values as text, by name.
+
+    Raises:
+        BadRuntimeState: as `declare_runtime_state`.
+    """
+    if not isinstance(values, Mapping):
+        msg = f"runtime state is a {type(values).__qualname__}; expected a mapping of names to values"
+        raise BadRuntimeState(msg, expected="a mapping", actual=type(values).__qualname__)
+    _check_number(len(values))
+    return {_checked_name(name): _text(name, value) for name, value in values.items()}
+
+
+def declared_for(module: Module) -> dict[str, str]:
+    """What holds for the cached functions of a module now: name -> text of the value, sorted by name.
+
+    Raises:
+        BadRuntimeState: two modules, both of which concern this one, declare a name with different values.
+    """
+    if not _declared.all:
+        return {}
+    within = {id(part) for part in module.modules()}
+    found: dict[str, str] = {}
+    for entry in _declared.all:
+        owner = entry.module()
+        if owner is None or not (id(owner) in within or any(part is module for part in owner.modules())):
+            continue
+        for name, text in entry.values.items():
+            if found.setdefault(name, text) != text:
+                raise _conflict(module, name, found[name], text)
+    return dict(sorted(found.items()))
+
+
+def differences(made_with: Mapping[str, str], present: Mapping[str, str]) -> tuple[str, ...]:
+    """In words, where the state that an artifact was made with differs from what is declared."""
+    return tuple(
+        f"runtime state {name}: {made_with.get(name, _ABSENT)} -> {present.get(name, _ABSENT)}"
+        for name in sorted(made_with.keys() | present.keys())
+        if made_with.get(name) != present.get(name)
+    )
+
+
+def in_words(state: Mapping[str, str]) -> str:
+    """A state in one line, such as ``kv_cache_blocks 512, kv_cache_dtype 'fp16'``."""
+    return ", ".join(f"{name} {text}" for name, text in state.items())
+
+
+class RuntimeStateGuard:
+    """Whether what is declared for a module is what an artifact was made with; asked on every call."""
+
+    __slots__ = ("_known", "_made_with", "_module")
+
+    def __init__(self, module: Module, made_with: Mapping[str, str]) -> None:
+        self._module = module
+        self._made_with = made_with
+        self._known = (-1, False)
+
+    def holds(self) -> bool:
+        """Whether they are equal now.
+
+        Raises:
+            BadRuntimeState: as `declared_for`.
+        """
+        # One tuple, read and written whole: threads may ask while another one declares.
+        version, answer = self._known
+        if version != _declared.version:
+            version = _declared.version  # before the look: what is declared meanwhile is looked at again
+            answer = declared_for(self._module) == self._made_with
+            self._known = version, answer
+        return answer
+
+
+def _check_module(module: Any) -> None:
+    import torch
+
+    if not isinstance(module, torch.nn.Module):
+        kind = type(module).__qualname__
+        msg = (
+            f"runtime state was declared for a {kind}; expected the torch.nn.Module whose cached functions "
+            "depend on it, as in worker.declare_runtime_state(model, {'kv_cache_blocks': 512})"
+        )
+        raise BadRuntimeState(msg, expected="torch.nn.Module", actual=kind)
+
+
+def _check_number(count: int) -> None:
+    if count > MAX_VALUES:
+        msg = (
+            f"{count} values of runtime state for one module, at most {MAX_VALUES}; declare what graphs "
+            "depend on only, or one digest of it all as a string"
+        )
+        raise BadRuntimeState(msg, expected=f"at most {MAX_VALUES}", actual=str(count))
+
+
+def _checked_name(name: Any) -> str:
+    if type(name) is str and name.isidentifier() and name.isascii() and len(name) <= MAX_NAME_CHARS:
+        return name
+    shown = repr(name)[:MAX_NAME_CHARS]
+    msg = f"runtime state has the name {shown}; expected an identifier in ASCII, such as 'kv_cache_blocks'"
+    raise BadRuntimeState(msg, expected="an identifier", actual=shown)
+
+
+def _text(name: str, value: Any) -> str:
+    fault = _fault(value)
+    if fault:
+        msg = f"runtime state {name} {fault}"
+        raise BadRuntimeState(msg, name=name, actual=type(value).__qualname__)
+    return repr(value)
+
+
+def _fault(value: Any) -> str:
+    if type(value) not in _SCALARS:  # exactly: the repr of a subclass may say less, or other things
+        kind = type(value).__qualname__
+        return f"is a {kind}; expected int, float, str, bool or None: convert it, as in int(value)"
+    if type(value) is int and value.bit_length() > _INT_BITS:
+        return f"is an int of {value.bit_length()} bits; expected at most {_INT_BITS}"
+    if type(value) is float and not math.isfinite(value):
+        return f"is {value!r}; expected a finite number"
+    if type(value) is str and len(repr(value)) > MAX_TEXT_CHARS:
+        return f"is a string of {len(value)} characters; expected a short one, such as a digest"
+    return ""
+
+
+def _conflict(module: Module, name: str, one: str, other: str) -> BadRuntimeState:
+    kind = type(module).__qualname__
+    msg = (
+        f"runtime state {name} is declared as {one} for one module and as {other} for another, and both "
+        f"concern the cached functions of {kind}, since one contains the other or {kind} contains both; "
+        "declare it for one of them, or give the values names of their own"
+    )
+    return BadRuntimeState(msg, name=name, expected="one value", actual=f"{one} and {other}")

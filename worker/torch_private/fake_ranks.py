@@ -1,0 +1,142 @@
+"""Ranks that are not there: a world of any size in one process, and tensors without memory.
+
+Facts this relies on, of torch 2.11 to 2.13:
+
+* ``torch.testing._internal.distributed.fake_pg`` registers the backend ``fake``, whose groups have any size
+  and whose collectives send nothing;
+* under a `FakeTensorMode` every new tensor is fake, on a device of any kind, also one that is not here. What
+  would need a value raises ``DataDependentOutputException`` or ``DynamicOutputShapeException``; small tensors
+  made of Python numbers know theirs. Dynamo takes fake tensors for what they stand for;
+* ``Module.to`` swaps fake parameters, and refuses those that somebody holds weakly, which the mode's own
+  memo of converted tensors does; emptying the memo before is harmless;
+* an address is 0 unless ``fake_tensor_allow_unsafe_data_ptr_access`` is off when the mode is made: then
+  asking for one raises;
+* ``_setup_privateuseone_for_python_backend`` gives torch a device type whose native part is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from worker.emulation import memory_of
+from worker.errors import DeviceUnavailable
+from worker.torch_private.patching import wrapped
+
+
+class _AbsentModule:
+    """``torch.npu`` where there is none: as much as torch asks of a device type's module.
+
+    It says that no device is available, so that a fake mode makes literals on the CPU and copies them, as it
+    does for CUDA without a GPU, and does not want to run anything on the device.
+    """
+
+    def is_available(self) -> bool:
+        return False
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Nothing draws numbers."""
+
+    def device_count(self) -> int:
+        return 1
+
+    def current_device(self) -> int:
+        return 0
+
+    def set_device(self, device: object) -> None:
+        """There is one only."""
+
+
+def start_world(rank: int, world_size: int) -> None:
+    """Make this process one rank of a world whose other ranks are not there."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+
+
+def fake_device(kind: str) -> torch.device:
+    """The device that fake tensors of a kind lie on; torch is told of the kind where need be.
+
+    Raises:
+        DeviceUnavailable: this build of torch cannot trace for the kind.
+    """
+    memory = memory_of(kind)
+    if memory == "cpu":
+        return torch.device("cpu")
+    if memory == "cuda" and torch.version.cuda is None:
+        msg = (
+            f"to build for device kind cuda takes the torch of its machines, a build with CUDA; torch "
+            f"{torch.__version__} is built without. Install their build here: it needs no GPU."
+        )
+        raise DeviceUnavailable(msg, kind=kind, missing="torch with CUDA")
+    if memory == "npu" and not hasattr(torch, "npu"):
+        from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+        _setup_privateuseone_for_python_backend("npu", backend_module=_AbsentModule())
+    return torch.device(memory, 0)
+
+
+@contextlib.contextmanager
+def fake_tensors() -> Iterator[None]:
+    """Make every tensor that is made within a fake one, without memory and values."""
+    import torch._functorch.config as functorch_config
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def forgetting(swap: Callable[..., Any]) -> Callable[..., Any]:
+        def swap_unwatched(first: Any, second: Any) -> None:
+            mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
+            swap(first, second)
+
+        return swap_unwatched
+
+    with wrapped(torch.utils, "swap_tensors", forgetting), mode:
+        yield
+
+
+def import_tracer() -> None:
+    """Import what a trace and a model of fake tensors import, ahead of them."""
+    import torch._dynamo.convert_frame
+    import torch._dynamo.exc
+    import torch._functorch.config
+    import torch._subclasses.fake_tensor
+    import torch.fx.experimental.proxy_tensor
+    import torch.testing._internal.distributed.fake_pg
+
+    with fake_tensors():  # the first operators import tables of them
+        layer = torch.nn.Linear(2, 2).to("cpu", torch.bfloat16)
+        torch.nn.init.normal_(layer.weight)
+
+
+def asked_for_values(error: BaseException) -> bool:
+    """Whether an error says that a fake tensor was asked for what only a real one has."""
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        UnsupportedFakeTensorException,
+    )
+
+    kinds = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)
+    if isinstance(error, kinds):
+        return True
+    texts = ("tensor subclasses", "data pointer", "meta tensor", "'meta' device")
+    return isinstance(error, RuntimeError | TypeError) and any(text in str(error) for text in texts)
+
+
+def is_fake(value: Any) -> bool:
+    """Whether a tensor has no values."""
+    from torch._subclasses.fake_tensor import is_fake as torch_is_fake
+
+    return torch_is_fake(value)
