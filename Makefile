@@ -16,7 +16,7 @@ run: $(STAMP)   ## cold launch, then warm launch, of the embedded defaults
 # Files in the order of their paths: by default those with the fewest tests run last, which are the longest ones.
 test: $(STAMP)  ## the whole test suite
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not ray and not slow and not torchair"
-	$(BIN)/python -m pytest -m ray
+	$(BIN)/python -m pytest -m "ray and not torchair"
 
 test-slow: $(STAMP) ## longer variants of what `make test` runs
 	$(BIN)/python -m pytest -m slow
@@ -29,7 +29,7 @@ test-gpu: $(STAMP) ## what needs a CUDA device: device tests, the capture contra
 test-npu: export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
 test-npu: $(NPU_STAMP) ## the real torch_npu package on an emulated NPU; then what needs an Ascend NPU
 	$(NPU_VENV)/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m torchair tests/npu
-	env -u TORCH_DEVICE_BACKEND_AUTOLOAD $(BIN)/python -m pytest -m npu tests/device tests/contract/test_device_backend.py
+	$(NPU_VENV)/bin/python -m pytest -m npu tests/device tests/contract/test_device_backend.py
 
 # 200 rounds are the full counts of docs/faults.md, and take hours. Power cuts need root. The second command is
 # the store's own suite on a file system whose flock lets everybody in, but for two tests of the lock itself.

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -14,6 +18,11 @@ STAND_IN = "stand-in"
 
 def is_here(kind: str) -> bool:
     """Whether torch finds a device of this kind."""
+    if kind == "npu" and any(Path("/dev").glob("davinci[0-9]*")):
+        with contextlib.suppress(
+            ImportError
+        ):  # an environment without it, or a shell without CANN's set_env.sh
+            importlib.import_module("torch_npu")
     module = torch.cuda if kind == "cuda" else getattr(torch, kind, None)
     return module is not None and module.is_available()
 

@@ -137,7 +137,7 @@ class Model(nn.Module):
         return y, y[0], kv.view(-1), x
 
     def constant(self, x: torch.Tensor) -> Any:
-        return self.first(x) + torch.tensor([1.0, 2.0, 3.0, 4.0])
+        return self.first(x) + torch.tensor([1.0, 2.0, 3.0, 4.0], device=x.device)
 
     def silu(self, x: torch.Tensor) -> Any:
         return nn.functional.silu(self.first(x))
@@ -148,63 +148,71 @@ class Model(nn.Module):
         return normed, y
 
 
+DEVICE = torch.device("cpu")
+"""Where models and arguments lie: ``npu:0`` on hardware, the CPU under the emulator."""
+
+
 def data(*shape: int, seed: int = 1) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def ready() -> Model:
+    return Model().to(DEVICE)
 
 
 def parameters(bench: Bench) -> None:
-    model = Model()
+    model = ready()
     function = bench.cached(model.plain)
     for seed in range(3):
         bench.same(function, model.plain, data(3, 4, seed=seed))
 
 
 def closures(bench: Bench) -> None:
-    factor, shift = 1.5, torch.full((4,), 0.25)
+    factor, shift = 1.5, torch.full((4,), 0.25, device=DEVICE)
 
     class Closing(Model):
         def closing(self, x: torch.Tensor) -> Any:
             return self.first(x) * factor + shift
 
-    model = Closing()
+    model = Closing().to(DEVICE)
     function = bench.cached(model.closing)
     bench.same(function, model.closing, data(3, 4))
     bench.same(function, model.closing, data(3, 4, seed=2))
 
 
 def dataclass_arguments(bench: Bench) -> None:
-    model = Model()
+    model = ready()
     function = bench.cached(model.meta)
     for is_prompt in (True, False, True):
         bench.same(function, model.meta, InputMeta(data(2, 4), is_prompt), [data(2, 4, seed=3)])
 
 
 def dynamic_shapes(bench: Bench) -> None:
-    model = Model()
+    model = ready()
     function = bench.cached(model.plain)
     for rows in (8, 4, 2, 8, 4):
         bench.same(function, model.plain, data(rows, 4, seed=rows))
 
 
 def static_shapes(bench: Bench) -> None:
-    model = Model()
+    model = ready()
     function = bench.cached(model.plain, dynamic=False)
     for rows in (4, 2, 4):
         bench.same(function, model.plain, data(rows, 4, seed=rows))
 
 
 def mutated_inputs(bench: Bench) -> None:
-    model = Model()
+    model = ready()
     function = bench.cached(model.decode)
-    cache = torch.zeros(3, 4)
+    cache = torch.zeros(3, 4, device=DEVICE)
     for seed in range(3):
         bench.same(function, model.decode, data(3, 4, seed=seed), cache)
     for _ in range(2):  # at another address
-        bench.same(function, model.decode, data(3, 4), torch.ones(3, 4))
+        bench.same(function, model.decode, data(3, 4), torch.ones(3, 4, device=DEVICE))
 
 
 def capture_limit(bench: Bench) -> None:
-    model, config = Model(), bench.config()
+    model, config = ready(), bench.config()
     config.debug.aclgraph.static_capture_size_limit = 2
     function = bench.cached(model.decode, config)
     for rows in (2, 3, 5, 6, 2):
@@ -213,7 +221,7 @@ def capture_limit(bench: Bench) -> None:
 
 
 def recompile(bench: Bench) -> None:
-    model = Model()
+    model = ready()
     function = bench.cached(model.flagged)
     for twice in (True, False, True, False):
         bench.same(function, model.flagged, data(3, 4), twice=twice)
@@ -222,7 +230,7 @@ def recompile(bench: Bench) -> None:
 def custom_pools(bench: Bench) -> None:
     from worker import graph_pool_handle
 
-    model, config = Model(), bench.config()
+    model, config = ready(), bench.config()
     config.aclgraph_config.use_custom_pool = graph_pool_handle()
     first, second = bench.cached(model.plain, config), bench.cached(model.silu, config)
     for seed in range(3):
@@ -231,7 +239,7 @@ def custom_pools(bench: Bench) -> None:
 
 
 def output_clone(bench: Bench) -> None:
-    model, config = Model(), bench.config()
+    model, config = ready(), bench.config()
     config.debug.aclgraph.enable_output_clone = True
     function = bench.cached(model.plain, config)
     kept = [bench.same(function, model.plain, data(3, 4, seed=seed)) for seed in range(3)]
@@ -242,7 +250,7 @@ def output_clone(bench: Bench) -> None:
 
 
 def without_input_clone(bench: Bench) -> None:
-    model, config = Model(), bench.config()
+    model, config = ready(), bench.config()
     config.debug.aclgraph.clone_input = False
     function = bench.cached(model.plain, config)
     x = data(3, 4)
@@ -253,7 +261,7 @@ def without_input_clone(bench: Bench) -> None:
 
 
 def buffer_of_the_module(bench: Bench) -> None:
-    model, eager = Model(), Model()
+    model, eager = ready(), Model()
     function = bench.cached(model.counts)
     for _ in range(3):
         bench.same(function, eager.counts, data(3, 4))
@@ -262,7 +270,7 @@ def buffer_of_the_module(bench: Bench) -> None:
 
 
 def nested_results(bench: Bench) -> None:
-    model = Model()
+    model = ready()
     function = bench.cached(model.nested)
     bench.same(function, model.nested, data(3, 4))
     bench.same(function, model.nested, data(3, 4), other=data(3, 4, seed=2))
@@ -270,7 +278,7 @@ def nested_results(bench: Bench) -> None:
 
 
 def views(bench: Bench) -> None:
-    model = Model()
+    model = ready()
     function = bench.cached(model.views)
     cache = data(3, 4)
     for seed in range(3):
@@ -281,14 +289,14 @@ def views(bench: Bench) -> None:
 
 
 def constants(bench: Bench) -> None:
-    model = Model()
+    model = ready()
     function = bench.cached(model.constant)
     bench.same(function, model.constant, data(3, 4))
     bench.same(function, model.constant, data(3, 4, seed=2))
 
 
 def decompositions(bench: Bench) -> None:
-    model = Model()
+    model = ready()
     function = bench.cached(
         model.silu, custom_decompositions={torch.ops.aten.silu.default: lambda x: x * torch.sigmoid(x)}
     )
@@ -297,14 +305,14 @@ def decompositions(bench: Bench) -> None:
 
 
 def fused_patterns(bench: Bench) -> None:
-    model = Model()
+    model = ready()
     function = bench.cached(model.norm)
     bench.same(function, model.norm, data(3, 4), data(3, 4, seed=2))
     bench.same(function, model.norm, data(3, 4, seed=3), data(3, 4, seed=4))
 
 
 def two_models(bench: Bench) -> None:
-    one, two = Model(), Model()
+    one, two = ready(), Model()
     with torch.no_grad():
         two.first.weight.mul_(2)
     functions = [(bench.cached(model.plain), model.plain) for model in (one, two)]
@@ -314,7 +322,7 @@ def two_models(bench: Bench) -> None:
 
 
 def gradient_modes(bench: Bench) -> None:
-    model = Model()
+    model = ready()
     function = bench.cached(model.plain)
     if bench.same(function, model.plain, data(3, 4)).requires_grad:
         bench.seen.wrong.append("the result requires gradients")
@@ -325,7 +333,7 @@ def gradient_modes(bench: Bench) -> None:
 
 
 def gears(bench: Bench) -> None:
-    model = Model()
+    model = ready()
     function = bench.cached(model.plain)
     for rows in (2, 4, 8, 4):
         x = data(rows, 4)
@@ -334,7 +342,7 @@ def gears(bench: Bench) -> None:
 
 
 def warm_up(bench: Bench) -> None:
-    model = Model()
+    model = ready()
     function = bench.cached(model.decode)
     cache = data(3, 4)
     before = cache.clone()
@@ -346,7 +354,7 @@ def warm_up(bench: Bench) -> None:
 
 
 def eager(bench: Bench) -> None:
-    model, config = Model(), bench.config()
+    model, config = ready(), bench.config()
     config.debug.run_eagerly = True
     function = bench.cached(model.decode, config)
     for seed in range(2):

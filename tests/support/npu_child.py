@@ -1,6 +1,6 @@
-"""A process that runs cases of `npu_cases` under the emulator, and prints as JSON what it saw.
+"""A process that runs cases of `npu_cases`, and prints as JSON what it saw.
 
-Usage: python -m tests.support.npu_child MODE CACHE_DIR [CASE ...]
+Usage: python -m tests.support.npu_child emulated|npu MODE CACHE_DIR [CASE ...]
 """
 
 from __future__ import annotations
@@ -11,13 +11,22 @@ import sys
 import traceback
 from pathlib import Path
 
+import torch
+
 from worker import npu_emulator
+from worker.devices import backend_for
 
 
-def main(mode: str, cache_dir: str, *names: str) -> None:
-    npu_emulator.install()
+def main(device: str, mode: str, cache_dir: str, *names: str) -> None:
+    if device == "emulated":
+        npu_emulator.install()
+    else:
+        backend_for("npu")  # imports torch_npu
+    from tests.support import npu_cases
     from tests.support.npu_cases import CASES, Bench
 
+    if device != "emulated":
+        npu_cases.DEVICE = torch.device("npu", 0)
     found = {}
     for name in names or CASES:
         bench = Bench(mode, str(Path(cache_dir) / name))

@@ -113,6 +113,12 @@ class Small(nn.Module):
             dist.all_reduce(y, group=self.group)
         return y
 
+    def summed(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.linear(x)
+        if self.group is not None:
+            dist.all_reduce(y, group=self.group)
+        return y
+
     def by_rank(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.linear(x) * (dist.get_rank() + 1)
         return y

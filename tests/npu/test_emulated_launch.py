@@ -1,0 +1,80 @@
+"""``warmrank launch --emulate-npu``, whole: two ranks on a local Ray, cold and warm; a script of a rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.launched import write_config
+from tests.support.rank_spec import rank_spec
+from worker.script import run_script
+
+ROOT = Path(__file__).parents[2]
+
+
+def launch(directory: Path) -> dict[str, Any]:
+    config = write_config(
+        directory,
+        workload={"entrypoint": "tests.support.tiny_workload:workload"},
+        device="npu",
+        ray={"num_cpus": 4},
+    )
+    command = [sys.executable, "-m", "orchestrator", "launch", str(config), "--emulate-npu", "--json"]
+    environ = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    report = directory / "report.json"
+    done = subprocess.run(
+        [*command, str(report)],
+        env=environ,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(report.read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    directory = tmp_path_factory.mktemp("launch")
+    return [launch(directory) for _ in range(2)]
+
+
+def outcomes(report: dict[str, Any]) -> list[str]:
+    return [function["outcome"] for rank in report["ranks"] for function in rank["functions"]]
+
+
+@pytest.mark.timeout(480)
+def test_first_launch_compiles_and_the_second_loads(reports: list[dict[str, Any]]) -> None:
+    cold, warm = reports
+    assert sorted(outcomes(cold)) == ["adopted", "adopted", "compiled", "compiled"]
+    assert outcomes(warm) == ["loaded"] * 4
+
+
+@pytest.mark.timeout(480)
+def test_launch_is_verified_and_says_that_it_was_emulated(reports: list[dict[str, Any]]) -> None:
+    for report in reports:
+        assert all(rank["verification"]["ok"] for rank in report["ranks"])
+        assert any(problem.startswith("emulated NPU") for problem in report["problems"])
+
+
+def test_script_of_a_rank_finds_the_emulated_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARMRANK_EMULATE_NPU", "1")
+    out = tmp_path / "out"
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, torch, torch_npu\n"
+        "from pathlib import Path\n"
+        "Path(sys.argv[1]).write_text(torch_npu.npu.get_device_name())\n"
+    )
+    run_script(rank_spec(tmp_path / "cache", device_kind="npu"), str(script), (str(out),))
+    assert out.read_text().startswith("Ascend910")

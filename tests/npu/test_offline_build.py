@@ -1,0 +1,94 @@
+"""An offline build with the vendor's compiler: the real TorchAir, on fake tensors of an emulated NPU."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from orchestrator.build import BuildOptions, build
+from orchestrator.build_report import BuildReport
+from orchestrator.build_target import target_here
+from orchestrator.config import Config, parse
+from tests.support.fake_group import fake_world
+from tests.support.offline_ranks import small
+from worker import groups
+from worker.cache_options import LaunchDefaults, launch_defaults
+from worker.workload import RankContext, Workload
+
+NUM_RANKS = 8
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    root = tmp_path_factory.mktemp("offline_npu")
+    return parse(
+        {
+            "workload": {
+                "entrypoint": "tests.support.offline_ranks:small",
+                "arguments": {"method": "summed"},
+            },
+            "ranks": NUM_RANKS,
+            "parallel": {"tp": 2, "dp": NUM_RANKS // 2},
+            "device": "npu",
+            "cache_dir": str(root / "cache"),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def report(config: Config) -> BuildReport:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WARMRANK_EMULATE_NPU", "1")
+        return build(config, BuildOptions(target=target_here(), num_jobs=2))
+
+
+@contextlib.contextmanager
+def rank_of(rank: int, cache: Path) -> Iterator[Workload]:
+    """The workload of a rank with real tensors, whose collectives change nothing."""
+    with fake_world(rank=rank, world_size=NUM_RANKS) as world:
+        for _ in ("dp", "pp"):  # a launch makes them before, and TorchAir's text has the groups' names
+            dist.new_group([rank])
+        pair = dist.new_group([rank // 2 * 2, rank // 2 * 2 + 1])
+        groups.register({"tp": pair, "world": world})
+        token = launch_defaults.set(LaunchDefaults(cache_dir=str(cache)))
+        context = RankContext(
+            rank=rank,
+            world_size=NUM_RANKS,
+            local_rank=0,
+            device_kind="npu",
+            device=torch.device("cpu"),
+            groups={"tp": pair, "world": world},
+        )
+        try:
+            yield small(context, method="summed")
+        finally:
+            launch_defaults.reset(token)
+
+
+def test_one_compile_makes_the_partitions_of_all_ranks(report, config):
+    assert [(item.outcome, item.num_ranks) for item in report.classes] == [("compiled", NUM_RANKS)]
+    assert len(list(config.cache_dir.rglob("compiled_module"))) == NUM_RANKS
+
+
+@pytest.mark.parametrize("rank", [1, 6])
+def test_rank_of_a_launch_loads_it_and_computes_what_eager_does(rank, report, config):
+    with rank_of(rank, config.cache_dir) as workload:
+        (call,) = workload.calls
+        assert call.function.engine().name == "torchair"
+        expected = call.function.module.summed(*call.args)  # type: ignore[operator] # a method of `Small`
+        assert torch.equal(call.function(*call.args), expected)
+        found = call.function.last_result
+        assert found is not None
+        assert (found.outcome, found.digest) == ("loaded", report.classes[0].digest)
+
+
+def test_artifact_has_the_bytes_that_a_rank_of_a_launch_compiles(report, tmp_path):
+    with rank_of(3, tmp_path) as workload:
+        (call,) = workload.calls
+        compiled = call.function.compile(call.args, call.kwargs, reason="")
+        assert compiled.stored.sha256 == report.classes[0].digest
