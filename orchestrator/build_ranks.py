@@ -19,7 +19,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection
-from typing import Any
+from typing import Any, NoReturn
 
 from cache_store.node.private_files import ensure_cache_dir
 from orchestrator.config_models import Config
@@ -108,19 +108,15 @@ def main(hello: Mapping[str, Any]) -> None:
             os.waitpid(child, 0)
 
 
-def _be(rank: int, hello: Mapping[str, Any]) -> None:
-    """Serve the driver as one rank, and end."""
-    code = 1
-    try:
-        with Client(hello["address"], authkey=bytes.fromhex(hello["secret"])) as connection:
-            connection.send(rank)
-            _serve(connection, rank)
-        code = 0
-    except (KeyboardInterrupt, EOFError, OSError):
-        pass  # the driver stopped, and says so itself
-    finally:
-        sys.stderr.flush()
-        os._exit(code)  # of what the first process has to do at its end, nothing is this one's
+def _be(rank: int, hello: Mapping[str, Any]) -> NoReturn:
+    """Serve the driver as one rank, and end in good order: a compiler may have private files to remove."""
+    with (
+        contextlib.suppress(KeyboardInterrupt, EOFError, OSError),  # the driver stopped, and says so itself
+        Client(hello["address"], authkey=bytes.fromhex(hello["secret"])) as connection,
+    ):
+        connection.send(rank)
+        _serve(connection, rank)
+    sys.exit()
 
 
 def _serve(connection: Connection, rank: int) -> None:
@@ -136,9 +132,11 @@ def _serve(connection: Connection, rank: int) -> None:
 def _import_ahead(module: str) -> None:
     """Import what a compile needs, and the workload's module: seconds for each rank otherwise."""
     if settings().emulate_npu:
+        from worker.engines.torchair_vendor import vendor_for
         from worker.npu_emulator import install
 
         install()
+        vendor_for("reduce-overhead")
     from worker.torch_private.fake_ranks import import_tracer
 
     for name in ("worker.compiler", "worker.cached_function", "worker.engines.graph", "worker.offline"):

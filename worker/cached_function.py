@@ -175,14 +175,26 @@ class CachedFunction:
         model_dir = self.root() / name
         return Place(model_dir=model_dir, function_dir=model_dir / partition / self._method.__func__.__name__)
 
-    def find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found:
+    def find(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], refused: Mapping[str, str] | None = None
+    ) -> Found:
         """Look for an artifact that fits this call: own partition first, then sibling partitions.
+
+        Args:
+            args: positional arguments of the call, without the module.
+            kwargs: keyword arguments of the call.
+            refused: digest -> why that artifact is passed over.
 
         Raises:
             TypeError: the function's signature does not take these arguments.
         """
         asked = self.request()
-        return look_up(self.place(asked), asked, lambda stored: self.mismatches(stored, args, kwargs))
+
+        def misfits(stored: StoredArtifact) -> tuple[str, ...]:
+            why = (refused or {}).get(stored.sha256)
+            return self.mismatches(stored, args, kwargs) if why is None else (why,)
+
+        return look_up(self.place(asked), asked, misfits)
 
     def mismatches(
         self, stored: StoredArtifact, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -233,14 +245,18 @@ class CachedFunction:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], started: float
     ) -> tuple[Variant | None, str]:
         """A variant that was found and loaded; or None, and why there is none."""
-        found = self.find(args, kwargs)
-        if found.stored is None:
-            return None, found.reason
-        try:
-            return self.use(found, started=started), ""
-        except ArtifactCorrupt as error:  # kernels that this machine cannot open, say
-            _log.warning("%s is not used: %s", found.stored.path, error)
-            return None, str(error)
+        refused: dict[
+            str, str
+        ] = {}  # by digest: what fits and does not load, kernels of another machine, say
+        while True:
+            found = self.find(args, kwargs, refused)
+            if found.stored is None:
+                return None, found.reason
+            try:
+                return self.use(found, started=started), ""
+            except ArtifactCorrupt as error:
+                _log.warning("%s is not used: %s", found.stored.path, error)
+                refused[found.stored.sha256] = str(error)
 
     def _refuse_gear_miss(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         options = self._options

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from cache_store.errors import StoreError
 from worker.environment import environment
-from worker.errors import WorkerError, WorkloadError
+from worker.errors import ArtifactCorrupt, WorkerError, WorkloadError
 from worker.results import (
     CaptureProposal,
     FunctionProbe,
@@ -58,10 +58,33 @@ class _Unit:
     result: FunctionResult | None = None
     signatures: tuple[str, ...] = ()
     seconds: StageSeconds = field(default_factory=StageSeconds)
+    refused: dict[str, str] = field(default_factory=dict)  # the function's: digest -> why no engine takes it
 
     @property
     def function(self) -> CachedFunction:
         return self.call.function
+
+    def find(self) -> Found:
+        """The artifact for this call, if there is one that its engine takes."""
+        return self.function.find(self.call.args, self.call.kwargs, self.refused)
+
+    def use(self, found: Found, *, started: float) -> None:
+        """Load what was found, or, where its engine does not take that, the next one that fits.
+
+        Raises:
+            ArtifactCorrupt: there is no other.
+        """
+        assert found.stored is not None  # noqa: S101 - callers look first
+        try:
+            self.variant = self.function.use(found, started=started)
+        except ArtifactCorrupt as error:
+            self.refused[found.stored.sha256] = str(error)
+            self.found = other = self.find()
+            if other.stored is None:
+                raise
+            _log.warning("%s is not used: %s", found.stored.path, error)
+            reason = "; ".join(filter(None, (str(error), other.reason)))
+            self.use(replace(other, reason=reason), started=started)
 
 
 class RankWorker:
@@ -130,12 +153,13 @@ class RankWorker:
         finally:
             launch_defaults.reset(token)
         seen: Counter[str] = Counter()
+        refused: dict[CachedFunction, dict[str, str]] = {}
         for call in self._workload.calls:
             self._check_cache_dir(call.function)
             base = call.function.name
             name = f"{base}[{seen[base]}]" if seen[base] else base
             seen[base] += 1
-            self._units[name] = _Unit(name=name, call=call)
+            self._units[name] = _Unit(name=name, call=call, refused=refused.setdefault(call.function, {}))
         return tuple(self._units)
 
     def _check_cache_dir(self, function: CachedFunction) -> None:
@@ -171,7 +195,7 @@ class RankWorker:
 
         started = perf_counter()
         try:
-            unit.found = unit.function.find(unit.call.args, unit.call.kwargs)
+            unit.found = unit.find()
         except TypeError as error:
             where = f"{self._spec.entrypoint}: the call of {unit.name}"
             msg = f"{where} has other arguments than the function takes: {error}"
@@ -194,9 +218,9 @@ class RankWorker:
         return tuple(self._guarded(self._units[name], self._compile) for name in functions)
 
     def _compile(self, unit: _Unit) -> FunctionResult:
-        reason = unit.found.reason if unit.found is not None else ""
         # An earlier unit's artifact may cover this one: then there is nothing to compile.
-        found = unit.function.find(unit.call.args, unit.call.kwargs)
+        found = unit.find()
+        reason = (unit.found or found).reason
         if found.stored is not None:
             unit.found = found
             return self._load(unit)
@@ -225,10 +249,10 @@ class RankWorker:
         if unit.variant is not None and unit.result is not None:
             return unit.result
         if unit.found is None or unit.found.stored is None:
-            unit.found = unit.function.find(unit.call.args, unit.call.kwargs)
+            unit.found = unit.find()
         if unit.found.stored is None:
             return self._refused(unit, unit.found.reason, guard_failed=False)
-        unit.variant = unit.function.use(unit.found, started=perf_counter())
+        unit.use(unit.found, started=perf_counter())
         return self._finish(unit)
 
     def adopt(self, offers: Mapping[str, str]) -> tuple[FunctionResult, ...]:
@@ -253,7 +277,7 @@ class RankWorker:
         own = offered.path.parent == unit.function.place().function_dir
         partition = offered.path.parent.parent.name
         reason = "" if own else "from the store" if partition == OFFERED else f"same as {partition}"
-        unit.variant = unit.function.use(_found(offered, own=own, reason=reason), started=started)
+        unit.use(_found(offered, own=own, reason=reason), started=started)
         return self._finish(unit)
 
     def _guarded(self, unit: _Unit, step: Callable[[_Unit], FunctionResult]) -> FunctionResult:

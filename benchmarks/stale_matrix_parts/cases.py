@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_DECLARED = "from worker import declare_runtime_state\ndeclare_runtime_state(model, dict(definition.BLOCKS))\n"
+_DECLARED = (
+    "from worker import declare_runtime_state\ndeclare_runtime_state(model, dict(definition.BLOCKS))\n"
+)
 _PASS = "config.post_grad_custom_post_pass = definition.bounded({})"
 _PATTERN = """
 package.register_replacement(
@@ -122,7 +124,9 @@ SOURCE = (
     _edit("default value in a dataclass", "residual: float = 0.5", "residual: float = 0.75", "residual"),
     _edit("enum member in a dataclass", "mode: Mode = Mode.SOFT", "mode: Mode = Mode.HARD", "mode"),
     _edit("tensor in a global variable", "torch.linspace(-1.0, 1.0, 8)", "torch.ones(8)", "", same=True),
-    _edit("layer of another class that prints alike", "self.gate = Gate()", "self.gate = OtherGate()", "module"),
+    _edit(
+        "layer of another class that prints alike", "self.gate = Gate()", "self.gate = OtherGate()", "module"
+    ),
     _edit(
         "body of an operator that is taken apart (`CompositeImplicitAutograd`)",
         "return x * 0.75 + 0.5",
@@ -185,7 +189,11 @@ def _call(name: str, call: str, reason: str, *, same: bool = False) -> Case:
 ARGUMENTS = (
     _call("float64 input", "batch.tokens = batch.tokens.double()", "tokens: dtype"),
     _call("transposed input", "batch.tokens = batch.tokens.t().contiguous().t()", "tokens: strides"),
-    _call("every second column of a larger tensor", "batch.tokens = torch.rand(3, 16)[:, ::2]", "tokens: strides"),
+    _call(
+        "every second column of a larger tensor",
+        "batch.tokens = torch.rand(3, 16)[:, ::2]",
+        "tokens: strides",
+    ),
     _call("one tensor more in a list", "args[1].append(torch.ones(3, 8))", "parts"),
     _call("tensor for None", "batch.mask = torch.full((3, 1), 0.5)", "mask: None -> a tensor"),
     _call("boolean", "kwargs['reverse'] = True", "reverse: False -> True"),

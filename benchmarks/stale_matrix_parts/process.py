@@ -234,7 +234,12 @@ def compile_something() -> None:
         for mode in ("reduce-overhead", "npugraph_ex"):
             for runner in ("torchair", "warmrank"):
                 job = Job(
-                    name="", runner=runner, mode=mode, directory="", cache=f"{directory}/{runner}", expected=""
+                    name="",
+                    runner=runner,
+                    mode=mode,
+                    directory="",
+                    cache=f"{directory}/{runner}",
+                    expected="",
                 )
                 model: Any = Unrelated()
                 model.step = model.forward

@@ -21,7 +21,7 @@ def is_here(kind: str) -> bool:
     if kind == "npu" and any(Path("/dev").glob("davinci[0-9]*")):
         with contextlib.suppress(
             ImportError
-        ):  # an environment without it, or a shell without CANN's set_env.sh
+        ):  # not installed here, or without set_env.sh of CANN
             importlib.import_module("torch_npu")
     module = torch.cuda if kind == "cuda" else getattr(torch, kind, None)
     return module is not None and module.is_available()

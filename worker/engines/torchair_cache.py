@@ -169,7 +169,8 @@ def _taken_by(vendor: Vendor, lazy: Any, site: Site, path: Path) -> Any:
     with complaints(vendor.name) as said, instead_of_torch_compile(lambda *args, **_: tried.append(args)):
         found = lazy.compile(site.method.__func__.__globals__)
     if tried or not path.is_file():
-        why = "; ".join(said) or "it compiles anew"
+        # Without the path, which no other rank has: equal reasons are told once.
+        why = "; ".join(said).replace(f" {path}", "") or "it compiles anew"
         msg = f"TorchAir does not load its part of the artifact: {why}"
         raise ArtifactCorrupt(msg, where=str(path), why=why)
     return found
@@ -228,8 +229,18 @@ def _saver(vendor: Vendor, site: Site, directory: Path) -> tuple[Any, Callable[.
 
 
 def _frame(code: bytes) -> CodeType:
-    frame = marshal.loads(code)  # noqa: S302 - of an artifact that was verified
-    assert isinstance(frame, CodeType)  # noqa: S101 - `worker.frame` wrote it
+    """The artifact's frame.
+
+    Raises:
+        ArtifactCorrupt: it is none.
+    """
+    try:
+        frame = marshal.loads(code)  # noqa: S302 - of an artifact that was verified
+    except (EOFError, TypeError, ValueError) as error:
+        frame = error
+    if not isinstance(frame, CodeType):
+        msg = f"the artifact's frame is no code but {frame!r}; it is compiled again"
+        raise ArtifactCorrupt(msg, where="frame.code", why="its frame is no code")
     return frame
 
 
