@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ from orchestrator.errors import CannotStart, WorkerFailure
 from orchestrator.launcher import Gang, Seat
 
 _STOP_TIMEOUT_S = 10.0
+_IDLE_END_S = 2.0
 
 
 class OfflineLauncher:
@@ -100,11 +102,7 @@ class OfflineLauncher:
             connection.close()
         if nursery is None:
             return
-        try:
-            nursery.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(nursery.pid, 9)
-            nursery.wait()
+        _end(nursery)
         if nursery.stdin is not None:
             nursery.stdin.close()
 
@@ -143,6 +141,18 @@ class OfflineLauncher:
                         raise CannotStart(msg) from None
         finally:
             over.set()
+
+
+def _end(nursery: subprocess.Popen[bytes]) -> None:
+    """Wait for the end of all ranks; who is at work is interrupted, and who does not heed that is killed."""
+    for wait_s, number in ((_IDLE_END_S, signal.SIGINT), (_STOP_TIMEOUT_S, signal.SIGKILL)):
+        try:
+            nursery.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(nursery.pid, number)
+        else:
+            return
+    nursery.wait()
 
 
 def _wake(nursery: subprocess.Popen[bytes], address: str, over: threading.Event) -> None:

@@ -15,6 +15,7 @@ import gc
 import importlib
 import logging
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -93,6 +94,9 @@ def imagined(opening: OfflineOpening) -> Opening:
 def main(hello: Mapping[str, Any]) -> None:
     """Import what every rank needs, fork the ranks, and wait for their end."""
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a model that prints must not spoil a report
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # by which the driver ends ranks that are at work
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     _import_ahead(hello["module"])
     gc.collect()

@@ -83,8 +83,8 @@ def check_target(config: Config, target: BuildTarget, *, real_tensors: bool) -> 
         raise BadArgument(msg)
     if config.device == "npu" and settings().emulate_npu and target.environment != here:
         msg = (
-            "an emulated NPU keeps its tensors on the CPU, so what is built with it is for emulated NPUs only;"
-            " leave --environment out, or unset WARMRANK_EMULATE_NPU"
+            "an emulated NPU keeps its tensors on the CPU, so what is built with it is for emulated NPUs "
+            "only; leave --environment out, or unset WARMRANK_EMULATE_NPU"
         )
         raise BadArgument(msg)
     if config.device != "cpu" and target.environment["accelerator"] == _NONE:

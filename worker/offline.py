@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from worker.errors import NeedsValues, NotPortable
 from worker.rank import RankWorker
-from worker.results import FunctionResult, LeftOut, RankPlace
+from worker.results import FunctionProbe, FunctionResult, LeftOut, RankPlace
 from worker.target import Target, building_for
 
 if TYPE_CHECKING:
@@ -116,6 +116,16 @@ class OfflineRank(RankWorker):
         super().stop()
         self._exits.close()
 
+    def _probe(self, unit: _Unit) -> FunctionProbe:
+        from worker.torch_private.fake_ranks import asked_for_values
+
+        try:
+            return super()._probe(unit)
+        except RuntimeError as error:
+            if not asked_for_values(error):
+                raise
+            raise _needs_values(unit.name, error) from error
+
     def _compile(self, unit: _Unit) -> FunctionResult:
         from worker.torch_private.fake_ranks import asked_for_values
 
@@ -154,12 +164,18 @@ def _needs_values(what: str, error: Exception) -> NeedsValues:
 
 
 def _place_of(error: BaseException) -> str:
-    """The last line outside of torch that led to an error, as `` (file:line in function)``."""
+    """The last line outside of torch that led to an error, as `` (file:line in function)``.
+
+    The key of a function counts what its passes and decompositions reach, so it asks for tensors that they
+    hold.
+    """
     found = ""
     step = error.__traceback__
     while step is not None:
         code = step.tb_frame.f_code
         module = str(step.tb_frame.f_globals.get("__name__", ""))
+        if module == "worker.reachable":
+            return " that a pass or a decomposition of its configuration holds"
         if module.partition(".")[0] not in ("torch", "worker", "contextlib"):
             found = f" ({Path(code.co_filename).name}:{step.tb_lineno} in {code.co_name})"
         step = step.tb_next

@@ -90,8 +90,8 @@ def collect_files(files: Iterable[str]) -> tuple[TracedSource, ...]:
         digest = None if module is None else file_digest(module)
         if module is None or digest is None:
             msg = (
-                f"an operator of the graph is defined in {file}, which no later process could find again, so a "
-                "change of it could not be noticed; put it into a module or script file"
+                f"an operator of the graph is defined in {file}, which no later process could find again, so "
+                "a change of it could not be noticed; put it into a module or script file"
             )
             raise NotPortable(msg, what=file)
         if not is_pinned_module(module.__name__) and module.__name__.partition(".")[0] not in _IN_THE_KEY:

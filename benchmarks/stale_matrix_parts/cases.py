@@ -7,7 +7,7 @@ from dataclasses import dataclass
 _DECLARED = (
     "from worker import declare_runtime_state\ndeclare_runtime_state(model, dict(definition.BLOCKS))\n"
 )
-_PASS = "config.post_grad_custom_post_pass = definition.bounded({})"
+_CLOSURE = "config.post_grad_custom_post_pass = definition.bounded({})"
 _PATTERN = """
 package.register_replacement(
     definition.searched, definition.{}, [torch.ones(3, 8)], search_fn_pattern=None)
@@ -64,7 +64,7 @@ _SWAPPED = _GROUPS.replace("pair = dist.new_group([0, 1])\n", "").replace(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What the first process does beside the default; the second one starts from ``config`` and ``build`` too."""
+    """What the first process does; the second one does the same, but for what its case says."""
 
     before: str = ""
     build: str = ""
@@ -258,8 +258,8 @@ CONFIG = (
     Case(
         group="configuration",
         name="value in the closure of a post-grad pass",
-        start=Start(config=_PASS.format("9.0")),
-        config=_PASS.format("1.0"),
+        start=Start(config=_CLOSURE.format("9.0")),
+        config=_CLOSURE.format("1.0"),
         unseen=True,
         reason="config .*pass",
     ),

@@ -138,7 +138,11 @@ def _check(outcomes: dict[str, Outcome]) -> None:
 
 def _run(groups: Sequence[list[Job]], root: Path, *, workers: int, fresh: bool) -> dict[str, Outcome]:
     """The outcome of every job by its name; jobs of a group run in their order."""
-    shares = groups if fresh else [sum(groups[start::workers], []) for start in range(workers)]
+    shares = (
+        groups
+        if fresh
+        else [[job for jobs in groups[start::workers] for job in jobs] for start in range(workers)]
+    )
     with ThreadPoolExecutor(workers) as pool:
         found = pool.map(lambda jobs: list(_child(jobs, root, fresh=fresh)), filter(None, shares))
         return {outcome.name: outcome for outcomes in found for outcome in outcomes}

@@ -85,7 +85,9 @@ def _function(job: Job, scope: dict[str, Any], log: _Log) -> tuple[Any, Any]:
         config: Any = CompilerConfig()
         config.mode = job.mode
         options = _options(job, scope, config)
-        ours = cache_compile(model.step, config=config, cache_dir=job.cache, engine="torchair", **options)
+        ours: Any = cache_compile(
+            model.step, config=config, cache_dir=job.cache, engine="torchair", **options
+        )
         return ours, lambda: (ours.last_result.outcome, ours.last_result.reason)
     package = importlib.import_module("npugraph_ex" if job.mode == "npugraph_ex" else "torchair")
     config = package.CompilerConfig()
@@ -203,7 +205,7 @@ def forked(job: Job) -> str:
     if child == 0:
         with contextlib.suppress(BaseException), os.fdopen(writer, "w") as stream:
             stream.write(attempt(job))
-            atexit._run_exitfuncs()
+            atexit._run_exitfuncs()  # noqa: SLF001 - as a process does that ends by itself
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as stream:
@@ -222,6 +224,7 @@ class Unrelated(torch.nn.Module):
         self.held: torch.Tensor
 
     def forward(self, x: torch.Tensor, cache: torch.Tensor, number: float) -> torch.Tensor:
+        """What is compiled."""
         x = torch.softmax(self.layer(x) * torch.rsqrt(x.pow(2).mean(-1, keepdim=True)), -1)
         cache.add_(x)
         self.held.add_(x.sum(0))
@@ -245,9 +248,9 @@ def compile_something() -> None:
                 model.step = model.forward
                 function, _ = _function(job, {"model": model}, _Log())
                 function(torch.ones(4, 6), torch.zeros(4, 6), 0.5)
-                torch._dynamo.reset()
+                torch._dynamo.reset()  # noqa: SLF001 - as if nothing had been traced
     environment: Any = importlib.import_module("worker.environment")
-    environment._components.cache_clear()
+    environment._components.cache_clear()  # noqa: SLF001 - each job has its own
 
 
 def main() -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import enum
+import importlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import stale_operators  # noqa: F401 - defines what `Model.step` calls
 import torch
 from torch import nn
 
+importlib.import_module("stale_operators")  # defines what `Model.step` calls
 SCALE = 2.0
 STEPS = [1.0, 0.5]
 TABLE = torch.linspace(-1.0, 1.0, 8)
@@ -27,7 +28,7 @@ class Mode(enum.Enum):
 
 def installed() -> tuple[str, ...]:
     """The releases that this process sees."""
-    import torch_npu
+    torch_npu: Any = importlib.import_module("torch_npu")
 
     cann = torch_npu.npu.utils.get_cann_version()
     return torch.__version__, torch_npu.__version__, cann, str(torch_npu.npu.get_soc_version())
@@ -51,7 +52,7 @@ def scaler(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
     return scaled
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def num_blocks() -> int:
     """A size that is measured at run time and leaks into the graph, such as a KV cache's."""
     return BLOCKS["number"]
@@ -72,12 +73,12 @@ def doubled(_module: nn.Module, _given: Any, result: torch.Tensor) -> torch.Tens
     return result * 2.0
 
 
-def clamp_low(x: torch.Tensor, low: float, high: float) -> torch.Tensor:
+def clamp_low(x: torch.Tensor, low: float, _high: float) -> torch.Tensor:
     """A decomposition."""
     return torch.clamp_min(x, low / 8.0)
 
 
-def clamp_high(x: torch.Tensor, low: float, high: float) -> torch.Tensor:
+def clamp_high(x: torch.Tensor, _low: float, high: float) -> torch.Tensor:
     """Another decomposition of the same operator."""
     return torch.clamp_max(x, high / 8.0)
 
@@ -93,17 +94,17 @@ def bounded(limit: float) -> Callable[..., None]:
     return post_pass
 
 
-def searched(x: torch.Tensor) -> torch.Tensor:
+def searched(x: torch.Tensor) -> Any:
     """A pattern of the user's."""
     return torch.ops.aten.sigmoid.default(x)
 
 
-def replaced(x: torch.Tensor) -> torch.Tensor:
+def replaced(x: torch.Tensor) -> Any:
     """What stands for it."""
     return torch.ops.aten.tanh.default(x)
 
 
-def replaced_otherwise(x: torch.Tensor) -> torch.Tensor:
+def replaced_otherwise(x: torch.Tensor) -> Any:
     """What stands for it in another version of the script."""
     return torch.ops.aten.relu.default(x)
 
@@ -185,7 +186,7 @@ class Model(nn.Module):
         gain: float,
         *,
         reverse: bool,
-    ) -> torch.Tensor:
+    ) -> Any:
         """The cached function."""
         x = self.norm(batch.tokens)
         x = shifted(self.scaled(x)) * SCALE

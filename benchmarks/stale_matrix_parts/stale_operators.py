@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 WIDTH = 4
@@ -22,7 +24,8 @@ def cut(x: torch.Tensor) -> torch.Tensor:
     return x[:, :WIDTH].contiguous()
 
 
-_OPS = torch.library.Library("stale_model", "DEF")
+_LIBRARY: Any = torch.library
+_OPS = _LIBRARY.Library("stale_model", "DEF")
 _OPS.define("blend(Tensor x) -> Tensor")
 _OPS.impl("blend", blend, "CompositeImplicitAutograd")
 _OPS.define("cut(Tensor x) -> Tensor")
@@ -30,4 +33,4 @@ _OPS.impl("cut", cut, "CPU")
 _OPS.impl("cut", cut, "Meta")
 _OPS.define("twist(Tensor x) -> Tensor", tags=torch.Tag.needs_fixed_stride_order)
 _OPS.impl("twist", twist, "CPU")
-_OPS.impl("twist", lambda x: torch.empty_like(x), "Meta")
+_OPS.impl("twist", torch.empty_like, "Meta")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +29,7 @@ from orchestrator.identity import launch_key
 from orchestrator.launch import launch
 from tests.support.fake_group import fake_world
 from tests.support.offline_ranks import small
+from tests.support.processes import marked, still_there
 from tests.support.stored import REPOSITORY, open_store
 from worker import groups
 from worker.cache_options import LaunchDefaults, launch_defaults
@@ -263,3 +267,21 @@ def test_benchmark_in_small_compiles_each_stage_once(tmp_path):
     assert len(figures["alone_s"]) == 2
     assert figures["of_compiles"] == figures["total_s"] / figures["compiles_s"]
     assert "build / goal" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_build_that_is_stopped_leaves_no_process_and_the_store_as_it_was(number, status, tmp_path):
+    mark = uuid.uuid4().hex
+    path = write_config(tmp_path, workload={"entrypoint": "tests.support.offline_ranks:hangs"})
+    command = [sys.executable, "-u", "-c", "from orchestrator.cli import main; main()", "build", str(path)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY, env={**os.environ, "MARK": mark}
+    ) as driver:
+        assert driver.stdout is not None
+        assert any(line.startswith("build: on") for line in driver.stdout)
+        driver.send_signal(number)
+        driver.communicate(timeout=60)
+    assert driver.returncode == status
+    assert still_there(marked(mark)) == []
+    assert [item.name for item in (tmp_path / "store").rglob("*") if item.is_file()] == ["FORMAT"]

@@ -1,4 +1,4 @@
-"""Damaged artifacts of engine torchair: eager's result all the same, the reason said, no neighbour touched."""
+"""Damaged artifacts of engine torchair: eager's result, a reason, and no neighbour touched."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Damage:
         self.neighbours = self.others()
 
     def others(self) -> dict[str, tuple[int, bytes]]:
-        """Mode and content of every file but the artifact, what was set aside, and its variants."""
+        """Mode and content of every file but the artifact, its variants, and what was set aside."""
         return {
             str(path.relative_to(self.cache)): (stat.S_IMODE(path.lstat().st_mode), path.read_bytes())
             for path in sorted(self.cache.rglob("*"))
@@ -101,7 +101,7 @@ class Damage:
         self.put(replace(artifact, sections={**artifact.sections, **new}).to_bytes())
 
     def check(self, reason: str) -> None:
-        """A call is right and says why it compiles; the next process loads; the neighbours are as they were."""
+        """A call is right and says why it compiles; the next process loads; the neighbours are the same."""
         function = cached(self.model, self.mode, self.cache)
         assert is_right(self.model, function)
         result = function.last_result
@@ -235,6 +235,7 @@ def test_directory_in_its_place_stays(one_damage: Damage) -> None:
     one_damage.file.unlink()
     one_damage.file.mkdir()
     (one_damage.file / "mine").write_bytes(b"mine")
+    one_damage.neighbours = one_damage.others()
     one_damage.check("Is a directory")
     assert (one_damage.file / "mine").read_bytes() == b"mine"
 
@@ -339,7 +340,7 @@ def test_process_that_is_killed_in_a_compile_leaves_the_cache_whole(
 def test_what_a_killed_process_left_is_removed_a_day_later(private: Path, damage: Damage) -> None:
     from worker.engines import torchair_private
 
-    ended = subprocess.Popen(["true"])
+    ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     name = f"warmrank-torchair-{os.uname().nodename}-{ended.pid}-{'0' * 32}"
     old, running = private / name, private / name.replace(str(ended.pid), str(os.getpid()))

@@ -2,12 +2,13 @@
 
 Usage: python -m tests.support.npu_damage_child MODE CACHE_DIR WHAT
 
-WHAT: ``call``; ``killed`` in the middle of a compile; ``full``: the directory for temporary files has no space,
-for the compile and, once there was some, for the load; ``no tmpdir``: there is no directory for temporary files.
+WHAT: ``call``; ``killed`` in the middle of a compile; ``full``: the directory for temporary files has no
+space, for the compile and, once there was some, for the load; ``no tmpdir``: there is no such directory.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -32,7 +33,7 @@ class Damaged(nn.Module):
         self.register_buffer("offset", torch.arange(4.0))
         self.offset: torch.Tensor
 
-    def step(self, x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+    def step(self, x: torch.Tensor, cache: torch.Tensor) -> Any:
         cache.add_(x)
         return self.layer(x) * self.offset + cache
 
@@ -49,8 +50,8 @@ def cached(model: Damaged, mode: str, cache_dir: str | Path, name: str = "step",
     from worker import CompilerConfig
     from worker.inference import cache_compile
 
-    config = CompilerConfig()
-    config.mode = mode  # type: ignore[assignment]
+    config: Any = CompilerConfig()
+    config.mode = mode
     return cache_compile(
         getattr(model, name), config=config, cache_dir=cache_dir, engine="torchair", **options
     )
@@ -70,8 +71,7 @@ def is_right(model: Damaged, function: Any) -> bool:
 
 def kill_in_compile() -> None:
     """End this process as soon as TorchAir begins to compile a graph."""
-    from worker.engines import torchair_cache
-
+    torchair_cache: Any = importlib.import_module("worker.engines.torchair_cache")
     real = torchair_cache._saver
 
     def saver(*args: Any) -> Any:

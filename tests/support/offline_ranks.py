@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -173,3 +174,19 @@ def huge(context: RankContext) -> Workload:
     model = Huge().to(context.device, torch.bfloat16).requires_grad_(requires_grad=False)
     x = torch.empty(1, 1 << 19, dtype=torch.bfloat16, device=context.device)
     return Workload(model=model, calls=(Call(function=cache_compile(model.forward), args=(x,)),))
+
+
+def hangs(context: RankContext) -> Workload:
+    """Waits for what never comes."""
+    threading.Event().wait()
+    raise AssertionError
+
+
+def decomposes_with_a_table(context: RankContext) -> Workload:
+    """A decomposition that holds a tensor, whose values would go into the graph."""
+    model = Small(None).requires_grad_(requires_grad=False)
+    table = torch.arange(4.0).sin()
+    function = cache_compile(
+        model.forward, custom_decompositions={torch.ops.aten.add.Tensor: lambda one, _: one * table}
+    )
+    return Workload(model=model, calls=(Call(function=function, args=(torch.ones(2, 4),)),))

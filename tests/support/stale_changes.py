@@ -245,6 +245,15 @@ import worker.environment as e
 fake = pathlib.Path(DIRECTORY, '{file}')
 fake.write_text('{text}')
 """
+ASCEND = """
+import dataclasses
+import pathlib
+from worker.ascend import places
+driver = pathlib.Path(DIRECTORY, 'ascend', 'driver')
+driver.mkdir(parents=True)
+real = places.here
+places.here = lambda: dataclasses.replace(real(), ascend=driver.parent)
+"""
 ENVIRONMENT = {
     "torch version": Change(
         before=FAKE_TORCH.format(old="torch.__version__", new="'2.99.0'"), reason=r"torch .* -> 2\.99\.0"
@@ -262,11 +271,12 @@ ENVIRONMENT = {
         reason=r"cpu ",
     ),
     "driver": Change(
-        before=FAKE_FILE.format(file="info", text="Version=25.0.1") + "e._ASCEND_DRIVER = fake",
+        before=ASCEND + "(driver / 'version.info').write_text('Version=25.0.1')",
         reason=r"driver none -> ascend 25\.0\.1",
     ),
     "cann version": Change(
-        before=FAKE_FILE.format(file="version.cfg", text="Version=8.2") + "e._CANN_ROOTS = (fake.parent,)",
+        before=FAKE_FILE.format(file="version.cfg", text="runtime_running_version=[8.2]")
+        + "import os; os.environ['ASCEND_HOME_PATH'] = str(fake.parent)",
         reason=r"cann none -> 8\.2",
     ),
     "torch_npu version": Change(

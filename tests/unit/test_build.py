@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner, Result
 
 from cache_store.seed import Wanted, seed
 from orchestrator.build import BuildOptions, build
 from orchestrator.build_plan import built_ranks
 from orchestrator.build_report import BuildReport, from_json, to_json
 from orchestrator.build_target import target_here
+from orchestrator.cli import app
 from orchestrator.config import Config, load
 from orchestrator.errors import BadArgument, BuildFailed, LaunchFailed
 from orchestrator.identity import launch_key
@@ -187,3 +190,51 @@ def test_world_size_changes_ranks_and_data_parallel_size(tmp_path):
 def test_config_without_world_size_stays_as_it_is(tmp_path):
     path = write_config(tmp_path)
     assert load(path).ranks == yaml.safe_load(path.read_text())["ranks"]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> Result:
+    """The command, with ranks without torch."""
+    monkeypatch.setattr("orchestrator.build.OfflineLauncher", lambda ranks, **_: FakeOfflineLauncher(ranks))
+    return CliRunner(env={"COLUMNS": "400"}).invoke(app, ["build", *map(str, arguments)])
+
+
+def test_command_prints_classes_what_is_assumed_and_what_is_left(tmp_path, monkeypatch):
+    result = run(monkeypatch, write_config(tmp_path), "--world-size", 8)
+    assert result.exit_code == 0, result.output
+    assert "tiny: 8 ranks of device kind cpu" in result.stdout
+    assert "2 classes, 2 compiled" in result.stdout
+    assert "not built: captured graphs" in result.stdout
+    assert "assumed: ranks that differ in their data-parallel position only" in result.stdout
+    assert "no --environment was given" in result.stdout
+
+
+def test_command_writes_the_report(tmp_path, monkeypatch):
+    file = tmp_path / "reports" / "build.json"
+    result = run(monkeypatch, write_config(tmp_path), "--world-size", 8, "--json", file)
+    assert result.exit_code == 0, result.output
+    assert from_json(file.read_text()).world_size == 8
+
+
+def test_command_with_json_on_stdout_prints_nothing_else_there(tmp_path, monkeypatch):
+    result = run(monkeypatch, write_config(tmp_path), "--every-rank", "--json", "-")
+    report = from_json(result.stdout)
+    assert (report.world_size, report.totals.num_built_ranks) == (2, 2)
+
+
+def test_command_for_other_machines_keys_by_their_environment(tmp_path, monkeypatch):
+    there = {**environment(), "driver": "nvidia 999"}
+    file = tmp_path / "there.json"
+    file.write_text(json.dumps(there))
+    result = run(monkeypatch, write_config(tmp_path), "--environment", file, "--json", "-")
+    report = from_json(result.stdout)
+    assert (report.environment, report.environment_source) == (there, f"the machines of {file}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(("--device", "npu"), "--environment"), (("--device", "moon"), "device"), (("--jobs", 0), "--jobs")],
+)
+def test_command_that_cannot_be_done_is_bad_input(arguments, says, tmp_path, monkeypatch):
+    result = run(monkeypatch, write_config(tmp_path), *arguments)
+    assert result.exit_code == 2
+    assert says in result.output

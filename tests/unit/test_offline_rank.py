@@ -158,6 +158,20 @@ def test_model_that_needs_real_tensors_is_refused_with_the_line(entrypoint, tmp_
     assert f"in {entrypoint}" in caught.value.where
 
 
+def test_tensor_whose_values_a_graph_would_hold_is_refused(tmp_path):
+    with offline(spec_of(tmp_path, entrypoint="decomposes_with_a_table")) as rank:
+        rank.build()
+        (refused,) = rank.compile(("Small.forward",))
+    assert not refused.ok
+    assert "NeedsValues" in refused.reason
+    assert "a decomposition of its configuration holds" in refused.reason
+    with offline(spec_of(tmp_path, entrypoint="decomposes_with_a_table")) as rank:
+        rank.build()
+        with pytest.raises(NeedsValues, match="a decomposition of its configuration holds"):
+            rank.probe()
+    assert not list(tmp_path.rglob("compiled_module"))
+
+
 def test_model_that_needs_real_tensors_is_built_with_them(tmp_path):
     spec = spec_of(tmp_path, entrypoint="asks_for_values")
     machines = Target(device_kind="cpu", environment=environment())

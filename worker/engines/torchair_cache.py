@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from worker.engines import Site
 from worker.engines.torchair_code import Own, bound, portable, portable_signature
 from worker.engines.torchair_made import Made, made_of
-from worker.engines.torchair_private import private_directory, written_privately
 from worker.engines.torchair_options import Translation, translated
+from worker.engines.torchair_private import private_directory, written_privately
 from worker.engines.torchair_vendor import Vendor, complaints, instead_of_torch_compile, vendor_for
 from worker.errors import ArtifactCorrupt, NotPortable
 from worker.values import Value

@@ -139,6 +139,7 @@ class Device:
         return [
             segment
             for item in pools
+            if item in self.memories
             for segment in self.memories[item].snapshot(segment_pool_id=item, device=self.index, stream=0)
         ]
 

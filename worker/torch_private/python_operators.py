@@ -9,19 +9,17 @@ What is relied on (torch 2.11 to 2.13):
 * ``torch._C._dispatch_dump(name)`` has a line ``<key>: registered at <file>:<line> :: ...`` for each kernel;
 * ``torch._library.simple_registry.singleton.find(name).fake_impl.kernel.source`` is ``<file>:<line>``, or
   ``kernel`` is None;
-* ``torch._library.custom_ops.OPDEFS`` has the definition of every ``custom_op`` and ``triton_op`` by name, and
-  in ``_init_fn`` its function.
+* ``torch._library.custom_ops.OPDEFS`` has the definition of every ``custom_op`` and ``triton_op`` by name,
+  and in ``_init_fn`` its function.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-
-from worker.torch_private.operators import OPERATORS, schema_name
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -50,13 +48,14 @@ def files_of(graph_module: GraphModule) -> frozenset[str]:
 
 
 def _operators(graph_module: GraphModule) -> Iterator[str]:
+    """Names of the operators, with their overloads (``aten::add.Tensor``)."""
     for part in graph_module.modules():
-        graph = getattr(part, "graph", None)
-        for node in getattr(graph, "nodes", ()):
-            if isinstance(node.target, torch._ops.OpOverloadPacket):
-                yield from (schema_name(getattr(node.target, one)) for one in node.target.overloads())
-            elif isinstance(node.target, OPERATORS):
-                yield schema_name(node.target)
+        for node in getattr(getattr(part, "graph", None), "nodes", ()):
+            target: Any = node.target
+            if type(target) is torch._ops.OpOverload:
+                yield target.name()
+            elif type(target) is torch._ops.OpOverloadPacket:
+                yield from (getattr(target, overload).name() for overload in target.overloads())
 
 
 def _files_of(name: str) -> Iterator[str]:

@@ -4,8 +4,8 @@ What is relied on (torch_npu 2.13, torch 2.11 to 2.13):
 
 * ``<package>.patterns.pattern_pass_manager._global_pattern_pass_manager`` is None, or its ``pass_dict`` is a
   ``PatternMatcherPass``, whose ``patterns`` are lists of entries by the operator that they begin with;
-* an entry's ``extra_check`` is the function ``check_fn`` of Inductor's ``register_replacement``, a closure over
-  ``search_fn``, ``replace_fn`` and ``extra_check``, the last of which TorchAir has put around the user's.
+* an entry's ``extra_check`` is the function ``check_fn`` of Inductor's ``register_replacement``, a closure
+  over ``search_fn``, ``replace_fn`` and ``extra_check``, which TorchAir has put around the user's own.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def registered_patterns(package: str) -> Iterator[tuple[Callable[..., Any], ...]
             cells = inspect.getclosurevars(entry.extra_check).nonlocals
             if any(part not in cells for part in _PARTS):
                 msg = (
-                    f"a fusion pattern is registered with {package} in a way that is not known, so a change of "
-                    "it could not be noticed; register it with register_replacement, or use engine graph"
+                    f"a fusion pattern is registered with {package} in a way that is not known, so a change "
+                    "of it could not be noticed; register it with register_replacement, or use engine graph"
                 )
                 raise NotPortable(msg, what=str(entry))
             if str(getattr(cells["replace_fn"], "__module__", "")).partition(".")[0] in _OF_THE_VENDOR:

@@ -1,0 +1,111 @@
+"""A Ray of two nodes whose NPUs are emulated, and launches on it; with a store, and a disk for each node."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.config import load
+from orchestrator.launch import launch
+from orchestrator.report import Report
+from orchestrator.stores import open_store
+from tests.support.npu_tools import Tools
+from worker.artifact import parse
+
+ROOT = Path(__file__).parents[2]
+ENTRYPOINT = "tests.support.npu_workload:workload"
+CPUS_PER_NODE = 2
+_OBJECT_STORE_BYTES = 80_000_000
+
+
+@contextmanager
+def two_nodes(tools: Tools) -> Iterator[None]:
+    """A cluster of this process's, in whose nodes the tools are CANN's."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    temp_dir = tempfile.mkdtemp(prefix="wr-", dir="/tmp")  # a socket's path may have 107 bytes
+    with pytest.MonkeyPatch.context() as patch:
+        variables = {
+            **tools.environ(os.environ["PATH"]),
+            "WARMRANK_EMULATE_NPU": "1",
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+            "RAY_AUTH_MODE": "disabled",
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        node = {"num_cpus": CPUS_PER_NODE, "object_store_memory": _OBJECT_STORE_BYTES}
+        head = {**node, "include_dashboard": False, "temp_dir": temp_dir}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            cluster.add_node(**node)
+            ray.init(cluster.address, namespace="warmrank", log_to_driver=False)
+            yield
+        finally:
+            ray.shutdown()  # type: ignore[no-untyped-call]
+            cluster.shutdown()
+            shutil.rmtree(temp_dir, ignore_errors=True)
+
+
+class House:
+    """A store, the disks of nodes, and launches from one to another."""
+
+    def __init__(self, root: Path, tools: Tools) -> None:
+        self.root, self.tools = root, tools
+
+    def config_file(self, num_ranks: int, disk: str, **changes: Any) -> Path:
+        data: dict[str, Any] = {
+            "name": f"npu{num_ranks}",
+            "workload": {"entrypoint": ENTRYPOINT, "arguments": {"static_kernels": True}},
+            "ranks": num_ranks,
+            "parallel": {"tp": 2, "dp": num_ranks // 2},
+            "device": "npu",
+            "cache_dir": str(self.root / disk),
+            "store": {"path": str(self.root / "store"), "trust": {"policy": "off"}},
+            **changes,
+        }
+        path = self.root / f"{disk}{num_ranks}.yaml"
+        path.write_text(yaml.safe_dump(data))
+        return path
+
+    def launch(self, num_ranks: int, disk: str, *, no_compile: bool = False, **changes: Any) -> Report:
+        return launch(load(self.config_file(num_ranks, disk, **changes)), no_compile=no_compile)
+
+    def preseed(self, num_ranks: int, disk: str) -> str:
+        """What ``warmrank preseed --here`` says on a new node."""
+        config = self.config_file(num_ranks, disk)
+        command = [sys.executable, "-m", "orchestrator", "preseed", str(config), "--here"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+        return done.stdout
+
+    def compiled_modules(self, disk: str, pattern: str = "*/*/*") -> list[Path]:
+        return sorted((self.root / disk).glob(f"{pattern}/compiled_module*"))
+
+    def blobs(self) -> set[str]:
+        """SHA-256 of all that the store holds."""
+        return {path.name for path in (self.root / "store" / "cas").glob("sha256/*/*")}
+
+    def manifests(self, record: str) -> list[Any]:
+        """Those of a launch, by rank."""
+        store = open_store(load(self.config_file(2, "look")).store)  # type: ignore[arg-type]
+        (found,) = [item.record for item in store.stored_launches() if item.name == record]
+        return [store.manifest(ref.key) for ref in sorted(found.partitions, key=lambda ref: ref.rank)]
+
+
+def break_code(path: Path) -> None:
+    """Make a whole artifact of whose code TorchAir makes nothing."""
+    artifact = parse(path.read_bytes(), str(path))
+    code = b"raise RuntimeError('no such kernel')\n"
+    path.write_bytes(replace(artifact, sections={**artifact.sections, "torchair.py": code}).to_bytes())
