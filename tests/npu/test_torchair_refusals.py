@@ -1,6 +1,8 @@
 """What engine torchair does not take, it says, and nothing is left behind."""
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,21 @@ def test_mode_that_only_torchair_has_cannot_go_to_engine_graph(config: CompilerC
 def test_engine_says_what_it_is() -> None:
     engine = engine_named("torchair")
     assert (engine.captured, engine.captures_itself) == (False, True)
+
+
+SIGNALS = """
+import signal
+from worker import npu_emulator
+npu_emulator.install()
+from worker.engines.torchair_vendor import vendor_for
+before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+vendor_for("npugraph_ex"), vendor_for("reduce-overhead")
+assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+"""
+
+
+def test_importing_torchair_leaves_signals_alone() -> None:
+    subprocess.run([sys.executable, "-c", SIGNALS], check=True, timeout=120)
 
 
 def test_importing_torchair_leaves_the_logger_as_it_was() -> None:

@@ -21,6 +21,7 @@ import contextlib
 import functools
 import importlib
 import logging
+import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -62,7 +63,7 @@ def vendor_for(mode: str) -> Vendor:
 @functools.cache
 def _vendor(name: str) -> Vendor:
     try:
-        with _own_logging(), warnings.catch_warnings():
+        with _own_logging(), _own_signals(), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of torch, for what TorchAir uses
             importlib.import_module("torch_npu")
             package = importlib.import_module(name)
@@ -88,6 +89,23 @@ def _own_logging() -> Iterator[None]:
         _log.handlers[:] = handlers
         if not hasattr(_log, "event"):
             _log.event = functools.partial(_log.log, _EVENT_LEVEL)  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Signals keep their handlers: after TorchAir's, a process would take no notice of SIGTERM and Ctrl-C.
+
+    What TorchAir wants done at the end of a process it has registered with ``atexit`` as well.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
