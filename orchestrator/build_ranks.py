@@ -10,6 +10,7 @@ Every rank connects to the address. All of them end when the driver closes their
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -113,14 +114,20 @@ def main(hello: Mapping[str, Any]) -> None:
 
 
 def _be(rank: int, hello: Mapping[str, Any]) -> NoReturn:
-    """Serve the driver as one rank, and end in good order: a compiler may have private files to remove."""
+    """Serve the driver as one rank, and end.
+
+    What was to be done at the end is done, because a compiler may have private files to remove; the interpreter
+    is not taken apart, which takes longer than all the rank had to do.
+    """
     with (
         contextlib.suppress(KeyboardInterrupt, EOFError, OSError),  # the driver stopped, and says so itself
         Client(hello["address"], authkey=bytes.fromhex(hello["secret"])) as connection,
     ):
         connection.send(rank)
         _serve(connection, rank)
-    sys.exit()
+    atexit._run_exitfuncs()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _serve(connection: Connection, rank: int) -> None:

@@ -363,6 +363,7 @@ class CachedFunction:
             config=config,
             dynamic=self._options.dynamic,
             decompositions=self._options.custom_decompositions,
+            ge_cache=self._options.ge_cache,
             cache_root=None if self._abandoned else self.root(),
         )
         with data_dump.into(config, self.name):

@@ -87,6 +87,7 @@ def compile_call(
             config=options.config,
             dynamic=options.dynamic,
             decompositions=options.custom_decompositions,
+            ge_cache=options.ge_cache,
         )
         return lowered, facts, engine.compile(lowered, facts, keep_compiled=options.ge_cache, site=site)
 

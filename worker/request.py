@@ -51,17 +51,19 @@ def request(module: torch.nn.Module, options: CacheOptions, engine: Engine) -> R
         "module": _modules(module),
         "parameters": _parameters(module),
         **environment(),
-        **_kernels(engine, ge_cache=options.ge_cache),
+        **_kernels(engine, options),
         **_patterns(engine, options.config.mode),
     }
     return Request(components=components, key=key_of(components)[:_KEY_CHARS], engine=engine)
 
 
-def _kernels(engine: Engine, *, ge_cache: bool) -> dict[str, str]:
+def _kernels(engine: Engine, options: CacheOptions) -> dict[str, str]:
     """What decides on compiled kernels: instructions and threads that they use, and whether they are kept.
 
     The compiler is not here: what it makes runs on all machines of this key, with a compiler or without.
     """
+    if engine.name == "torchair" and options.config.mode == "max-autotune":
+        return {"ge_cache": str(options.ge_cache)}  # written into GE's part of TorchAir's code
     if engine.name != "aoti":
         return {}
     import torch
@@ -69,7 +71,7 @@ def _kernels(engine: Engine, *, ge_cache: bool) -> dict[str, str]:
     return {
         "instruction set": instruction_set().text,
         "threads": str(torch.get_num_threads()),
-        "ge_cache": str(ge_cache),
+        "ge_cache": str(options.ge_cache),
     }
 
 

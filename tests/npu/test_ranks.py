@@ -1,4 +1,4 @@
-"""Launches of tensor-parallel ranks with engine torchair, on a Ray of two nodes: worlds, nodes, faults, a script.
+"""Launches of tensor-parallel ranks with engine torchair, on a Ray of two nodes; faults; a script.
 
 The NPUs are emulated, and CANN's op_compiler is made up; TorchAir's own Python does all between.
 """

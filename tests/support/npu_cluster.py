@@ -100,8 +100,8 @@ class House:
     def manifests(self, record: str) -> list[Any]:
         """Those of a launch, by rank."""
         store = open_store(load(self.config_file(2, "look")).store)  # type: ignore[arg-type]
-        (found,) = [item.record for item in store.stored_launches() if item.name == record]
-        return [store.manifest(ref.key) for ref in sorted(found.partitions, key=lambda ref: ref.rank)]
+        (found,) = [item.record for item in store.stored_launches() if record in item.name]
+        return [store.manifest(ref.manifest_key) for ref in sorted(found.partitions, key=lambda ref: ref.rank)]
 
 
 def break_code(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A workload split over a tensor-parallel group, for engine torchair: a projection, and a step with a cache."""
+"""A workload split over a tensor-parallel group, for engine torchair: a projection, a step with a cache."""
 
 from __future__ import annotations
 

@@ -51,6 +51,7 @@ class Site(Value):
         config: how it is compiled.
         dynamic: traced with symbolic sizes.
         decompositions: operator overload -> function that replaces it.
+        ge_cache: keep what GE compiles (TorchAir's parameter, in mode max-autotune).
         frame: at a load, the artifact's frame, as marshalled code; empty while compiling.
         digest: at a load, the artifact's, hex; empty while compiling.
         cache_root: the cache directory; None where nothing is kept.
@@ -60,6 +61,7 @@ class Site(Value):
     config: CompilerConfig
     dynamic: bool
     decompositions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
+    ge_cache: bool = False
     frame: bytes = b""
     digest: str = ""
     cache_root: Path | None = None

@@ -203,6 +203,8 @@ def _handed(vendor: Vendor, site: Site, directory: Path) -> tuple[Any, dict[str,
     theirs = vendor.package.CompilerConfig()
     translation = translated(site.config, theirs)
     options = {"config": theirs, "dynamic": site.dynamic}
+    if vendor.name == "torchair":
+        options["ge_cache"] = site.ge_cache
     more = {"custom_decompositions": dict(site.decompositions)} if site.decompositions else {}
     handed = vendor.package.inference.cache_compile(site.method, cache_dir=str(directory), **options, **more)
     return handed, options, translation
