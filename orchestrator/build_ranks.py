@@ -116,8 +116,8 @@ def main(hello: Mapping[str, Any]) -> None:
 def _be(rank: int, hello: Mapping[str, Any]) -> NoReturn:
     """Serve the driver as one rank, and end.
 
-    What was to be done at the end is done, because a compiler may have private files to remove; the interpreter
-    is not taken apart, which takes longer than all the rank had to do.
+    What was to be done at the end is done, because a compiler may have private files to remove; the
+    interpreter is not taken apart, which takes longer than all the rank had to do.
     """
     with (
         contextlib.suppress(KeyboardInterrupt, EOFError, OSError),  # the driver stopped, and says so itself
@@ -125,7 +125,7 @@ def _be(rank: int, hello: Mapping[str, Any]) -> NoReturn:
     ):
         connection.send(rank)
         _serve(connection, rank)
-    atexit._run_exitfuncs()
+    atexit._run_exitfuncs()  # noqa: SLF001 - nothing public does it
     sys.stderr.flush()
     os._exit(0)
 

@@ -46,7 +46,7 @@ def two_nodes(tools: Tools) -> Iterator[None]:
         }
         for name, value in variables.items():
             patch.setenv(name, value)
-        node = {"num_cpus": CPUS_PER_NODE, "object_store_memory": _OBJECT_STORE_BYTES}
+        node: dict[str, Any] = {"num_cpus": CPUS_PER_NODE, "object_store_memory": _OBJECT_STORE_BYTES}
         head = {**node, "include_dashboard": False, "temp_dir": temp_dir}
         cluster = Cluster(initialize_head=True, head_node_args=head)
         try:
@@ -54,7 +54,7 @@ def two_nodes(tools: Tools) -> Iterator[None]:
             ray.init(cluster.address, namespace="warmrank", log_to_driver=False)
             yield
         finally:
-            ray.shutdown()  # type: ignore[no-untyped-call]
+            ray.shutdown()
             cluster.shutdown()
             shutil.rmtree(temp_dir, ignore_errors=True)
 
@@ -101,7 +101,9 @@ class House:
         """Those of a launch, by rank."""
         store = open_store(load(self.config_file(2, "look")).store)  # type: ignore[arg-type]
         (found,) = [item.record for item in store.stored_launches() if record in item.name]
-        return [store.manifest(ref.manifest_key) for ref in sorted(found.partitions, key=lambda ref: ref.rank)]
+        return [
+            store.manifest(ref.manifest_key) for ref in sorted(found.partitions, key=lambda ref: ref.rank)
+        ]
 
 
 def break_code(path: Path) -> None:
