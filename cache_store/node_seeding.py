@@ -1,13 +1,13 @@
 """Seeding a node with the artifacts of nodes: kept in its cache directory, then put where its tools look.
 
-Invariants: as those of `cache_store.seed`; they come from one launch, the newest that has any, because nodes
-make the same kernels under other names each time.
+Invariants: as those of `cache_store.seed`; they come from the last launches, of each path from the newest of
+which they can be had. A node cache that the trust policy refuses gets none, and is no error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cache_store.errors import StoreError, is_final
@@ -17,7 +17,8 @@ from cache_store.records.manifest import LaunchRecord, PartitionRef
 from cache_store.store import Store
 
 MAX_NODE_LAUNCHES = 4
-"""Launches whose manifests are looked through for node artifacts; each takes over what it was given."""
+"""Launches whose manifests are looked through for node artifacts; each takes over what it was given, so the
+others have what its nodes did not take or declare, and copies of what cannot be had of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,6 @@ class NodeSeedReport:
 
     Attributes:
         files: those that the node's cache directory keeps now.
-        environment: of the launch that they were made in.
         num_fetched: how many distinct ones came from the store.
         bytes_fetched: their size.
         num_placed: those that were written to where the node's tools look for them.
@@ -50,7 +50,6 @@ class NodeSeedReport:
     """
 
     files: tuple[NodeFile, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
     num_fetched: int = 0
     bytes_fetched: int = 0
     num_placed: int = 0
@@ -65,7 +64,7 @@ def seed_node(
     cache_root: Path,
     faults: list[str],
 ) -> NodeSeedReport:
-    """Bring the node artifacts of the newest launch that has any, and put each in its place.
+    """Bring the node artifacts of the last launches, and put each in its place.
 
     Args:
         store: the store.
@@ -78,31 +77,29 @@ def seed_node(
         UnusableCache: ``cache_root`` cannot be used.
         StoreUnavailable: of a place of the store that is required.
     """
+    destinations, refused = store.admitted(wanted.destinations)
     try:
+        sources: dict[PartitionRef, None] = {}
         for record in records[:MAX_NODE_LAUNCHES]:
             ranks = wanted.ranks if record.world_size == wanted.world_size else None
-            if sources := store.node_sources(record.partitions, ranks):
-                return _lay_out(store, sources, record, wanted.destinations, cache_root)
+            sources |= dict.fromkeys(store.node_sources(record.partitions, ranks))
+        found = _lay_out(store, tuple(sources), destinations, cache_root) if sources else NodeSeedReport()
     except StoreError as error:
         if is_final(error):
             raise
         faults.append(f"node artifacts: {error}")
-    return NodeSeedReport()
+        found = NodeSeedReport()
+    return replace(found, skipped=(*refused, *found.skipped))
 
 
 def _lay_out(
-    store: Store,
-    sources: Sequence[PartitionRef],
-    record: LaunchRecord,
-    destinations: Destinations,
-    cache_root: Path,
+    store: Store, sources: Sequence[PartitionRef], destinations: Destinations, cache_root: Path
 ) -> NodeSeedReport:
-    fetched = store.fetch_node_files(sources, cache_root)
+    fetched = store.fetch_node_files(sources, destinations, cache_root)
     vouched = Vouched(policy=store.policy, signers=fetched.signers)
     placed = place_files(cache_root, fetched.files, destinations, vouched)
     return NodeSeedReport(
         files=fetched.files,
-        environment=record.environment,
         num_fetched=fetched.num_copied,
         bytes_fetched=fetched.bytes_copied,
         num_placed=len(placed.new),

@@ -2,8 +2,8 @@
 
 Invariants: a miss is a value with its reason, never an exception, so a launch goes on without its store;
 what comes from another world is offered, not promised: guards decide on each rank whether it may be
-adopted. Node artifacts come once a node, from one launch, the newest that has any. Knows neither torch nor
-ray, so that it fits a node's boot script.
+adopted. Node artifacts come once a node (`node_seeding`). Knows neither torch nor ray, so that it fits a
+node's boot script.
 """
 
 from __future__ import annotations
@@ -91,8 +91,6 @@ def seed(
     """
     started = time.perf_counter()
     store.admit(cache_root)
-    if wanted.node_caches is not None:
-        store.admit_destinations(wanted.node_caches)
     faults: list[str] = []
     chosen, reason = _find(store, wanted, faults)
     records = [stored.record for stored in chosen]

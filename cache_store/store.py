@@ -2,41 +2,36 @@
 
 Layout: see `cache_store.layout`. Invariants: blobs before the manifest, manifests before the launch record;
 whatever is read is verified, and whatever is damaged goes into quarantine and is an error here, a miss one
-level up. Every verb runs under `cache_store.backends.supervisor`, so a place that falls silent costs seconds,
-and the verb goes on with the others. Process safety: any number of processes on any number of nodes may use
-one store at once; a `Store` itself is used by one thread at a time. It holds a private key when it signs, so
-open it where it is used (`cache_store.connect.open_store`), and send its location elsewhere.
+level up. How a verb is done on several places: `store_places`. Process safety: any number of processes on any
+number of nodes may use one store at once; a `Store` itself is used by one thread at a time. It holds a private
+key when it signs, so open it where it is used (`cache_store.connect.open_store`), and send its location
+elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
 
 from cache_store import spreading
-from cache_store.backends.backend import BlobBackend, NewFile
-from cache_store.backends.supervisor import Supervisor
-from cache_store.backends.tier import Tier, TierState
-from cache_store.backends.tiers import TieredBackend
-from cache_store.errors import StoreUnavailable
+from cache_store.backends.backend import BlobBackend
+from cache_store.backends.tier import TierState
 from cache_store.fetching import fetch, node_artifacts, pinned
 from cache_store.fetching.node_artifacts import NodeFetch
 from cache_store.fetching.pinned import Pinned
 from cache_store.fetching.progress import OnProgress
 from cache_store.fetching.reports import FetchOutcome
 from cache_store.layout import USED, manifest_name
-from cache_store.node.admission import admit
-from cache_store.node.placing import Destinations, admit_destinations
+from cache_store.node.placing import Destinations
 from cache_store.node.single_flight import LOCK_TIMEOUT_S, single_flight
 from cache_store.publishing import stored_launches
 from cache_store.publishing.reports import BlobReport, PublishReport
 from cache_store.publishing.stored_launches import LaunchSummary, StoredLaunch
-from cache_store.records.documents import Documents
 from cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef
 from cache_store.retention import last_use
-from cache_store.signing.trust import Trust, TrustPolicy
+from cache_store.signing.trust import Trust
+from cache_store.store_places import StorePlaces
 from cache_store.sync.pull import PullReport, plan_pull, pull, pull_lock
 from cache_store.sync.push import PushReport, push
 from cache_store.upkeep import pins, places
@@ -44,54 +39,15 @@ from cache_store.upkeep.evict_plan import EvictPolicy
 from cache_store.upkeep.pins import Pin
 from cache_store.upkeep.reports import EvictOutcome, VerifyReport
 
-T = TypeVar("T")
 
-
-class Store:
-    """One store and the trust with which this process uses it.
-
-    Attributes:
-        location: where it is, as it was named.
-        problems: what was skipped, or failed although a verb went on, since this object was made; one line
-            each.
-    """
+class Store(StorePlaces):
+    """One store and the trust with which this process uses it; attributes as of `StorePlaces`."""
 
     def __init__(
         self, backend: BlobBackend, *, trust: Trust, location: str, left_out: Sequence[TierState] = ()
     ) -> None:
-        tiers = (
-            backend.tiers if isinstance(backend, TieredBackend) else (Tier(name=location, backend=backend),)
-        )
-        self._supervisor = Supervisor(tiers)
-        self._trust = trust
-        self._left_out = tuple(left_out)
+        super().__init__(backend, trust=trust, location=location, left_out=left_out)
         self._record_names: dict[PartitionRef, str] = {}
-        self.location = location
-        self.problems = self._supervisor.problems
-        self.problems.extend(tier.reason for tier in left_out if tier.state == "away")
-
-    @property
-    def policy(self) -> TrustPolicy:
-        """The trust policy under which this process uses the store."""
-        return self._trust.policy
-
-    @property
-    def tiers(self) -> tuple[TierState, ...]:
-        """Its places and what became of each, those in use first, nearest first."""
-        return (*(tier.state for tier in self._supervisor.tiers), *self._left_out)
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether a writable place is away, so that what is published now must be published to it later."""
-        return any(tier.state == "away" and tier.mode != "ro" for tier in self.tiers)
-
-    def admit(self, cache_root: Path) -> None:
-        """Make sure that copies from here may go below ``cache_root``; see `admission.admit`."""
-        admit(cache_root, self._trust.policy, self._trust.revoked)
-
-    def admit_destinations(self, destinations: Destinations) -> None:
-        """Make sure that node artifacts from here may go there; see `placing.admit_destinations`."""
-        admit_destinations(destinations, self._trust.policy, self._trust.revoked)
 
     def put_blob(self, path: Path) -> BlobReport:
         """Add a private local file; see `publish.put_blob`."""
@@ -236,14 +192,20 @@ class Store:
         return self._run(lambda documents: node_artifacts.node_sources(documents, refs, ranks))
 
     def fetch_node_files(
-        self, refs: Sequence[PartitionRef], cache_root: Path, *, lock_timeout_s: float = LOCK_TIMEOUT_S
+        self,
+        refs: Sequence[PartitionRef],
+        destinations: Destinations,
+        cache_root: Path,
+        *,
+        lock_timeout_s: float = LOCK_TIMEOUT_S,
     ) -> NodeFetch:
-        """Keep the node artifacts of partitions below ``cache_root``; see `node_artifacts.fetch_node_files`.
+        """Keep node artifacts of partitions below ``cache_root``; see `node_artifacts.fetch_node_files`.
 
         One process of this node at a time, as `fetch_partitions`; nearer places get their blobs.
         """
+        fetch_files = node_artifacts.fetch_node_files
         with single_flight(cache_root, timeout_s=lock_timeout_s):
-            found = self._run(lambda documents: node_artifacts.fetch_node_files(documents, refs, cache_root))
+            found = self._run(lambda documents: fetch_files(documents, refs, destinations, cache_root))
         self._spread(found.copies, [])
         return found
 
@@ -300,39 +262,3 @@ class Store:
         wanted = [ref for ref in refs if ref not in faulty]
         records = {self._record_names[ref] for ref in wanted if ref in self._record_names}
         self._spread(outcome.copies, [*(manifest_name(ref.manifest_key) for ref in wanted), *sorted(records)])
-
-    def _spread(self, copies: Sequence[NewFile], names: Sequence[str]) -> None:
-        """Put blobs, and documents by their names, into the nearer places."""
-        if len(self._supervisor.tiers) == 1:
-            return
-        try:
-            self._supervisor.run(lambda view: spreading.fill(view, copies, names))
-        except StoreUnavailable as error:
-            if error.required:
-                raise
-            self.problems.append(str(error))
-
-    def _write(self, verb: Callable[[Documents], T]) -> T:
-        """Do ``verb`` in the farthest writable place that answers; see `_run`."""
-        trust = self._trust
-        return self._supervisor.run(lambda view: spreading.write(view, trust, verb))
-
-    def _run(self, verb: Callable[[Documents], T]) -> T:
-        """Do ``verb`` on the places that answer.
-
-        What it is handed is for it alone: it must not touch this object, because it may be left behind in
-        its thread.
-        """
-        trust = self._trust
-        return self._supervisor.run(lambda view: verb(Documents(backend=view, trust=trust)))
-
-    def _noting(self, verb: Callable[[Documents, list[str]], T]) -> T:
-        """As `_run`, for what skips faulty files: they become problems, each once whatever was repeated."""
-
-        def with_problems(documents: Documents) -> tuple[T, list[str]]:
-            problems: list[str] = []
-            return verb(documents, problems), problems
-
-        result, problems = self._run(with_problems)
-        self.problems.extend(problems)
-        return result

@@ -1,14 +1,18 @@
-"""Node artifacts between the private directory in which an engine's tools work and a node cache.
+"""What an engine's tools made for one artifact, between their private directory and a node cache.
 
 TorchAir has static kernels and GE's graphs beside ``compiled_module``, in a directory that here lasts as long
-as the process. After a compile they are handed over to the node's own directory (`worker.node_caches`), where
-a launch collects them; before a load they are brought in from there, so that TorchAir finds them where it
-would have left them.
+as the process. What is there is handed over, as one *set*, to the node's own directory; from there a launch
+collects it (`worker.node_collecting`), and a later load brings it in, so that TorchAir finds it where it would
+have left it. Layout::
 
-Invariants: what belongs to one artifact has a prefix of its own, so nothing is ever offered to another, which
-matters because neither TorchAir nor GE look at what they find; files are whole, private (packages with the
-right to be run as well, which TorchAir does, where this package does not), and share no inode. The first file
-of a name stays. What fails is logged: the tools compile again.
+    <node cache>/<artifact>/<conditions>/<set>/<path as in the private directory>
+
+Invariants: what belongs to one artifact under the same conditions has a prefix of its own, so nothing is ever
+offered to another, which matters because neither TorchAir nor GE look at what they find. The name of a set is
+the digest of its paths and bytes: what is torn, incomplete or added to is brought in by nobody. A set appears
+whole and takes the place of the one before, because an index of GE fits its own graphs only. Files are private
+(packages with the right to be run as well, which TorchAir does, where this package does not), and share no
+inode. What fails is logged: the tools compile again.
 """
 
 from __future__ import annotations
@@ -16,16 +20,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from cache_store.digests import copy_and_digest
+from cache_store.digests import Digest, copy_and_digest, digest_bytes
 from cache_store.errors import UnusableCache
+from cache_store.node.node_files import is_reserved
 from cache_store.node.private_files import (
     create_private,
+    digest_owned,
+    discard_tree,
     make_private_directories,
     open_owned,
     os_errors_are_unusable,
+    sweep_debris,
+    sync_directory,
     temporary_name,
 )
 from cache_store.paths import path_fault
@@ -40,45 +50,123 @@ PACKAGES: tuple[str, ...] = (
 GRAPHS: tuple[str, ...] = ("*.om", "*.idx", "*.rdcpkt", "weight/*")
 """Where GE has its graphs there."""
 _RUNNABLE = 0o700
+_TEMPORARY = ".warmrank-"
+_NAME_CHARS = 32
+
+
+def set_name(members: Mapping[str, Digest]) -> str:
+    """What a set of files is called, given their paths within it."""
+    lines = (f"{path}\0{found.sha256}\0{found.size_bytes}\n" for path, found in sorted(members.items()))
+    return digest_bytes("".join(lines).encode()).sha256[:_NAME_CHARS]
 
 
 def hand_over(private: Path, node_cache: Path, prefix: str, patterns: Iterable[str]) -> tuple[str, ...]:
-    """Copy what an engine's tools made into a node cache.
+    """Copy what an engine's tools made into a node cache, in place of what was there for the artifact.
 
     Args:
         private: the directory of ``compiled_module``.
         node_cache: the node cache's directory.
-        prefix: posix path of the artifact there.
+        prefix: posix path of artifact and conditions there.
         patterns: which files.
 
     Returns:
-        Paths below ``private`` of those that are there now.
+        Paths below ``private`` of those that are there now: all or none.
     """
-    found = _found(private, patterns)
-    return _copied(found, private, node_cache / _checked(prefix))
+    target, patterns = node_cache / _checked(prefix), tuple(patterns)
+    members = _found(private, patterns)
+    if not members:
+        return ()
+    try:
+        with os_errors_are_unusable("directory", target):
+            kept = _hand_over(private, members, target, patterns)
+            for other in target.iterdir():
+                if other != kept and not other.name.startswith(_TEMPORARY):
+                    discard_tree(other)
+    except UnusableCache as error:
+        _log.warning("Not kept for the next process, so it is compiled again: %s", error)
+        return ()
+    finally:
+        sweep_debris(target, _TEMPORARY)
+    return members
 
 
 def bring_in(node_cache: Path, prefix: str, private: Path, patterns: Iterable[str]) -> tuple[str, ...]:
     """Copy what was handed over for an artifact, on this node or another, to where its tools look for it.
 
-    Of packages only those of the newest directory: TorchAir installs those of the first one that it comes
-    upon, and their names begin with the time.
-
     Args:
         node_cache: the node cache's directory.
-        prefix: posix path of the artifact there.
+        prefix: posix path of artifact and conditions there.
         private: the directory of ``compiled_module``.
         patterns: which files.
 
     Returns:
-        Their paths below ``private``.
+        Their paths below ``private``: those of the newest set that is whole.
     """
-    source = node_cache / _checked(prefix)
-    found = _found(source, patterns)
-    packages = [path for path in found if path.suffix == ".run"]
-    newest = max((path.parent.name for path in packages), default="")
-    wanted = [path for path in found if path.suffix != ".run" or path.parent.name == newest]
-    return _copied(wanted, source, private)
+    patterns = tuple(patterns)
+    for kept in _sets(node_cache / _checked(prefix)):
+        members = _found(kept, patterns)
+        try:
+            copied = {path: _copied(kept / path, private / path) for path in members}
+        except UnusableCache as error:
+            copied, why = {}, str(error)
+        else:
+            why = "its files are not those that it was made of"
+        if copied and set_name(copied) == kept.name:
+            with contextlib.suppress(OSError):
+                os.utime(kept)  # `drop_unused` goes by it
+            return members
+        for path in members:
+            (private / path).unlink(missing_ok=True)
+        _log.warning("Not brought in, so it may be compiled again: %s: %s", kept, why)
+    return ()
+
+
+def drop_unused(node_cache: Path, *, age_s: float) -> None:
+    """Remove what no process brought in or handed over for long: its artifact is gone, or nobody loads it."""
+    for prefix in (path for path in node_cache.glob("*/*") if not path.parent.name.startswith(".")):
+        with contextlib.suppress(OSError):
+            times = [prefix.lstat().st_mtime, *(path.lstat().st_mtime for path in prefix.iterdir())]
+            if time.time() - max(times) > age_s:
+                discard_tree(prefix)
+                prefix.parent.rmdir()
+                _log.info("Removed %s, which was not used for long", prefix)
+
+
+def _hand_over(private: Path, members: tuple[str, ...], target: Path, patterns: tuple[str, ...]) -> Path:
+    name = set_name({path: digest_owned(private / path) for path in members})
+    kept = target / name
+    if _is_whole(kept, patterns):
+        os.utime(kept)
+        return kept
+    staged = target / f"{_TEMPORARY}{temporary_name()}"
+    make_private_directories(staged)
+    try:
+        if set_name({path: _copied(private / path, staged / path) for path in members}) != name:
+            raise OSError(f"files of {private} were written while they were read")
+        if kept.exists():
+            discard_tree(kept)  # damaged
+        staged.rename(kept)
+        sync_directory(target)
+    finally:
+        discard_tree(staged)
+    return kept
+
+
+def _is_whole(kept: Path, patterns: tuple[str, ...]) -> bool:
+    try:
+        return set_name({path: digest_owned(kept / path) for path in _found(kept, patterns)}) == kept.name
+    except (OSError, UnusableCache):
+        return False
+
+
+def _sets(prefix: Path) -> list[Path]:
+    """The sets that are there, the newest first."""
+    times: dict[Path, float] = {}
+    with contextlib.suppress(OSError):
+        for path in sorted(prefix.iterdir()):
+            if not path.name.startswith("."):
+                times[path] = path.lstat().st_mtime
+    return sorted(times, key=times.__getitem__, reverse=True)
 
 
 def _checked(prefix: str) -> str:
@@ -87,40 +175,31 @@ def _checked(prefix: str) -> str:
     return prefix
 
 
-def _found(root: Path, patterns: Iterable[str]) -> list[Path]:
-    return sorted({path for pattern in patterns for path in root.glob(pattern) if path.is_file()})
+def _found(root: Path, patterns: Iterable[str]) -> tuple[str, ...]:
+    """Paths of a set below a directory.
+
+    Of packages only those of the newest directory: TorchAir runs those of the first one that it comes upon,
+    and their names begin with the time.
+    """
+    paths = {path for pattern in patterns for path in root.glob(pattern) if path.is_file()}
+    relative = [path.relative_to(root).as_posix() for path in sorted(paths)]
+    usual = [path for path in relative if not path_fault(path) and not any(map(is_reserved, path.split("/")))]
+    newest = max((path.split("/")[-2] for path in usual if path.endswith(".run")), default="")
+    return tuple(path for path in usual if not path.endswith(".run") or path.split("/")[-2] == newest)
 
 
-def _copied(files: Sequence[Path], root: Path, target: Path) -> tuple[str, ...]:
-    done: list[str] = []
-    for path in files:
-        relative = path.relative_to(root).as_posix()
-        try:
-            _copy(path, target / relative)
-        except UnusableCache as error:
-            _log.warning("Not taken along, so it is compiled again: %s", error)
-        else:
-            done.append(relative)
-    return tuple(done)
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Copy a file, unless one of that name is there.
+def _copied(source: Path, target: Path) -> Digest:
+    """Copy a file, whole and durable, unless one of that name is there.
 
     Raises:
         UnusableCache: another user could have written it, or one of the two cannot be read or written.
     """
-    temporary = target.with_name(f".warmrank-{temporary_name()}")
     with os_errors_are_unusable("file", target):
-        if target.exists():
-            return
         make_private_directories(target.parent)
-        try:
-            with open_owned(source) as reader, create_private(temporary) as writer:
-                copy_and_digest(reader, writer)
-                if source.suffix == ".run":
-                    os.fchmod(writer.fileno(), _RUNNABLE)
-            with contextlib.suppress(FileExistsError):
-                os.link(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with open_owned(source) as reader, create_private(target) as writer:
+            digest = copy_and_digest(reader, writer)
+            if source.suffix == ".run":
+                os.fchmod(writer.fileno(), _RUNNABLE)
+            writer.flush()
+            os.fsync(writer.fileno())
+    return digest

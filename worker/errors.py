@@ -92,6 +92,10 @@ class NeedsValues(NotPortable):
     """An offline build came to where a tensor's values are needed, and has none."""
 
 
+class CompileFailed(WorkerError):
+    """The vendor's compiler raised an error; fields: function, why."""
+
+
 class NotCapturable(WorkerError):
     """A graph does something that a captured graph cannot repeat."""
 

@@ -20,6 +20,7 @@ SOURCES = tuple(Path(__file__).with_name(name) for name in ("stale_model.py", "s
 MODES = ("reduce-overhead", "npugraph_ex")
 ALONE, OURS = "torchair", "warmrank"
 RUNNERS = (ALONE, OURS)
+_TIMEOUT_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +167,7 @@ def _child(jobs: Iterable[Job], root: Path, *, fresh: bool) -> Iterator[Outcome]
             capture_output=True,
             text=True,
             check=False,
+            timeout=_TIMEOUT_S,
         )
         if done.returncode:
             msg = f"a process of {share[0].name} ended with status {done.returncode}:\n{done.stderr[-4000:]}"

@@ -28,7 +28,7 @@ from cache_store.errors import Corrupt, NotInStore, os_errors_are_unavailable
 from cache_store.layout import blob_name
 from cache_store.node.private_files import create_private, open_private, os_errors_are_unusable
 from cache_store.records.documents import quarantine_if_damaged
-from cache_store.records.manifest import MAX_FILE_BYTES
+from cache_store.records.fields import MAX_FILE_BYTES
 
 MAX_BLOB_BYTES = MAX_FILE_BYTES
 """What a blob of unknown size, because the place keeps it compressed, can fill a disk with at most."""

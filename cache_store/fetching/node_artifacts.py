@@ -6,8 +6,9 @@ of that launch were.
 
 Invariants: a node needs the sources of the ranks that it hosts; where that is not known, or their world is
 another one, of each distinct set of artifacts the source of one rank, because nodes that ran the same made
-the same in other bytes. Of two node artifacts of one path the first counts. Whatever fails is a reason and
-keeps nothing else back: no rank needs a node artifact to be correct.
+the same in other bytes. Nothing comes that the node does not declare; of several node artifacts of one path,
+or sets of one artifact, the first that can be had comes (`node_offers`). Whatever fails is a reason and keeps
+nothing else back: no rank needs a node artifact to be correct.
 """
 
 from __future__ import annotations
@@ -22,15 +23,23 @@ from cache_store.digests import Digest
 from cache_store.errors import StoreError, is_final
 from cache_store.fetching.completeness import blob_faults
 from cache_store.fetching.copying import BlobSource, copy_blob
+from cache_store.fetching.node_offers import Offers
 from cache_store.fetching.pinned import artifacts_key, take_pinned
 from cache_store.layout import blob_name
 from cache_store.node.admission import admit
 from cache_store.node.digest_index import DigestIndex
-from cache_store.node.node_files import NodeFile, find_kept, kept_path, place_kept, temporary_kept
+from cache_store.node.node_files import (
+    NodeFile,
+    find_kept,
+    kept_path,
+    note_use,
+    place_kept,
+    temporary_kept,
+)
+from cache_store.node.placing import Destinations
 from cache_store.node.signers import mark_signers
 from cache_store.node.unverified import mark_unverified
 from cache_store.parallel import each
-from cache_store.paths import collisions
 from cache_store.records.documents import Documents
 from cache_store.records.manifest import PartitionManifest, PartitionRef
 
@@ -94,8 +103,16 @@ def node_sources(
     return tuple(found)
 
 
-def fetch_node_files(documents: Documents, refs: Sequence[PartitionRef], cache_root: Path) -> NodeFetch:
-    """Keep the node artifacts of the partitions that ``refs`` name in the cache directory, verified.
+def fetch_node_files(
+    documents: Documents, refs: Sequence[PartitionRef], destinations: Destinations, cache_root: Path
+) -> NodeFetch:
+    """Keep node artifacts of the partitions that ``refs`` name in the cache directory, verified.
+
+    Args:
+        documents: the store.
+        refs: the partitions, those first whose artifacts are to come before others.
+        destinations: the node caches of this node; what belongs to none of them does not come.
+        cache_root: the cache directory.
 
     Raises:
         UnusableCache: ``cache_root`` cannot be used at all, or not under this trust policy.
@@ -105,28 +122,43 @@ def fetch_node_files(documents: Documents, refs: Sequence[PartitionRef], cache_r
     admit(cache_root, trust.policy, trust.revoked)
     pinned = take_pinned(documents, refs, lambda _, manifest: manifest.node_files())
     skipped = [f"node artifacts of {ref.partition}: {error}" for ref, error in pinned.errors.items()]
-    wanted = _distinct((file for ref in refs for file in pinned.kept.get(ref, ())), skipped)
-    index = DigestIndex.open(cache_root, INDEX_NAME)
-    digests = dict.fromkeys(file.digest for file in wanted)
-    absent = [digest for digest in digests if find_kept(cache_root, digest, digest_of=index.digest) is None]
-    faults = blob_faults(documents.backend, absent)
-    copyable = [digest for digest in absent if digest not in faults]
-    if copyable:
+    found = [file for ref in refs for file in pinned.kept.get(ref, ())]
+    offers = Offers(found, destinations)
+    if offers:  # copies that are there already may have come from a tool of this node
         mark_unverified(cache_root, trust.policy)
         mark_signers(cache_root, pinned.signers)
-        faults |= _copy_all(documents, copyable, cache_root, index)
+    index = DigestIndex.open(cache_root, INDEX_NAME)
+    copied: dict[Digest, None] = {}
+    while wanted := offers.next():
+        faults, new = _keep_all(documents, [file.digest for file in wanted], cache_root, index)
+        copied |= dict.fromkeys(new)
+        offers.answer(faults)
     index.save()
-    skipped += [f"{file.path}: {faults[file.digest]}" for file in wanted if file.digest in faults]
-    copied = [digest for digest in copyable if digest not in faults]
-    kept = tuple(file for file in wanted if file.digest not in faults)
     return NodeFetch(
-        files=kept,
+        files=offers.taken,
         num_copied=len(copied),
         bytes_copied=sum(digest.size_bytes for digest in copied),
-        skipped=tuple(skipped),
+        skipped=(*skipped, *offers.left_out),
         signers=pinned.signers,
-        copies=tuple(_copies(cache_root, kept)),
+        copies=tuple(_copies(cache_root, offers.taken)),
     )
+
+
+def _keep_all(
+    documents: Documents, digests: Iterable[Digest], cache_root: Path, index: DigestIndex
+) -> tuple[dict[Digest, StoreError], list[Digest]]:
+    """Why some cannot be kept, and which of the others were not kept before."""
+    known = {
+        digest: find_kept(cache_root, digest, digest_of=index.digest) for digest in dict.fromkeys(digests)
+    }
+    for path in known.values():
+        if path is not None:
+            note_use(path)
+    absent = [digest for digest, path in known.items() if path is None]
+    faults = blob_faults(documents.backend, absent)
+    copyable = [digest for digest in absent if digest not in faults]
+    faults |= _copy_all(documents, copyable, cache_root, index)
+    return faults, [digest for digest in copyable if digest not in faults]
 
 
 def _sources_of_each_set(
@@ -170,18 +202,6 @@ def _look(documents: Documents, refs: Sequence[PartitionRef]) -> dict[PartitionR
 
     kept = take_pinned(documents, refs, keep).kept
     return {ref: kept[ref] for ref in refs if ref in kept}
-
-
-def _distinct(files: Iterable[NodeFile], skipped: list[str]) -> list[NodeFile]:
-    """Files that can stand side by side, the first of each path; why others are left out in ``skipped``."""
-    first: dict[str, NodeFile] = {}
-    for file in files:
-        known = first.setdefault(file.path, file)
-        if known.digest != file.digest:
-            skipped.append(f"{file.path}: another node has it with other bytes, which come first")
-    bad = dict(collisions(first))
-    skipped += [f"{path}: {fault}" for path, fault in bad.items()]
-    return [file for path, file in first.items() if path not in bad]
 
 
 def _copy_all(

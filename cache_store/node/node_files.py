@@ -9,7 +9,9 @@ of manifests, ranks and worlds name them::
 Invariants: a kept file's name says what its bytes are, so no launch takes another one's away; it is made
 whole, and one that holds other bytes, as a power cut leaves it, is made anew; it shares its inode with
 nothing, because the tools write their files in place. Only what this user alone could have written is kept,
-and nothing that changed while it was read.
+and nothing that changed while it was read. Its time of change says when it was last used, to a day, so that
+what a launch has collected stays until long after its commit. No node artifact has the name of a mark, of a
+lock, or of any other file that begins with a dot.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 NODE = "node"
 KEPT_S = 30 * 24 * 3600.0
+_NOTED_S = 24 * 3600.0  # each note of a use changes what the digest index knows of the file
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
 _TEMPORARY = "tmp"
 
@@ -75,7 +78,13 @@ def split_node_path(path: str) -> tuple[str, str] | None:
     name, _, relative = rest.partition("/")
     if first != NODE or not is_cache_name(name) or not relative or path_fault(path):
         return None
-    return name, relative
+    return None if any(is_reserved(part) for part in relative.split("/")) else (name, relative)
+
+
+def is_reserved(name: str) -> bool:
+    """Whether no part of a node artifact's path may be called so: marks, locks, what is hidden."""
+    folded = name.casefold()
+    return folded.startswith(".") or folded.endswith(".lock") or folded == "locks"
 
 
 def kept_path(cache_root: Path, sha256: str) -> Path:
@@ -99,6 +108,13 @@ def find_kept(
     return path if is_whole else None
 
 
+def note_use(path: Path) -> None:
+    """Keep `drop_unneeded`, of this launch and of others, from taking a kept file."""
+    with contextlib.suppress(OSError):
+        if time.time() - path.lstat().st_mtime > _NOTED_S:
+            os.utime(path, follow_symlinks=False)
+
+
 def kept_files(cache_root: Path) -> tuple[Path, ...]:
     """All kept files of a cache directory, in a fixed order."""
     paths = (cache_root / NODE).glob("??/*")
@@ -106,7 +122,7 @@ def kept_files(cache_root: Path) -> tuple[Path, ...]:
 
 
 def drop_unneeded(cache_root: Path, needed: Collection[str], *, age_s: float = KEPT_S) -> None:
-    """Remove kept files that are old and whose sha256 nobody needs; the store brings back what is missed."""
+    """Remove kept files that nobody used for long, nor needs now; the store brings back what is missed."""
     for path in kept_files(cache_root):
         with contextlib.suppress(OSError):
             if path.name not in needed and time.time() - path.lstat().st_mtime > age_s:
@@ -161,8 +177,10 @@ def keep(cache_root: Path, source: Path, *, seen: Identity | None = None) -> Dig
     staged = temporary_kept(cache_root)
     try:
         digest = _copy_unchanged(source, staged, seen)
-        if find_kept(cache_root, digest) is None:
+        if (known := find_kept(cache_root, digest)) is None:
             place_kept(cache_root, staged, digest)
+        else:
+            note_use(known)
     finally:
         staged.unlink(missing_ok=True)
     return digest

@@ -2,10 +2,11 @@
 
 Invariants: nothing is written outside of the directories that this node's config declares, nor through a
 link, nor into a directory that another user can write; a file that is there already is the node's own, and
-stays, whatever it holds; what is written is verified while it is copied, appears whole, with mode 0600, and
-shares its inode with nothing. What cannot be placed is a reason, never an error: the tool compiles it again.
-Under a trust policy that asks for no signatures a directory is marked before the first copy, as a cache
-directory is, so that ``require`` refuses it later instead of signing what nobody signed.
+stays, whatever it holds, unless its path says what it holds (`Destination.in_sets`): then it is damaged; what
+is written is verified while it is copied, appears whole, with mode 0600, and shares its inode with nothing.
+What cannot be placed is a reason, never an error: the tool compiles it again. Under a trust policy that asks
+for no signatures a directory is marked before the first copy, as a cache directory is, so that ``require``
+leaves it out later instead of signing what nobody signed.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import os
+import stat
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cache_store.digests import copy_and_digest
 from cache_store.errors import UnusableCache
-from cache_store.node.node_files import NodeFile, find_kept, kept_path
+from cache_store.node.node_files import NodeFile, find_kept, kept_path, note_use
 from cache_store.node.private_files import (
     check_owned,
     create_private,
@@ -43,10 +45,13 @@ class Destination:
     Attributes:
         path: its directory; it may be yet to be made.
         patterns: which files below it belong to it, such as ``*.o``; a ``*`` stands for slashes too.
+        in_sets: its files lie in ``<artifact>/<conditions>/<set>/``, and the name of a set says what is in it
+            (`worker.engine_files`); of one artifact, under the same conditions, one set is enough.
     """
 
     path: Path
     patterns: tuple[str, ...] = ("*",)
+    in_sets: bool = False
 
     def takes(self, relative: str) -> bool:
         """Whether a file of that path below the directory belongs to the node cache."""
@@ -80,16 +85,29 @@ class Placed:
     skipped: tuple[str, ...] = ()
 
 
-def admit_destinations(destinations: Destinations, policy: str, revoked: Collection[str]) -> None:
-    """Make sure that node caches may be used under a trust policy, as `admission.admit` does.
+def refusal(directory: Path, policy: str, revoked: Collection[str]) -> str:
+    """Why a trust policy wants nothing to do with a node cache, as `admission.admit` has it; empty if it may.
 
-    Raises:
-        UnusableCache: one holds what nobody signed, under policy ``require``; or what a key vouched for that
-            is revoked, unless the policy is ``off``.
+    Args:
+        directory: the node cache's.
+        policy: the trust policy.
+        revoked: ids of the keys that are revoked.
     """
-    for destination in destinations.values():
-        refuse_unverified(destination.path, policy)
-        refuse_revoked(destination.path, policy, revoked)
+    try:
+        refuse_unverified(directory, policy)
+        refuse_revoked(directory, policy, revoked)
+    except UnusableCache as error:
+        return str(error)
+    return ""
+
+
+def admitted(
+    destinations: Destinations, policy: str, revoked: Collection[str]
+) -> tuple[dict[str, Destination], tuple[str, ...]]:
+    """The node caches that may be used under a trust policy, and why others are left out."""
+    reasons = {name: refusal(found.path, policy, revoked) for name, found in destinations.items()}
+    usable = {name: found for name, found in destinations.items() if not reasons[name]}
+    return usable, tuple(f"node cache {name}: {reason}" for name, reason in reasons.items() if reason)
 
 
 def place_files(
@@ -139,10 +157,13 @@ def _destination_of(file: NodeFile, destinations: Destinations) -> Destination:
 def _place(cache_root: Path, file: NodeFile, destination: Destination, vouched: Vouched) -> bool:
     """Whether the file is new; it was there otherwise."""
     path = destination.path / file.relative
-    if _is_there(path, file):
+    if _is_there(path, file, replaced=destination.in_sets):
         return False
-    if find_kept(cache_root, file.digest) is None:
+    kept = find_kept(cache_root, file.digest)
+    if kept is None:
         raise _NotPlaced("its kept copy is gone or damaged; the next fetch brings it again")
+    note_use(kept)
+    check_parents(destination.path)
     _make_directories(destination.path, path.parent)
     mark_unverified(destination.path, vouched.policy)
     mark_signers(destination.path, vouched.signers)
@@ -158,6 +179,9 @@ def _place(cache_root: Path, file: NodeFile, destination: Destination, vouched: 
             target.flush()
             os.fsync(target.fileno())  # a torn file would be taken for the node's own
         with os_errors_are_unusable("file", path):
+            if destination.in_sets:
+                temporary.replace(path)
+                return True
             return _link(temporary, path, file)
     finally:
         with contextlib.suppress(OSError):
@@ -173,16 +197,40 @@ def _link(temporary: Path, path: Path, file: NodeFile) -> bool:
     return True
 
 
-def _is_there(path: Path, file: NodeFile) -> bool:
-    """Whether the node has the file; raises `_NotPlaced` where it has another one of that name."""
+def _is_there(path: Path, file: NodeFile, *, replaced: bool = False) -> bool:
+    """Whether the node has the file; `_NotPlaced` where it has another one of that name that stays."""
     with os_errors_are_unusable("file", path):
         try:
             is_equal = path.lstat().st_size == file.digest.size_bytes and digest_owned(path) == file.digest
         except (FileNotFoundError, NotADirectoryError):
             return False
-    if not is_equal:
+    if not is_equal and not replaced:
         raise _NotPlaced(f"the node has another file at {path}, which stays")
-    return True
+    return is_equal
+
+
+def check_parents(directory: Path) -> None:
+    """Refuse a directory that another user could put another one in place of.
+
+    Raises:
+        UnusableCache: a directory above it belongs to neither this user nor root, or others can write it
+            and rename what is not theirs (the sticky bit of ``/tmp`` forbids that).
+    """
+    for parent in directory.resolve().parents:
+        with os_errors_are_unusable("directory", parent):
+            try:
+                status = parent.stat()
+            except FileNotFoundError:
+                continue  # made later, below one that is looked at here
+        is_open = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+        if is_open or status.st_uid not in (0, os.geteuid()):
+            raise UnusableCache(
+                what="directory",
+                where=str(directory),
+                expected="no directory above it in which another user could put another one in its place",
+                actual=f"{parent} has mode {stat.S_IMODE(status.st_mode):04o} and uid {status.st_uid}",
+                remedy="chmod go-w that one, or name another path",
+            )
 
 
 def _make_directories(root: Path, directory: Path) -> None:

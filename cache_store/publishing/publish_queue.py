@@ -40,19 +40,16 @@ from cache_store.node.private_files import (
     temporary_name,
 )
 from cache_store.parsing import parse_document
-from cache_store.records.manifest import (
+from cache_store.records.fields import (
     MAX_DOCUMENT_BYTES,
     Count,
     Document,
-    LaunchRecord,
-    PartitionManifest,
     PartitionName,
-    PartitionRef,
     Sha256,
     Utc,
     WorldSize,
-    partition_key,
 )
+from cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef, partition_key
 
 logger = logging.getLogger(__name__)
 

@@ -20,16 +20,8 @@ from cache_store.errors import Corrupt
 from cache_store.layout import LAUNCHES, launch_prefix, split_launch_name
 from cache_store.parsing import parse_document
 from cache_store.records.documents import Documents
-from cache_store.records.manifest import (
-    FORMAT,
-    Components,
-    LaunchRecord,
-    Sha256,
-    Utc,
-    WorldSize,
-    created_at,
-    parse_launch_record,
-)
+from cache_store.records.fields import Components, Sha256, Utc, WorldSize
+from cache_store.records.manifest import FORMAT, LaunchRecord, created_at, parse_launch_record
 from cache_store.records.taking import take_usable
 
 

@@ -24,14 +24,8 @@ from cache_store.errors import Corrupt, UnusableCache
 from cache_store.keys import key_of
 from cache_store.parsing import faults_of, parse_document
 from cache_store.paths import collision, part_fault, path_fault
-from cache_store.records.manifest import (
-    MAX_DOCUMENT_BYTES,
-    BlobEntry,
-    Components,
-    Document,
-    Utc,
-    utc_now,
-)
+from cache_store.records.fields import MAX_DOCUMENT_BYTES, BlobEntry, Components, Document, Utc
+from cache_store.records.manifest import utc_now
 
 LISTING_FORMAT: Final = 1
 MAX_FILES = 100_000

@@ -18,7 +18,8 @@ from cache_store.digests import digest_bytes
 from cache_store.errors import Corrupt, StoreError, StoreUnavailable, is_damage, os_errors_are_unavailable
 from cache_store.layout import manifest_name, quarantine_name
 from cache_store.node.private_files import temporary_name
-from cache_store.records.manifest import MAX_DOCUMENT_BYTES, PartitionManifest, parse_manifest
+from cache_store.records.fields import MAX_DOCUMENT_BYTES
+from cache_store.records.manifest import PartitionManifest, parse_manifest
 from cache_store.signing.envelope import signer_id
 from cache_store.signing.trust import DocumentKind, Trust
 

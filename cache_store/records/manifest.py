@@ -21,16 +21,13 @@ that they always had.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     ValidationInfo,
@@ -39,104 +36,48 @@ from pydantic import (
 )
 
 from cache_store.canonical import canonical_json
-from cache_store.digests import Digest, is_sha256
 from cache_store.errors import Corrupt
 from cache_store.keys import key_of
 from cache_store.node.companions import is_companion_name
 from cache_store.node.local import VARIANT_NAME, is_variant_name
 from cache_store.node.node_files import NODE, NodeFile, kept_path, split_node_path
 from cache_store.parsing import parse_document
-from cache_store.paths import collision, part_fault, path_fault
+from cache_store.paths import collision, path_fault
+from cache_store.records.fields import (
+    MAX_DOCUMENT_BYTES,
+    MAX_ENTRIES,
+    MAX_PARTITION_BYTES,
+    MAX_RANKS,
+    BlobEntry,
+    Components,
+    Count,
+    Document,
+    HexKey,
+    Name,
+    PartitionName,
+    Sha256,
+    Text,
+    Utc,
+    WorldSize,
+    shown,
+)
 
 FORMAT: Final = 1
 MANIFEST_FORMAT: Final = 2
-MAX_DOCUMENT_BYTES = 16 << 20  # a manifest has about 200 KB, a launch record 0.3 KB a rank
-MAX_ENTRIES = 10_000  # artifacts, requests and captures of one rank, each; a large model has some hundreds
-MAX_RANKS = 1 << 16
-MAX_FILE_BYTES = 16 << 30  # kernels that come with an artifact have at most some GiB
-MAX_PARTITION_BYTES = 64 << 30
-MAX_COMPONENTS = 10_000
-MAX_NAME_CHARS = 4096  # of a function, or of a component, which may hold the path of a source file
-MAX_TEXT_CHARS = 1 << 20  # the value of a component, or the signature of a capture
-_KEY = re.compile(r"[0-9a-f]{32,128}", re.ASCII)
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= 100 else f"{text[:97]}...")
 
 
 def _artifact_path(path: str, entry: ValidationInfo) -> str:
     if fault := path_fault(path):
-        raise ValueError(f"path {_shown(path)} {fault}")
+        raise ValueError(f"path {shown(path)} {fault}")
     if entry.data.get("scope") == NODE:
         parts = split_node_path(path)
         if parts is None or parts[0] != entry.data.get("function"):
-            raise ValueError(f"path {_shown(path)} is no file of the node cache that the entry names")
+            raise ValueError(f"path {shown(path)} is no file of the node cache that the entry names")
         return path
     name = path.rpartition("/")[2]
-    if path.startswith(f"{NODE}/"):
-        raise ValueError(f"path {_shown(path)} is that of a node artifact")
     if not (is_variant_name(name) or is_companion_name(name)) or "/" not in path:
-        raise ValueError(f"path {_shown(path)} is no {VARIANT_NAME} in a function's directory")
+        raise ValueError(f"path {shown(path)} is no {VARIANT_NAME} in a function's directory")
     return path
-
-
-def _partition_name(name: str) -> str:
-    if fault := part_fault(name):
-        raise ValueError(f"partition {_shown(name)} {fault}")
-    return name
-
-
-def _hex_key(text: str) -> str:
-    if _KEY.fullmatch(text) is None:
-        raise ValueError(f"{_shown(text)} is no lowercase hex key")
-    return text
-
-
-def _sha256(text: str) -> str:
-    if not is_sha256(text):
-        raise ValueError(f"{_shown(text)} is no lowercase hex sha256")
-    return text
-
-
-def _utc(text: str) -> str:
-    if len(text) > 40 or datetime.fromisoformat(text).utcoffset() != timedelta(0):
-        raise ValueError(f"{_shown(text)} is no time in UTC")
-    return text
-
-
-HexKey = Annotated[str, AfterValidator(_hex_key)]
-Sha256 = Annotated[str, AfterValidator(_sha256)]
-Utc = Annotated[str, AfterValidator(_utc)]
-PartitionName = Annotated[str, AfterValidator(_partition_name)]
-Count = Annotated[int, Field(ge=0)]
-FileSize = Annotated[int, Field(ge=0, le=MAX_FILE_BYTES)]
-WorldSize = Annotated[int, Field(ge=1, le=MAX_RANKS)]
-Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
-Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
-Components = Annotated[dict[Name, Text], Field(max_length=MAX_COMPONENTS)]
-
-
-class Document(BaseModel):
-    """Base of every document in the store: frozen, and an unknown field is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    def to_bytes(self) -> bytes:
-        """Canonical JSON of this document; equal documents have equal bytes."""
-        return canonical_json(self.model_dump(mode="json"))
-
-
-class BlobEntry(Document):
-    """What a document says of a file whose bytes are a blob; names it by digest and size."""
-
-    sha256: Sha256
-    size_bytes: FileSize
-
-    @property
-    def digest(self) -> Digest:
-        """What the file's bytes must be."""
-        return Digest(sha256=self.sha256, size_bytes=self.size_bytes)
 
 
 class ArtifactEntry(BlobEntry):
@@ -238,8 +179,9 @@ class PartitionManifest(Document):
             raise ValueError("node artifacts in a manifest of format 1")
         if self.rank >= self.world_size:
             raise ValueError(f"rank {self.rank} is not below world size {self.world_size}")
-        if fault := collision(entry.path for entry in self.artifacts):
-            raise ValueError(fault)
+        for scope in ("rank", "node"):  # apart: a node's lie by their digests, whatever they are called
+            if fault := collision(entry.path for entry in self.artifacts if entry.scope == scope):
+                raise ValueError(fault)
         total = sum(entry.size_bytes for entry in self.artifacts)
         if total > MAX_PARTITION_BYTES:
             raise ValueError(f"artifacts of {total} bytes together, at most {MAX_PARTITION_BYTES}")

@@ -24,7 +24,7 @@ from cache_store.paths import collisions
 from cache_store.publishing.local_blobs import absent_blobs
 from cache_store.records.directory_listing import DirectoryListing, ListedFile, listing_key, make_listing
 from cache_store.records.documents import Documents
-from cache_store.records.manifest import MAX_FILE_BYTES
+from cache_store.records.fields import MAX_FILE_BYTES
 from cache_store.sync.newest import newest_listing
 from cache_store.sync.walk import FoundFile, walk
 

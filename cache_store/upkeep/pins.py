@@ -31,7 +31,8 @@ from cache_store.layout import (
 )
 from cache_store.parsing import parse_document
 from cache_store.records.documents import read_stored_form
-from cache_store.records.manifest import Document, Utc, utc_now
+from cache_store.records.fields import Document, Utc
+from cache_store.records.manifest import utc_now
 from cache_store.retention.marks import is_record, references
 from cache_store.retention.trash import restore
 

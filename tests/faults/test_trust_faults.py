@@ -17,17 +17,15 @@ from cache_store.digests import digest_bytes
 from cache_store.errors import Corrupt, NewerFormat, StoreError, Untrusted
 from cache_store.layout import manifest_name
 from cache_store.paths import collision, path_fault
-from cache_store.records.manifest import (
+from cache_store.records.fields import (
     MAX_COMPONENTS,
     MAX_DOCUMENT_BYTES,
     MAX_ENTRIES,
     MAX_FILE_BYTES,
     MAX_PARTITION_BYTES,
     MAX_TEXT_CHARS,
-    PartitionManifest,
-    PartitionRef,
-    parse_manifest,
 )
+from cache_store.records.manifest import PartitionManifest, PartitionRef, parse_manifest
 from cache_store.signing.envelope import ENVELOPE_FORMAT, MAX_HEADER_BYTES
 from cache_store.signing.revocations import Revocation
 from cache_store.signing.signing_keys import key_id

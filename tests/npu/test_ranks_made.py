@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -11,6 +15,7 @@ from torch import nn
 
 from worker.cached_function import CachedFunction
 from worker.configs.compiler_config import CompilerConfig
+from worker.engines.torchair_vendor import vendor_for
 from worker.inference import cache_compile
 
 X = torch.arange(8.0).reshape(2, 4)
@@ -97,6 +102,47 @@ def test_changed_function_of_the_same_name_is_not_offered_it(
 def test_graph_that_may_hold_frozen_parameters_is_kept_for_nobody(tmp_path: Path) -> None:
     left_by_tools(called(tmp_path, frozen=True))
     assert files(called(tmp_path, frozen=True)) == {PACKAGE}
+
+
+@pytest.fixture
+def graph_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As much of GE as TorchAir needs to write its code and to load it; nothing can be run."""
+    vendor_for("max-autotune")
+    native = sys.modules["torchair.core._torchair"]
+    monkeypatch.setattr(native, "InitializeGraphEngine", lambda _: None, raising=False)
+    monkeypatch.setattr(importlib.import_module("torchair.core._backend"), "TorchNpuGraph", mock.MagicMock)
+
+
+def loaded(cache_dir: Path, *names: str) -> CachedFunction:
+    """The last of some functions in mode max-autotune, after the others; not called."""
+    config = CompilerConfig()
+    config.mode = "max-autotune"
+    model = Model()
+    for name in names:
+        function = cache_compile(getattr(model, name), config=config, cache_dir=str(cache_dir), ge_cache=True)
+        function.ensure((X,), {})
+    return function
+
+
+@pytest.mark.usefixtures("graph_engine")
+def test_graph_engine_is_pointed_to_the_directory_that_its_graphs_come_to(tmp_path: Path) -> None:
+    left_by_tools(loaded(tmp_path, "one"))
+    again = loaded(tmp_path, "one")
+    assert {GRAPH, INDEX} < files(again)
+    options = kernel_of(again).__globals__["local_compile_options"]
+    assert options["ge.graph_compiler_cache_dir"] == str(private(again).resolve())
+
+
+@pytest.mark.usefixtures("graph_engine")
+def test_graphs_for_ge_are_equal_whatever_was_compiled_before(tmp_path: Path) -> None:
+    first, second = loaded(tmp_path / "a", "one"), loaded(tmp_path / "b", "other", "one")
+    assert first.variants[0].stored.sha256 == second.variants[0].stored.sha256
+
+
+def kernel_of(function: CachedFunction) -> Any:
+    """TorchAir's own callable around a graph for GE."""
+    call = function.variants[0].runner._handed._call  # type: ignore[union-attr]
+    return inspect.getclosurevars(call).nonlocals["ge_kernel"]
 
 
 def test_function_whose_cache_was_given_up_keeps_nothing(tmp_path: Path) -> None:

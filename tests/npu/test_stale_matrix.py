@@ -1,6 +1,6 @@
 """Stale caches: what TorchAir alone loads wrongly is a miss here, and the table in the documents says so.
 
-Every case of ``benchmarks/stale_matrix.py``, in one of its modes; the script runs it in both.
+Cases of ``benchmarks/stale_matrix.py``, each in one of its modes; the script runs all, in both.
 """
 
 from __future__ import annotations
@@ -19,14 +19,36 @@ pytestmark = pytest.mark.torchair
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "torchair.md"
 # Of the cases below, at least so many are wrong or end in an error with TorchAir alone.
-NUM_WRONG, NUM_ERRORS = 30, 5
+NUM_WRONG, NUM_ERRORS = 20, 4
+# Left to the script, because another case shows nearly the same.
+ALIKE = (
+    "method of a layer",
+    "a constant in the code",
+    "number in a global list",
+    "default value of a function it calls",
+    "default value in a dataclass",
+    "number in a list of the module",
+    "value of its configuration object",
+    "method replaced on its class",
+    "one buffer in float64",
+    "other values of a parameter",
+    "every second column of a larger tensor",
+    "number",
+    "number in a dataclass",
+    "`set_deterministic_level`",
+    "`allow_hf32`",
+    "torch_npu",
+)
 
 
 def in_one_mode(number: int, case: Case) -> Case:
     return replace(case, start=replace(case.start, modes=(MODES[number % 2],)))
 
 
-CHOSEN = {f"{case.group}: {case.name}": in_one_mode(number, case) for number, case in enumerate(CASES)}
+CHOSEN = {
+    f"{case.group}: {case.name}": in_one_mode(number, case)
+    for number, case in enumerate(case for case in CASES if case.name not in ALIKE)
+}
 
 
 @pytest.fixture(scope="module")

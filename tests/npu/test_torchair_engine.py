@@ -38,17 +38,10 @@ def test_function_over_the_limit_of_captures_runs_eagerly(seen: Seen) -> None:
 
 def test_equal_compiles_write_equal_bytes(tmp_path: Path) -> None:
     """However many graphs each process compiled before."""
-    run("emulated", "npugraph_ex", tmp_path / "one", "parameters", "mutated_inputs", "two_models")
-    run(
-        "emulated",
-        "npugraph_ex",
-        tmp_path / "two",
-        "dynamic_shapes",
-        "two_models",
-        "mutated_inputs",
-        "parameters",
-    )
-    for case in ("parameters", "mutated_inputs", "two_models"):
+    cases = ("parameters", "mutated_inputs", "two_models", "constants", "returned_types")
+    run("emulated", "npugraph_ex", tmp_path / "one", *cases)
+    run("emulated", "npugraph_ex", tmp_path / "two", "dynamic_shapes", *reversed(cases))
+    for case in cases:
         one, two = (
             [path.read_bytes() for path in sorted((tmp_path / name / case).rglob("compiled_module"))]
             for name in ("one", "two")

@@ -1,8 +1,10 @@
 """What engine torchair does not take, it says, and nothing is left behind."""
 
+import gc
 import logging
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import nn
 
 from worker import CompilerConfig
 from worker.engines import engine_named
-from worker.errors import BadConfig, NotPortable, RandomOp
+from worker.errors import BadConfig, NotCapturable, NotPortable, RandomOp
 from worker.inference import cache_compile
 
 
@@ -22,6 +24,13 @@ class Model(nn.Module):
 
     def picks(self, x: torch.Tensor) -> Any:
         return x[x > 0]
+
+    def views(self, x: torch.Tensor) -> Any:
+        return x.add_(1)[0]
+
+    def shares(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        x.add_(1)
+        return x + y
 
     def adds(self, x: torch.Tensor) -> Any:
         return x + 1
@@ -42,6 +51,7 @@ def files(directory: Path) -> list[Path]:
     ("name", "options", "error", "words"),
     [
         ("drops", {}, RandomOp, "random"),
+        ("views", {}, NotPortable, r"output 0 of Model.views is a view of an input.*clone\(\).*engine graph"),
         ("picks", {}, NotPortable, "depends on data, so TorchAir cannot capture it; use engine graph"),
     ],
 )
@@ -52,6 +62,45 @@ def test_function_that_torchair_cannot_keep_is_refused(
     with pytest.raises(error, match=words):
         function(torch.ones(4))
     assert not files(tmp_path)
+
+
+def test_input_that_shares_memory_with_one_that_is_written_to_is_refused(config: Any, tmp_path: Path) -> None:
+    function = cache_compile(Model().shares, config=config, cache_dir=tmp_path)
+    rows = torch.zeros(3, 4)
+    function(torch.zeros(2, 4), rows[1:])
+    with pytest.raises(NotCapturable, match=r"mutated input .* shares memory with another input"):
+        function(rows[:2], rows[1:])
+
+
+def test_arguments_that_are_marked_static_are_refused_with_frozen_parameters(
+    config: Any, tmp_path: Path
+) -> None:
+    config.npugraphex_config.frozen_parameter = True
+    function = cache_compile(Model().adds, config=config, cache_dir=tmp_path)
+    x = torch.ones(4)
+    torch._dynamo.mark_static_address(x)
+    with pytest.raises(NotPortable, match=r"argument x of Model\.adds is marked by mark_static_address"):
+        function(x)
+
+
+def test_threads_may_make_their_first_calls_at_once(config: Any, tmp_path: Path) -> None:
+    models = [Model() for _ in range(4)]
+    functions = [cache_compile(model.adds, config=config, cache_dir=tmp_path) for model in models]
+    compile_before = torch.compile
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda function: function(torch.ones(4)).clone(), functions))
+    assert all(torch.equal(result, torch.full((4,), 2.0)) for result in found)
+    assert torch.compile is compile_before
+
+
+def test_private_directory_ends_with_the_function(config: Any, tmp_path: Path) -> None:
+    function = cache_compile(Model().adds, config=config, cache_dir=tmp_path)
+    function(torch.ones(4))
+    directory = function.variants[0].runner._handed.directory
+    assert directory.is_dir()
+    del function
+    gc.collect()
+    assert not directory.exists()
 
 
 def test_engine_graph_takes_what_torchair_refuses(tmp_path: Path) -> None:

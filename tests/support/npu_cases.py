@@ -134,7 +134,10 @@ class Model(nn.Module):
     def views(self, x: torch.Tensor, kv: torch.Tensor) -> Any:
         kv.mul_(2)
         y = self.first(x)
-        return y, y[0], kv.view(-1), x
+        return y, y[0], x
+
+    def kind(self, x: torch.Tensor) -> Any:
+        return self.first(x), x.dtype
 
     def constant(self, x: torch.Tensor) -> Any:
         return self.first(x) + torch.tensor([1.0, 2.0, 3.0, 4.0], device=x.device)
@@ -284,8 +287,11 @@ def views(bench: Bench) -> None:
     for seed in range(3):
         x = data(3, 4, seed=seed)
         result = bench.same(function, model.views, x, cache)
-        if result[3] is not x:
+        if result[2] is not x:
             bench.seen.wrong.append("an argument that is handed through comes back as another tensor")
+        result[1].fill_(3)
+        if not torch.equal(result[0][0], result[1]):
+            bench.seen.wrong.append("a view of an output does not share its memory")
 
 
 def constants(bench: Bench) -> None:
@@ -293,6 +299,12 @@ def constants(bench: Bench) -> None:
     function = bench.cached(model.constant)
     bench.same(function, model.constant, data(3, 4))
     bench.same(function, model.constant, data(3, 4, seed=2))
+
+
+def returned_types(bench: Bench) -> None:
+    model = ready()
+    function = bench.cached(model.kind)
+    bench.same(function, model.kind, data(3, 4))
 
 
 def decompositions(bench: Bench) -> None:
@@ -366,7 +378,7 @@ CASES: dict[str, Callable[[Bench], None]] = {
     for case in (
         parameters, closures, dataclass_arguments, dynamic_shapes, static_shapes, mutated_inputs,
         capture_limit, recompile, custom_pools, output_clone, without_input_clone, buffer_of_the_module,
-        nested_results, views, constants, decompositions, fused_patterns, two_models, gradient_modes, gears,
-        warm_up, eager,
+        nested_results, views, constants, returned_types, decompositions, fused_patterns,
+        two_models, gradient_modes, gears, warm_up, eager,
     )
 }  # fmt: skip

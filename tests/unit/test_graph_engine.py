@@ -19,7 +19,7 @@ from tests.support.small_models import Cached, Plain, Spread
 from tests.support.tracing import traced
 from worker import groups
 from worker.engines import engine_named
-from worker.engines.graph import GraphEngine, _pack_constants, unpack_constants
+from worker.engines.graph import GraphEngine, pack_constants, unpack_constants
 from worker.errors import ArtifactCorrupt, NotPortable, NotYet
 from worker.graph_facts import analyse
 from worker.torch_private.tracing import Trace
@@ -231,25 +231,25 @@ def test_constants_round_trip(tensors: list[tuple[torch.dtype, list[int], int]])
     for dtype, shape, seed in tensors:
         generator.manual_seed(seed)
         made.append(torch.randint(0, 100, shape, generator=generator).to(dtype))
-    back = unpack_constants(_pack_constants(made))
+    back = unpack_constants(pack_constants(made))
     assert [item.shape for item in back] == [item.shape for item in made]
     assert all(exactly_equal(*pair) for pair in zip(made, back, strict=True) if pair[0].numel())
 
 
 def test_constant_that_is_not_contiguous_round_trips() -> None:
     constant = torch.arange(6.0).reshape(2, 3).T
-    (back,) = unpack_constants(_pack_constants([constant]))
+    (back,) = unpack_constants(pack_constants([constant]))
     assert torch.equal(back, constant)
 
 
 def test_constant_keeps_nan_and_negative_zero_to_the_bit() -> None:
     constant = torch.tensor([math.nan, -0.0, math.inf])
-    (back,) = unpack_constants(_pack_constants([constant]))
+    (back,) = unpack_constants(pack_constants([constant]))
     assert exactly_equal(back, constant)
 
 
 def test_constants_of_two_loads_are_apart() -> None:
-    data = _pack_constants([torch.ones(2)])
+    data = pack_constants([torch.ones(2)])
     first, second = unpack_constants(data), unpack_constants(data)
     first[0].add_(1.0)
     assert torch.equal(second[0], torch.ones(2))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from cache_store.errors import Corrupt, NewerFormat, StoreError
-from cache_store.records.manifest import (
+from cache_store.records.fields import (
     MAX_COMPONENTS,
     MAX_DOCUMENT_BYTES,
     MAX_ENTRIES,
@@ -18,6 +18,8 @@ from cache_store.records.manifest import (
     MAX_PARTITION_BYTES,
     MAX_RANKS,
     MAX_TEXT_CHARS,
+)
+from cache_store.records.manifest import (
     ArtifactEntry,
     CaptureEntry,
     LaunchRecord,

@@ -14,7 +14,7 @@ from cache_store.layout import BLOBS
 from cache_store.records import directory_listing
 from cache_store.records.directory_listing import ListedFile, make_listing, parse_listing
 from cache_store.records.documents import Documents
-from cache_store.records.manifest import MAX_DOCUMENT_BYTES, MAX_FILE_BYTES
+from cache_store.records.fields import MAX_DOCUMENT_BYTES, MAX_FILE_BYTES
 from cache_store.signing.trust import Trust
 from cache_store.store import Store
 from cache_store.sync.newest import newest_listing

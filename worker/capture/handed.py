@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,16 @@ from worker.capture.direct import DirectRunner, restored
 from worker.capture.plan import Shapes, shapes_of
 from worker.capture.statistics import CaptureStatistics, Tally
 from worker.devices.failures import refuse_exhausted
+from worker.engines.overlap import OverlapCheck
+from worker.errors import NotCapturable
+from worker.graph_facts import MUTATED, STATE, USER
 
 if TYPE_CHECKING:
     from worker.devices import DeviceBackend
     from worker.engines import SelfCapturing
     from worker.graph_facts import GraphFacts
+
+_ONE_AT_A_TIME = threading.RLock()
 
 
 class HandedRunner(DirectRunner):
@@ -29,41 +35,54 @@ class HandedRunner(DirectRunner):
         self._handed = graph
         self._kind = backend.kind
         self._eager_calls = self._replays = 0
+        self._overlap = _overlap_of(facts)
         self._prepared: dict[Shapes, None] = {}
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        """Outputs of the graph for ``inputs``.
+        """Outputs of the graph for ``inputs``; calls of all functions run one at a time, as one may capture.
 
         Raises:
-            NotCapturable: the device has no stream left for what the engine captures.
+            NotCapturable: the device has no stream left for what the engine captures, or an input that is
+                written to shares memory with another one.
         """
-        try:
-            if modes.is_plain(self._autocast_kinds):
-                outputs = self._graph(*inputs)
-            else:
-                with modes.plain(self._autocast_kinds):
-                    outputs = self._graph(*inputs)
-        except RuntimeError as error:
-            refuse_exhausted(error, self._kind)
-            raise
-        if self._handed.is_eager:  # asked afterwards: a call may be the one that goes over the limit
-            self._eager_calls += 1
-        else:
-            self._replays += 1
+        self._refuse_shared(inputs)
+        with _ONE_AT_A_TIME:
+            before = self._handed.num_captures
+            outputs = self._run(inputs)
+            if self._handed.is_eager:  # asked afterwards: a call may be the one that goes over the limit
+                self._eager_calls += 1
+            elif self._handed.num_captures == before:
+                self._replays += 1
         return outputs
 
     def prepare(self, *inputs: Any) -> None:
         """Let the engine capture for ``inputs``, which runs the graph; mutated inputs keep their values."""
         self.layout.require_tensors(inputs)
-        try:
-            with modes.plain(self._autocast_kinds), restored(inputs, self.layout.mutated):
-                self._graph(*inputs)
-        except RuntimeError as error:
-            refuse_exhausted(error, self._kind)
-            raise
+        self._refuse_shared(inputs)
+        with _ONE_AT_A_TIME, restored(inputs, self.layout.mutated):
+            self._run(inputs)
         shapes = self.shapes_for(inputs)
         if shapes is not None:
             self._prepared[shapes] = None
+
+    def _run(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        try:
+            if modes.is_plain(self._autocast_kinds):
+                return self._graph(*inputs)
+            with modes.plain(self._autocast_kinds):
+                return self._graph(*inputs)
+        except RuntimeError as error:
+            refuse_exhausted(error, self._kind)
+            raise
+
+    def _refuse_shared(self, inputs: tuple[Any, ...]) -> None:
+        if self._overlap is not None and self._overlap(inputs):
+            names = ", ".join(self.layout.described(index) for index in self.layout.mutated)
+            msg = (
+                f"{names} shares memory with another input, and is written to, which TorchAir's graphs do "
+                "not expect; pass copies, or use engine graph"
+            )
+            raise NotCapturable(msg, operator="")
 
     def hand_over(self) -> None:
         """See `worker.engines.SelfCapturing.hand_over`."""
@@ -85,3 +104,14 @@ class HandedRunner(DirectRunner):
         if self._eager_calls:
             tally.eager["TorchAir runs the function eagerly"] = self._eager_calls
         return tally.taken(())
+
+
+def _overlap_of(facts: GraphFacts) -> OverlapCheck | None:
+    """What looks for shared memory before each call; None where nothing is written to."""
+    positions = {
+        kind: [index for index, found in enumerate(facts.input_classes) if found == kind]
+        for kind in (MUTATED, STATE, USER)
+    }
+    if not positions[MUTATED]:
+        return None
+    return OverlapCheck(positions[MUTATED], positions[STATE], positions[USER])

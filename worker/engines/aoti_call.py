@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from worker.engines.aoti_overlap import OverlapCheck, picker
+from worker.engines.overlap import OverlapCheck, picker
 from worker.graph_facts import STATE
 
 _log = logging.getLogger("torchair")

@@ -57,7 +57,7 @@ class GraphEngine:
         sections = {
             "graph.py": source.encode(),
             "graph.code": marshal.dumps(code, _MARSHAL_VERSION),
-            "constants": _pack_constants(writer.constants),
+            "constants": pack_constants(writer.constants),
         }
         return Built(sections=sections)
 
@@ -206,7 +206,8 @@ def _last_uses(nodes: list[Node]) -> dict[Node, list[str]]:
     return freed
 
 
-def _pack_constants(tensors: list[torch.Tensor]) -> bytes:
+def pack_constants(tensors: list[torch.Tensor]) -> bytes:
+    """A section that holds tensors: dtypes and shapes as JSON on one line, then their bytes."""
     header = json.dumps([[str(item.dtype).removeprefix("torch."), list(item.shape)] for item in tensors])
     return header.encode() + b"\n" + b"".join(_raw(item) for item in tensors)
 

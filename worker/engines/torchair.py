@@ -3,13 +3,15 @@
 Sections::
 
     torchair.json   {"parameters": [[name, is a parameter], ...], "vendor": "torchair" or "npugraph_ex",
-                     "version": of TorchAir's cache file}
+                     "version": of TorchAir's cache file,
+                     "constants": [[name, device type], ...] where there are some}
     torchair.py     the code that TorchAir generated, as `worker.engines.torchair_code` keeps it
     torchair.txt    what TorchAir says of graph, inputs and options, for people
 
+    constants       tensor constants of the graph, as engine ``graph`` keeps them; only where there are some
+
 Nothing is pickled: TorchAir's own file, which is a pickle, exists in a private directory only
-(`worker.engines.torchair_cache`). Constants of a graph are the exception: TorchAir pickles them into
-its code.
+(`worker.engines.torchair_cache`).
 
 Loading imports what TorchAir imports: Dynamo, Inductor and sympy among it.
 """
@@ -28,8 +30,9 @@ from worker.errors import ArtifactCorrupt, BadConfig, NotPortable
 
 if TYPE_CHECKING:
     from worker.engines import Graph
+    from worker.engines.torchair_constants import Constants
     from worker.graph_facts import GraphFacts
-    from worker.torch_private.lowering import LoweredGraph
+    from worker.torch_private.lowering import CapturedCall, LoweredGraph
 
 
 class TorchairEngine:
@@ -77,6 +80,14 @@ class TorchairEngine:
                 "it; use engine graph, or move it out of the cached function"
             )
             raise NotPortable(msg, what=facts.data_dependent)
+        _refuse_marks(site, call, facts)
+        if facts.aliased_outputs:
+            msg = (
+                f"output {facts.aliased_outputs[0]} of {site.method.__qualname__} is a view of an input, and "
+                "TorchAir's cache returns a view of its own buffer instead; return a copy (.clone()), or use "
+                "engine graph"
+            )
+            raise NotPortable(msg, what=f"output {facts.aliased_outputs[0]}")
         groups = _groups(lowered)
         written = compiled(site, call, groups)
         if left := left_to_wrappers(call.context):
@@ -88,9 +99,18 @@ class TorchairEngine:
                 f"cannot be bound to another rank's, in mode {site.config.mode}; use mode reduce-overhead"
             )
             raise NotPortable(msg, what="process groups")
-        about = {"parameters": written.parameters, "vendor": written.vendor, "version": written.version}
+        about: dict[str, Any] = {
+            "parameters": written.parameters,
+            "vendor": written.vendor,
+            "version": written.version,
+        }
+        constants: dict[str, bytes] = {}
+        if written.constants is not None:
+            about["constants"] = written.constants.names
+            constants["constants"] = written.constants.section
         return Built(
             sections={
+                **constants,
                 "torchair.json": json.dumps(about, sort_keys=True, separators=(",", ":")).encode(),
                 "torchair.py": written.code.encode(),
                 "torchair.txt": written.signature.encode(),
@@ -122,12 +142,41 @@ class TorchairEngine:
                 signature=sections["torchair.txt"].decode(),
                 code=sections["torchair.py"].decode(),
                 parameters=tuple((str(name), bool(flag)) for name, flag in about["parameters"]),
+                constants=_constants(about, sections),
             )
             ast.parse(written.code)
         except (LookupError, SyntaxError, TypeError, ValueError) as error:
             msg = f"what is kept of TorchAir's file cannot be read ({error!r}); it is compiled again"
             raise ArtifactCorrupt(msg, where=site.method.__qualname__, why=repr(error)) from error
         return loaded(written, site, groups)
+
+
+def _refuse_marks(site: Site, call: CapturedCall, facts: GraphFacts) -> None:
+    """Refuse arguments that are marked static where parameters are frozen: a later process may mark others.
+
+    Raises:
+        NotPortable: names the argument.
+    """
+    config = site.config
+    if not (config.experimental_config.frozen_parameter or config.npugraphex_config.frozen_parameter):
+        return
+    for index, value in enumerate(call.example_inputs):
+        if index not in facts.module_inputs and getattr(value, "_dynamo_static_input_type", None):
+            name = facts.input_names[index]
+            msg = (
+                f"argument {name} of {site.method.__qualname__} is marked by mark_static_address, which "
+                "TorchAir freezes with frozen_parameter for every later process too; use one of the two"
+            )
+            raise NotPortable(msg, what=name)
+
+
+def _constants(about: Mapping[str, Any], sections: Mapping[str, bytes]) -> Constants | None:
+    from worker.engines.torchair_constants import Constants
+
+    if "constants" not in about:
+        return None
+    names = tuple((name, kind) for name, kind in about["constants"])
+    return Constants(names=names, section=sections["constants"])
 
 
 def _groups(lowered: LoweredGraph) -> dict[str, str]:

@@ -10,23 +10,35 @@ the artifact are those of its graph.
 
 from __future__ import annotations
 
+import itertools
 import marshal
 import os
+import weakref
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
+from cache_store.node.private_files import discard_tree
 from worker.engines import Site
 from worker.engines.torchair_code import Own, bound, portable, portable_signature
+from worker.engines.torchair_constants import Constants, put_back, taken
 from worker.engines.torchair_made import Made, made_of
 from worker.engines.torchair_options import Translation, translated
 from worker.engines.torchair_private import private_directory, written_privately
-from worker.engines.torchair_vendor import Vendor, complaints, instead_of_torch_compile, vendor_for
-from worker.errors import ArtifactCorrupt, NotPortable
+from worker.engines.torchair_vendor import (
+    Vendor,
+    complaints,
+    instead_of_torch_compile,
+    numbered_anew,
+    vendor_for,
+)
+from worker.errors import ArtifactCorrupt, CompileFailed, NotPortable
 from worker.values import Value
 
 if TYPE_CHECKING:
+    import torch
     from torch.fx import GraphModule
 
     from worker.configs.compiler_config import CompilerConfig
@@ -43,6 +55,7 @@ class Written(Value):
         version: of its cache file.
         signature: its text about graph, inputs and options, for people.
         code: its generated code, without what belongs to the process that compiled it.
+        constants: tensor constants of the graph; None where it has none.
         parameters: module's tensors that its graph takes before those of the call: name, whether a parameter.
     """
 
@@ -51,20 +64,26 @@ class Written(Value):
     signature: str
     code: str
     parameters: tuple[tuple[str, bool], ...]
+    constants: Constants | None = None
 
 
 class LoadedGraph:
     """TorchAir's callable over a graph's inputs; it captures and replays by itself."""
 
-    __slots__ = ("_call", "_kernel", "_made")
+    __slots__ = ("__weakref__", "_call", "_is_called", "_kernel", "_made")
 
     def __init__(self, call: Callable[..., Any], made: Made) -> None:
+        weakref.finalize(self, _ended, made, os.getpid())
         self._call = call
         self._kernel: Any = _kernel_of(call)
         self._made = made
+        self._is_called = False
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Outputs for the graph's inputs."""
+        if not self._is_called:
+            self._made.before_first_call()
+            self._is_called = True
         return tuple(self._call(*inputs))
 
     @property
@@ -104,26 +123,42 @@ def compiled(site: Site, call: CapturedCall, groups: Mapping[str, str]) -> Writt
         BadConfig: the configuration has options that the installed TorchAir has not.
     """
     vendor = vendor_for(site.config.mode)
-    with private_directory() as directory, complaints(vendor.name) as said:
+    with private_directory() as directory:
         saver, backend, translation = _saver(vendor, site, directory)
-        backend(call.graph_module, list(call.example_inputs))
-        with written_privately(directory):
+        # In the other modes the number is text, which `portable` finds, and events are named after it.
+        with numbered_anew(vendor) if site.config.mode == "max-autotune" else nullcontext():
+            _compile(backend, call, site.method.__qualname__)
+        with written_privately(directory), complaints(vendor.name) as said:
             saver.save_compiled_fn(id(call.frame))
-        path = Path(saver.cache_bin)
-        if not path.is_file():
-            why = "; ".join([*map(str, saver.errors), *said]) or "it wrote no cache"
-            msg = f"TorchAir does not cache {site.method.__qualname__}: {why}. Use engine graph for it."
-            raise NotPortable(msg, what=site.method.__qualname__)
-        model = vendor.cache.CompiledModel.load(str(path))
+        model = _model_of(saver, vendor, site, said)
     fx = model.compiled_fx
-    own = _own(translation, groups, os.path.realpath(directory))
+    own = _own(site, translation, groups, os.path.realpath(directory))
+    code, constants = taken(str(fx.py_code), vendor.serializer)
     return Written(
         vendor=vendor.name,
         version=str(model.meta.version),
-        signature=portable_signature(str(fx.signature)),
-        code=portable(str(fx.py_code), own),
+        signature=portable_signature(str(fx.signature), own),
+        code=portable(code, own),
+        constants=constants,
         parameters=tuple((str(name), bool(flag)) for name, flag in fx.input_parameters),
     )
+
+
+def _model_of(saver: Any, vendor: Vendor, site: Site, said: list[str]) -> Any:
+    """What TorchAir wrote; or would have, were it not for a frame that it cannot write: ours is used.
+
+    Raises:
+        NotPortable: TorchAir does not cache the function.
+    """
+    path, kept = Path(saver.cache_bin), saver.compiled_model
+    if path.is_file():
+        return vendor.cache.CompiledModel.load(str(path))
+    if kept.compiled_fx is not None and not saver.errors:
+        return kept
+    reasons = [str(reason).strip().partition("\n")[0] for reason in (*saver.errors, *said)]
+    why = "; ".join(reasons) or "it makes no code for it"
+    msg = f"TorchAir does not cache {site.method.__qualname__}: {why}. Use engine graph for it."
+    raise NotPortable(msg, what=site.method.__qualname__)
 
 
 def loaded(written: Written, site: Site, groups: Mapping[str, str]) -> LoadedGraph:
@@ -144,12 +179,11 @@ def loaded(written: Written, site: Site, groups: Mapping[str, str]) -> LoadedGra
         models = vendor.cache.CompiledModel
         path = Path(models.get_cache_bin(site.method, cache_dir=str(directory), **options))
         made = made_of(site, path.parent)
-        made.hand_over_at_exit()
         model = models(site.method)
         model.meta.version = written.version
         model.compiled_fn = _frame(site.frame)
         parameters = [(name, flag) for name, flag in written.parameters]
-        code = bound(written.code, _own(translation, groups, ""))
+        code = _bound(written, _own(site, translation, groups, ""))
         model.compiled_fx = vendor.cache.CompiledFX(written.signature, code, parameters)
         with written_privately(directory):
             path.parent.mkdir(mode=0o700, parents=True)
@@ -157,6 +191,23 @@ def loaded(written: Written, site: Site, groups: Mapping[str, str]) -> LoadedGra
         found = _taken_by(vendor, lazy, site, path)
         made.bring_in()
     return LoadedGraph(_graph_of(found), made)
+
+
+def _bound(written: Written, own: Own) -> str:
+    """The code for this process.
+
+    Raises:
+        ArtifactCorrupt: it names what this process has not.
+    """
+    try:
+        code = bound(written.code, own)
+    except (KeyError, SyntaxError) as error:
+        why = f"its code cannot be bound to this process: {type(error).__name__}: {error}"
+        msg = f"TorchAir's part of the artifact: {why}"
+        raise ArtifactCorrupt(msg, where="torchair.py", why=why) from error
+    if written.constants is None:
+        return code
+    return put_back(code, written.constants.names, written.constants.section)
 
 
 def _taken_by(vendor: Vendor, lazy: Any, site: Site, path: Path) -> Any:
@@ -194,8 +245,25 @@ def compiled_by_backend(
     return run
 
 
-def _own(translation: Translation, groups: Mapping[str, str], directory: str) -> Own:
-    return Own(groups=groups, pool=translation.pool, paths=translation.paths, directory=directory)
+def _own(site: Site, translation: Translation, groups: Mapping[str, str], directory: str) -> Own:
+    module: torch.nn.Module = site.method.__self__  # type: ignore[assignment]
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    device = next((tensor.device for tensor in tensors), None)
+    has_index = device is not None and device.index is not None and device.type != "cpu"
+    return Own(
+        groups=groups,
+        pool=translation.pool,
+        paths=translation.paths,
+        directory=directory,
+        device=(device.type, device.index) if device is not None and has_index else None,
+    )
+
+
+def _ended(made: Made, process: int) -> None:
+    """The end of a loaded graph, or of its process; not of one that was forked from it."""
+    if os.getpid() == process:
+        made.end()
+        discard_tree(made.private)
 
 
 def _handed(vendor: Vendor, site: Site, directory: Path) -> tuple[Any, dict[str, Any], Translation]:
@@ -228,6 +296,21 @@ def _saver(vendor: Vendor, site: Site, directory: Path) -> tuple[Any, Callable[.
         )
         raise NotPortable(msg, what=vendor.name)
     return saver, taken["backend"], translation
+
+
+def _compile(backend: Callable[..., Any], call: CapturedCall, name: str) -> None:
+    """Let TorchAir compile.
+
+    Raises:
+        CompileFailed: it raised whatever it raised; its own message is kept.
+    """
+    try:
+        backend(call.graph_module, list(call.example_inputs))
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        why = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+        msg = f"TorchAir fails to compile {name}: {why}. See the error above, or use engine graph for it."
+        raise CompileFailed(msg, function=name, why=why) from error
 
 
 def _frame(code: bytes) -> CodeType:

@@ -4,11 +4,14 @@ TorchAir writes into it what belongs to one process only:
 
 * ``pool=(0, 7)``: the handle of a custom memory pool; kept as ``pool=None``, and bound to this process's;
 * ``fx_graph_name="graph_3"``, and tags of events that begin with it: a counter of the process; kept as
-  ``graph_0``, and bound to a number of this process, because events are looked up by their tags;
+  `NAME`, and bound to a number of this process, because events are looked up by their tags. Tags of other
+  graphs of the process, which TorchAir lists too, are left out;
+* sets of labels, in the order of this process's hashes: kept sorted;
+* ``device(type='npu', index=3)`` and ``'npu:3'``: the rank's device; kept as index 0 and `DEVICE`;
 * the directory that it works in: kept empty, and set by TorchAir's own loader;
 * paths of the configuration, those of dumps with the rank in them: kept as `PATH` and the option's name;
-* sets of labels, in the order of this process's hashes: kept sorted;
-* names of process groups: kept as `GROUP` and the group's role, and bound to this rank's name.
+* names of process groups: kept as `GROUP` and the group's role, and bound to this rank's name;
+* ``main()``, an example of a call, which nothing calls: left out.
 
 Nothing else is touched; places are found in the syntax tree, so text inside of strings is not mistaken.
 """
@@ -17,22 +20,22 @@ from __future__ import annotations
 
 import ast
 import itertools
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 
+from worker.engines.torchair_edit import Edit, calls_of, edited, texts
 from worker.errors import NotPortable
 from worker.values import Value
 
+NAME = "warmrank graph"
 GROUP = "warmrank group "
 PATH = "warmrank path "
-_NAME = "graph_0"
-_NUMBERED = re.compile(r"graph_(\d+)")
+DEVICE = "warmrank device"
 _INFO = "AclGraphCacheInfo"
 _OPTIONS = re.compile(r"^-+compile options-+$", re.MULTILINE)
 _numbers = itertools.count(1 << 20)  # far above those that TorchAir itself counts in this process
-
-Edit = tuple[ast.expr, str]
 
 
 class Own(Value):
@@ -43,33 +46,38 @@ class Own(Value):
         pool: handle of the custom memory pool that the configuration names, or None.
         paths: TorchAir's option -> path that the configuration names.
         directory: where TorchAir works; it writes that down with static kernels and GE's cache.
+        device: kind and index of the device that the module lies on; None where it has no index.
     """
 
     groups: Mapping[str, str] = field(default_factory=dict)
     pool: object | None = None
     paths: Mapping[str, str] = field(default_factory=dict)
     directory: str = ""
+    device: tuple[str, int] | None = None
 
 
 def portable(code: str, own: Own) -> str:
     """The code without what belongs to the process that compiled it.
 
     Raises:
-        NotPortable: it holds the address of an object, or the number of a stream.
+        NotPortable: it holds the address of an object, the number of a stream, or another device.
     """
+    code = edited(code, _examples(ast.parse(code)))
     tree = ast.parse(code)
     _refuse_streams(tree)
-    edits = _pools(tree, None)
     name = _graph_name(tree)
-    for constant in _strings(tree):
-        text = _portable_text(str(constant.value), name, own)
-        if text != constant.value:
+    tags = _own_tags(tree, name)
+    edits = [*_pools(tree, None), *_devices(tree, own), *_tag_lists(tree, tags)]
+    in_lists = {id(item) for value in _info_values(tree, "tagged_event_names") for item in ast.walk(value)}
+    for constant in texts(tree):
+        text = _portable_text(str(constant.value), name, tags, own)
+        if text != constant.value and id(constant) not in in_lists:
             edits.append((constant, repr(text)))
     roles = {group: role for role, group in own.groups.items()}
-    for node in _group_arguments(tree, roles.__contains__):
-        edits.append((node, repr(GROUP + roles[str(node.value)])))
-    found = _edited(code, edits)
-    found = _edited(found, _sorted_sets(ast.parse(found)))  # with the names that their labels have by now
+    named = _group_arguments(tree, roles.__contains__)
+    edits += [(node, repr(GROUP + roles[str(node.value)])) for node in named]
+    found = edited(code, edits)
+    found = edited(found, _sorted_sets(ast.parse(found)))
     if address := re.search(r"\bat 0x[0-9a-f]{6,}", found):
         msg = (
             f"TorchAir's code for this function holds an object's address ({address.group(0)}), so no later "
@@ -77,15 +85,6 @@ def portable(code: str, own: Own) -> str:
         )
         raise NotPortable(msg, what="address")
     return found
-
-
-def _portable_text(value: str, name: str, own: Own) -> str:
-    if own.directory and value.startswith(own.directory):
-        return ""
-    for option, path in own.paths.items():
-        if value.startswith(path):
-            return f"{PATH}{option}:{value[len(path) :]}"
-    return _NAME + value[len(name) :] if name and _begins_with(value, name) else value
 
 
 def bound(code: str, own: Own) -> str:
@@ -96,32 +95,139 @@ def bound(code: str, own: Own) -> str:
     """
     tree = ast.parse(code)
     edits = [] if own.pool is None else _pools(tree, own.pool)
+    kind, index = own.device or ("", 0)
+    if own.device is not None:
+        edits += [(node, repr(index)) for node in _device_indices(tree, kind)]
     name = f"graph_{next(_numbers)}"
-    for constant in _strings(tree):
+    for constant in texts(tree):
         value = str(constant.value)
-        if _begins_with(value, _NAME):
-            edits.append((constant, repr(name + value[len(_NAME) :])))
+        if value.startswith(NAME):
+            edits.append((constant, repr(name + value.removeprefix(NAME))))
         elif value.startswith(GROUP):
             edits.append((constant, repr(own.groups[value.removeprefix(GROUP)])))
         elif value.startswith(PATH):
             option, _, rest = value.removeprefix(PATH).partition(":")
             edits.append((constant, repr(own.paths[option] + rest)))
-    return _edited(code, edits)
+        elif value == DEVICE:
+            edits.append((constant, repr(f"{kind}:{index}")))
+    return edited(code, edits)
 
 
-def portable_signature(text: str) -> str:
+def portable_signature(text: str, own: Own) -> str:
     """What TorchAir says of a graph and its inputs, without files' paths, and without the options.
 
     The request has the options; here they would name pools and paths.
     """
     graph = _OPTIONS.split(text)[0]
-    return "\n".join(line for line in graph.splitlines() if not line.lstrip().startswith("# "))
+    lines = (line for line in graph.splitlines() if not line.lstrip().startswith("# "))
+    return "\n".join(_of_no_rank(line, own) for line in lines)
+
+
+def roles_in(code: str) -> frozenset[str]:
+    """The roles of process groups that portable code names."""
+    values = (str(node.value) for node in texts(ast.parse(code)))
+    return frozenset(value.removeprefix(GROUP) for value in values if value.startswith(GROUP))
+
+
+def _of_no_rank(line: str, own: Own) -> str:
+    if "c10d" in line:
+        for role, name in own.groups.items():
+            line = line.replace(repr(name), repr(GROUP + role))
+    if own.device is not None:
+        kind, index = own.device
+        line = line.replace(f"device(type='{kind}', index={index})", f"device(type='{kind}')")
+        line = line.replace(f"'{kind}:{index}'", f"'{kind}'")
+    return line
+
+
+def _portable_text(value: str, name: str, tags: frozenset[str], own: Own) -> str:
+    if own.directory and _lies_in(value, own.directory):
+        return ""
+    for option, path in own.paths.items():
+        if _lies_in(value, path):
+            return f"{PATH}{option}:{value[len(path) :]}"
+    if own.device is not None and value == f"{own.device[0]}:{own.device[1]}":
+        return DEVICE
+    return NAME + value[len(name) :] if value == name or value in tags else value
+
+
+def _lies_in(value: str, path: str) -> bool:
+    return value == path or value.startswith(path.rstrip(os.sep) + os.sep)
+
+
+def _info_values(tree: ast.AST, keyword: str) -> Iterator[ast.expr]:
+    """Values of a keyword of the calls that describe the graph."""
+    for call in calls_of(tree, _INFO):
+        yield from (item.value for item in call.keywords if item.arg == keyword)
+
+
+def _graph_name(tree: ast.AST) -> str:
+    """``graph_3``: the graph's name in this process; empty where nothing is captured."""
+    found = [value for value in _info_values(tree, "fx_graph_name") if isinstance(value, ast.Constant)]
+    return str(found[0].value) if found else ""
+
+
+def _own_tags(tree: ast.AST, name: str) -> frozenset[str]:
+    """Tags of events that TorchAir made for this graph: they begin with its name."""
+    tags = {str(item.value) for value in _info_values(tree, "tagged_event_names") for item in texts(value)}
+    return frozenset(tag for tag in tags if name and tag.startswith(f"{name}_"))
+
+
+def _tag_lists(tree: ast.AST, own: frozenset[str]) -> list[Edit]:
+    """The lists of tags: this graph's, and others that its code uses."""
+    edits: list[Edit] = []
+    listed = {id(item) for value in _info_values(tree, "tagged_event_names") for item in ast.walk(value)}
+    used = {str(item.value) for item in texts(tree) if id(item) not in listed}
+    name = _graph_name(tree)
+    for value in _info_values(tree, "tagged_event_names"):
+        tags = [str(item.value) for item in texts(value)]
+        kept = [NAME + tag[len(name) :] if tag in own else tag for tag in tags if tag in own or tag in used]
+        edits.append((value, repr(kept)))
+    return edits
+
+
+def _examples(tree: ast.Module) -> list[Edit]:
+    return [(node, "pass") for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main"]
+
+
+def _pools(tree: ast.AST, pool: object | None) -> list[Edit]:
+    return [(value, repr(pool)) for value in _info_values(tree, "pool")]
+
+
+def _devices(tree: ast.AST, own: Own) -> list[Edit]:
+    """The rank's own device in calls of ``device``, as index 0.
+
+    Raises:
+        NotPortable: one of another index.
+    """
+    if own.device is None:
+        return []
+    kind, index = own.device
+    found = _device_indices(tree, kind)
+    if other := [repr(node.value) for node in found if node.value != index]:
+        msg = (
+            f"the function makes tensors on {kind}:{other[0]}, and its module lies on {kind}:{index}; "
+            "another rank could not tell which device is meant. Make them where the module lies."
+        )
+        raise NotPortable(msg, what=f"{kind}:{other[0]}")
+    return [(node, "0") for node in found]
+
+
+def _device_indices(tree: ast.AST, kind: str) -> list[ast.Constant]:
+    """The index in each ``device(type=kind, index=...)``."""
+    return [
+        item.value
+        for call in calls_of(tree, "device")
+        if any(isinstance(item.value, ast.Constant) and item.value.value == kind for item in call.keywords)
+        for item in call.keywords
+        if item.arg == "index" and isinstance(item.value, ast.Constant)
+    ]
 
 
 def _sorted_sets(tree: ast.AST) -> list[Edit]:
     return [
         (item.value, ast.unparse(ast.Set(sorted(item.value.elts, key=ast.unparse))))
-        for call in _info_calls(tree)
+        for call in calls_of(tree, _INFO)
         for item in call.keywords
         if isinstance(item.value, ast.Set)
     ]
@@ -129,51 +235,13 @@ def _sorted_sets(tree: ast.AST) -> list[Edit]:
 
 def _refuse_streams(tree: ast.AST) -> None:
     """Streams that the caller made himself are written down by their number in this process."""
-    for call in _info_calls(tree):
-        for item in call.keywords:
-            if item.arg == "user_stream_info" and isinstance(item.value, ast.Dict) and item.value.keys:
-                msg = (
-                    "the function runs on a stream that was made outside of it, which TorchAir writes down "
-                    "by its number in this process; name streams by npu_stream_switch, or use engine graph"
-                )
-                raise NotPortable(msg, what="stream")
-
-
-def _pools(tree: ast.AST, pool: object | None) -> list[Edit]:
-    calls = _info_calls(tree)
-    return [(item.value, repr(pool)) for call in calls for item in call.keywords if item.arg == "pool"]
-
-
-def roles_in(code: str) -> frozenset[str]:
-    """The roles of process groups that portable code names."""
-    values = (str(node.value) for node in _strings(ast.parse(code)))
-    return frozenset(value.removeprefix(GROUP) for value in values if value.startswith(GROUP))
-
-
-def _begins_with(value: str, name: str) -> bool:
-    """``graph_1`` begins ``graph_1`` and ``graph_1_tag``, and not ``graph_10``."""
-    return value.startswith(name) and not value[len(name) : len(name) + 1].isdigit()
-
-
-def _strings(tree: ast.AST) -> list[ast.Constant]:
-    return [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-
-
-def _info_calls(tree: ast.AST) -> list[ast.Call]:
-    return [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == _INFO
-    ]
-
-
-def _graph_name(tree: ast.AST) -> str:
-    for call in _info_calls(tree):
-        for keyword in call.keywords:
-            if keyword.arg == "fx_graph_name" and isinstance(keyword.value, ast.Constant):
-                name = str(keyword.value.value)
-                return name if _NUMBERED.fullmatch(name) else ""
-    return ""
+    for value in _info_values(tree, "user_stream_info"):
+        if isinstance(value, ast.Dict) and value.keys:
+            msg = (
+                "the function runs on a stream that was made outside of it, which TorchAir writes down "
+                "by its number in this process; name streams by npu_stream_switch, or use engine graph"
+            )
+            raise NotPortable(msg, what="stream")
 
 
 def _group_arguments(tree: ast.AST, is_group: Callable[[str], bool]) -> list[ast.Constant]:
@@ -189,15 +257,3 @@ def _group_arguments(tree: ast.AST, is_group: Callable[[str], bool]) -> list[ast
             if isinstance(item, ast.Constant) and isinstance(item.value, str) and is_group(item.value)
         ]
     return found
-
-
-def _edited(code: str, edits: list[Edit]) -> str:
-    """The code with some expressions replaced, each on one line; everything else byte by byte as it was."""
-    lines = code.splitlines(keepends=True)
-    for node, text in sorted(edits, key=lambda edit: (-edit[0].lineno, -edit[0].col_offset)):
-        assert node.end_lineno == node.lineno and node.end_col_offset is not None  # noqa: S101, PT018 - generated
-        line = lines[node.lineno - 1].encode()  # columns count bytes of UTF-8
-        lines[node.lineno - 1] = (
-            line[: node.col_offset] + text.encode() + line[node.end_col_offset :]
-        ).decode()
-    return "".join(lines)

@@ -1,15 +1,13 @@
 """The private directory that TorchAir works in: mode 0700, in the machine's directory for temporary files.
 
-It ends with the compile, or with the process that loads. What a killed process left is removed a day later
-by whoever makes the next one (`cache_store.node.private_files.sweep_debris`).
+It ends with the compile, or with the loaded graph, or with its process. What a killed process left
+is removed a day later by whoever makes the next one (`cache_store.node.private_files.sweep_debris`).
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +23,7 @@ def private_directory(*, kept: bool = False) -> Iterator[Path]:
     """A new directory that only this user can enter; it is removed at the end.
 
     Args:
-        kept: keep it until the process ends, unless an error leaves this block.
+        kept: leave it to the caller to remove it, unless an error leaves this block.
 
     Raises:
         UnusableCache: there is no directory for temporary files, or no space in it.
@@ -35,8 +33,6 @@ def private_directory(*, kept: bool = False) -> Iterator[Path]:
         _sweep_once(root)
         directory = root / f"{_PREFIX}{temporary_name()}"
         directory.mkdir(mode=DIRECTORY_MODE)
-    if kept:  # at once: what is registered later runs earlier, and may want to read what is in it
-        atexit.register(shutil.rmtree, directory, ignore_errors=True)
     is_finished = False
     try:
         yield directory

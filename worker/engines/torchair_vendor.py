@@ -11,8 +11,11 @@ What is relied on, beyond the documented names (read in torch_npu 2.13.0):
   ``save_compiled_fn(id of the frame's code)``;
 * ``CompiledModel`` has ``FILE``, ``VERSION``, ``get_cache_bin``, ``load``, ``save``, ``meta``,
   ``compiled_fn``, ``compiled_fx`` (signature, py_code, input_parameters);
+* its code has constants as ``serialized_gm``, a pickle that ``SerializableGraphModule`` rebuilds, of which
+  it takes attributes by ``getattr(fx_graph, name)``;
 * what ``compile`` returns for a cache is a closure over ``compiled_fn``, whose globals hold the graph's
-  callable under the one name of the frame that begins with ``__compiled_fn``.
+  callable under the one name of the frame that begins with ``__compiled_fn``;
+* ``npu_fx_compiler._GLOBAL_GRAPH_ID`` is the number of the graph that was compiled last.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from worker.log import logger as _log
 from worker.values import Value
 
 _EVENT_LEVEL = 35  # torchair/core/utils.py
+_NUMBER = "_GLOBAL_GRAPH_ID"
 _PATCHING = threading.RLock()
 
 
@@ -44,11 +48,13 @@ class Vendor(Value):
         name: ``torchair`` or ``npugraph_ex``.
         package: the package.
         cache: its module behind ``inference.cache_compile``.
+        serializer: what it pickles constants with.
     """
 
     name: str
     package: Any
     cache: Any
+    serializer: Any
 
 
 def vendor_for(mode: str) -> Vendor:
@@ -68,13 +74,14 @@ def _vendor(name: str) -> Vendor:
             importlib.import_module("torch_npu")
             package = importlib.import_module(name)
             cache = importlib.import_module(f"{name}.inference._cache_compiler")
+            pickling = importlib.import_module(f"{name}._acl_concrete_graph.acl_graph_cache_utils")
     except ImportError as error:
         msg = (
             f"engine torchair needs {name}, which comes with torch_npu, and it does not import: {error}. "
             "Install torch_npu where CANN is and source CANN's set_env.sh, or use engine graph."
         )
         raise DeviceUnavailable(msg, kind="npu", missing=name) from error
-    return Vendor(name=name, package=package, cache=cache)
+    return Vendor(name=name, package=package, cache=cache, serializer=pickling.SerializableGraphModule)
 
 
 @contextlib.contextmanager
@@ -114,18 +121,32 @@ def instead_of_torch_compile(take: Callable[..., Any]) -> Iterator[None]:
 
     TorchAir hands it the method and its own backend; with them this package traces once, for both.
     """
-    before = torch.compile
-    thread = threading.get_ident()
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        return (take if threading.get_ident() == thread else before)(*args, **kwargs)
-
     with _PATCHING:
+        before = torch.compile
+        takers = {threading.get_ident(): take}
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            return takers.get(threading.get_ident(), before)(*args, **kwargs)
+
         torch.compile = called
         try:
             yield
         finally:
             torch.compile = before
+            takers.clear()  # whoever kept `called` reaches the real one through it
+
+
+@contextlib.contextmanager
+def numbered_anew(vendor: Vendor) -> Iterator[None]:
+    """Graphs are numbered as in a new process; GE's form of a graph holds its number, inside of bytes."""
+    compiler = vars(importlib.import_module(f"{vendor.name}.npu_fx_compiler"))
+    with _PATCHING:
+        before = compiler[_NUMBER]
+        compiler[_NUMBER] = 0
+        try:
+            yield
+        finally:
+            compiler[_NUMBER] = max(before, compiler[_NUMBER])
 
 
 @contextlib.contextmanager
@@ -134,15 +155,16 @@ def complaints(name: str) -> Iterator[list[str]]:
     found: list[str] = []
     handler = _Collector(found)
     logger = logging.getLogger(name)
-    disabled, level = logger.disabled, logger.level
-    logger.addHandler(handler)
-    logger.setLevel(min(level or logging.WARNING, logging.WARNING))
-    try:
-        yield found
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
-        logger.disabled = disabled
+    with _PATCHING:
+        disabled, level = logger.disabled, logger.level
+        logger.addHandler(handler)
+        logger.setLevel(min(level or logging.WARNING, logging.WARNING))
+        try:
+            yield found
+        finally:
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.disabled = disabled
 
 
 class _Collector(logging.Handler):
