@@ -44,7 +44,6 @@ class Opened:
 
 def rank_spec(opening: Opening) -> RankSpec:
     """The worker's view of the config and of this rank's seat."""
-    from orchestrator.node_artifacts import node_caches_of
     from worker.rank_spec import RankSpec
 
     config, gang = opening.config, opening.gang
@@ -65,7 +64,6 @@ def rank_spec(opening: Opening) -> RankSpec:
         cache_dir=str(config.cache_dir),
         guards=config.guards,
         engine=config.engine,
-        node_caches=node_caches_of(config),
         timeout_s=config.timeouts.collective_s,
         no_compile=opening.no_compile or settings().no_compile,
     )

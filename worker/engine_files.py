@@ -21,7 +21,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cache_store.digests import Digest, copy_and_digest, digest_bytes
@@ -60,7 +60,7 @@ def set_name(members: Mapping[str, Digest]) -> str:
     return digest_bytes("".join(lines).encode()).sha256[:_NAME_CHARS]
 
 
-def hand_over(private: Path, node_cache: Path, prefix: str, patterns: Iterable[str]) -> tuple[str, ...]:
+def hand_over(private: Path, node_cache: Path, prefix: str, patterns: Sequence[str]) -> tuple[str, ...]:
     """Copy what an engine's tools made into a node cache, in place of what was there for the artifact.
 
     Args:
@@ -72,7 +72,7 @@ def hand_over(private: Path, node_cache: Path, prefix: str, patterns: Iterable[s
     Returns:
         Paths below ``private`` of those that are there now: all or none.
     """
-    target, patterns = node_cache / _checked(prefix), tuple(patterns)
+    target = node_cache / _checked(prefix)
     members = _found(private, patterns)
     if not members:
         return ()
@@ -90,7 +90,7 @@ def hand_over(private: Path, node_cache: Path, prefix: str, patterns: Iterable[s
     return members
 
 
-def bring_in(node_cache: Path, prefix: str, private: Path, patterns: Iterable[str]) -> tuple[str, ...]:
+def bring_in(node_cache: Path, prefix: str, private: Path, patterns: Sequence[str]) -> tuple[str, ...]:
     """Copy what was handed over for an artifact, on this node or another, to where its tools look for it.
 
     Args:
@@ -102,20 +102,19 @@ def bring_in(node_cache: Path, prefix: str, private: Path, patterns: Iterable[st
     Returns:
         Their paths below ``private``: those of the newest set that is whole.
     """
-    patterns = tuple(patterns)
     for kept in _sets(node_cache / _checked(prefix)):
-        members = _found(kept, patterns)
+        copied: dict[str, Digest] = {}
         try:
-            copied = {path: _copied(kept / path, private / path) for path in members}
-        except UnusableCache as error:
-            copied, why = {}, str(error)
-        else:
+            for path in _found(kept, patterns):
+                copied[path] = _copied(kept / path, private / path)
             why = "its files are not those that it was made of"
+        except UnusableCache as error:
+            why = str(error)
         if copied and set_name(copied) == kept.name:
             with contextlib.suppress(OSError):
                 os.utime(kept)  # `drop_unused` goes by it
-            return members
-        for path in members:
+            return tuple(copied)
+        for path in copied:
             (private / path).unlink(missing_ok=True)
         _log.warning("Not brought in, so it may be compiled again: %s: %s", kept, why)
     return ()
@@ -128,11 +127,11 @@ def drop_unused(node_cache: Path, *, age_s: float) -> None:
             times = [prefix.lstat().st_mtime, *(path.lstat().st_mtime for path in prefix.iterdir())]
             if time.time() - max(times) > age_s:
                 discard_tree(prefix)
-                prefix.parent.rmdir()
                 _log.info("Removed %s, which was not used for long", prefix)
+                prefix.parent.rmdir()
 
 
-def _hand_over(private: Path, members: tuple[str, ...], target: Path, patterns: tuple[str, ...]) -> Path:
+def _hand_over(private: Path, members: tuple[str, ...], target: Path, patterns: Sequence[str]) -> Path:
     name = set_name({path: digest_owned(private / path) for path in members})
     kept = target / name
     if _is_whole(kept, patterns):
@@ -152,7 +151,7 @@ def _hand_over(private: Path, members: tuple[str, ...], target: Path, patterns: 
     return kept
 
 
-def _is_whole(kept: Path, patterns: tuple[str, ...]) -> bool:
+def _is_whole(kept: Path, patterns: Sequence[str]) -> bool:
     try:
         return set_name({path: digest_owned(kept / path) for path in _found(kept, patterns)}) == kept.name
     except (OSError, UnusableCache):
@@ -175,7 +174,7 @@ def _checked(prefix: str) -> str:
     return prefix
 
 
-def _found(root: Path, patterns: Iterable[str]) -> tuple[str, ...]:
+def _found(root: Path, patterns: Sequence[str]) -> tuple[str, ...]:
     """Paths of a set below a directory.
 
     Of packages only those of the newest directory: TorchAir runs those of the first one that it comes upon,

@@ -16,7 +16,7 @@ from cache_store.records.manifest import (
 )
 from worker import journal
 from worker.environment import environment
-from worker.node_caches import entries
+from worker.node_collecting import entries
 from worker.results import Published
 from worker.script import journal_of
 

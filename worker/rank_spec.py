@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from worker.values import Value
 
 if TYPE_CHECKING:
-    from worker.node_caches import NodeCache
 
 
 class RankSpec(Value):
@@ -30,7 +29,6 @@ class RankSpec(Value):
         guards: ``once``, ``always`` or ``skip``.
         timeout_s: time-out of collectives, in seconds.
         no_compile: a miss is an error, wherever on this rank it comes up.
-        node_caches: of this rank's node.
         engine: ``auto``, ``graph``, ``aoti`` or ``torchair``, for functions that do not say.
     """
 
@@ -49,5 +47,4 @@ class RankSpec(Value):
     guards: str
     timeout_s: float
     no_compile: bool = False
-    node_caches: tuple[NodeCache, ...] = ()
     engine: str = "auto"

@@ -33,7 +33,6 @@ class Settings(Value):
         ascend: all variables of Ascend's software: those that begin with ``ASCEND_``, ``ATB_`` and ``HCCL_``.
         op_compiler_cache: ``ACL_OP_COMPILER_CACHE_DIR``, where CANN keeps compiled operators; empty where it
             is not set.
-        triton_cache: ``TRITON_CACHE_DIR``, or Triton's cache below ``TRITON_HOME``; empty where none is set.
         local_rank: ``LOCAL_RANK``, as torchrun sets it; 0 where it is not set.
     """
 
@@ -47,7 +46,6 @@ class Settings(Value):
     emulate_npu: bool
     ascend: Mapping[str, str]
     op_compiler_cache: str = ""
-    triton_cache: str = ""
     local_rank: int = 0
 
 
@@ -65,7 +63,6 @@ def settings() -> Settings:
         emulate_npu=os.environ.get("WARMRANK_EMULATE_NPU") == "1",
         ascend={name: os.environ[name] for name in os.environ if name.startswith(_ASCEND)},
         op_compiler_cache=os.environ.get("ACL_OP_COMPILER_CACHE_DIR", ""),
-        triton_cache=_triton_cache(),
         local_rank=_number("LOCAL_RANK"),
     )
 
@@ -75,9 +72,12 @@ def _number(name: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def _triton_cache() -> str:
-    home = os.environ.get("TRITON_HOME")
-    return os.environ.get("TRITON_CACHE_DIR") or (f"{home}/.triton/cache" if home else "")
+def expanded(path: str) -> str:
+    """A path with the user's home in place of ``~``, and variables of the environment; others stay."""
+    try:
+        return str(Path(os.path.expandvars(path)).expanduser())
+    except RuntimeError:  # a user without a home
+        return path
 
 
 def _keyring() -> Path | None:

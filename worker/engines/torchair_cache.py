@@ -72,8 +72,8 @@ class LoadedGraph:
 
     __slots__ = ("__weakref__", "_call", "_is_called", "_kernel", "_made")
 
-    def __init__(self, call: Callable[..., Any], made: Made) -> None:
-        weakref.finalize(self, _ended, made, os.getpid())
+    def __init__(self, call: Callable[..., Any], made: Made, private: Path) -> None:
+        weakref.finalize(self, _ended, made, private, os.getpid())
         self._call = call
         self._kernel: Any = _kernel_of(call)
         self._made = made
@@ -190,7 +190,7 @@ def loaded(written: Written, site: Site, groups: Mapping[str, str]) -> LoadedGra
             model.save(str(path))
         found = _taken_by(vendor, lazy, site, path)
         made.bring_in()
-    return LoadedGraph(_graph_of(found), made)
+    return LoadedGraph(_graph_of(found), made, directory)
 
 
 def _bound(written: Written, own: Own) -> str:
@@ -259,11 +259,11 @@ def _own(site: Site, translation: Translation, groups: Mapping[str, str], direct
     )
 
 
-def _ended(made: Made, process: int) -> None:
+def _ended(made: Made, private: Path, process: int) -> None:
     """The end of a loaded graph, or of its process; not of one that was forked from it."""
     if os.getpid() == process:
         made.end()
-        discard_tree(made.private)
+        discard_tree(private)
 
 
 def _handed(vendor: Vendor, site: Site, directory: Path) -> tuple[Any, dict[str, Any], Translation]:

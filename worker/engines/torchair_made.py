@@ -21,6 +21,7 @@ from cache_store.digests import digest_bytes
 from worker.emulation import kind_of
 from worker.engine_files import GRAPHS, PACKAGES, bring_in, hand_over
 from worker.engines import Site
+from worker.node_collecting import PREFIX_CHARS
 from worker.known_caches import GE, STATIC_KERNELS, engine_directory
 from worker.settings import settings
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-PREFIX_CHARS = 32
 _FORMATS_CHARS = 16
 
 
