@@ -3,9 +3,9 @@
 Layout: see `cache_store.layout`. Invariants: blobs before the manifest, manifests before the launch record;
 whatever is read is verified, and whatever is damaged goes into quarantine and is an error here, a miss one
 level up. How a verb is done on several places: `store_places`. Process safety: any number of processes on any
-number of nodes may use one store at once; a `Store` itself is used by one thread at a time. It holds a private
-key when it signs, so open it where it is used (`cache_store.connect.open_store`), and send its location
-elsewhere.
+number of nodes may use one store at once; a `Store` itself is used by one thread at a time. It holds a
+private key when it signs, so open it where it is used (`cache_store.connect.open_store`), and send its
+location elsewhere.
 """
 
 from __future__ import annotations

@@ -43,7 +43,9 @@ def load(path: Path | str, overrides: tuple[str, ...] = (), *, world_size: int |
         if not any(override.startswith("parallel.dp=") for override in overrides):
             _fill_with_replicas(data, world_size)
     data.setdefault("name", Path(path).stem)
-    return _resolved(parse(data, place=str(path), overrides=overrides), Path.cwd())
+    config = _resolved(parse(data, place=str(path), overrides=overrides), Path.cwd())
+    _check_node_caches(config, str(path))
+    return config
 
 
 def parse(data: Mapping[str, Any], *, place: str = "config", overrides: tuple[str, ...] = ()) -> Config:
@@ -64,6 +66,21 @@ def parse(data: Mapping[str, Any], *, place: str = "config", overrides: tuple[st
         details = error.errors(include_url=False)
         problems = [translate(detail, place, overrides, short=is_short(data)) for detail in details]
         raise ConfigError(problems) from None
+
+
+def _check_node_caches(config: Config, place: str) -> None:
+    """Refuse node caches that can lie on no node where the config says; nodes look at homes by themselves."""
+    from orchestrator.node_artifacts import place_faults
+
+    problems = []
+    for name, fault in place_faults(config).items():
+        given = config.node_caches[name]
+        written = given.path if given is not None else ""
+        if not written.startswith(("~", "$")):
+            expected = f"a directory of that tool alone; this one {fault}"
+            problems.append(_problem(place, f"node_caches.{name}.path", shown(written), expected))
+    if problems:
+        raise ConfigError(problems)
 
 
 def _fill_with_replicas(data: dict[str, Any], world_size: int) -> None:

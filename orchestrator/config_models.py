@@ -13,11 +13,13 @@ from pydantic import (
     Field,
     JsonValue,
     Tag,
+    field_validator,
     model_validator,
 )
 
 from orchestrator.store_config import StoreConfig
 from orchestrator.strict import Seconds, Strict
+from worker import known_caches
 
 DeviceKind = Literal["cpu", "cuda", "npu"]
 GuardMode = Literal["once", "always", "skip"]
@@ -74,7 +76,9 @@ class RayConfig(Strict):
 class NodeCacheConfig(Strict):
     """A directory of another tool on each node, whose files belong to the node, not to a rank."""
 
-    path: str = Field(min_length=1, description="directory on each node; ~ is its user's home")
+    path: str = Field(
+        default="", description="directory on each node, absolute; ~ is its user's home, and $NAME a variable"
+    )
     patterns: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         default=("*",), min_length=1, description="list of patterns of paths below it; * stands for / too"
     )
@@ -142,12 +146,28 @@ class Config(Strict):
     )
     node_caches: dict[NodeCacheName, NodeCacheConfig | None] = Field(
         default={},
-        description="mapping of a name to {path, patterns, collect}, or to null to leave a known one out",
+        description="mapping of a name to {path, patterns, collect}, or to null to leave an engine's own out",
     )
     no_compile: bool = Field(default=False, description="true or false: whether a miss is an error")
     max_rounds: int = Field(default=4, ge=1, description="rounds before ranks compile alone")
     ray: RayConfig = Field(default=RayConfig(), description="mapping of how ranks are placed on Ray")
     timeouts: Timeouts = Field(default=Timeouts(), description="mapping such as {compile_s: 600}")
+
+    @field_validator("node_caches")
+    @classmethod
+    def _known_ones_have_their_places(
+        cls, given: dict[str, NodeCacheConfig | None]
+    ) -> dict[str, NodeCacheConfig | None]:
+        for name, cache in given.items():
+            if cache is None:
+                continue
+            if name in known_caches.OWN and cache.model_fields_set - {"collect"}:
+                msg = f"{name}: nothing but collect; engine torchair looks for it in the cache directory"
+                raise ValueError(msg)
+            if not cache.path and name not in (*known_caches.OWN, known_caches.OPERATORS):
+                msg = f"{name}: a path, a directory on each node"
+                raise ValueError(msg)
+        return given
 
     @model_validator(mode="after")
     def _axes_fill_the_ranks(self) -> Config:

@@ -1,4 +1,4 @@
-"""The node artifacts of one node, in the process of its first rank: listed, fetched, installed, collected.
+"""The node artifacts of one node, in the process of its first rank: listed, fetched, collected.
 
 Only a node's first rank has a `NodeKeeper`, so everything here happens once a node. A node artifact never
 makes a rank compile, nor a launch fail: what could not be done is a reason in the report.
@@ -9,38 +9,66 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cache_store.node.node_files import NodeFile, drop_unneeded, kept_path
-from cache_store.node.placing import Destinations, admit_destinations
+from cache_store.node.node_files import KEPT_S, NodeFile, drop_unneeded
+from cache_store.node.placing import Destinations, refusal
 from cache_store.publishing.publish_queue import QUEUE
 from orchestrator.config_models import Config
 from orchestrator.store_report import NodeArtifacts
-from worker import known_caches, node_caches
-from worker.node_caches import Collected, Listing, NodeCache
-from worker.settings import settings
+from worker import known_caches, node_caches, node_collecting
+from worker.engine_files import drop_unused
+from worker.node_caches import NodeCache
+from worker.node_collecting import Collected
+from worker.node_listing import Listing, listing
+from worker.settings import expanded, settings
 
 if TYPE_CHECKING:
     from cache_store.node_seeding import NodeSeedReport
-    from worker.static_kernels import CannTree, Installation
+    from cache_store.records.manifest import PartitionManifest
 
 MAX_REASONS = 16
 
 
 def node_caches_of(config: Config) -> tuple[NodeCache, ...]:
-    """The node caches of this node: the known ones of its device kind, and those that the config declares."""
-    defaults = known_caches.known(settings(), config.device, config.cache_dir)
-    declared = {
-        name: NodeCache(name=name, directory=found.path, patterns=found.patterns, collect=found.collect)
-        if found is not None
-        else None
-        for name, found in config.node_caches.items()
-    }
-    return node_caches.merged(defaults, declared)
+    """The node caches of this node: engine torchair's own on npu, and those that the config declares."""
+    faults = place_faults(config)
+    return tuple(cache for cache in declared_caches(config) if cache.name not in faults)
+
+
+def place_faults(config: Config) -> dict[str, str]:
+    """Why node caches cannot lie where the config says, as this process understands its paths, by name."""
+    own = {name: known_caches.engine_directory(config.cache_dir, name) for name in known_caches.OWN}
+    named = [cache for cache in declared_caches(config) if cache.name not in own]
+    return node_caches.place_faults(named, config.cache_dir, own)
+
+
+def declared_caches(config: Config) -> tuple[NodeCache, ...]:
+    """All that the config names, and engine torchair's own, whether or not they can be used here."""
+    names = dict.fromkeys((*(known_caches.OWN if config.device == "npu" else ()), *config.node_caches))
+    found = (_cache(config, name) for name in names)
+    return tuple(cache for cache in found if cache is not None)
+
+
+def _cache(config: Config, name: str) -> NodeCache | None:
+    """A node cache; None for one that the config leaves out."""
+    given = config.node_caches.get(name)
+    if name in config.node_caches and given is None:
+        return None
+    if name in known_caches.OWN:
+        return known_caches.own(name, config.cache_dir, collect=given.collect if given else "all")
+    assert given is not None  # noqa: S101 - only an engine's own are there without being declared
+    known = known_caches.operators(settings(), config.cache_dir)
+    is_known = name == known_caches.OPERATORS
+    return NodeCache(
+        name=name,
+        directory=known.directory if is_known and not given.path else expanded(given.path),
+        patterns=known.patterns if is_known and "patterns" not in given.model_fields_set else given.patterns,
+        collect=given.collect,
+    )
 
 
 def keeper_of(config: Config) -> NodeKeeper | None:
     """What keeps this node's artifacts; None where it has no node caches."""
-    caches = node_caches_of(config)
-    return NodeKeeper(config, caches) if caches else None
+    return NodeKeeper(config) if declared_caches(config) else None
 
 
 class NodeKeeper:
@@ -48,19 +76,14 @@ class NodeKeeper:
 
     Args:
         config: the launch.
-        caches: the node's.
-        tree: the node's CANN; None looks for it when packages are to be installed.
     """
 
-    def __init__(self, config: Config, caches: tuple[NodeCache, ...], tree: CannTree | None = None) -> None:
-        self._cache_root = config.cache_dir
-        # Half of the stage's time: as long to wait for another process as to install.
-        self._install_s = config.timeouts.fetch_s / 4
-        self._caches = caches
-        self._tree = tree
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._caches = node_caches_of(config)
+        self._faults = [f"node cache {name}: {why}" for name, why in place_faults(config).items()]
         self._before: Listing = {}
         self._seeded: NodeSeedReport | None = None
-        self._installations: tuple[Installation, ...] = ()
         self._collected: Collected | None = None
 
     @property
@@ -68,47 +91,36 @@ class NodeKeeper:
         """Where what comes from the store goes."""
         return node_caches.destinations(self._caches)
 
-    def begin(self, config: Config) -> None:
-        """List what lies in the node caches before the launch changes anything.
-
-        Raises:
-            UnusableCache: the trust policy refuses a node cache.
-        """
-        if config.store is not None:
-            trust = config.store.trust
-            admit_destinations(self.destinations, trust.policy or "require", trust.revoked)
-        self._before = node_caches.listing(self._caches)
+    def begin(self) -> None:
+        """List what lies in the node caches before the launch changes anything."""
+        self._before = listing(self._caches)
 
     def take_over(self, seeded: NodeSeedReport) -> None:
-        """Install what came from the store where that is needed, and do not count it as new later."""
+        """Do not count as new later what came from the store."""
         self._seeded = seeded
-        if not seeded.files:
-            return
-        self._installations = self._install(seeded)
-        self._before = node_caches.listing(self._caches)
 
-    def collect(self) -> tuple[NodeFile, ...]:
-        """The node artifacts, once every rank of the node has made what it makes; looked for once."""
+    def collect(self, manifest: PartitionManifest) -> tuple[NodeFile, ...]:
+        """The node artifacts, once every rank of the node has made what it makes; looked for once.
+
+        Args:
+            manifest: what the node's first rank has by itself.
+        """
         if self._collected is None:
-            self._collected = node_caches.collect(
-                node_caches.sources(self._caches),
-                self._cache_root,
+            self._collected = node_collecting.collect(
+                self._caches,
+                self._config.cache_dir,
+                node_collecting.room_in(manifest),
                 before=self._before,
                 carried=self._seeded.files if self._seeded is not None else (),
+                refusal=self._refusal,
             )
-            if not any((self._cache_root / QUEUE).glob("*.partition")):  # which need what they name
-                drop_unneeded(self._cache_root, {file.digest.sha256 for file in self._collected.files})
+            self._tidy({file.digest.sha256 for file in self._collected.files})
         return self._collected.files
 
     def report(self) -> NodeArtifacts:
         """What became of them so far."""
         seeded, found = self._seeded, self._collected or Collected()
-        statuses = [result.status for result in self._installations]
-        reasons = [
-            *(seeded.skipped if seeded else ()),
-            *(f"{item.name}: {item.reason}" for item in self._installations if item.reason),
-            *found.left_out,
-        ]
+        reasons = [*self._faults, *(seeded.skipped if seeded else ()), *found.left_out]
         more = [f"and {len(reasons) - MAX_REASONS} more"] if len(reasons) > MAX_REASONS else []
         return NodeArtifacts(
             num_files=len(found.files),
@@ -119,31 +131,19 @@ class NodeKeeper:
             bytes_fetched=seeded.bytes_fetched if seeded else 0,
             num_placed=seeded.num_placed if seeded else 0,
             num_there=seeded.num_there if seeded else 0,
-            installed=tuple(item.name for item in self._installations if item.status == "installed"),
-            num_installed_before=statuses.count("there"),
             skipped=(*reasons[:MAX_REASONS], *more),
         )
 
-    def _install(self, seeded: NodeSeedReport) -> tuple[Installation, ...]:
-        from worker import static_kernels
-        from worker.static_kernels import Installation, Package
+    def _refusal(self, directory: Path) -> str:
+        if self._config.store is None:
+            return ""
+        trust = self._config.store.trust
+        return refusal(directory, trust.policy or "require", trust.revoked)
 
-        packages = tuple(
-            Package(
-                path=kept_path(self._cache_root, file.digest.sha256),
-                name=Path(file.relative).name,
-                digest=file.digest,
-                cann=seeded.environment.get("cann", ""),
-                soc=seeded.environment.get("accelerator", ""),
-            )
-            for file in seeded.files
-            if file.cache == known_caches.STATIC_KERNELS and file.relative.endswith(".run")
-        )
-        tree = self._tree or (static_kernels.tree_here() if packages else None)
-        if tree is None:
-            reason = "this node has no CANN that it could be installed into"
-            return tuple(Installation(name=item.name, status="refused", reason=reason) for item in packages)
-        if not packages:
-            return ()
-        timeout_s = self._install_s / len(packages)
-        return static_kernels.install(packages, tree, self._cache_root, timeout_s=timeout_s)
+    def _tidy(self, needed: set[str]) -> None:
+        """Remove what was not used for long, unless something waits to be published, which may need it."""
+        root = self._config.cache_dir
+        if not any((root / QUEUE).glob("*.partition")):
+            drop_unneeded(root, needed)
+        for name in known_caches.OWN:
+            drop_unused(known_caches.engine_directory(root, name), age_s=KEPT_S)

@@ -81,7 +81,7 @@ class RankHost:
 
         keeper = keeper_of(opening.config) if opening.gang.seats[opening.rank].local_rank == 0 else None
         if keeper is not None:
-            keeper.begin(opening.config)
+            keeper.begin()
         return keeper
 
     def fetch(self, launch_key: str, ranks: tuple[int, ...]) -> SeedReport | None:
@@ -135,7 +135,7 @@ class RankHost:
         """
         from cache_store.publishing.publish_queue import discard_partition
 
-        if self._keeper is not None and (files := self._keeper.collect()):
+        if self._keeper is not None and (files := self._keeper.collect(self._worker.manifest())):
             self._worker.keep_for_node(files)
         if self._store is None:
             return self._queue(launch_key, self._away) if may_queue else None

@@ -71,9 +71,8 @@ def node_artifacts_text(found: NodeArtifacts) -> tuple[str, ...]:
         return ()
     came = f"{found.num_fetched} fetched ({size_text(found.bytes_fetched)}), {found.num_placed} put in place"
     own = f"{count_text(found.num_files, 'file')} of {size_text(found.size_bytes)}, {found.num_new} new"
-    installed = [f"installed {', '.join(found.installed)}"] if found.installed else []
     return (
-        "; ".join([f"node artifacts: {own}", f"{came}, {found.num_there} were there", *installed]),
+        f"node artifacts: {own}; {came}, {found.num_there} were there",
         *(f"node artifact skipped: {reason}" for reason in found.skipped),
     )
 

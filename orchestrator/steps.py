@@ -75,9 +75,9 @@ def start(stages: Stages, access: Access | None, *, no_compile: bool) -> tuple[R
 
 def node_artifacts(stages: Stages) -> tuple[NodeReport, ...]:
     """What became of the node artifacts of every node that has node caches, in order."""
-    from orchestrator.node_artifacts import node_caches_of
+    from orchestrator.node_artifacts import declared_caches
 
-    if not node_caches_of(stages.config):
+    if not declared_caches(stages.config):
         return ()
     seats = stages.gang.first_of_each_node()
     answers = stages.ask_store("commit", "node_report", {seat.rank: () for seat in seats})

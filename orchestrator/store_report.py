@@ -45,9 +45,7 @@ class NodeArtifacts:
         bytes_fetched: their size.
         num_placed: how many were written to where the node's tools look for them.
         num_there: how many lay there with the same bytes.
-        installed: packages of static kernels that were installed.
-        num_installed_before: packages that were installed already.
-        skipped: why others were not fetched, placed, installed or kept, one line each, cut short.
+        skipped: why others were not fetched, placed or kept, one line each, cut short.
     """
 
     num_files: int = 0
@@ -58,8 +56,6 @@ class NodeArtifacts:
     bytes_fetched: int = 0
     num_placed: int = 0
     num_there: int = 0
-    installed: tuple[str, ...] = ()
-    num_installed_before: int = 0
     skipped: tuple[str, ...] = ()
 
 

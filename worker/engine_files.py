@@ -2,17 +2,17 @@
 
 TorchAir has static kernels and GE's graphs beside ``compiled_module``, in a directory that here lasts as long
 as the process. What is there is handed over, as one *set*, to the node's own directory; from there a launch
-collects it (`worker.node_collecting`), and a later load brings it in, so that TorchAir finds it where it would
-have left it. Layout::
+collects it (`worker.node_collecting`), and a later load brings it in, so that TorchAir finds it where it
+would have left it. Layout::
 
     <node cache>/<artifact>/<conditions>/<set>/<path as in the private directory>
 
 Invariants: what belongs to one artifact under the same conditions has a prefix of its own, so nothing is ever
 offered to another, which matters because neither TorchAir nor GE look at what they find. The name of a set is
 the digest of its paths and bytes: what is torn, incomplete or added to is brought in by nobody. A set appears
-whole and takes the place of the one before, because an index of GE fits its own graphs only. Files are private
-(packages with the right to be run as well, which TorchAir does, where this package does not), and share no
-inode. What fails is logged: the tools compile again.
+whole and takes the place of the one before, because an index of GE fits its own graphs only. Files are
+private (packages with the right to be run as well, which TorchAir does, where this package does not), and
+share no inode. What fails is logged: the tools compile again.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ PACKAGES: tuple[str, ...] = (
 """Where torchair and npugraph_ex have packages of static kernels, beside ``compiled_module``."""
 GRAPHS: tuple[str, ...] = ("*.om", "*.idx", "*.rdcpkt", "weight/*")
 """Where GE has its graphs there."""
+PREFIX_CHARS = 32
+"""How much of an artifact's digest its prefix begins with."""
 _RUNNABLE = 0o700
 _TEMPORARY = ".warmrank-"
 _NAME_CHARS = 32

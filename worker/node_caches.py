@@ -68,4 +68,6 @@ def place_faults(caches: Sequence[NodeCache], cache_dir: Path, own: Mapping[str,
 
 
 def _overlap(one: str, other: str) -> bool:
-    return one == other or one.startswith(f"{other}{os.sep}") or other.startswith(f"{one.rstrip(os.sep)}{os.sep}")
+    """Whether two directories are one, or one lies within the other."""
+    first, second = (f"{path.rstrip(os.sep)}{os.sep}" for path in (one, other))
+    return first.startswith(second) or second.startswith(first)

@@ -18,9 +18,17 @@ from cache_store.canonical import canonical_json
 from cache_store.digests import Digest
 from cache_store.errors import UnusableCache
 from cache_store.fetching.node_offers import MAX_BYTES, MAX_FILES
-from cache_store.node.node_files import NODE, NodeFile, identity_of, keep, kept_path, note_use, split_node_path
+from cache_store.node.node_files import (
+    NODE,
+    NodeFile,
+    identity_of,
+    keep,
+    kept_path,
+    note_use,
+    split_node_path,
+)
 from cache_store.paths import collisions
-from worker.engine_files import set_name
+from worker.engine_files import PREFIX_CHARS, set_name
 from worker.node_caches import NodeCache
 from worker.node_listing import Listing, walk
 from worker.values import Value
@@ -30,7 +38,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-PREFIX_CHARS = 32
 _ENTRY_BYTES = 512  # of a document, for what an entry says besides its path
 _SET_PARTS = 3
 
@@ -95,7 +102,7 @@ def collect(
     *,
     before: Listing | None = None,
     carried: Iterable[NodeFile] = (),
-    refusal: Callable[[Path], str] = lambda directory: "",
+    refusal: Callable[[Path], str] = lambda _: "",
 ) -> Collected:
     """Keep what is new in node caches below the cache directory, and say what the node has.
 

@@ -29,7 +29,7 @@ def listing(caches: Iterable[NodeCache]) -> Listing:
     return {
         (cache.name, path): identity_of(status)
         for cache in news
-        for path, status in walk(cache, lambda reason: None)
+        for path, status in walk(cache, lambda _: None)
     }
 
 

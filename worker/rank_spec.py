@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from worker.values import Value
-
-if TYPE_CHECKING:
 
 
 class RankSpec(Value):

@@ -12,6 +12,7 @@ from worker.configs.section import changed
 from worker.environment import environment
 from worker.instruction_set import instruction_set
 from worker.reachable import reachable_digest
+from worker.torch_private.registered_converters import registered_converters
 from worker.torch_private.registered_patterns import registered_patterns
 from worker.values import Value
 
@@ -52,7 +53,7 @@ def request(module: torch.nn.Module, options: CacheOptions, engine: Engine) -> R
         "parameters": _parameters(module),
         **environment(),
         **_kernels(engine, options),
-        **_patterns(engine, options.config.mode),
+        **_registered(engine, options.config.mode),
     }
     return Request(components=components, key=key_of(components)[:_KEY_CHARS], engine=engine)
 
@@ -75,13 +76,15 @@ def _kernels(engine: Engine, options: CacheOptions) -> dict[str, str]:
     }
 
 
-def _patterns(engine: Engine, mode: str) -> dict[str, str]:
-    """Fusion patterns that were registered with TorchAir, which belong to the process."""
+def _registered(engine: Engine, mode: str) -> dict[str, str]:
+    """What was registered with TorchAir and belongs to the process: fusion patterns, converters for GE."""
     if engine.name != "torchair":
         return {}
-    registered = registered_patterns("npugraph_ex" if mode == "npugraph_ex" else "torchair")
-    texts = sorted("|".join(map(reachable_digest, functions)) for functions in registered)
-    return {"patterns": f"{len(texts)}, {_digest(' '.join(texts))}"} if texts else {}
+    registered = {
+        "patterns": list(map(repr, registered_patterns("npugraph_ex" if mode == "npugraph_ex" else "torchair"))),
+        "converters": registered_converters() if mode == "max-autotune" else [],
+    }
+    return {name: f"{len(texts)}, {_digest(' '.join(texts))}" for name, texts in registered.items() if texts}
 
 
 def _config(config: CompilerConfig) -> str:

@@ -6,7 +6,8 @@ functions of that module, of all modules within it, and of all modules that cont
 
 Invariants: what is declared is part of every artifact's guards, whole (a name more or less is a difference);
 a value is kept as its ``repr``, so 1, 1.0, True and "1" differ and floats are exact; modules are not kept
-alive; `RuntimeStateGuard.holds` compares one number as long as nothing new is declared.
+alive; `RuntimeStateGuard.holds` compares one number as long as nothing new is declared, and, where what was
+declared for another module counts, looks whether that module is still where it was.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from worker.errors import BadRuntimeState
@@ -28,9 +29,11 @@ Scalar = int | float | str | bool | None
 MAX_VALUES = 64  # of one module
 MAX_NAME_CHARS = 128
 MAX_TEXT_CHARS = 512
+_Link = tuple[weakref.ref["Module"], tuple[str, ...], weakref.ref["Module"]]  # in it, by these names, is that
 _SCALARS = (int, float, str, bool, type(None))
 _INT_BITS = 64
 _ABSENT = "not declared"
+_NEVER = -1  # no version
 
 
 class _Declaration(Value):
@@ -99,18 +102,44 @@ def declared_for(module: Module) -> dict[str, str]:
     Raises:
         BadRuntimeState: two modules, both of which concern this one, declare a name with different values.
     """
-    if not _declared.all:
-        return {}
-    within = {id(part) for part in module.modules()}
     found: dict[str, str] = {}
-    for entry in _declared.all:
-        owner = entry.module()
-        if owner is None or not (id(owner) in within or any(part is module for part in owner.modules())):
-            continue
-        for name, text in entry.values.items():
+    for values, _ in _concerning(module) if _declared.all else ():
+        for name, text in values.items():
             if found.setdefault(name, text) != text:
                 raise _conflict(module, name, found[name], text)
     return dict(sorted(found.items()))
+
+
+def _concerning(module: Module) -> Iterator[tuple[Mapping[str, str], _Link | None]]:
+    """What modules within and around a module declare, with where they are; None for its own."""
+    within = {id(part): name for name, part in module.named_modules()}
+    for entry in _declared.all:
+        owner = entry.module()
+        if owner is None:
+            continue
+        if owner is module:
+            yield entry.values, None
+        elif id(owner) in within:
+            yield entry.values, _link(module, within[id(owner)], owner)
+        elif around := next((name for name, part in owner.named_modules() if part is module), ""):
+            yield entry.values, _link(owner, around, module)
+
+
+def _link(root: Module, path: str, target: Module) -> _Link:
+    return weakref.ref(root), tuple(path.split(".")), weakref.ref(target)
+
+
+def _lead(links: tuple[_Link, ...]) -> bool:
+    """Whether all modules still are where they were found."""
+    for root, names, target in links:
+        found, expected = root(), target()
+        for name in names:
+            if found is None:
+                return False
+            found = found._modules.get(name)
+        if found is None or found is not expected:
+            return False
+    return True
 
 
 def differences(made_with: Mapping[str, str], present: Mapping[str, str]) -> tuple[str, ...]:
@@ -130,12 +159,15 @@ def in_words(state: Mapping[str, str]) -> str:
 class RuntimeStateGuard:
     """Whether what is declared for a module is what an artifact was made with; asked on every call."""
 
-    __slots__ = ("_known", "_made_with", "_module")
+    __slots__ = ("_known", "_linked", "_made_with", "_module")
 
     def __init__(self, module: Module, made_with: Mapping[str, str]) -> None:
         self._module = module
         self._made_with = made_with
-        self._known = (-1, False)
+        # Version of the declarations and answer; with links in the second tuple, which alone counts then.
+        # Each is read and written whole: threads may ask while another one declares.
+        self._known = (_NEVER, False)
+        self._linked: tuple[int, bool, tuple[_Link, ...]] = (_NEVER, False, ())
 
     def holds(self) -> bool:
         """Whether they are equal now.
@@ -143,12 +175,19 @@ class RuntimeStateGuard:
         Raises:
             BadRuntimeState: as `declared_for`.
         """
-        # One tuple, read and written whole: threads may ask while another one declares.
         version, answer = self._known
-        if version != _declared.version:
-            version = _declared.version  # before the look: what is declared meanwhile is looked at again
-            answer = declared_for(self._module) == self._made_with
-            self._known = version, answer
+        return answer if version == _declared.version else self._looked()
+
+    def _looked(self) -> bool:
+        """The answer where something was declared anew, or modules have to be where they were."""
+        version, answer, links = self._linked
+        if version == _declared.version and _lead(links):
+            return answer
+        version = _declared.version  # before the look: what is declared meanwhile is looked at again
+        links = tuple(link for _, link in _concerning(self._module) if link) if _declared.all else ()
+        answer = declared_for(self._module) == self._made_with
+        self._linked = version, answer, links
+        self._known = (_NEVER if links else version), answer
         return answer
 
 

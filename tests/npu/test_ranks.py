@@ -34,7 +34,7 @@ class Seen:
         installed_cold: packages in CANN after these.
         compiled_cold: runs of op_compiler until then.
         preseeded: what the command said on a new node.
-        installed_new: packages in its CANN then.
+        installed_new: packages in its CANN after the next launch.
         warm: two ranks on it.
         blobs: what the store held then.
         damaged: two ranks on it, of whose artifacts TorchAir refuses three; without the store.
@@ -66,8 +66,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
         installed_cold, compiled_cold = tools.installed, tools.compiled
         tools.install_anew()
         preseeded = house.preseed(2, "two")
-        installed_new = tools.installed
         warm = house.launch(2, "two", no_compile=True)
+        installed_new = tools.installed
         blobs = house.blobs()
         for path in (
             *house.compiled_modules("two", "*/*/project"),
@@ -167,7 +167,7 @@ def test_both_nodes_of_a_wider_launch_have_the_packages(seen: Seen) -> None:
     assert [len(manifest.node_files()) for manifest in manifests] == [2, 0, 2, 0]
 
 
-def test_preseed_of_a_new_node_brings_artifacts_and_installs_packages(seen: Seen) -> None:
+def test_preseed_brings_the_packages_and_torchair_installs_them_on_the_new_node(seen: Seen) -> None:
     assert "2 fetched" in seen.preseeded
     assert seen.installed_new == seen.installed_cold
 

@@ -11,43 +11,27 @@ from cache_store.records.manifest import LaunchRecord
 from cache_store.store import Store
 from tests.support.stored import CREATED, ENVIRONMENT, FUNCTIONS, LAUNCH_KEY, make_partition, make_record
 from worker.manifests import with_node_files
-from worker.static_kernels import CannTree
 
 PACKAGE = "static_kernel_250924103634186357_988879.run"
-CANN, SOC = "9.0.0", "Ascend910_9362"
 
 _PACKAGE_TEXT = """\
 #!/bin/sh
 set -e
 home=$ASCEND_HOME_PATH
-for argument in "$@"; do
-  case $argument in --install-path=*) home=${argument#*=} ;; esac
-done
 directory="$home/opp/static_kernel/ai_core/STEM"
 mkdir -p "$directory"
 echo "$0 $*" >> "$home/runs"
 echo KERNELS > "$directory/kernel.o"
-echo 'rm -r "$(dirname "$0")"' > "$directory/uninstall.sh"
+echo '#!/bin/sh' > "$directory/uninstall.sh"
+echo 'rm -r "$(dirname "$0")"' >> "$directory/uninstall.sh"
+chmod u+x "$directory/uninstall.sh"
 """
 
 
 def package_bytes(name: str = PACKAGE, kernels: str = "kernels") -> bytes:
-    """A package as `op_compiler` makes them, as far as an installation sees it."""
+    """A package as `op_compiler` makes them, as far as TorchAir sees it: run without arguments, it installs."""
     text = _PACKAGE_TEXT.replace("STEM", name.removesuffix(".run")).replace("KERNELS", kernels)
     return text.encode()
-
-
-def cann_tree(directory: Path, *, release: str = CANN, install_path: Path | None = None) -> CannTree:
-    """A CANN without static kernels."""
-    home = directory / "cann"
-    home.mkdir(exist_ok=True)
-    return CannTree(home=home, release=release, cann=release, soc=SOC, install_path=install_path)
-
-
-def runs(tree: CannTree) -> list[str]:
-    """How often, and with what, packages were run in a tree."""
-    log = (tree.install_path or tree.home) / "runs"
-    return log.read_text().splitlines() if log.exists() else []
 
 
 def write(path: Path, data: bytes) -> Path:
@@ -98,5 +82,6 @@ def destinations(node: Path) -> dict[str, Destination]:
     """The node caches of a node whose tools write below ``node``."""
     return {
         "operators": Destination(path=node / "atc_data", patterns=("kernel_cache*/*",)),
-        "triton": Destination(path=node / "triton"),
+        "mine": Destination(path=node / "mine"),
+        "ge": Destination(path=node / "ge", in_sets=True),
     }

@@ -17,7 +17,7 @@ from tests.support.fake_group import fake_world
 from tests.support.small_models import Cached, Plain, Unfit
 from worker.backend import compile_graph
 from worker.configs.compiler_config import CompilerConfig
-from worker.errors import BackwardNotSupported, NotYet, RandomOp
+from worker.errors import BackwardNotSupported, BadConfig, RandomOp
 
 ROWS = torch.arange(8.0).reshape(2, 4)
 
@@ -154,9 +154,9 @@ def test_random_operator_is_an_error_with_operator_and_line() -> None:
     assert "torch.randn_like(x)" in str(raised.value.inner_exception)
 
 
-def test_option_that_is_not_built_yet_is_an_error() -> None:
+def test_mode_of_another_device_is_an_error() -> None:
     config = CompilerConfig()
     config.mode = "npugraph_ex"
     graph: Any = None
-    with pytest.raises(NotYet, match="engine torchair"):
+    with pytest.raises(BadConfig, match="npugraph_ex is TorchAir's own, for device kind npu"):
         compile_graph(graph, [], compiler_config=config, custom_decompositions={})

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from cache_store.digests import digest_bytes
 from cache_store.errors import Corrupt
-from cache_store.node.node_files import NodeFile, kept_path
+from cache_store.node.node_files import NodeFile, is_reserved, kept_path
 from cache_store.records.manifest import (
     ArtifactEntry,
     PartitionManifest,
@@ -23,7 +23,7 @@ from cache_store.records.manifest import (
 )
 from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY
 from worker.manifests import with_node_files
-from worker.node_caches import entries
+from worker.node_collecting import entries
 
 DIGEST = digest_bytes(b"kernel")
 FILE = NodeFile(cache="operators", relative="kernel_cache/Ascend910/add.o", digest=DIGEST)
@@ -126,9 +126,19 @@ def test_node_entry_with_another_path_is_refused(path: str):
         node_entry(path=path)
 
 
-def test_rank_entry_with_the_path_of_a_node_artifact_is_refused():
-    with pytest.raises(ValidationError, match="node artifact"):
-        ArtifactEntry(**(RANK_ENTRY | {"path": "node/operators/compiled_module"}))
+@pytest.mark.parametrize("directory", ["node/operators", "Node/operators/kernel_cache", "node"])
+def test_rank_artifacts_may_lie_below_a_directory_called_node(directory: str):
+    entry = ArtifactEntry(**(RANK_ENTRY | {"path": f"{directory}/compiled_module"}))
+    of_rank = manifest(artifacts=(entry,))
+    assert parse_manifest(of_rank.to_bytes(), "here").artifacts == (entry,)
+    file = NodeFile(cache="operators", relative="compiled_module", digest=DIGEST)
+    assert with_node_files(of_rank, [file]).node_files() == (file,)
+
+
+@pytest.mark.parametrize("name", [".unverified", ".signers/x", ".warmrank-x", "a.lock", "locks/x", ".bashrc"])
+def test_node_entry_with_the_name_of_a_mark_or_a_lock_is_refused(name: str):
+    with pytest.raises(ValidationError, match="path"):
+        node_entry(path=f"node/operators/{name}")
 
 
 def test_two_node_artifacts_that_differ_in_case_only_are_refused():
@@ -140,7 +150,7 @@ def test_two_node_artifacts_that_differ_in_case_only_are_refused():
 RELATIVE = st.lists(st.from_regex(r"[a-zA-Z0-9_.]{1,8}", fullmatch=True), min_size=1, max_size=4)
 
 
-@given(RELATIVE.filter(lambda parts: not {".", ".."} & set(parts)).map("/".join))
+@given(RELATIVE.filter(lambda parts: not any(map(is_reserved, parts))).map("/".join))
 def test_every_ordinary_path_below_a_node_cache_round_trips(relative: str):
-    value = with_node_files(manifest(), [NodeFile(cache="triton", relative=relative, digest=DIGEST)])
+    value = with_node_files(manifest(), [NodeFile(cache="mine", relative=relative, digest=DIGEST)])
     assert parse_manifest(value.to_bytes(), "here").node_files()[0].relative == relative

@@ -8,7 +8,6 @@ from typing import Any, BinaryIO
 import pytest
 
 from cache_store.digests import digest_bytes
-from cache_store.errors import UnusableCache
 from cache_store.fetching.pinned import take_pinned
 from cache_store.layout import blob_name
 from cache_store.node.node_files import kept_files, kept_path
@@ -53,7 +52,7 @@ def run(store: Store, node: Path, **changes: Any) -> SeedReport:
 
 def placed(node: Path) -> dict[str, bytes]:
     """What a node's tools find."""
-    roots = {"operators": node / "atc_data", "triton": node / "triton"}
+    roots = {"operators": node / "atc_data", "mine": node / "mine", "ge": node / "ge"}
     return {
         f"{name}/{path.relative_to(root).as_posix()}": path.read_bytes()
         for name, root in roots.items()
@@ -108,10 +107,10 @@ def test_another_world_gets_those_of_each_distinct_set_of_artifacts(store, sourc
 
 
 def test_nodes_that_ran_the_same_are_not_all_laid_out_in_another_world(store, source, node):
-    packages = {rank: {f"triton/made_on_{rank}.bin": f"{rank}".encode()} for rank in (0, 2)}
+    packages = {rank: {f"mine/made_on_{rank}.bin": f"{rank}".encode()} for rank in (0, 2)}
     publish_nodes(store, source, packages, world_size=4)
     run(store, node, world_size=8, ranks=(0, 1))
-    assert placed(node) == {"triton/made_on_0.bin": b"0"}
+    assert placed(node) == {"mine/made_on_0.bin": b"0"}
 
 
 def test_stage_that_no_first_rank_hosts_counts_with_its_node(store, source, node):
@@ -131,15 +130,62 @@ def test_equal_bytes_of_several_nodes_are_kept_once(store, source, node):
 def test_two_nodes_made_other_bytes_of_one_path(store, source, node):
     publish_nodes(store, source, {0: {ADD: b"first"}, 2: {ADD: b"second"}}, world_size=4)
     report = run(store, node, ranks=(0, 1, 2, 3)).node
-    assert placed(node) == {ADD: b"first"}
-    assert "another node has it with other bytes" in report.skipped[0]
+    assert (placed(node), report.num_fetched) == ({ADD: b"first"}, 1)
 
 
-def test_newest_launch_that_has_any_counts(store, source, node):
+def test_of_each_path_the_newest_launch_counts(store, source, node):
     publish_nodes(store, source, {0: {ADD: b"early", MUL: b"early"}}, world_size=4, created=EARLY)
     publish_nodes(store, source, {0: {ADD: b"late"}}, world_size=4, created=LATE)
     run(store, node, ranks=(0, 1))
-    assert placed(node) == {ADD: b"late"}
+    assert placed(node) == {ADD: b"late", MUL: b"early"}
+
+
+def test_what_is_gone_of_the_newest_launch_comes_from_an_earlier_one(store, root, source, node):
+    publish_nodes(store, source, {0: {ADD: b"early", MUL: b"early"}}, world_size=4, created=EARLY)
+    publish_nodes(store, source, {0: {ADD: b"late", MUL: b"late too"}}, world_size=4, created=LATE)
+    blob_path(root, b"late").unlink()
+    report = run(store, node, ranks=(0, 1)).node
+    assert placed(node) == {ADD: b"early", MUL: b"late too"}
+    assert ADD in report.skipped[0]
+
+
+def test_of_an_engines_artifact_one_whole_set_comes(store, root, source, node):
+    early = {f"ge/a/c/set1/{name}": name.encode() for name in ("g.om", "g.idx")}
+    late = {f"ge/a/c/set2/{name}": f"late {name}".encode() for name in ("g.om", "g.idx")}
+    publish_nodes(store, source, {0: early}, world_size=4, created=EARLY)
+    publish_nodes(store, source, {0: late | {"ge/b/c/set/g.om": b"b"}}, world_size=4, created=LATE)
+    run(store, node, ranks=(0, 1))
+    assert placed(node) == late | {"ge/b/c/set/g.om": b"b"}
+    blob_path(root, b"late g.om").unlink()
+    other = node.parent / "other"
+    other.mkdir(mode=0o700)
+    run(store, other, ranks=(0, 1))
+    assert placed(other) == early | {"ge/b/c/set/g.om": b"b"}
+
+
+def test_what_the_node_does_not_declare_is_not_fetched(store, source, node):
+    files = {ADD: b"add", "strange/x": b"x", "operators/startup.sh": b"sh"}
+    publish_nodes(store, source, {0: files}, world_size=4)
+    report = run(store, node, ranks=(0, 1)).node
+    assert (placed(node), len(kept_files(node / "cache"))) == ({ADD: b"add"}, 1)
+    assert [reason.split(",")[0] for reason in report.skipped] == [
+        "node/operators: 1 files",
+        "node/strange: 1 files",
+    ]
+
+
+def test_one_budget_holds_for_all_launches_and_nodes(store, source, node, monkeypatch):
+    from cache_store.fetching import node_offers
+
+    functions = {rank: {"M.f": f"{rank}".encode()} for rank in range(4)}
+    for created in (EARLY, LATE):
+        nodes = {rank: {f"mine/{rank}{created[6]}": f"{rank}{created}".encode()} for rank in range(4)}
+        publish_nodes(store, source, nodes, world_size=4, functions=functions, created=created)
+    monkeypatch.setattr(node_offers, "MAX_FILES", 3)
+    report = run(store, node, world_size=8, ranks=(0,)).node
+    assert sorted(placed(node)) == ["mine/02", "mine/12", "mine/22"]
+    assert (report.num_fetched, len(report.skipped)) == (3, 5)
+    assert "more than 3 files" in report.skipped[0]
 
 
 def test_launch_of_another_environment_gives_none(store, source, node):
@@ -224,8 +270,18 @@ def test_unsigned_node_artifacts_mark_the_nodes_own_directories(store, root, sou
     assert (node / "atc_data" / UNVERIFIED).exists()
     strict = open_store(root, Trust(policy="require"))
     (node / "cache").rename(node / "former_cache")
-    with pytest.raises(UnusableCache, match="atc_data"):
-        run(strict, node, ranks=(0, 1))
+    report = run(strict, node, ranks=(0, 1))
+    assert report.node.skipped[0].startswith("node cache operators: ")
+    assert (report.node.files, kept_files(node / "cache")) == ((), ())
+
+
+def test_cache_directory_is_marked_for_unsigned_names_of_bytes_that_it_kept_before(
+    store, root, source, node, tmp_path
+):
+    publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4)
+    kept(node / "cache", tmp_path / "tools", ADD, b"add")
+    assert run(store, node, ranks=(0, 1)).node.num_fetched == 0
+    assert (node / "cache" / UNVERIFIED).exists()
 
 
 def test_signed_node_artifacts_mark_nothing_unverified(root, source, node):

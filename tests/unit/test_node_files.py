@@ -19,9 +19,10 @@ from cache_store.node.node_files import (
     keep,
     kept_files,
     kept_path,
+    note_use,
     split_node_path,
 )
-from cache_store.node.placing import Destination, Vouched, admit_destinations, place_files
+from cache_store.node.placing import Destination, Vouched, admitted, place_files
 from cache_store.node.signers import SIGNERS
 from cache_store.node.unverified import UNVERIFIED
 from tests.support.node_artifacts import destinations, kept, write
@@ -63,7 +64,7 @@ def test_kept_file_lies_under_its_digest_and_is_private(cache: Path, file: NodeF
 
 
 def test_equal_bytes_are_kept_once(cache: Path, tmp_path: Path, file: NodeFile):
-    kept(cache, tmp_path / "others", "triton/0f/kernel.bin", b"kernel")
+    kept(cache, tmp_path / "others", "mine/0f/kernel.bin", b"kernel")
     assert len(kept_files(cache)) == 1
 
 
@@ -132,14 +133,34 @@ def test_path_of_a_node_artifact_is_taken_apart(path: str):
 
 
 @pytest.mark.parametrize(
-    "path", ["node", "node/ops", "node/ops/", "node//a", "node/OPS/a", "a/ops/a", "node/ops/../a"]
-)
+    "path",
+    [
+        "node", "node/ops", "node/ops/", "node//a", "node/OPS/a", "a/ops/a", "node/ops/../a",
+        "node/ops/.unverified", "node/ops/.signers/0123456789abcdef", "node/ops/.warmrank-x",
+        "node/ops/.profile", "node/ops/a.lock", "node/ops/a.LOCK/b", "node/ops/locks/a", "node/ops/.index/x",
+    ],
+)  # fmt: skip
 def test_other_paths_are_none(path: str):
     assert split_node_path(path) is None
 
 
+def test_file_that_is_used_stays_however_old_it_is(cache: Path, tmp_path: Path, file: NodeFile):
+    path = kept_path(cache, file.digest.sha256)
+    os.utime(path, (0, 0))
+    keep(cache, tmp_path / "tools" / PATH)  # as a launch that collects it
+    drop_unneeded(cache, ())  # of another one, which does not know of it
+    assert path.exists()
+
+
+def test_use_is_noted_once_a_day(cache: Path, tmp_path: Path, file: NodeFile):
+    path = kept_path(cache, file.digest.sha256)
+    before = path.stat().st_ctime_ns
+    note_use(path)
+    assert path.stat().st_ctime_ns == before  # so the digest index need not read it again
+
+
 def test_old_files_that_nobody_needs_go(cache: Path, tmp_path: Path):
-    files = [kept(cache, tmp_path / "tools", f"triton/{name}", name.encode()) for name in ("a", "b", "c")]
+    files = [kept(cache, tmp_path / "tools", f"mine/{name}", name.encode()) for name in ("a", "b", "c")]
     for file in files[:2]:
         os.utime(kept_path(cache, file.digest.sha256), (0, 0))
     drop_unneeded(cache, {files[0].digest.sha256})
@@ -227,10 +248,33 @@ def test_file_that_the_tool_makes_at_the_same_time_stays(
 
 
 def test_one_file_that_cannot_be_placed_keeps_no_other_back(cache: Path, node: Path, tmp_path: Path):
-    both = [kept(cache, tmp_path / "tools", f"triton/{name}", name.encode()) for name in ("a", "b")]
-    write(node / "triton/a", b"other")
+    both = [kept(cache, tmp_path / "tools", f"mine/{name}", name.encode()) for name in ("a", "b")]
+    write(node / "mine/a", b"other")
     found = place_files(cache, both, destinations(node), REQUIRE)
     assert (found.new, len(found.skipped)) == ((both[1],), 1)
+
+
+@pytest.fixture
+def of_a_set(cache: Path, tmp_path: Path) -> NodeFile:
+    return kept(cache, tmp_path / "tools", "ge/artifact/c/set/g.om", b"graph")
+
+
+def test_damaged_file_of_an_engines_set_is_replaced(cache: Path, node: Path, of_a_set: NodeFile):
+    torn = write(node / "ge/artifact/c/set/g.om", bytes(5))
+    found = place_files(cache, [of_a_set], destinations(node), REQUIRE)
+    assert (found.new, found.skipped, torn.read_bytes()) == ((of_a_set,), (), b"graph")
+
+
+def test_nothing_is_placed_below_a_directory_that_others_can_rename_in(
+    cache: Path, node: Path, file: NodeFile
+):
+    node.mkdir()
+    node.chmod(0o777)
+    found = place_files(cache, [file], destinations(node), REQUIRE)
+    assert (found.new, list(node.iterdir())) == ((), [])
+    assert f"{node} has mode 0777" in found.skipped[0]
+    node.chmod(0o1777)  # as /tmp
+    assert place_files(cache, [file], destinations(node), REQUIRE).new == (file,)
 
 
 # Trust.
@@ -239,21 +283,22 @@ def test_one_file_that_cannot_be_placed_keeps_no_other_back(cache: Path, node: P
 def test_directory_is_marked_before_what_nobody_need_have_signed(cache: Path, node: Path, file: NodeFile):
     place_files(cache, [file], destinations(node), OFF)
     assert (node / "atc_data" / UNVERIFIED).exists()
-    admit_destinations(destinations(node), "off", ())
-    with pytest.raises(UnusableCache, match="signed"):
-        admit_destinations(destinations(node), "require", ())
+    assert set(admitted(destinations(node), "off", ())[0]) == set(destinations(node))
+    usable, (reason,) = admitted(destinations(node), "require", ())
+    assert set(destinations(node)) - set(usable) == {"operators"}
+    assert "signed" in reason
 
 
 def test_directory_remembers_who_vouched(cache: Path, node: Path, file: NodeFile):
     place_files(cache, [file], destinations(node), REQUIRE)
     assert [path.name for path in (node / "atc_data" / SIGNERS).iterdir()] == list(REQUIRE.signers)
-    admit_destinations(destinations(node), "require", ())
-    with pytest.raises(UnusableCache, match="revoked"):
-        admit_destinations(destinations(node), "require", REQUIRE.signers)
+    assert admitted(destinations(node), "require", ())[1] == ()
+    (reason,) = admitted(destinations(node), "require", REQUIRE.signers)[1]
+    assert "revoked" in reason
 
 
 def test_node_without_its_caches_is_admitted(node: Path):
-    admit_destinations(destinations(node), "require", REQUIRE.signers)
+    assert admitted(destinations(node), "require", REQUIRE.signers)[1] == ()
     assert not node.exists()
 
 
@@ -264,6 +309,6 @@ def test_pattern_stands_for_slashes_too():
 
 
 def test_empty_file_is_a_node_artifact_too(cache: Path, node: Path, tmp_path: Path):
-    empty = kept(cache, tmp_path / "tools", "triton/empty", b"")
+    empty = kept(cache, tmp_path / "tools", "mine/empty", b"")
     assert empty.digest == digest_bytes(b"")
     assert place_files(cache, [empty], destinations(node), REQUIRE).new == (empty,)

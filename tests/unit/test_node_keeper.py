@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from cache_store.errors import UnusableCache
 from cache_store.node.node_files import NodeFile, kept_path
 from cache_store.node.unverified import mark_unverified
 from cache_store.node_seeding import NodeSeedReport
 from cache_store.publishing.publish_queue import add_partition
-from orchestrator.config import Config, parse
+from cache_store.records.manifest import PartitionManifest
+from orchestrator.config import Config, load, parse
 from orchestrator.errors import ConfigError
 from orchestrator.identity import identity, launch_key
 from orchestrator.launcher import Gang, Process, seat_ranks
 from orchestrator.node_artifacts import MAX_REASONS, NodeKeeper, keeper_of, node_caches_of
-from orchestrator.opening import Opening, rank_spec
+from orchestrator.opening import Opening
 from orchestrator.preseed import seed_here
 from orchestrator.rank_host import RankHost
 from orchestrator.report_table import node_artifacts_text
@@ -27,22 +28,10 @@ from orchestrator.store_report import NodeArtifacts
 from orchestrator.verify import verify_cache
 from tests.support.fake_rank import FakeWorld
 from tests.support.launched import loaded_config
-from tests.support.node_artifacts import (
-    CANN,
-    PACKAGE,
-    SOC,
-    cann_tree,
-    kept,
-    package_bytes,
-    runs,
-    write,
-)
+from tests.support.node_artifacts import kept, write
 from tests.support.stored import make_partition, make_record, open_store
-from worker import static_kernels as worker_static_kernels
 from worker.environment import environment
 from worker.manifests import with_node_files
-
-MADE_IN = {"cann": CANN, "accelerator": SOC}
 
 
 def config(tmp_path: Path, **changes: Any) -> Config:
@@ -58,9 +47,13 @@ def config(tmp_path: Path, **changes: Any) -> Config:
     )
 
 
-def keeper(tmp_path: Path, **options: Any) -> NodeKeeper:
-    found = config(tmp_path)
-    return NodeKeeper(found, node_caches_of(found), **options)
+def keeper(tmp_path: Path, **changes: Any) -> NodeKeeper:
+    return NodeKeeper(config(tmp_path, **changes))
+
+
+def manifest(tmp_path: Path) -> PartitionManifest:
+    """What the first rank has by itself."""
+    return make_partition(tmp_path / "work")
 
 
 def opening(tmp_path: Path, rank: int) -> Opening:
@@ -72,16 +65,34 @@ def opening(tmp_path: Path, rank: int) -> Opening:
 # The config.
 
 
-def test_node_caches_of_a_config_reach_the_rank(tmp_path: Path) -> None:
-    (found,) = rank_spec(opening(tmp_path, 1)).node_caches
-    assert (found.name, found.directory, found.patterns) == ("tools", str(tmp_path / "tools"), ("*.o",))
+def names(found: Config) -> list[str]:
+    return [item.name for item in node_caches_of(found)]
 
 
-def test_npu_has_known_node_caches_without_a_config(tmp_path: Path) -> None:
-    names = [item.name for item in node_caches_of(config(tmp_path, device="npu"))]
-    assert names == ["operators", "triton", "static_kernels", "ge", "tools"]
-    fewer = config(tmp_path, device="npu", node_caches={"triton": None, "ge": None})
-    assert [item.name for item in node_caches_of(fewer)] == ["operators", "static_kernels"]
+def test_npu_has_the_engines_own_node_caches_without_a_config(tmp_path: Path) -> None:
+    assert names(config(tmp_path, device="npu")) == ["static_kernels", "ge", "tools"]
+    assert names(config(tmp_path, device="npu", node_caches={"ge": None})) == ["static_kernels"]
+
+
+def test_operators_of_cann_are_there_for_a_config_that_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("ACL_OP_COMPILER_CACHE_DIR", raising=False)
+    monkeypatch.delenv("ASCEND_CACHE_PATH", raising=False)
+    (found,) = node_caches_of(config(tmp_path, node_caches={"operators": {}}))
+    assert found.directory == str(tmp_path / "home/atc_data")
+    assert found.patterns == ("kernel_cache*/*", "fuzzy_kernel_cache*/*")
+    (moved,) = node_caches_of(
+        config(tmp_path, node_caches={"operators": {"path": "/ops", "patterns": ["*"]}})
+    )
+    assert (moved.directory, moved.patterns) == ("/ops", ("*",))
+
+
+def test_emulated_npu_touches_no_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARMRANK_EMULATE_NPU", "1")
+    found = node_caches_of(config(tmp_path, device="npu", node_caches={"operators": {}}))
+    assert {Path(item.directory).parent for item in found} == {tmp_path / "cache/node_caches"}
 
 
 def test_cpu_has_no_keeper_without_a_config(tmp_path: Path) -> None:
@@ -92,7 +103,9 @@ def test_cpu_has_no_keeper_without_a_config(tmp_path: Path) -> None:
     ("given", "expected"),
     [
         ({"tools": {"pth": "/x"}}, "node_caches.tools.path"),
-        ({"tools": {"path": ""}}, "directory on each node"),
+        ({"tools": {"path": ""}}, "tools: a path"),
+        ({"triton": {}}, "triton: a path"),
+        ({"ge": {"path": "/x"}}, "engine torchair looks"),
         ({"tools": {"path": "/x", "collect": "some"}}, "what a launch adds or changes"),
         ({"tools": {"path": "/x", "scope": "rank"}}, "once a node"),
         ({"Tools/x": {"path": "/x"}}, "mapping of a name"),
@@ -105,25 +118,41 @@ def test_node_caches_that_are_none_are_refused(given: Any, expected: str, tmp_pa
     assert expected in str(caught.value)
 
 
+@pytest.mark.parametrize("path", ["/", "relative", "{root}/cache", "{root}"])
+def test_place_that_no_node_can_use_is_an_error_of_the_config(path: str, tmp_path: Path) -> None:
+    data = config(tmp_path, node_caches={"tools": {"path": path.format(root=tmp_path)}})
+    file = tmp_path / "launch.yaml"
+    file.write_text(yaml.safe_dump(data.model_dump(mode="json")))
+    with pytest.raises(ConfigError, match=r"node_caches\.tools\.path"):
+        load(file)
+
+
+def test_place_that_this_node_cannot_use_is_left_out_with_the_reason(tmp_path: Path) -> None:
+    found = keeper(tmp_path, node_caches={"tools": {"path": "~nobody_here/x"}})
+    assert found.destinations == {}
+    (reason,) = found.report().skipped
+    assert "node cache tools: is not absolute" in reason
+
+
 # The keeper.
 
 
 def test_keeper_finds_what_the_launch_added(tmp_path: Path) -> None:
     write(tmp_path / "tools/old.o", b"old")
     found = keeper(tmp_path)
-    found.begin(config(tmp_path))
+    found.begin()
     write(tmp_path / "tools/new.o", b"new")
-    assert [file.relative for file in found.collect()] == ["new.o"]
+    assert [file.relative for file in found.collect(manifest(tmp_path))] == ["new.o"]
     report = found.report()
     assert (report.num_files, report.size_bytes, report.num_new, report.bytes_new) == (1, 3, 1, 3)
 
 
 def test_keeper_looks_once(tmp_path: Path) -> None:
     found = keeper(tmp_path)
-    found.begin(config(tmp_path))
-    first = found.collect()
+    found.begin()
+    first = found.collect(manifest(tmp_path))
     write(tmp_path / "tools/late.o", b"late")
-    assert found.collect() is first
+    assert found.collect(manifest(tmp_path)) is first
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -135,51 +164,48 @@ def test_kept_files_are_dropped_unless_a_partition_waits_that_may_need_them(
     os.utime(old, (0, 0))
     if waits:
         add_partition(cache, "1" * 64, make_partition(cache))
-    keeper(tmp_path).collect()
+    keeper(tmp_path).collect(manifest(tmp_path))
     assert old.exists() is waits
 
 
 def test_what_was_placed_from_the_store_is_not_new(tmp_path: Path) -> None:
     found = keeper(tmp_path)
-    found.begin(config(tmp_path))
+    found.begin()
     file = kept(tmp_path / "cache", tmp_path / "other", "tools/a.o", b"a")
     write(tmp_path / "tools/a.o", b"a")  # as the seeding of the node does
     found.take_over(NodeSeedReport(files=(file,), num_fetched=1, num_placed=1))
-    assert found.collect() == (file,)
+    assert found.collect(manifest(tmp_path)) == (file,)
     assert (found.report().num_new, found.report().num_fetched) == (0, 1)
 
 
-def test_node_cache_that_the_trust_policy_refuses_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "tools").mkdir()
+def test_node_cache_that_the_trust_policy_refuses_is_left_out_with_the_reason(tmp_path: Path) -> None:
+    found = keeper(tmp_path, store={"path": str(tmp_path / "store")})
+    found.begin()
+    write(tmp_path / "tools/new.o", b"new")
     mark_unverified(tmp_path / "tools", "off")
-    strict = config(tmp_path, store={"path": str(tmp_path / "store")})
-    with pytest.raises(UnusableCache, match="tools"):
-        keeper(tmp_path).begin(strict)
+    assert found.collect(manifest(tmp_path)) == ()
+    (reason,) = found.report().skipped
+    assert reason.startswith("node cache tools: ")
 
 
-def static_kernels(tmp_path: Path) -> NodeFile:
-    return kept(tmp_path / "cache", tmp_path / "made", f"static_kernels/M/outputs/{PACKAGE}", package_bytes())
+def test_what_a_tool_writes_while_the_store_is_read_is_new(tmp_path: Path) -> None:
+    found = keeper(tmp_path)
+    found.begin()
+    write(tmp_path / "tools/meanwhile.o", b"new")
+    found.take_over(NodeSeedReport(files=(kept(tmp_path / "cache", tmp_path / "other", "tools/a.o", b"a"),)))
+    assert [file.relative for file in found.collect(manifest(tmp_path))] == ["meanwhile.o", "a.o"]
 
 
-def test_static_kernels_from_the_store_are_installed_once_a_node(tmp_path: Path) -> None:
-    tree = cann_tree(tmp_path)
-    seeded = NodeSeedReport(files=(static_kernels(tmp_path),), environment=MADE_IN)
-    reports = []
-    for _ in range(2):
-        found = keeper(tmp_path, tree=tree)
-        found.take_over(seeded)
-        reports.append(found.report())
-    assert [report.installed for report in reports] == [(PACKAGE,), ()]
-    assert [report.num_installed_before for report in reports] == [0, 1]
-    assert len(runs(tree)) == 1
-
-
-def test_static_kernels_of_another_cann_are_skipped_with_the_reason(tmp_path: Path) -> None:
-    found = keeper(tmp_path, tree=cann_tree(tmp_path))
-    found.take_over(
-        NodeSeedReport(files=(static_kernels(tmp_path),), environment={**MADE_IN, "cann": "8.5.0"})
-    )
-    assert found.report().skipped == (f"{PACKAGE}: made for CANN 8.5.0, this node has {CANN}",)
+def test_another_launch_takes_nothing_away_that_this_one_collected(tmp_path: Path) -> None:
+    old = kept(tmp_path / "cache", tmp_path / "other", "tools/a.o", b"a")
+    path = kept_path(tmp_path / "cache", old.digest.sha256)
+    os.utime(path, (0, 0))
+    write(tmp_path / "tools/a.o", b"a")
+    found = keeper(tmp_path)
+    assert found.collect(manifest(tmp_path)) == (old,)
+    other = {"others": {"path": str(tmp_path / "others")}}
+    keeper(tmp_path, node_caches=other).collect(manifest(tmp_path))
+    assert path.exists()
 
 
 def test_reasons_of_a_report_are_cut_short(tmp_path: Path) -> None:
@@ -232,7 +258,7 @@ def launched(tmp_path: Path) -> Config:
         tmp_path,
         node_caches={
             "tools": {"path": str(tmp_path / "tools")},
-            "static_kernels": {"path": str(tmp_path / "packages")},
+            "others": {"path": str(tmp_path / "others")},
         },
     )
     assert found.store is not None
@@ -240,27 +266,22 @@ def launched(tmp_path: Path) -> Config:
     refs = []
     for rank in range(2):
         manifest = make_partition(work, rank=rank, world_size=2, environment=environment())
-        of_node = (kept(work, tmp_path / "made", "tools/a.o", b"a"), static_kernels_in(work))
-        files = of_node if rank == 0 else ()
+        of_node = (
+            kept(work, tmp_path / "made", f"{name}/a.o", name.encode()) for name in ("tools", "others")
+        )
+        files = tuple(of_node) if rank == 0 else ()
         refs.append(store.publish_partition(launch_key(found), with_node_files(manifest, files), work).ref)
     record = make_record(tuple(refs), launch_key=launch_key(found), environment=environment())
     store.commit_launch(record.model_copy(update={"identity": identity(found)}))
     return found
 
 
-def static_kernels_in(cache: Path) -> NodeFile:
-    return kept(cache, cache.parent / "made", f"static_kernels/{PACKAGE}", package_bytes())
-
-
-def test_preseed_puts_node_artifacts_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_static_kernels, "tree_here", lambda: None)
+def test_preseed_puts_node_artifacts_in_place(tmp_path: Path) -> None:
     found = seed_here(launched(tmp_path))
     assert found.node_artifacts is not None
     assert (found.node_artifacts.num_fetched, found.node_artifacts.num_placed) == (2, 2)
-    assert (tmp_path / "tools/a.o").read_bytes() == b"a"
-    assert (tmp_path / "packages" / PACKAGE).exists()
-    (reason,) = found.node_artifacts.skipped
-    assert reason == f"{PACKAGE}: this node has no CANN that it could be installed into"
+    assert (tmp_path / "tools/a.o").read_bytes() == b"tools"
+    assert found.node_artifacts.skipped == ()
 
 
 def test_listing_and_view_tell_node_artifacts_from_those_of_functions(tmp_path: Path) -> None:
@@ -292,9 +313,9 @@ def test_verify_reads_node_artifacts_of_a_cache_directory(tmp_path: Path) -> Non
 def test_report_says_what_became_of_node_artifacts() -> None:
     found = NodeArtifacts(
         num_files=3, size_bytes=2048, num_new=1, num_fetched=2, bytes_fetched=1024, num_placed=2,
-        installed=(PACKAGE,), skipped=("x: the node has another file",),
+        skipped=("x: the node has another file",),
     )  # fmt: skip
     text = "\n".join(node_artifacts_text(found))
-    for part in ("3 files of 2.0 KiB, 1 new", "2 fetched (1.0 KiB), 2 put in place", PACKAGE, "skipped: x"):
+    for part in ("3 files of 2.0 KiB, 1 new", "2 fetched (1.0 KiB), 2 put in place", "skipped: x"):
         assert part in text
     assert node_artifacts_text(NodeArtifacts()) == ()

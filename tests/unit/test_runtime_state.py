@@ -210,6 +210,52 @@ def test_guard_looks_at_declarations_only_after_a_new_one(
     assert len(looks) == 2
 
 
+def test_guard_notices_that_a_declaring_module_is_swapped_taken_away_or_put_back() -> None:
+    small, large, plain = (nn.Linear(2, 2) for _ in range(3))
+    for module, blocks in ((small, 512), (large, 640)):
+        declare_runtime_state(module, {"blocks": blocks})
+    model = nn.Module()
+    model.layer = nn.Module()
+    model.layer.cache = small
+    guard = RuntimeStateGuard(model, {"blocks": "512"})
+    held = [guard.holds()]
+    for cache in (large, small, plain):
+        model.layer.cache = cache
+        held.append(guard.holds())
+    assert held == [True, False, True, False]
+
+
+def test_guard_notices_that_a_part_is_moved_out_of_a_declaring_module_that_may_end() -> None:
+    part = nn.Linear(2, 2)
+    around = nn.Sequential(nn.Sequential(part))
+    declare_runtime_state(around, {"blocks": 512})
+    guard = RuntimeStateGuard(part, {"blocks": "512"})
+    held = [guard.holds()]
+    inner = around[0]
+    around[0] = nn.Sequential()
+    held.append(guard.holds())
+    around[0] = inner
+    held.append(RuntimeStateGuard(part, {"blocks": "512"}).holds())
+    fresh = RuntimeStateGuard(part, {"blocks": "512"})
+    held.append(fresh.holds())
+    del around, inner
+    gc.collect()
+    assert [*held, fresh.holds()] == [True, False, True, True, False]
+
+
+def test_shared_module_counts_as_long_as_one_way_leads_to_it() -> None:
+    cache = nn.Linear(2, 2)
+    declare_runtime_state(cache, {"blocks": 512})
+    model = nn.Sequential(cache, cache)
+    guard = RuntimeStateGuard(model, {"blocks": "512"})
+    held = []
+    for index in (None, 0, 1):
+        if index is not None:
+            model[index] = nn.Linear(2, 2)
+        held.append(guard.holds())
+    assert held == [True, True, False]
+
+
 def test_declarations_of_many_threads_are_all_kept(model: Plain) -> None:
     def declare(number: int) -> None:
         declare_runtime_state(model, {f"x{number}": number})
@@ -252,6 +298,19 @@ def test_change_in_a_process_is_noticed_by_the_next_call_and_the_way_back_needs_
     declare_runtime_state(model, {"blocks": 512})
     assert torch.equal(function(ROWS), model.affine(ROWS))
     assert (function.variants[0], function.last_result) == (first, second)
+    assert len(function.variants) == 2
+
+
+def test_swapped_submodule_that_declares_something_else_is_noticed_by_the_next_call(tmp_path: Path) -> None:
+    model = Plain().requires_grad_(requires_grad=False)
+    model.cache, large = nn.Module(), nn.Module()
+    declare_runtime_state(model.cache, {"blocks": 512})
+    declare_runtime_state(large, {"blocks": 640})
+    function = cached(model.affine, tmp_path)
+    function(ROWS)
+    model.cache = large
+    function(ROWS)
+    assert reason(function) == "runtime state blocks: 512 -> 640"
     assert len(function.variants) == 2
 
 

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 
 from cache_store.digests import digest_bytes
 from worker.emulation import kind_of
-from worker.engine_files import GRAPHS, PACKAGES, bring_in, hand_over
+from worker.engine_files import GRAPHS, PACKAGES, PREFIX_CHARS, bring_in, hand_over
 from worker.engines import Site
-from worker.node_collecting import PREFIX_CHARS
 from worker.known_caches import GE, STATIC_KERNELS, engine_directory
 from worker.settings import settings
 

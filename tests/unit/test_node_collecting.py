@@ -1,0 +1,308 @@
+"""What a launch adds to node caches, and what is left out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cache_store.digests import digest_bytes
+from cache_store.node.node_files import NodeFile, find_kept, keep, kept_files, kept_path
+from cache_store.node.placing import Destination, Vouched, place_files, refusal
+from cache_store.records.fields import MAX_ENTRIES
+from tests.support.node_artifacts import kept, write
+from tests.support.stored import make_partition
+from worker import node_collecting
+from worker.engine_files import GRAPHS, hand_over
+from worker.manifests import with_node_files
+from worker.node_caches import NodeCache
+from worker.node_collecting import Collected, Room, collect, room_in
+from worker.node_listing import listing
+
+ARTIFACT = "0f" * 16
+ROOM = Room(artifacts=frozenset({ARTIFACT}))
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def tool(tmp_path: Path) -> Path:
+    return tmp_path / "tool"
+
+
+def cache_of(tool: Path, **changes: Any) -> tuple[NodeCache, ...]:
+    return (NodeCache(name="operators", directory=str(tool), **changes),)
+
+
+def collected(tool: Path, cache: Path, room: Room = ROOM, **changes: Any) -> Collected:
+    return collect(cache_of(tool, **changes), cache, room)
+
+
+def relatives(found: Collected) -> list[str]:
+    return [file.relative for file in found.files]
+
+
+def test_only_what_is_new_or_changed_is_collected(cache: Path, tool: Path):
+    write(tool / "kernel_cache/old.o", b"old")
+    write(tool / "kernel_cache/changed.o", b"before")
+    before = listing(cache_of(tool))
+    write(tool / "kernel_cache/changed.o", b"behind")
+    write(tool / "kernel_cache/new.o", b"new")
+    found = collect(cache_of(tool), cache, ROOM, before=before)
+    assert relatives(found) == ["kernel_cache/changed.o", "kernel_cache/new.o"]
+    assert (found.num_new, found.bytes_new, found.left_out) == (2, 9, ())
+    assert all(find_kept(cache, file.digest) for file in found.files)
+
+
+def test_everything_is_collected_where_the_config_asks_for_all(cache: Path, tool: Path):
+    write(tool / "old.o", b"old")
+    caches = cache_of(tool, collect="all")
+    assert relatives(collect(caches, cache, ROOM, before=listing(caches))) == ["old.o"]
+
+
+def test_nothing_is_collected_where_the_config_asks_for_none(cache: Path, tool: Path):
+    write(tool / "old.o", b"old")
+    assert collected(tool, cache, collect="none") == Collected()
+
+
+def test_directory_that_is_not_there_holds_nothing(cache: Path, tool: Path):
+    assert collected(tool, cache) == Collected()
+
+
+def test_files_that_no_pattern_takes_are_nobodys_business(cache: Path, tool: Path):
+    write(tool / "kernel_cache/a.o", b"a")
+    write(tool / "notes.txt", b"private")
+    (tool / "link").symlink_to("/etc/hostname")
+    found = collected(tool, cache, patterns=("kernel_cache/*",))
+    assert (relatives(found), found.left_out) == (["kernel_cache/a.o"], ())
+
+
+@pytest.mark.parametrize(
+    "name", ["a.lock", "x.tmp", ".warmrank-here-1", ".unverified", "locks/a", ".hidden", ".git/config"]
+)
+def test_locks_and_hidden_files_are_not_collected(name: str, cache: Path, tool: Path):
+    write(tool / name, b"x")
+    assert collected(tool, cache) == Collected()
+
+
+def test_links_and_files_that_others_can_write_are_left_out_with_a_reason(cache: Path, tool: Path):
+    write(tool / "shared.o", b"x").chmod(0o666)
+    (tool / "link.o").symlink_to(tool / "shared.o")
+    found = collected(tool, cache)
+    assert found.files == ()
+    assert [
+        str(tool / name) in reason
+        for name, reason in zip(("link.o", "shared.o"), found.left_out, strict=True)
+    ] == [True, True]
+
+
+def test_directory_that_others_can_write_is_left_out_whole(cache: Path, tool: Path):
+    write(tool / "open/a.o", b"x")
+    write(tool / "b.o", b"x")
+    (tool / "open").chmod(0o777)
+    found = collected(tool, cache)
+    assert (relatives(found), len(found.left_out)) == (["b.o"], 1)
+
+
+def test_file_that_is_being_written_is_left_out(cache: Path, tool: Path, monkeypatch: pytest.MonkeyPatch):
+    path = write(tool / "a.o", b"half")
+    write(tool / "b.o", b"whole")
+
+    def keep_while_written(root: Path, source: Path, **options: Any) -> Any:
+        if source == path:
+            path.write_bytes(b"half and half")
+        return keep(root, source, **options)
+
+    monkeypatch.setattr(node_collecting, "keep", keep_while_written)
+    found = collected(tool, cache)
+    assert relatives(found) == ["b.o"]
+    assert "nobody writes while it is read" in found.left_out[0]
+
+
+def test_directories_far_too_deep_are_passed_over(cache: Path, tool: Path):
+    write(tool / "a.o", b"a")
+    here = os.open(tool, os.O_RDONLY)
+    for _ in range(1100):
+        os.mkdir("deep", 0o700, dir_fd=here)
+        here, former = os.open("deep", os.O_RDONLY, dir_fd=here), here
+        os.close(former)
+    os.close(here)
+    assert relatives(collected(tool, cache)) == ["a.o"]
+
+
+def test_names_that_no_manifest_takes_are_left_out_uncopied(cache: Path, tool: Path):
+    write(tool / "new\nline.o", b"1")
+    write(tool / "Add.o", b"2")
+    write(tool / "add.o", b"3")
+    no_text = os.fsencode(tool) + b"/\xff.o"
+    Path(os.fsdecode(no_text)).write_bytes(b"4")
+    found = collected(tool, cache)
+    assert relatives(found) == ["Add.o"]
+    assert len(found.left_out) == 3
+    assert "\n".join(found.left_out).encode("utf-8")
+    assert len(kept_files(cache)) == 1
+
+
+def test_reason_with_a_name_that_is_no_text_can_be_printed(cache: Path, tool: Path):
+    write(tool / "a", b"").unlink()
+    shared = Path(os.fsdecode(os.fsencode(tool) + b"/\xff.o"))
+    shared.write_bytes(b"x")
+    shared.chmod(0o666)
+    (reason,) = collected(tool, cache).left_out
+    assert "\\udcff.o" in reason.encode("utf-8").decode()
+
+
+@pytest.mark.parametrize(
+    "limit", [{"num_files": 2}, {"size_bytes": 4}, {"document_bytes": 1200}, {"file_bytes": 1}]
+)
+def test_what_there_is_no_room_for_is_left_out_uncopied(limit: dict[str, int], cache: Path, tool: Path):
+    for name in "abc":
+        write(tool / name, name.encode() * 2)
+    found = collected(tool, cache, Room(**limit))
+    assert relatives(found) == (["a", "b"] if limit != {"file_bytes": 1} else [])
+    assert len(kept_files(cache)) == len(found.files)
+    assert len(found.left_out) == 3 - len(found.files)
+    assert found.num_new == len(found.files)
+
+
+def test_room_is_what_the_ranks_artifacts_leave(cache: Path):
+    manifest = make_partition(cache)
+    (entry, *_) = manifest.artifacts
+    many = tuple(
+        entry.model_copy(update={"path": f"M/f{index}/compiled_module"}) for index in range(MAX_ENTRIES - 1)
+    )
+    full = manifest.model_copy(update={"artifacts": many})
+    room = room_in(full)
+    assert (room.num_files, room.artifacts) == (1, {entry.sha256[:32]})
+    files = [NodeFile(cache="ge", relative=str(index), digest=digest_bytes(b"")) for index in range(2)]
+    assert with_node_files(type(full)(**dict(full)), files[: room.num_files])
+    with pytest.raises(ValueError, match="at most"):
+        with_node_files(type(full)(**dict(full)), files)
+
+
+# What came from the store.
+
+
+def fetched(cache: Path, tmp_path: Path, relative: str, data: bytes) -> NodeFile:
+    return kept(cache, tmp_path / "fetched", f"operators/{relative}", data)
+
+
+def test_what_came_from_the_store_stays_in_the_manifest(cache: Path, tool: Path, tmp_path: Path):
+    carried = fetched(cache, tmp_path, "fetched.o", b"fetched")
+    write(tool / "new.o", b"new")
+    found = collect(cache_of(tool), cache, ROOM, carried=[carried])
+    assert relatives(found) == ["new.o", "fetched.o"]
+    assert found.num_new == 1
+
+
+def test_fetched_file_that_changed_since_counts_with_its_new_bytes(cache: Path, tool: Path, tmp_path: Path):
+    carried = fetched(cache, tmp_path, "a.o", b"fetched")
+    write(tool / "a.o", b"again")
+    found = collect(cache_of(tool), cache, ROOM, carried=[carried])
+    assert [file.digest for file in found.files] == [digest_bytes(b"again")]
+
+
+def test_fetched_file_that_is_unchanged_is_not_new(cache: Path, tool: Path, tmp_path: Path):
+    carried = fetched(cache, tmp_path, "a.o", b"fetched")
+    write(tool / "a.o", b"fetched")
+    found = collect(cache_of(tool), cache, ROOM, carried=[carried])
+    assert (found.files, found.num_new) == ((carried,), 0)
+
+
+def test_kept_copy_that_vanished_drops_its_entry_only(cache: Path, tool: Path, tmp_path: Path):
+    files = [fetched(cache, tmp_path, name, name.encode()) for name in ("a.o", "b.o")]
+    kept_path(cache, files[0].digest.sha256).unlink()
+    found = collect(cache_of(tool), cache, ROOM, carried=files)
+    assert relatives(found) == ["b.o"]
+    assert "kept copy is gone" in found.left_out[0]
+
+
+def test_use_of_kept_files_is_noted(cache: Path, tool: Path, tmp_path: Path):
+    carried = fetched(cache, tmp_path, "fetched.o", b"fetched")
+    write(tool / "new.o", b"new")
+    collected(tool, cache)
+    for path in kept_files(cache):
+        os.utime(path, (1, 1))
+    collect(cache_of(tool), cache, ROOM, carried=[carried])
+    assert [path.stat().st_mtime > 1 for path in kept_files(cache)] == [True, True]
+
+
+# Trust.
+
+
+def test_what_another_launch_put_there_meanwhile_is_not_signed(cache: Path, tool: Path, tmp_path: Path):
+    evil = fetched(tmp_path / "other", tmp_path, "evil.o", b"unsigned")
+    write(tool / "own.o", b"own")
+    place_files(tmp_path / "other", [evil], {"operators": Destination(path=tool)}, Vouched(policy="off"))
+    found = collect(cache_of(tool), cache, ROOM, refusal=lambda directory: refusal(directory, "require", ()))
+    assert found.files == ()
+    assert "nobody" in found.left_out[0] or "signed" in found.left_out[0]
+
+
+def test_mark_is_looked_for_after_copying(cache: Path, tool: Path):
+    write(tool / "own.o", b"own")
+
+    def refused(directory: Path) -> str:
+        assert kept_files(cache)
+        return "marked"
+
+    assert collect(cache_of(tool), cache, ROOM, refusal=refused).left_out == ("node cache operators: marked",)
+
+
+# An engine's files.
+
+
+def engines(tool: Path) -> tuple[NodeCache, ...]:
+    return (NodeCache(name="ge", directory=str(tool), collect="all", in_sets=True),)
+
+
+def handed_over(tmp_path: Path, tool: Path, data: bytes, artifact: str = ARTIFACT) -> None:
+    made = tmp_path / f"made{data.hex()}"
+    write(made / "g.om", data)
+    hand_over(made, tool, f"{artifact}/c", GRAPHS)
+
+
+def test_engines_files_of_this_manifests_artifacts_are_collected_whoever_made_them(
+    cache: Path, tool: Path, tmp_path: Path
+):
+    handed_over(tmp_path, tool, b"by a script")
+    handed_over(tmp_path, tool, b"of another workload", "1e" * 16)
+    found = collect(engines(tool), cache, ROOM, before=listing(engines(tool)))
+    (file,) = found.files
+    assert (file.relative.split("/")[0], file.digest) == (ARTIFACT, digest_bytes(b"by a script"))
+
+
+def test_torn_set_is_left_out(cache: Path, tool: Path, tmp_path: Path):
+    handed_over(tmp_path, tool, b"graph")
+    next(tool.rglob("*.om")).write_bytes(b"\0\0\0\0\0")
+    found = collect(engines(tool), cache, ROOM)
+    assert found.files == ()
+    assert "not those that it was made of" in found.left_out[0]
+
+
+def test_carried_sets_are_those_of_this_manifests_artifacts_that_the_node_did_not_make_anew(
+    cache: Path, tool: Path, tmp_path: Path
+):
+    def carried(artifact: str) -> NodeFile:
+        return kept(cache, tmp_path / "fetched", f"ge/{artifact}/c/set/g.om", artifact.encode())
+
+    other = "2d" * 16
+    handed_over(tmp_path, tool, b"anew")
+    room = Room(artifacts=frozenset({ARTIFACT, other}))
+    files = [carried(artifact) for artifact in (ARTIFACT, other, "3c" * 16)]
+    found = collect(engines(tool), cache, room, carried=files)
+    assert [file.digest for file in found.files] == [digest_bytes(b"anew"), files[1].digest]
+    assert found.num_new == 1
+
+
+def test_growth_of_a_manifest_is_one_set_for_an_artifact(cache: Path, tool: Path, tmp_path: Path):
+    carried: tuple[NodeFile, ...] = ()
+    for number in range(3):
+        handed_over(tmp_path, tool, b"%d" % number)
+        carried = collect(engines(tool), cache, ROOM, carried=carried).files
+    assert [file.digest for file in carried] == [digest_bytes(b"2")]
