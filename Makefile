@@ -18,8 +18,9 @@ test: $(STAMP)  ## the whole test suite
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not ray and not slow and not torchair"
 	$(BIN)/python -m pytest -m "ray and not torchair"
 
-test-slow: $(STAMP) ## longer variants of what `make test` runs
-	$(BIN)/python -m pytest -m slow
+test-slow: $(NPU_STAMP) ## longer variants of what `make test` and `make test-npu` run
+	$(BIN)/python -m pytest -m "slow and not torchair"
+	TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(NPU_VENV)/bin/python -m pytest -m "slow and torchair" tests/npu
 
 test-gpu: $(STAMP) ## what needs a CUDA device: device tests, the capture contract, decode as ratios
 	$(BIN)/python -m pytest -m gpu tests/device tests/contract/test_device_backend.py
@@ -28,7 +29,7 @@ test-gpu: $(STAMP) ## what needs a CUDA device: device tests, the capture contra
 # Where torch_npu is installed, `import torch` would load it, which fails without CANN's libraries.
 test-npu: export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
 test-npu: $(NPU_STAMP) ## the real torch_npu package on an emulated NPU; then what needs an Ascend NPU
-	$(NPU_VENV)/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m torchair tests/npu
+	$(NPU_VENV)/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "torchair and not slow" tests/npu
 	$(NPU_VENV)/bin/python -m pytest -m npu tests/device tests/contract/test_device_backend.py
 
 # 200 rounds are the full counts of docs/faults.md, and take hours. Power cuts need root. The second command is

@@ -74,7 +74,6 @@ def seed_node(
         faults: takes up what could not be used at all.
 
     Raises:
-        UnusableCache: ``cache_root`` cannot be used.
         StoreUnavailable: of a place of the store that is required.
     """
     destinations, refused = store.admitted(wanted.destinations)

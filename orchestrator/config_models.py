@@ -16,6 +16,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from orchestrator.store_config import StoreConfig
 from orchestrator.strict import Seconds, Strict
@@ -162,11 +163,10 @@ class Config(Strict):
             if cache is None:
                 continue
             if name in known_caches.OWN and cache.model_fields_set - {"collect"}:
-                msg = f"{name}: nothing but collect; engine torchair looks for it in the cache directory"
-                raise ValueError(msg)
+                why = "of {name} nothing but collect, because engine torchair looks in the cache directory"
+                raise PydanticCustomError("node_cache", why, {"name": name})
             if not cache.path and name not in (*known_caches.OWN, known_caches.OPERATORS):
-                msg = f"{name}: a path, a directory on each node"
-                raise ValueError(msg)
+                raise PydanticCustomError("node_cache", "of {name} a path", {"name": name})
         return given
 
     @model_validator(mode="after")

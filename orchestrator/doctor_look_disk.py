@@ -14,12 +14,14 @@ from functools import partial
 from pathlib import Path
 
 from cache_store.backends.durability import file_system_type
+from cache_store.errors import UnusableCache
+from cache_store.node.placing import check_parents
 from cache_store.node.private_files import FILE_MODE, create_private, temporary_name
 from orchestrator.bounded import all_within
 from orchestrator.config_models import Config
 from orchestrator.doctor_clocks import Clock
 from orchestrator.doctor_disk import Disk, NodeCacheDirectory
-from orchestrator.node_artifacts import node_caches_of
+from orchestrator.node_artifacts import declared_caches, place_faults
 
 PATIENCE_S = 5.0
 
@@ -82,12 +84,14 @@ def _disk(path: Path, needed_bytes: int) -> tuple[Disk, tuple[Clock, ...]]:
 
 def look_at_node_caches(config: Config) -> tuple[NodeCacheDirectory, ...]:
     """The directories of the config's node caches on this node."""
-    caches = node_caches_of(config)
+    caches, misplaced = declared_caches(config), place_faults(config)
     looks = [partial(_writing_fault, Path(cache.directory).absolute()) for cache in caches]
     faults = all_within(looks, timeout_s=PATIENCE_S)
     return tuple(
         NodeCacheDirectory(
-            name=cache.name, path=cache.directory, problem="it does not answer" if fault is None else fault
+            name=cache.name,
+            path=cache.directory,
+            problem=misplaced.get(cache.name) or ("it does not answer" if fault is None else fault),
         )
         for cache, fault in zip(caches, faults, strict=True)
     )
@@ -98,6 +102,10 @@ def _writing_fault(path: Path) -> str:
     there = _nearest_there(path)
     if not there.is_dir():
         return f"{there} is no directory"
+    try:
+        check_parents(path)
+    except UnusableCache as error:
+        return error.actual
     return "" if os.access(there, os.W_OK | os.X_OK) else f"this user may not write {there}"
 
 

@@ -20,7 +20,7 @@ EngineChoice = Literal["auto", "graph", "aoti", "torchair"]
 
 
 class CacheOptions(Value):
-    """The parameters of `cache_compile`, in one value; ``guards`` and ``engine`` are None where the function does not say."""
+    """The parameters of `cache_compile` in one value; ``guards`` and ``engine``: None where it does not say."""
 
     config: CompilerConfig
     dynamic: bool = True

@@ -119,6 +119,7 @@ def collect(
     groups = {cache: _groups(cache, room.artifacts, before or {}, taking.leave_out) for cache in caches}
     known = {file.path: file for file in _declared(carried, groups, room.artifacts)}
     found = [_path(cache, member) for cache in groups for group in groups[cache] for member in group.members]
+    taking.known = known
     taking.bad = dict(collisions(dict.fromkeys([*found, *known])))
     for cache in caches:
         for group in groups[cache]:
@@ -175,6 +176,7 @@ class _Taking:
         self.files: dict[str, NodeFile] = {}
         self.left_out: list[str] = []
         self.bad: dict[str, str] = {}
+        self.known: Mapping[str, NodeFile] = {}
         self._cache_root, self._room = cache_root, room
         self._num_files = self._size_bytes = self._document_bytes = 0
 
@@ -190,8 +192,13 @@ class _Taking:
         digests: dict[str, Digest] = {}
         try:
             for member, status in group.members.items():
-                source = Path(cache.directory) / member
-                digests[member] = keep(self._cache_root, source, seen=identity_of(status))
+                known = self.known.get(_path(cache, member))
+                digests[member] = keep(
+                    self._cache_root,
+                    Path(cache.directory) / member,
+                    seen=identity_of(status),
+                    expected=known.digest if known is not None else None,
+                )
         except UnusableCache as error:
             self.leave_out(str(error))
             return

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from worker import rank_start
 from worker.errors import NeedsValues, NotPortable
 from worker.rank import RankWorker
 from worker.results import FunctionProbe, FunctionResult, LeftOut, RankPlace
@@ -22,8 +23,8 @@ from worker.target import Target, building_for
 
 if TYPE_CHECKING:
     from cache_store.records.manifest import PartitionManifest
-    from worker.rank import _Unit
     from worker.rank_spec import RankSpec
+    from worker.rank_units import RankUnit
 
 _RANK = "rank"
 
@@ -51,14 +52,14 @@ class OfflineRank(RankWorker):
         Raises:
             DeviceUnavailable: this torch cannot trace for the device kind.
         """
-        from worker import groups, process_groups
+        from worker import process_groups
         from worker.devices import backend_for
 
         self._exits.enter_context(building_for(self._machines))
         backend_for(self._spec.device_kind).device(self._spec.local_rank)
         self._groups = process_groups.pretend(self._spec)
         self._owns_process_group = True
-        groups.register(dict(sorted(self._groups.items(), key=lambda item: item[0] == "world")))
+        rank_start.name_groups(self._groups)
         return RankPlace(
             rank=self._spec.rank,
             host=socket.gethostname(),
@@ -116,7 +117,7 @@ class OfflineRank(RankWorker):
         super().stop()
         self._exits.close()
 
-    def _probe(self, unit: _Unit) -> FunctionProbe:
+    def _probe(self, unit: RankUnit) -> FunctionProbe:
         from worker.torch_private.fake_ranks import asked_for_values
 
         try:
@@ -126,7 +127,7 @@ class OfflineRank(RankWorker):
                 raise
             raise _needs_values(unit.name, error) from error
 
-    def _compile(self, unit: _Unit) -> FunctionResult:
+    def _compile(self, unit: RankUnit) -> FunctionResult:
         from worker.torch_private.fake_ranks import asked_for_values
 
         try:

@@ -80,9 +80,10 @@ def _registered(engine: Engine, mode: str) -> dict[str, str]:
     """What was registered with TorchAir and belongs to the process: fusion patterns, converters for GE."""
     if engine.name != "torchair":
         return {}
+    package = "npugraph_ex" if mode == "npugraph_ex" else "torchair"
     registered = {
-        "patterns": list(map(repr, registered_patterns("npugraph_ex" if mode == "npugraph_ex" else "torchair"))),
-        "converters": registered_converters() if mode == "max-autotune" else [],
+        "patterns": [repr(pattern) for pattern in registered_patterns(package, reachable_digest)],
+        "converters": registered_converters(reachable_digest) if mode == "max-autotune" else [],
     }
     return {name: f"{len(texts)}, {_digest(' '.join(texts))}" for name, texts in registered.items() if texts}
 

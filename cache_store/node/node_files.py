@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from cache_store.digests import Digest, TooLong, copy_and_digest, is_sha256
+from cache_store.digests import Digest, TooLong, Writable, copy_and_digest, is_sha256
 from cache_store.errors import UnusableCache
 from cache_store.node.private_files import (
     create_private,
@@ -159,13 +159,16 @@ def place_kept(cache_root: Path, staged: Path, digest: Digest) -> Path:
 Identity = tuple[int, int, int, int]
 
 
-def keep(cache_root: Path, source: Path, *, seen: Identity | None = None) -> Digest:
+def keep(
+    cache_root: Path, source: Path, *, seen: Identity | None = None, expected: Digest | None = None
+) -> Digest:
     """Keep a copy of a file of another tool.
 
     Args:
         cache_root: the cache directory.
         source: the file.
         seen: what `identity_of` said of it a moment ago.
+        expected: what it probably holds; if that is kept, the file is read and not copied.
 
     Returns:
         The digest of the bytes that were kept.
@@ -174,9 +177,15 @@ def keep(cache_root: Path, source: Path, *, seen: Identity | None = None) -> Dig
         UnusableCache: another user could have written it, it is no regular file, it changed since it was
             seen or while it was read, or one of the two cannot be read or written; nothing was kept.
     """
+    if expected is not None and (known := find_kept(cache_root, expected)) is not None:
+        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - a device
+            if _copy_unchanged(source, nowhere, seen) == expected:
+                note_use(known)
+                return expected
     staged = temporary_kept(cache_root)
     try:
-        digest = _copy_unchanged(source, staged, seen)
+        with os_errors_are_unusable("file", staged), create_private(staged) as target:
+            digest = _copy_unchanged(source, target, seen)
         if (known := find_kept(cache_root, digest)) is None:
             place_kept(cache_root, staged, digest)
         else:
@@ -191,8 +200,8 @@ def identity_of(status: os.stat_result) -> Identity:
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _copy_unchanged(source: Path, staged: Path, seen: Identity | None) -> Digest:
-    with os_errors_are_unusable("file", source), open_owned(source) as file, create_private(staged) as target:
+def _copy_unchanged(source: Path, target: Writable, seen: Identity | None) -> Digest:
+    with os_errors_are_unusable("file", source), open_owned(source) as file:
         before = os.fstat(file.fileno())
         try:
             digest = copy_and_digest(file, target, limit_bytes=before.st_size)

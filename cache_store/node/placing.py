@@ -21,7 +21,7 @@ from pathlib import Path
 
 from cache_store.digests import copy_and_digest
 from cache_store.errors import UnusableCache
-from cache_store.node.node_files import NodeFile, find_kept, kept_path, note_use
+from cache_store.node.node_files import NodeFile, find_kept, kept_path, note_use, split_node_path
 from cache_store.node.private_files import (
     check_owned,
     create_private,
@@ -145,6 +145,8 @@ class _NotPlaced(Exception):
 
 def _destination_of(file: NodeFile, destinations: Destinations) -> Destination:
     destination = destinations.get(file.cache)
+    if split_node_path(file.path) is None:
+        raise _NotPlaced("no path of a node artifact")
     if destination is None:
         raise _NotPlaced(
             f"left in the cache directory: this node's config declares no node cache {file.cache!r}"

@@ -338,7 +338,7 @@ def aoti_compile() -> Any:
 def test_abandoned_cache_loses_its_packages(copied: Path) -> None:
     function = cached(models.mixed(), copied, ge_cache=True, on_recompile="abandon")
     function(*models.mixed_call())
-    function._abandon("a test")
+    function._files.abandon(function.place().function_dir, "a test")
     assert list(copied.rglob("*.pt2")) == []
 
 

@@ -43,3 +43,14 @@ def emulated_npu() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         npu_emulator.install()
+        _compile_with_torchair_first()
+
+
+def _compile_with_torchair_first() -> None:
+    """Tests of both packages may share a process, which works in this order only: the vendor's operators clash."""
+    import torch
+    import torchair
+
+    config = torchair.CompilerConfig()
+    config.mode = "reduce-overhead"
+    torch.compile(torch.neg, backend=torchair.get_npu_backend(compiler_config=config))(torch.ones(2))

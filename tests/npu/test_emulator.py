@@ -189,6 +189,38 @@ def test_script_runs_on_the_emulated_device_as_it_is(tmp_path: Path) -> None:
     assert done.stdout == "True ['a', 'b']\n", done.stderr
 
 
+LOGGED = """
+from worker import npu_emulator
+npu_emulator.install()
+import sys, torch
+from worker import CompilerConfig
+from worker.inference import cache_compile
+
+class Model(torch.nn.Module):
+    def adds(self, x):
+        return x + 1
+
+config = CompilerConfig()
+config.mode = sys.argv[1]
+print(cache_compile(Model().adds, config=config)(torch.zeros(2)).tolist())
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "package"), [("reduce-overhead", "torchair"), ("npugraph_ex", "npugraph_ex")]
+)
+def test_compiles_can_be_debugged(mode: str, package: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(LOGGED)
+    environ = {**os.environ, "TORCH_COMPILE_DEBUG": "1", "PYTHONPATH": str(Path.cwd())}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", script, mode],
+        env=environ, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert (done.returncode, "[1.0, 1.0]" in done.stdout) == (0, True), done.stderr
+    assert package in {path.parent.name for path in tmp_path.rglob("debug.log")}
+
+
 def test_installing_imports_no_tracer() -> None:
     source = (
         "import sys\nfrom worker import npu_emulator\nnpu_emulator.install()\n"

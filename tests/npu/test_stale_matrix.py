@@ -1,11 +1,12 @@
 """Stale caches: what TorchAir alone loads wrongly is a miss here, and the table in the documents says so.
 
-Cases of ``benchmarks/stale_matrix.py``, each in one of its modes; the script runs all, in both.
+Cases of ``benchmarks/stale_matrix.py``, each in one of its modes; the script runs all, in both. A case starts
+two or four processes, so that most of them have the marker `slow` (``make test-slow``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +19,28 @@ from benchmarks.stale_matrix_parts.report import ERROR, WRONG, alone, counts, fa
 pytestmark = pytest.mark.torchair
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "torchair.md"
-# Of the cases below, at least so many are wrong or end in an error with TorchAir alone.
-NUM_WRONG, NUM_ERRORS = 20, 4
+# Of the quick cases, at least so many are wrong or end in an error with TorchAir alone.
+NUM_WRONG, NUM_ERRORS = 10, 1
+# At least one of each group, and the changes that happen most.
+QUICK = (
+    "a line of the cached method",
+    "`forward` of a layer",
+    "body of an operator that is taken apart (`CompositeImplicitAutograd`)",
+    "flag on the module",
+    "forward hook",
+    "strides of a parameter",
+    "a buffer's tensor replaced",
+    "one tensor more in a list",
+    "more rows within the bound",
+    "autocast",
+    "`use_deterministic_algorithms`",
+    "environment variable that the code reads",
+    "runtime state: number of blocks of a KV cache",
+    "registered fusion pattern",
+    "CANN",
+    "SoC",
+    "group of another size",
+)
 # Left to the script, because another case shows nearly the same.
 ALIKE = (
     "method of a layer",
@@ -49,22 +70,36 @@ CHOSEN = {
     f"{case.group}: {case.name}": in_one_mode(number, case)
     for number, case in enumerate(case for case in CASES if case.name not in ALIKE)
 }
+QUICKLY = [name for name, case in CHOSEN.items() if case.name in QUICK]
+MARKED = [
+    pytest.param(name, marks=() if name in QUICKLY else (pytest.mark.slow, pytest.mark.timeout(900)))
+    for name in CHOSEN
+]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Line]:
-    made = lines(tmp_path_factory.mktemp("stale"), list(CHOSEN.values()), workers=2)
-    return dict(zip(CHOSEN, made, strict=True))
+def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Line]:
+    """Line of a case; the first one that asks for a quick case runs all of these, for a slow one likewise."""
+    made: dict[str, Line] = {}
+
+    def line_of(asked: str) -> Line:
+        if asked not in made:
+            names = [name for name in CHOSEN if (name in QUICKLY) == (asked in QUICKLY)]
+            ran = lines(tmp_path_factory.mktemp("stale"), [CHOSEN[name] for name in names], workers=2)
+            made.update(zip(names, ran, strict=True))
+        return made[asked]
+
+    return line_of
 
 
-@pytest.mark.parametrize("case", CHOSEN)
-def test_stale_cache_is_a_miss_with_its_reason(found: Mapping[str, Line], case: str) -> None:
-    assert not fault(found[case]), found[case].ours
+@pytest.mark.parametrize("case", MARKED)
+def test_stale_cache_is_a_miss_with_its_reason(found: Callable[[str], Line], case: str) -> None:
+    assert not fault(found(case)), found(case).ours
 
 
-@pytest.mark.parametrize("case", CHOSEN)
-def test_document_says_what_torchair_alone_does(found: Mapping[str, Line], case: str) -> None:
-    line = found[case]
+@pytest.mark.parametrize("case", MARKED)
+def test_document_says_what_torchair_alone_does(found: Callable[[str], Line], case: str) -> None:
+    line = found(case)
     theirs = alone(line)
     cell = f"**{theirs}**" if theirs == WRONG else theirs
     names = (line.case.name, f"{line.case.name} (`{line.mode}`)")
@@ -72,15 +107,15 @@ def test_document_says_what_torchair_alone_does(found: Mapping[str, Line], case:
     assert any(f"| {name} | {cell} |" in text for name in names), line.alone
 
 
-def test_torchair_alone_loads_many_wrong_graphs(found: Mapping[str, Line]) -> None:
-    verdicts = counts(list(found.values()))
+def test_torchair_alone_loads_many_wrong_graphs(found: Callable[[str], Line]) -> None:
+    verdicts = counts([found(name) for name in QUICKLY])
     assert verdicts[WRONG] >= NUM_WRONG
     assert verdicts[ERROR] >= NUM_ERRORS
 
 
-def test_fault_shows_in_table_and_counts(found: Mapping[str, Line]) -> None:
+def test_fault_shows_in_table_and_counts(found: Callable[[str], Line]) -> None:
     """The script must be able to find warmrank wrong."""
-    line = found["source: a line of the cached method"]
+    line = found("source: a line of the cached method")
     wrong = replace(line, ours=replace(line.ours, outcome="loaded", wrong="first result: 1.0, got 2.0"))
     assert fault(wrong)
     assert any("FAULT" in row for row in table([wrong]))

@@ -96,10 +96,11 @@ def test_threads_may_make_their_first_calls_at_once(config: Any, tmp_path: Path)
 def test_private_directory_ends_with_the_function(config: Any, tmp_path: Path) -> None:
     function = cache_compile(Model().adds, config=config, cache_dir=tmp_path)
     function(torch.ones(4))
-    made = function.variants[0].runner._handed.directory
+    runner: Any = function.variants[0].runner
+    made = runner._handed.directory
     (directory,) = (path for path in made.parents if path.name.startswith("warmrank-torchair-"))
     assert directory.is_dir()
-    del function
+    del function, runner
     gc.collect()
     assert not directory.exists()
 

@@ -19,9 +19,7 @@ STAND_IN = "stand-in"
 def is_here(kind: str) -> bool:
     """Whether torch finds a device of this kind."""
     if kind == "npu" and any(Path("/dev").glob("davinci[0-9]*")):
-        with contextlib.suppress(
-            ImportError
-        ):  # not installed here, or without set_env.sh of CANN
+        with contextlib.suppress(ImportError):  # not installed here, or without set_env.sh of CANN
             importlib.import_module("torch_npu")
     module = torch.cuda if kind == "cuda" else getattr(torch, kind, None)
     return module is not None and module.is_available()

@@ -29,7 +29,7 @@ chmod u+x "$directory/uninstall.sh"
 
 
 def package_bytes(name: str = PACKAGE, kernels: str = "kernels") -> bytes:
-    """A package as `op_compiler` makes them, as far as TorchAir sees it: run without arguments, it installs."""
+    """A package as `op_compiler` makes them, as far as TorchAir sees it: a program that installs kernels."""
     text = _PACKAGE_TEXT.replace("STEM", name.removesuffix(".run")).replace("KERNELS", kernels)
     return text.encode()
 

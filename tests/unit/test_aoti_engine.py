@@ -23,10 +23,10 @@ from worker.cache_options import CacheOptions
 from worker.engines import aoti_place, engine_named
 from worker.engines.aoti import AotiEngine
 from worker.engines.aoti_call import CompiledGraph, Parts
-from worker.engines.overlap import OverlapCheck
 from worker.engines.aoti_package import pack, package_name, unpack
 from worker.engines.aoti_place import compile_place
 from worker.engines.aoti_split import Division, divide
+from worker.engines.overlap import OverlapCheck
 from worker.errors import ArtifactCorrupt, NotPortable, NotYet
 from worker.graph_facts import analyse
 from worker.instruction_set import instruction_set, of_features

@@ -16,7 +16,7 @@ import worker
 from tests.support.small_models import Plain
 from worker.cached_function import CachedFunction
 from worker.configs.compiler_config import CompilerConfig
-from worker.errors import BadConfig, BadFunction, ConfigMismatch, NotYet, WorkerError
+from worker.errors import BadConfig, BadFunction, ConfigMismatch, WorkerError
 from worker.inference import cache_compile, get_backend
 
 

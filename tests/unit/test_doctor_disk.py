@@ -113,3 +113,18 @@ def test_node_caches_of_a_config_are_looked_at(tmp_path: Path):
         ("theirs", f"{tmp_path / 'file'} is no directory"),
     ]
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "problem"),
+    [("{root}/open/tools", "has mode 0777"), ("{root}/cache", "overlaps with the cache")],
+)
+def test_place_that_nothing_is_put_into_is_named(place: str, problem: str, tmp_path: Path):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    config = loaded_config(tmp_path, cache_dir=str(tmp_path / "cache"), node_caches={"tools": {"path": "/x"}})
+    cache = config.node_caches["tools"]
+    assert cache is not None
+    moved = cache.model_copy(update={"path": place.format(root=tmp_path)})
+    (found,) = look_at_node_caches(config.model_copy(update={"node_caches": {"tools": moved}}))
+    assert problem in found.problem

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.digests import digest_bytes
+from cache_store.digests import Digest, digest_bytes
+from cache_store.node.private_files import digest_owned
 from tests.support.node_artifacts import PACKAGE, package_bytes, write
 from worker import engine_files
 from worker.engine_files import GRAPHS, PACKAGES, bring_in, drop_unused, hand_over, set_name
@@ -135,10 +136,8 @@ def test_nothing_is_handed_over_where_others_can_write_a_part_of_it(
 def test_file_that_is_written_meanwhile_is_not_handed_over(
     node_cache: Path, made: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    real = engine_files.digest_owned
-
-    def write_after(path: Path):
-        found = real(path)
+    def write_after(path: Path) -> Digest:
+        found = digest_owned(path)
         path.write_bytes(b"rewritten")
         return found
 

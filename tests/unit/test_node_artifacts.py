@@ -276,11 +276,12 @@ def test_unsigned_node_artifacts_mark_the_nodes_own_directories(store, root, sou
 
 
 def test_cache_directory_is_marked_for_unsigned_names_of_bytes_that_it_kept_before(
-    store, root, source, node, tmp_path
+    store, source, node, tmp_path
 ):
-    publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4)
+    record = publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4)
     kept(node / "cache", tmp_path / "tools", ADD, b"add")
-    assert run(store, node, ranks=(0, 1)).node.num_fetched == 0
+    found = store.fetch_node_files(record.partitions, destinations(node), node / "cache")
+    assert (found.num_copied, len(found.files)) == (0, 1)
     assert (node / "cache" / UNVERIFIED).exists()
 
 

@@ -11,6 +11,7 @@ import pytest
 from cache_store.digests import digest_bytes
 from cache_store.node.node_files import NodeFile, find_kept, keep, kept_files, kept_path
 from cache_store.node.placing import Destination, Vouched, place_files, refusal
+from cache_store.paths import MAX_PARTS
 from cache_store.records.fields import MAX_ENTRIES
 from tests.support.node_artifacts import kept, write
 from tests.support.stored import make_partition
@@ -124,15 +125,22 @@ def test_file_that_is_being_written_is_left_out(cache: Path, tool: Path, monkeyp
     assert "nobody writes while it is read" in found.left_out[0]
 
 
-def test_directories_far_too_deep_are_passed_over(cache: Path, tool: Path):
+def test_directories_too_deep_for_a_manifest_are_not_looked_into(
+    cache: Path, tool: Path, monkeypatch: pytest.MonkeyPatch
+):
+    deepest = tool.joinpath(*["deep"] * 100)
+    deepest.mkdir(parents=True)
     write(tool / "a.o", b"a")
-    here = os.open(tool, os.O_RDONLY)
-    for _ in range(1100):
-        os.mkdir("deep", 0o700, dir_fd=here)
-        here, former = os.open("deep", os.O_RDONLY, dir_fd=here), here
-        os.close(former)
-    os.close(here)
+    scanned: list[Any] = []
+    real = os.scandir
+
+    def note(path: Any) -> Any:
+        scanned.append(path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", note)
     assert relatives(collected(tool, cache)) == ["a.o"]
+    assert len(scanned) == MAX_PARTS
 
 
 def test_names_that_no_manifest_takes_are_left_out_uncopied(cache: Path, tool: Path):
@@ -160,7 +168,7 @@ def test_reason_with_a_name_that_is_no_text_can_be_printed(cache: Path, tool: Pa
 @pytest.mark.parametrize(
     "limit", [{"num_files": 2}, {"size_bytes": 4}, {"document_bytes": 1200}, {"file_bytes": 1}]
 )
-def test_what_there_is_no_room_for_is_left_out_uncopied(limit: dict[str, int], cache: Path, tool: Path):
+def test_what_there_is_no_room_for_is_left_out_uncopied(limit: dict[str, Any], cache: Path, tool: Path):
     for name in "abc":
         write(tool / name, name.encode() * 2)
     found = collected(tool, cache, Room(**limit))
@@ -178,7 +186,7 @@ def test_room_is_what_the_ranks_artifacts_leave(cache: Path):
     )
     full = manifest.model_copy(update={"artifacts": many})
     room = room_in(full)
-    assert (room.num_files, room.artifacts) == (1, {entry.sha256[:32]})
+    assert (room.num_files, set(room.artifacts)) == (1, {entry.sha256[:32]})
     files = [NodeFile(cache="ge", relative=str(index), digest=digest_bytes(b"")) for index in range(2)]
     assert with_node_files(type(full)(**dict(full)), files[: room.num_files])
     with pytest.raises(ValueError, match="at most"):

@@ -76,6 +76,21 @@ def test_torn_kept_file_is_made_anew(cache: Path, tmp_path: Path, file: NodeFile
     assert path.read_bytes() == b"kernel"
 
 
+def test_file_that_holds_what_is_kept_is_read_and_not_copied(
+    cache: Path, tmp_path: Path, file: NodeFile, monkeypatch
+):
+    monkeypatch.setattr(node_files, "temporary_kept", None)
+    assert keep(cache, tmp_path / "tools" / PATH, expected=file.digest) == file.digest
+
+
+def test_file_that_holds_something_else_than_expected_is_kept_as_it_is(
+    cache: Path, tmp_path: Path, file: NodeFile
+):
+    digest = keep(cache, write(tmp_path / "tools" / PATH, b"rewritten"), expected=file.digest)
+    assert digest == digest_bytes(b"rewritten")
+    assert len(kept_files(cache)) == 2
+
+
 def test_file_that_others_can_write_is_not_kept(cache: Path, tmp_path: Path):
     path = write(tmp_path / "tools/x", b"kernel")
     path.chmod(0o660)
@@ -252,6 +267,15 @@ def test_one_file_that_cannot_be_placed_keeps_no_other_back(cache: Path, node: P
     write(node / "mine/a", b"other")
     found = place_files(cache, both, destinations(node), REQUIRE)
     assert (found.new, len(found.skipped)) == ((both[1],), 1)
+
+
+@pytest.mark.parametrize("relative", [".unverified", "../x", "a.lock"])
+def test_mark_or_lock_is_never_placed(relative: str, cache: Path, node: Path, file: NodeFile):
+    found = place_files(
+        cache, [NodeFile(cache="mine", relative=relative, digest=file.digest)], destinations(node), REQUIRE
+    )
+    assert (found.new, node.exists()) == ((), False)
+    assert "no path of a node artifact" in found.skipped[0]
 
 
 @pytest.fixture

@@ -103,8 +103,8 @@ def test_cpu_has_no_keeper_without_a_config(tmp_path: Path) -> None:
     ("given", "expected"),
     [
         ({"tools": {"pth": "/x"}}, "node_caches.tools.path"),
-        ({"tools": {"path": ""}}, "tools: a path"),
-        ({"triton": {}}, "triton: a path"),
+        ({"tools": {"path": ""}}, "of tools a path"),
+        ({"triton": {}}, "of triton a path"),
         ({"ge": {"path": "/x"}}, "engine torchair looks"),
         ({"tools": {"path": "/x", "collect": "some"}}, "what a launch adds or changes"),
         ({"tools": {"path": "/x", "scope": "rank"}}, "once a node"),

@@ -11,7 +11,7 @@ Sections::
     constants       tensor constants of the graph, as engine ``graph`` keeps them; only where there are some
 
 Nothing is pickled: TorchAir's own file, which is a pickle, exists in a private directory only
-(`worker.engines.torchair_cache`).
+(`worker.engines.torchair_cache`, `torchair_load`).
 
 Loading imports what TorchAir imports: Dynamo, Inductor and sympy among it.
 """
@@ -130,7 +130,8 @@ class TorchairEngine:
         Raises:
             ArtifactCorrupt: TorchAir does not load it.
         """
-        from worker.engines.torchair_cache import Written, loaded
+        from worker.engines.torchair_cache import Written
+        from worker.engines.torchair_load import loaded
 
         del files
         assert site is not None  # noqa: S101 - TorchAir takes methods

@@ -37,9 +37,9 @@ def native_module(device: Device) -> ModuleType:
 
 
 def extension_module(name: str) -> ModuleType:
-    """One of torchair's extension modules, which are for GE graphs; it can be imported and shut down."""
+    """One of torchair's extension modules, for GE graphs; it can be imported, told a log, and shut down."""
     made: Any = ModuleType(name)
-    made.FinalizeGraphEngine = nothing
+    made.FinalizeGraphEngine = made.SetDebugLogPath = nothing  # GE's own log, with TORCH_COMPILE_DEBUG=1
     made.GetSocName = lambda: DEVICE_NAME.split(maxsplit=1)[0]
     made.__getattr__ = missing_attributes(name)
     return made  # type: ignore[no-any-return]

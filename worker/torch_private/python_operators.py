@@ -53,9 +53,9 @@ def _operators(graph_module: GraphModule) -> Iterator[str]:
         for node in getattr(getattr(part, "graph", None), "nodes", ()):
             target: Any = node.target
             if type(target) is torch._ops.OpOverload:
-                yield target.name()
+                yield target.name()  # type: ignore[no-untyped-call]
             elif type(target) is torch._ops.OpOverloadPacket:
-                yield from (getattr(target, overload).name() for overload in target.overloads())
+                yield from (getattr(target, overload).name() for overload in target.overloads())  # type: ignore[no-untyped-call]
 
 
 def _files_of(name: str) -> Iterator[str]:

@@ -15,14 +15,17 @@ from typing import Any
 
 import torch
 
-from worker.reachable import reachable_digest
-from worker.torch_private.registered_patterns import is_of_the_vendor
+from worker.torch_private.registered_patterns import Digest, is_of_the_vendor
 
 _REGISTRY = "torchair._ge_concrete_graph.fx2ge_converter"
 
 
-def registered_converters() -> list[str]:
-    """Operator and digest of each converter that is not torch_npu's own; nothing where TorchAir is not."""
+def registered_converters(digest: Digest) -> list[str]:
+    """Operator and digest of each converter that is not torch_npu's own; nothing where TorchAir is not.
+
+    Args:
+        digest: of functions.
+    """
     registry = getattr(sys.modules.get(_REGISTRY), "_CONVERTERS", None)
     if registry is None:
         return []
@@ -33,7 +36,7 @@ def registered_converters() -> list[str]:
         for operator, around in found.items()
     }
     return sorted(
-        f"{operator}={reachable_digest(function)}"
+        f"{operator}={digest(function)}"
         for operator, function in users.items()
         if not is_of_the_vendor(function)
     )

@@ -16,19 +16,20 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
+from operator import itemgetter
 from types import FunctionType
 from typing import Any
 
 from worker.code_digests import globals_module
 from worker.errors import NotPortable
-from worker.reachable import reachable_digest
 from worker.values import Value
 
 _OF_THE_VENDOR = ("torch_npu", "torchair", "npugraph_ex")  # the version of torch_npu stands for theirs
 _FUNCTIONS = ("search_fn", "replace_fn", "extra_check")
 _SETTINGS = ("trace_fn", "scalar_workaround", "search_fn_pattern", "requires_grad")
 _DERIVED = ("fns_set", "flatten", "flat_args_kwargs")  # attributes of patterns that repeat others
+Digest = Callable[[Any], str]
 _MATCHER = "torch._inductor.pattern_matcher"
 
 
@@ -48,11 +49,15 @@ class RegisteredPattern(Value):
     functions: tuple[str, ...]
 
 
-def registered_patterns(package: str) -> list[RegisteredPattern]:
+def registered_patterns(package: str, digest: Digest) -> list[RegisteredPattern]:
     """The patterns of a package's users, by operator, those of one operator in the order of their turns.
+
+    The vendor's own are among them where they have their turns before a user's. Those that follow, or are
+    not registered yet, do not count: TorchAir appends its own at each compile.
 
     Args:
         package: ``torchair`` or ``npugraph_ex``.
+        digest: of functions and constants.
 
     Raises:
         NotPortable: a pattern of another make, whose functions cannot be found.
@@ -60,15 +65,18 @@ def registered_patterns(package: str) -> list[RegisteredPattern]:
     manager = getattr(
         sys.modules.get(f"{package}.patterns.pattern_pass_manager"), "_global_pattern_pass_manager", None
     )
-    if manager is None:
-        return []
-    turns = {_text(key, {}): entries for key, entries in manager.pass_dict.patterns.items()}
-    return [
-        pattern
-        for begins_with in sorted(turns)
-        for entry in turns[begins_with]
-        for pattern in _pattern(entry, begins_with, package)
-    ]
+    found: list[RegisteredPattern] = []
+    turns = () if manager is None else manager.pass_dict.patterns.items()
+    named = ((_text(key, {}, digest), entries) for key, entries in turns)
+    for begins_with, entries in sorted(named, key=itemgetter(0)):
+        made = [_made_with(entry, package) for entry in entries]
+        users = [number for number, cells in enumerate(made) if not is_of_the_vendor(cells["replace_fn"])]
+        until = users[-1] + 1 if users else 0
+        found += (
+            _pattern(entry, cells, begins_with, digest)
+            for entry, cells in zip(entries[:until], made[:until], strict=True)
+        )
+    return found
 
 
 def is_of_the_vendor(function: Any) -> bool:
@@ -78,50 +86,54 @@ def is_of_the_vendor(function: Any) -> bool:
     return str(module).partition(".")[0] in _OF_THE_VENDOR
 
 
-def _pattern(entry: Any, begins_with: str, package: str) -> Iterator[RegisteredPattern]:
-    """None for the vendor's own.
+def _made_with(entry: Any, package: str) -> Mapping[str, Any]:
+    """What Inductor's ``register_replacement`` was called with.
 
     Raises:
-        NotPortable: it is of another make.
+        NotPortable: something else registered it.
     """
     cells = inspect.getclosurevars(entry.extra_check).nonlocals
-    if any(name not in cells for name in (*_FUNCTIONS, "trace_fn", "scalar_workaround")):
-        msg = (
-            f"a fusion pattern is registered with {package} in a way that is not known, so a change "
-            "of it could not be noticed; register it with register_replacement, or use engine graph"
-        )
-        raise NotPortable(msg, what=str(entry))
-    if is_of_the_vendor(cells["replace_fn"]):
-        return
+    if all(name in cells for name in (*_FUNCTIONS, "trace_fn", "scalar_workaround")):
+        return cells
+    msg = (
+        f"a fusion pattern is registered with {package} in a way that is not known, so a change "
+        "of it could not be noticed; register it with register_replacement, or use engine graph"
+    )
+    raise NotPortable(msg, what=str(entry))
+
+
+def _pattern(entry: Any, cells: Mapping[str, Any], begins_with: str, digest: Digest) -> RegisteredPattern:
     around = inspect.getclosurevars(cells["extra_check"]).nonlocals
     condition = around.get("extra_check", cells["extra_check"])
-    yield RegisteredPattern(
+    return RegisteredPattern(
         begins_with=begins_with,
-        searched=_text(entry.pattern, {}),
-        settings=" ".join(f"{name}={_text(cells.get(name), {})}" for name in _SETTINGS),
-        functions=tuple(map(_digest, (cells["search_fn"], cells["replace_fn"], condition))),
+        searched=_text(entry.pattern, {}, digest),
+        settings=" ".join(f"{name}={_text(cells.get(name), {}, digest)}" for name in _SETTINGS),
+        functions=tuple(
+            digest(_unwrapped(function)) for function in (cells["search_fn"], cells["replace_fn"], condition)
+        ),
     )
 
 
-def _digest(function: Any) -> str:
+def _unwrapped(function: Any) -> Any:
     if isinstance(function, FunctionType) and globals_module(function) == _MATCHER:
-        function = inspect.getclosurevars(function).nonlocals.get("fn", function)  # a method
-    return reachable_digest(function)
+        return inspect.getclosurevars(function).nonlocals.get("fn", function)  # a method
+    return function
 
 
-def _text(value: Any, numbers: dict[int, int]) -> str:
+def _text(value: Any, numbers: dict[int, int], digest: Digest) -> str:
     """A part of a pattern; a part that occurs again is told by its number."""
     if isinstance(value, list | tuple):
-        return f"{type(value).__name__}({', '.join(_text(item, numbers) for item in value)})"
+        return f"{type(value).__name__}({', '.join(_text(item, numbers, digest) for item in value)})"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{name!r}: {_text(item, numbers)}' for name, item in value.items())}}}"
+        return f"{{{', '.join(f'{name!r}: {_text(item, numbers, digest)}' for name, item in value.items())}}}"
     if not hasattr(value, "pattern_eq"):
         is_operator = type(value).__module__ == "torch._ops"
-        return f"{type(value).__name__} {value}" if is_operator else reachable_digest(value)
+        return f"{type(value).__name__} {value}" if is_operator else digest(value)
     if id(value) in numbers:
         return f"#{numbers[id(value)]}"
     numbers[id(value)] = len(numbers)
     parts = (
-        f"{name}={_text(part, numbers)}" for name, part in vars(value).items() if name not in _DERIVED
+        f"{name}={_text(part, numbers, digest)}" for name, part in vars(value).items() if name not in _DERIVED
     )
     return f"{type(value).__name__}({', '.join(parts)})"

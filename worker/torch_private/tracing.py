@@ -117,7 +117,8 @@ def trace(
                 context=context,
             )
             lowered = replace(lowered, captured=call)
-            built = build(lowered)
+            with views_by_themselves():  # who makes fake tensors of the inputs anew must not see bases either
+                built = build(lowered)
         traced_method = Trace(
             lowered=lowered,
             frame=environment.bytecode,

@@ -1,0 +1,228 @@
+"""The units of work of a rank: each call of the workload, and what becomes of it in the stages of a launch.
+
+A unit is named after its cached function (``Llama.decode``; a second call of the same function is
+``Llama.decode[1]``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from cache_store.errors import StoreError
+from worker.errors import ArtifactCorrupt, WorkerError, WorkloadError
+from worker.function_lookup import OFFERED
+from worker.lookup import Found, other_request
+from worker.results import FunctionProbe, FunctionResult, StageSeconds
+from worker.runtime_state import declared_for
+
+if TYPE_CHECKING:
+    from cache_store.digests import Digest
+    from cache_store.store import Store
+    from worker.cached_function import CachedFunction
+    from worker.variant import StoredArtifact, Variant
+    from worker.workload import Call
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class RankUnit:
+    """One call of the workload, and what is known of it so far."""
+
+    name: str
+    call: Call
+    found: Found | None = None
+    variant: Variant | None = None
+    result: FunctionResult | None = None
+    signatures: tuple[str, ...] = ()
+    seconds: StageSeconds = field(default_factory=StageSeconds)
+    refused: dict[str, str] = field(default_factory=dict)  # the function's: digest -> why no engine takes it
+    shared: set[Digest] = field(default_factory=set)  # blobs that it added to the store before it published
+
+    @property
+    def function(self) -> CachedFunction:
+        """What is called."""
+        return self.call.function
+
+    def find(self) -> Found:
+        """The artifact for this call, if there is one that its engine takes."""
+        return self.function.find(self.call.args, self.call.kwargs, self.refused)
+
+    def use(self, found: Found, *, started: float) -> None:
+        """Load what was found, or, where its engine does not take that, the next one that fits.
+
+        Raises:
+            ArtifactCorrupt: there is no other.
+        """
+        assert found.stored is not None  # noqa: S101 - callers look first
+        try:
+            self.variant = self.function.use(found, started=started)
+        except ArtifactCorrupt as error:
+            self.refused[found.stored.sha256] = str(error)
+            self.found = other = self.find()
+            if other.stored is None:
+                raise
+            _log.warning("%s is not used: %s", found.stored.path, error)
+            reason = "; ".join(filter(None, (str(error), other.reason)))
+            self.use(replace(other, reason=reason), started=started)
+
+    def bound(self) -> Variant:
+        """What was loaded or compiled.
+
+        Raises:
+            WorkloadError: neither was done.
+        """
+        if self.variant is None:
+            msg = f"{self.name} was neither loaded nor compiled on this rank"
+            raise WorkloadError(msg, function=self.name)
+        return self.variant
+
+    def probe(self, entrypoint: str) -> FunctionProbe:
+        """Say what is asked for, and whether it is there.
+
+        Raises:
+            WorkloadError: the call of this entrypoint has other arguments than the function takes.
+        """
+        started = perf_counter()
+        try:
+            self.found = found = self.find()
+        except TypeError as error:
+            where = f"{entrypoint}: the call of {self.name}"
+            msg = f"{where} has other arguments than the function takes: {error}"
+            raise WorkloadError(msg, function=self.name) from error
+        self.seconds = replace(self.seconds, load_s=perf_counter() - started)
+        asked = self.function.request()
+        return FunctionProbe(
+            function=self.name,
+            request_key=asked.key,
+            components=asked.components,
+            state="miss" if found.stored is None else "hit" if found.own else "adoptable",
+            reason=found.reason,
+            digest=found.stored.sha256 if found.stored is not None else "",
+            runtime_state=declared_for(self.function.module),
+        )
+
+    def compile(self, store: Store | None) -> FunctionResult:
+        """Trace and compile without running; the artifact goes into the store as well."""
+        # An earlier unit's artifact may cover this one: then there is nothing to compile.
+        found = self.find()
+        reason = (self.found or found).reason
+        if found.stored is not None:
+            self.found = found
+            return self.load()
+        self.variant = self.function.compile(self.call.args, self.call.kwargs, reason=reason)
+        if store is not None:
+            self._share(self.variant.stored, store)
+        return self._finish()
+
+    def _share(self, stored: StoredArtifact, store: Store) -> None:
+        """Put an artifact where ranks on other nodes can take it from; without it they compile themselves."""
+        for path in (*stored.files().values(), stored.path):
+            try:
+                blob = store.put_blob(path)
+            except StoreError as error:
+                _log.warning("the artifact is not shared with other nodes: %s", error)
+            else:
+                self.shared |= {blob.digest} if blob.created else set()
+
+    def load(self) -> FunctionResult:
+        """Load what the probe found (or what was compiled here since)."""
+        if self.variant is not None and self.result is not None:
+            return self.result
+        if self.found is None or self.found.stored is None:
+            self.found = self.find()
+        if self.found.stored is None:
+            return self._refused(self.found.reason)
+        self.use(self.found, started=perf_counter())
+        return self._finish()
+
+    def adopt(self, digest: str, store: Store | None) -> FunctionResult:
+        """Take over an artifact of another rank; its guards decide whether it fits here."""
+        started = perf_counter()
+        offered = self.function.offered(digest, store)
+        if offered is None:
+            return self._refused(f"artifact {digest[:12]} is neither in the cache nor in the store")
+        wrong = other_request(offered, self.function.request())
+        wrong = wrong or self.function.mismatches(offered, self.call.args, self.call.kwargs)
+        if wrong:
+            return self._refused("; ".join(wrong), guard_failed=True)
+        own = offered.path.parent == self.function.place().function_dir
+        partition = offered.path.parent.parent.name
+        reason = "" if own else "from the store" if partition == OFFERED else f"same as {partition}"
+        self.use(Found(stored=offered, own=own, reason=reason), started=started)
+        return self._finish()
+
+    def first_call(self) -> FunctionResult:
+        """Run the call once, as a user would."""
+        self.bound()
+        started = perf_counter()
+        self.function(*self.call.args, **self.call.kwargs)
+        return self.timed(first_call_s=perf_counter() - started)
+
+    def guarded(self, step: Callable[[RankUnit], FunctionResult]) -> FunctionResult:
+        """One unit's failure is a value, so that the others go on and the driver can name it."""
+        try:
+            self.result = step(self)
+        except (WorkerError, StoreError) as error:
+            self.result = self._refused(f"{type(error).__name__}: {error}")
+        return self.result
+
+    def timed(self, **seconds: float) -> FunctionResult:
+        """The result, after a stage that took these seconds."""
+        self.seconds = replace(self.seconds, **seconds)
+        assert self.result is not None  # noqa: S101 - `bound` came first
+        captured = self.function.statistics
+        return replace(
+            self.result,
+            seconds=self.seconds,
+            num_captures=captured.captures,
+            pool_bytes=captured.pool_bytes,
+        )
+
+    def _refused(self, reason: str, *, guard_failed: bool = False) -> FunctionResult:
+        return FunctionResult(
+            function=self.name, ok=False, outcome="adopted", reason=reason, guard_failed=guard_failed,
+            seconds=self.seconds,
+        )  # fmt: skip
+
+    def _finish(self) -> FunctionResult:
+        result = self.function.last_result
+        assert result is not None  # noqa: S101 - every variant that is bound leaves a result
+        looked_s = self.seconds.load_s if result.outcome != "compiled" else 0.0
+        self.seconds = replace(result.seconds, load_s=result.seconds.load_s + looked_s)
+        return replace(result, function=self.name, seconds=self.seconds)
+
+
+def units_of(calls: Iterable[Call], cache_dir: Path) -> dict[str, RankUnit]:
+    """The units of a workload's calls, in their order, by name.
+
+    Raises:
+        WorkloadError: a function keeps its artifacts outside of the launch's cache directory.
+    """
+    units: dict[str, RankUnit] = {}
+    seen: Counter[str] = Counter()
+    refused: dict[CachedFunction, dict[str, str]] = {}
+    for call in calls:
+        _check_cache_dir(call.function, cache_dir)
+        base = call.function.name
+        name = f"{base}[{seen[base]}]" if seen[base] else base
+        seen[base] += 1
+        units[name] = RankUnit(name=name, call=call, refused=refused.setdefault(call.function, {}))
+    return units
+
+
+def _check_cache_dir(function: CachedFunction, cache_dir: Path) -> None:
+    """A manifest names files below the launch's cache directory, so all must lie there."""
+    wanted, root = cache_dir.resolve(), function.root()
+    if not root.is_relative_to(wanted):
+        msg = (
+            f"{function.name} keeps its cache in {root}, but the launch in {wanted}; "
+            "leave cache_dir out of cache_compile in a launch"
+        )
+        raise WorkloadError(msg, function=function.name, cache_dir=str(root))
