@@ -62,10 +62,12 @@ $(STAMP): pyproject.toml constraints.txt
 $(NPU_STAMP): $(STAMP) constraints.txt
 	$(PYTHON) -m venv --clear --without-pip $(NPU_VENV)
 	site=$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") && \
-		echo "import site; site.addsitedir('$$site')" \
+		echo "import os, site; os.environ.setdefault('TORCH_DEVICE_BACKEND_AUTOLOAD', '0'); site.addsitedir('$$site')" \
 		> $$($(NPU_VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/warmrank.pth
 	$(BIN)/python -m pip --python $(NPU_VENV)/bin/python install --quiet --disable-pip-version-check --no-deps \
 		-c constraints.txt torch_npu
+	printf '#!%s\nfrom orchestrator.cli import main\nmain()\n' "$$(pwd)/$(NPU_VENV)/bin/python" > $(NPU_VENV)/bin/warmrank
+	chmod +x $(NPU_VENV)/bin/warmrank
 	touch $@
 
 clean:

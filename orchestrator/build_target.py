@@ -96,3 +96,10 @@ def check_target(config: Config, target: BuildTarget, *, real_tensors: bool) -> 
     if real_tensors and config.device != "cpu" and not settings().emulate_npu:
         msg = f"--real-tensors: there is no {config.device} here to hold them; only device cpu can have them"
         raise BadArgument(msg)
+    if config.device == "npu" and here["torch_npu"] == _NONE and not settings().emulate_npu:
+        msg = (
+            "device kind npu: torch_npu is not installed here, and it takes part in every trace (its methods "
+            "of torch.Tensor, its switches), so no NPU would load what is built; build where torch_npu and "
+            "CANN are installed, which needs no NPU"
+        )
+        raise BadArgument(msg)

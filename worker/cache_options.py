@@ -20,7 +20,7 @@ EngineChoice = Literal["auto", "graph", "aoti", "torchair"]
 
 
 class CacheOptions(Value):
-    """The parameters of `cache_compile` in one value; ``guards`` and ``engine``: None where it does not say."""
+    """The parameters of `cache_compile` in one value; ``guards`` and ``engine`` may be left to the launch."""
 
     config: CompilerConfig
     dynamic: bool = True

@@ -47,10 +47,10 @@ def emulated_npu() -> None:
 
 
 def _compile_with_torchair_first() -> None:
-    """Tests of both packages may share a process, which works in this order only: the vendor's operators clash."""
+    """Tests of both packages may share a process, which works in this order only: their operators clash."""
     import torch
-    import torchair
 
+    torchair = importlib.import_module("torchair")
     config = torchair.CompilerConfig()
     config.mode = "reduce-overhead"
     torch.compile(torch.neg, backend=torchair.get_npu_backend(compiler_config=config))(torch.ones(2))

@@ -112,3 +112,12 @@ def test_file_that_cannot_be_read_is_named(text, tmp_path):
         path.write_text(text)
     with pytest.raises(BadArgument, match=str(path)):
         read_target(path)
+
+
+def test_npu_is_not_built_for_without_torch_npu(tmp_path, monkeypatch):
+    here = {**environment(), "torch_npu": "none"}
+    monkeypatch.setattr("orchestrator.build_target.environment", lambda: here)
+    config = loaded_config(tmp_path, device="npu")
+    target = read_target(written(tmp_path / "there.json", torch_npu="2.13.0", accelerator="Ascend910B2"))
+    with pytest.raises(BadArgument, match=r"torch_npu is not installed here.*build where torch_npu and CANN"):
+        check_target(config, target, real_tensors=False)
