@@ -278,6 +278,7 @@ def test_offered_artifact_brings_its_package_from_the_store(
     assert offered.files()[package_in(cache).name].read_bytes() == package_in(cache).read_bytes()
 
 
+@pytest.mark.slow
 def test_without_ge_cache_kernels_are_compiled_again_without_a_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,6 +343,7 @@ def test_abandoned_cache_loses_its_packages(copied: Path) -> None:
     assert list(copied.rglob("*.pt2")) == []
 
 
+@pytest.mark.slow
 def test_torch_compile_takes_the_backend() -> None:
     backend = get_backend(compiler_config=autotuned())
     module, reference = models.small(), models.small()

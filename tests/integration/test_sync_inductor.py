@@ -36,6 +36,7 @@ def run(cache: Path) -> dict[str, int]:
     return counts
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor compiles C++ on a CPU: no g++ here")
 def test_inductor_hits_in_a_directory_pulled_at_another_path(tmp_path):
     documents = Documents(backend=DirectoryBackend(tmp_path / "store"), trust=Trust(policy="off"))

@@ -36,6 +36,14 @@ def launch_failed(*kinds: str) -> LaunchFailed:
     return LaunchFailed("build", failures, num_ranks=2)
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_raises():
+    """Also where the tests run in the background of a shell, which lets its jobs ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def receive(number: signal.Signals) -> None:
     """Get a signal, and give its handler the time to run."""
     os.kill(os.getpid(), number)
