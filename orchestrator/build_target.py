@@ -81,7 +81,7 @@ def check_target(config: Config, target: BuildTarget, *, real_tensors: bool) -> 
         parts = "; ".join(f"{name} here {here[name]}, there {target.environment[name]}" for name in differing)
         msg = f"the trace would be another one than on the machines that are built for: {parts}"
         raise BadArgument(msg)
-    if config.device == "npu" and settings().emulate_npu and target.environment != here:
+    if settings().emulate_npu and target.environment != here:
         msg = (
             "an emulated NPU keeps its tensors on the CPU, so what is built with it is for emulated NPUs "
             "only; leave --environment out, or unset WARMRANK_EMULATE_NPU"

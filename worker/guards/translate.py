@@ -7,12 +7,13 @@ import builtins
 import enum
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from worker.code_digests import forget_types
-from worker.errors import NotPortable
+from worker.errors import GroupError, NotPortable
 from worker.gears.carried import carried, encoded
 from worker.groups import resolve, role_of
 from worker.guards import constants
@@ -71,11 +72,16 @@ def translate(trace: Trace, ambient: dict[str, str], roles: tuple[str, ...]) -> 
     checks: dict[str, Check] = {}
     shapes: list[tuple[str, tuple[int, ...]]] = []
     pinned = _pinned_globals(trace)
+    names_are_used = _uses_group_names(trace)
+    groups = frozenset(guard.source for guard in trace.guards if _is_group(guard.value))
     for guard in trace.guards:
         if guard.kind == "SHAPE_ENV":
             shapes.extend(_shape(table, condition) for condition in guard.conditions)
         elif guard.kind not in _AMBIENT_KINDS and not _under(guard, pinned):
             for check in _checks(table, guard):
+                if check[1] == "group_name" and (names_are_used or not _is_of_group(guard, groups)):
+                    # Collectives are bound to the group of a role; anything else sees the name itself.
+                    check = (check[0], "equals", constants.encode(guard.value))  # noqa: PLW2901
                 checks.setdefault(repr(check), check)
     return PortableGuards(
         volatile=volatile_nodes(table, trace.writes),
@@ -86,6 +92,28 @@ def translate(trace: Trace, ambient: dict[str, str], roles: tuple[str, ...]) -> 
         sources=_sources(trace),
         ranks=asked_ranks(trace.codes) | {f"size of group {role}": resolve(role)[1].size() for role in roles},
     )
+
+
+def _uses_group_names(trace: Trace) -> bool:
+    """Whether a group's name may serve for more than naming the group of a collective."""
+    from worker.torch_private.process_groups import known_groups
+
+    of_torch = str(Path(torch.__file__).parent)
+    if any(
+        "group_name" in (*code.co_names, *code.co_consts) and not code.co_filename.startswith(of_torch)
+        for code in trace.codes
+    ):
+        return True
+    names = set(known_groups())
+    return any(
+        isinstance(item, str) and item in names and "c10d" not in str(node.target)
+        for node in trace.lowered.graph.graph.nodes
+        for item in (*node.args, *node.kwargs.values())
+    )
+
+
+def _is_of_group(guard: TracedGuard, groups: frozenset[str]) -> bool:
+    return guard.source.removesuffix(".group_name") in groups
 
 
 def _sources(trace: Trace) -> tuple[TracedSource, ...]:
@@ -204,7 +232,10 @@ def _group(guard: TracedGuard) -> _Translated:
 
 def _equals(guard: TracedGuard) -> _Translated:
     if guard.source.endswith(".group_name") and isinstance(guard.value, str):
-        return [("group_name", role_of(guard.value))]
+        try:
+            return [("group_name", role_of(guard.value))]
+        except GroupError:
+            pass  # an attribute of another object that is called the same
     return [("equals", constants.encode(guard.value))]
 
 
