@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +17,16 @@ from worker.guards.ambient import differences, encode, snapshot
 @pytest.fixture
 def npu() -> Any:
     return torch.npu  # type: ignore[attr-defined]
+
+
+@pytest.fixture(autouse=True)
+def options_as_before(npu: Any) -> Iterator[None]:
+    """An option that nobody set cannot be unset by torch_npu's public names."""
+    options = importlib.import_module("torch_npu")._C._npu_setOption.__self__
+    before = dict(options)
+    yield
+    options.clear()
+    options.update(before)
 
 
 CHANGES: list[tuple[str, Callable[[Any], None], Callable[[Any], None]]] = [
