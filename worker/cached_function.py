@@ -131,9 +131,7 @@ class CachedFunction(FunctionLookup):
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], started: float
     ) -> tuple[Variant | None, str]:
         """A variant that was found and loaded; or None, and why there is none."""
-        refused: dict[
-            str, str
-        ] = {}  # by digest: what fits and does not load, kernels of another machine, say
+        refused: dict[str, str] = {}  # by digest: what fits and does not load (kernels of another machine)
         while True:
             found = self.find(args, kwargs, refused)
             if found.stored is None:

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.stale_matrix_parts.contexts import both, default_type
 from benchmarks.stale_matrix_parts.jobs import Job, Outcome
 
 CLOSE = 1e-5
@@ -150,25 +151,6 @@ def _tensors_differ(name: str, one: torch.Tensor, other: torch.Tensor) -> str:
     if torch.allclose(one, other, rtol=close, atol=close):
         return ""
     return f"{name}: {one.flatten()[0]:.4f}, got {other.flatten()[0]:.4f}"
-
-
-@contextlib.contextmanager
-def default_type(dtype: torch.dtype) -> Iterator[None]:
-    """No gradients, and another default dtype."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    with torch.no_grad():
-        yield
-    torch.set_default_dtype(before)
-
-
-@contextlib.contextmanager
-def both(*contexts: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
-    """Several context managers, entered in order."""
-    with contextlib.ExitStack() as stack:
-        for context in contexts:
-            stack.enter_context(context)
-        yield
 
 
 def attempt(job: Job) -> str:

@@ -16,12 +16,13 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
+from benchmarks.stale_matrix_parts.contexts import both, default_type
 from tests.support.compare import cloned, difference
 
 FORBIDDEN = ("torch._dynamo", "torch._inductor", "sympy", "ray")
@@ -110,25 +111,6 @@ def launch(job: Job) -> Result:
         result.wrong = result.wrong or wrong_later
         result.again = later.last_result.outcome
     return result
-
-
-@contextlib.contextmanager
-def default_type(dtype: torch.dtype) -> Iterator[None]:
-    """No gradients, and another default dtype."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    with torch.no_grad():
-        yield
-    torch.set_default_dtype(before)
-
-
-@contextlib.contextmanager
-def both(*contexts: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
-    """Several context managers, entered in order."""
-    with contextlib.ExitStack() as stack:
-        for context in contexts:
-            stack.enter_context(context)
-        yield
 
 
 def _cached(model: Any, job: Job, scope: dict[str, Any]) -> Any:

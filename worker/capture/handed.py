@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from worker.capture import modes
 from worker.capture.direct import DirectRunner, restored
 from worker.capture.plan import Shapes, shapes_of
-from worker.capture.statistics import CaptureStatistics, Tally
+from worker.capture.statistics import CaptureStatistics
 from worker.devices.failures import refuse_exhausted
 from worker.engines.overlap import OverlapCheck
 from worker.errors import NotCapturable
@@ -34,7 +34,6 @@ class HandedRunner(DirectRunner):
         self.max_captures = 0 if graph.is_eager else limit
         self._handed = graph
         self._kind = backend.kind
-        self._eager_calls = self._replays = 0
         self._overlap = _overlap_of(facts)
         self._prepared: dict[Shapes, None] = {}
 
@@ -50,9 +49,9 @@ class HandedRunner(DirectRunner):
             before = self._handed.num_captures
             outputs = self._run(inputs)
             if self._handed.is_eager:  # asked afterwards: a call may be the one that goes over the limit
-                self._eager_calls += 1
+                self._tally.eager["TorchAir runs the function eagerly"] += 1
             elif self._handed.num_captures == before:
-                self._replays += 1
+                self._tally.replays += 1
         return outputs
 
     def prepare(self, *inputs: Any) -> None:
@@ -99,11 +98,8 @@ class HandedRunner(DirectRunner):
     @property
     def statistics(self) -> CaptureStatistics:
         """What can be told from outside: graphs that the engine holds, and calls."""
-        captures = self._handed.num_captures
-        tally = Tally(captures=captures, replays=self._replays)
-        if self._eager_calls:
-            tally.eager["TorchAir runs the function eagerly"] = self._eager_calls
-        return tally.taken(())
+        self._tally.captures = self._handed.num_captures
+        return self._tally.taken(())
 
 
 def _overlap_of(facts: GraphFacts) -> OverlapCheck | None:

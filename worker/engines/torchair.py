@@ -18,7 +18,6 @@ Loading imports what TorchAir imports: Dynamo, Inductor and sympy among it.
 
 from __future__ import annotations
 
-import ast
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -145,8 +144,7 @@ class TorchairEngine:
                 parameters=tuple((str(name), bool(flag)) for name, flag in about["parameters"]),
                 constants=_constants(about, sections),
             )
-            ast.parse(written.code)
-        except (LookupError, SyntaxError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError) as error:
             msg = f"what is kept of TorchAir's file cannot be read ({error!r}); it is compiled again"
             raise ArtifactCorrupt(msg, where=site.method.__qualname__, why=repr(error)) from error
         return loaded(written, site, groups)

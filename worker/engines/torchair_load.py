@@ -111,7 +111,10 @@ def _bound(written: Written, own: Own) -> str:
     """
     try:
         code = bound(written.code, own)
-    except (KeyError, SyntaxError) as error:
+    except SyntaxError as error:
+        msg = f"what is kept of TorchAir's file cannot be read ({error!r}); it is compiled again"
+        raise ArtifactCorrupt(msg, where="torchair.py", why=repr(error)) from error
+    except KeyError as error:
         why = f"its code cannot be bound to this process: {type(error).__name__}: {error}"
         msg = f"TorchAir's part of the artifact: {why}"
         raise ArtifactCorrupt(msg, where="torchair.py", why=why) from error

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from worker.code_digests import forget_types
-from worker.errors import GroupError, NotPortable
+from worker.errors import NotPortable
 from worker.gears.carried import carried, encoded
 from worker.groups import resolve, role_of
 from worker.guards import constants
@@ -72,16 +72,12 @@ def translate(trace: Trace, ambient: dict[str, str], roles: tuple[str, ...]) -> 
     checks: dict[str, Check] = {}
     shapes: list[tuple[str, tuple[int, ...]]] = []
     pinned = _pinned_globals(trace)
-    names_are_used = _uses_group_names(trace)
-    groups = frozenset(guard.source for guard in trace.guards if _is_group(guard.value))
+    names = frozenset() if _uses_group_names(trace) else _sources_of_group_names(trace)
     for guard in trace.guards:
         if guard.kind == "SHAPE_ENV":
             shapes.extend(_shape(table, condition) for condition in guard.conditions)
         elif guard.kind not in _AMBIENT_KINDS and not _under(guard, pinned):
-            for check in _checks(table, guard):
-                if check[1] == "group_name" and (names_are_used or not _is_of_group(guard, groups)):
-                    # Collectives are bound to the group of a role; anything else sees the name itself.
-                    check = (check[0], "equals", constants.encode(guard.value))  # noqa: PLW2901
+            for check in _checks(table, guard, names):
                 checks.setdefault(repr(check), check)
     return PortableGuards(
         volatile=volatile_nodes(table, trace.writes),
@@ -112,8 +108,9 @@ def _uses_group_names(trace: Trace) -> bool:
     )
 
 
-def _is_of_group(guard: TracedGuard, groups: frozenset[str]) -> bool:
-    return guard.source.removesuffix(".group_name") in groups
+def _sources_of_group_names(trace: Trace) -> frozenset[str]:
+    """Where names of process groups stand; other objects may have an attribute that is called the same."""
+    return frozenset(f"{guard.source}.group_name" for guard in trace.guards if _is_group(guard.value))
 
 
 def _sources(trace: Trace) -> tuple[TracedSource, ...]:
@@ -160,7 +157,8 @@ def _under(guard: TracedGuard, names: tuple[str, ...]) -> bool:
     return any(name in guard.source or name in guard.same_as for name in names)
 
 
-def _checks(table: PathTable, guard: TracedGuard) -> list[Check]:
+def _checks(table: PathTable, guard: TracedGuard, names: frozenset[str]) -> list[Check]:
+    """The conditions of a guard; ``names``: where names of groups stand that count by role."""
     translator = _TRANSLATORS.get(guard.kind)
     if translator is None:
         raise _refusal(guard, "this kind of guard has no portable form")
@@ -168,6 +166,8 @@ def _checks(table: PathTable, guard: TracedGuard) -> list[Check]:
         if guard.kind == "DUPLICATE_INPUT":
             return [(table.add(guard.source), "same", table.add(guard.same_as))]
         node = table.add(guard.source)
+        if guard.source in names and translator in (_equals, _constant):
+            return [(node, "group_name", role_of(guard.value))]
         return [(node, kind, expected) for kind, expected in translator(guard)]
     except NotPortable as error:
         raise _refusal(guard, error.message) from error
@@ -231,11 +231,6 @@ def _group(guard: TracedGuard) -> _Translated:
 
 
 def _equals(guard: TracedGuard) -> _Translated:
-    if guard.source.endswith(".group_name") and isinstance(guard.value, str):
-        try:
-            return [("group_name", role_of(guard.value))]
-        except GroupError:
-            pass  # an attribute of another object that is called the same
     return [("equals", constants.encode(guard.value))]
 
 
