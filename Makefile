@@ -66,7 +66,7 @@ $(NPU_STAMP): $(STAMP) constraints.txt
 		> $$($(NPU_VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/warmrank.pth
 	$(BIN)/python -m pip --python $(NPU_VENV)/bin/python install --quiet --disable-pip-version-check --no-deps \
 		-c constraints.txt torch_npu
-	printf '#!%s\nfrom orchestrator.cli import main\nmain()\n' "$$(pwd)/$(NPU_VENV)/bin/python" > $(NPU_VENV)/bin/warmrank
+	printf '#!%s\nfrom orchestrator.cli.main import main\nmain()\n' "$$(pwd)/$(NPU_VENV)/bin/python" > $(NPU_VENV)/bin/warmrank
 	chmod +x $(NPU_VENV)/bin/warmrank
 	touch $@
 

@@ -63,7 +63,7 @@ def main() -> None:
 
 def config_of(options: argparse.Namespace, work: str) -> Any:
     """The launch that is built for."""
-    from orchestrator.config import parse
+    from orchestrator.config.reading import parse
 
     return parse(
         {
@@ -91,8 +91,8 @@ def config_of(options: argparse.Namespace, work: str) -> Any:
 
 def built(options: argparse.Namespace, work: str) -> dict[str, Any]:
     """Figures of the build."""
-    from orchestrator.build import BuildOptions, build
-    from orchestrator.build_target import target_here
+    from orchestrator.build.driver import BuildOptions, build
+    from orchestrator.build.target import target_here
 
     started = perf_counter()
     found = build(config_of(options, work), BuildOptions(target=target_here(), num_jobs=options.jobs))
@@ -120,8 +120,8 @@ def alone(options: argparse.Namespace, rank: int) -> float:
 
 def compile_alone(options: argparse.Namespace, rank: int, work: str) -> float:
     """Seconds of the compile of one rank's functions in this process."""
-    from orchestrator.build_ranks import OfflineOpening, imagined
-    from orchestrator.opening import rank_spec
+    from orchestrator.build.ranks import OfflineOpening, imagined
+    from orchestrator.gang.opening import rank_spec
     from worker.environment import environment
     from worker.offline import OfflineRank
     from worker.target import Target

@@ -1,5 +1,5 @@
 """``python -m orchestrator``: the command line with nothing installed but the dependencies."""
 
-from orchestrator.cli import main
+from orchestrator.cli.main import main
 
 main()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 
-from orchestrator.config import Config
+from orchestrator.config.reading import Config
 from orchestrator.errors import BadArgument
 
 _VARIABLE = "WARMRANK_EMULATE_NPU"  # worker.settings reads it

@@ -51,8 +51,8 @@ def fault_rounds(pytestconfig: pytest.Config) -> int:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[str]:
     """A Ray that was up before the launches of a test; its address."""
-    from orchestrator import ray_session
-    from orchestrator.config_models import RayConfig
+    from orchestrator.config.models import RayConfig
+    from orchestrator.gang import ray_session
 
     session = ray_session.enter(RayConfig(num_cpus=4))
     import ray

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config import Config, parse
+from orchestrator.config.reading import Config, parse
 from orchestrator.errors import WorkerFailure
-from orchestrator.in_process import InProcessLauncher
-from orchestrator.launcher import Gang, Launcher
-from orchestrator.opening import Opening
-from orchestrator.ray_launcher import RayLauncher
+from orchestrator.gang.in_process import InProcessLauncher
+from orchestrator.gang.launcher import Gang, Launcher
+from orchestrator.gang.opening import Opening
+from orchestrator.gang.ray_launcher import RayLauncher
 from tests.support.fake_rank import FUNCTIONS, make_alone
 
 pytestmark = pytest.mark.timeout(60)

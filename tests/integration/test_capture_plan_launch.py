@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from cache_store.records.manifest import CaptureEntry
-from orchestrator.config import parse
-from orchestrator.identity import launch_key
-from orchestrator.in_process import InProcessLauncher
-from orchestrator.launch import launch
-from orchestrator.stores import open_store
+from orchestrator.config.reading import parse
+from orchestrator.gang.in_process import InProcessLauncher
+from orchestrator.launch.driver import launch
+from orchestrator.launch.identity import launch_key
+from orchestrator.store.stores import open_store
 from worker.capture.plan import parse as parse_plan
 from worker.rank import RankWorker
 from worker.results import FunctionResult

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.doctor_nodes import diagnose_nodes
+from orchestrator.doctor.nodes import diagnose_nodes
 from tests.support.launched import loaded_config
 
 pytestmark = pytest.mark.ray

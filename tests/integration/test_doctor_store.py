@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 
 from cache_store.connect import TierSpec, open_store
-from orchestrator.doctor_look_store import look_at_places
-from orchestrator.store_config import StoreConfig, TierConfig
+from orchestrator.config.store import StoreConfig, TierConfig
+from orchestrator.doctor.look_store import look_at_places
 from tests.support.s3_server import PATIENT_S, S3Server, new_prefix
 from tests.support.stored import OFF
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config import Config, parse
+from orchestrator.config.reading import Config, parse
 from orchestrator.errors import CompileForbidden, LaunchFailed
-from orchestrator.in_process import InProcessLauncher
-from orchestrator.late import publish_late
-from orchestrator.launch import launch
-from orchestrator.report import Report
-from orchestrator.stores import open_store
+from orchestrator.gang.in_process import InProcessLauncher
+from orchestrator.launch.driver import launch
+from orchestrator.show.report import Report
+from orchestrator.store.late import publish_late
+from orchestrator.store.stores import open_store
 
 ENTRYPOINT = "tests.support.tiny_workload:workload"
 

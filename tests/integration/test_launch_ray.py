@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.config import Config, parse
+from orchestrator.config.reading import Config, parse
 from orchestrator.errors import CannotStart, LaunchFailed
-from orchestrator.launch import launch
-from orchestrator.launcher import Gang
-from orchestrator.ray_launcher import RayLauncher
-from orchestrator.report import Report, from_json
+from orchestrator.gang.launcher import Gang
+from orchestrator.gang.ray_launcher import RayLauncher
+from orchestrator.launch.driver import launch
+from orchestrator.show.report import Report, from_json
 from tests.support.processes import marked, still_there
 
 ROOT = Path(__file__).parents[2]

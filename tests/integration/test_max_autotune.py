@@ -20,7 +20,7 @@ import torch
 
 from cache_store.node.companions import companions
 from cache_store.node.local import variants
-from orchestrator.verify import verify_cache
+from orchestrator.look.verify import verify_cache
 from tests.support import autotune_models as models
 from tests.support.rank_spec import rank_spec
 from tests.support.stored import open_store

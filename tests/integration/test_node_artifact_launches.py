@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config import parse
-from orchestrator.in_process import InProcessLauncher
-from orchestrator.launch import launch
-from orchestrator.report import Report, from_json, to_json
-from orchestrator.store_report import NodeArtifacts
+from orchestrator.config.reading import parse
+from orchestrator.gang.in_process import InProcessLauncher
+from orchestrator.launch.driver import launch
+from orchestrator.show.report import Report, from_json, to_json
+from orchestrator.show.store_report import NodeArtifacts
 from worker.rank import RankWorker
 
 KERNEL = "atc_data/kernel_cache/Ascend910/add.o"

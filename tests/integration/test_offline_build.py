@@ -18,15 +18,15 @@ import torch.distributed as dist
 import yaml
 
 from cache_store.seed import Wanted, seed
-from orchestrator import build_launcher
-from orchestrator.build import BuildOptions, build
-from orchestrator.build_launcher import OfflineLauncher
-from orchestrator.build_report import BuildReport, from_json
-from orchestrator.build_target import target_here
-from orchestrator.config import Config, load
+from orchestrator.build import launcher as build_launcher
+from orchestrator.build.driver import BuildOptions, build
+from orchestrator.build.launcher import OfflineLauncher
+from orchestrator.build.report import BuildReport, from_json
+from orchestrator.build.target import target_here
+from orchestrator.config.reading import Config, load
 from orchestrator.errors import CannotStart, LaunchFailed
-from orchestrator.identity import launch_key
-from orchestrator.launch import launch
+from orchestrator.launch.driver import launch
+from orchestrator.launch.identity import launch_key
 from tests.support.fake_group import fake_world
 from tests.support.offline_ranks import small
 from tests.support.processes import marked, still_there
@@ -132,7 +132,7 @@ def test_process_that_does_not_come_up_is_an_error(monkeypatch, capfd):
 
 
 def test_command_prints_the_environment_that_a_build_elsewhere_takes():
-    code = "import sys; from orchestrator.cli import main; main()"
+    code = "import sys; from orchestrator.cli.main import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code, "environment"],
         capture_output=True,
@@ -146,7 +146,7 @@ def test_command_prints_the_environment_that_a_build_elsewhere_takes():
 @pytest.mark.slow
 def test_command_builds_and_a_second_one_compiles_nothing(tmp_path):
     config = write_config(tmp_path)
-    command = [sys.executable, "-c", "from orchestrator.cli import main; main()", "build", str(config)]
+    command = [sys.executable, "-c", "from orchestrator.cli.main import main; main()", "build", str(config)]
     reports = []
     for _ in range(2):
         done = subprocess.run(
@@ -274,7 +274,14 @@ def test_benchmark_in_small_compiles_each_stage_once(tmp_path):
 def test_build_that_is_stopped_leaves_no_process_and_the_store_as_it_was(number, status, tmp_path):
     mark = uuid.uuid4().hex
     path = write_config(tmp_path, workload={"entrypoint": "tests.support.offline_ranks:hangs"})
-    command = [sys.executable, "-u", "-c", "from orchestrator.cli import main; main()", "build", str(path)]
+    command = [
+        sys.executable,
+        "-u",
+        "-c",
+        "from orchestrator.cli.main import main; main()",
+        "build",
+        str(path),
+    ]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY, env={**os.environ, "MARK": mark}
     ) as driver:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.verify import cached_files
+from orchestrator.look.verify import cached_files
 from tests.support.launched import loaded_config, store_launch
 from tests.support.ray_cluster import RayCluster, ray_cluster
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
-from orchestrator.config import Config, parse
+from orchestrator.config.reading import Config, parse
 from orchestrator.errors import CompileForbidden
-from orchestrator.explain import explain
-from orchestrator.in_process import InProcessLauncher
-from orchestrator.launch import launch
-from orchestrator.look import show_partition
-from orchestrator.look_tables import render_explanation, render_partition
-from orchestrator.report import Report
-from orchestrator.report_table import render
-from orchestrator.stores import open_store
+from orchestrator.gang.in_process import InProcessLauncher
+from orchestrator.launch.driver import launch
+from orchestrator.look.explain import explain
+from orchestrator.look.store_contents import show_partition
+from orchestrator.look.tables import render_explanation, render_partition
+from orchestrator.show.report import Report
+from orchestrator.show.report_table import render
+from orchestrator.store.stores import open_store
 from tests.support.state_workload import MEASURED
 
 

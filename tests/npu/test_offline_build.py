@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from orchestrator.build import BuildOptions, build
-from orchestrator.build_report import BuildReport
-from orchestrator.build_target import target_here
-from orchestrator.config import Config, parse
+from orchestrator.build.driver import BuildOptions, build
+from orchestrator.build.report import BuildReport
+from orchestrator.build.target import target_here
+from orchestrator.config.reading import Config, parse
 from tests.support.fake_group import fake_world
 from tests.support.offline_ranks import small
 from worker import groups

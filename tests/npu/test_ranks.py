@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.report import FunctionReport, Report
+from orchestrator.show.report import FunctionReport, Report
 from worker.artifact import parse
 
 if importlib.util.find_spec("torch_npu") is not None:

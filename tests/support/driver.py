@@ -6,11 +6,11 @@ import sys
 
 from rich.console import Console
 
-from orchestrator.config import load
+from orchestrator.config.reading import load
 from orchestrator.errors import OrchestratorError
-from orchestrator.launch import launch
-from orchestrator.progress import progress
-from orchestrator.report import to_json
+from orchestrator.launch.driver import launch
+from orchestrator.show.progress import progress
+from orchestrator.show.report import to_json
 from orchestrator.signals import exit_code_of, sigterm_raises
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import yaml
 
 from cache_store.records.manifest import LaunchRecord
-from orchestrator.config import Config, load
-from orchestrator.identity import identity, launch_key
-from orchestrator.report import SCHEMA_VERSION, FunctionReport, RankReport, Report, totals
-from orchestrator.store_report import Committed
+from orchestrator.config.reading import Config, load
+from orchestrator.launch.identity import identity, launch_key
+from orchestrator.show.report import SCHEMA_VERSION, FunctionReport, RankReport, Report, totals
+from orchestrator.show.store_report import Committed
 from tests.support.stored import FUNCTIONS, make_partition, make_record, open_store
 from worker.environment import environment
 from worker.results import Outcome, StageSeconds, Verification

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.config import load
-from orchestrator.launch import launch
-from orchestrator.report import Report
-from orchestrator.stores import open_store
+from orchestrator.config.reading import load
+from orchestrator.launch.driver import launch
+from orchestrator.show.report import Report
+from orchestrator.store.stores import open_store
 from tests.support.npu_tools import Tools
 from worker.artifact import parse
 

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import nn
 
 from cache_store.records.manifest import PartitionManifest
-from orchestrator.build_ranks import OfflineHost, OfflineOpening, imagined
-from orchestrator.launcher import Gang, Seat
-from orchestrator.opening import Opened, rank_spec
-from orchestrator.rank_host import answer
+from orchestrator.build.ranks import OfflineHost, OfflineOpening, imagined
+from orchestrator.gang.launcher import Gang, Seat
+from orchestrator.gang.opening import Opened, rank_spec
+from orchestrator.gang.rank_host import answer
 from tests.support.fake_rank import FakeRank, FakeWorld
 from tests.support.stored import make_partition
 from worker.configs.compiler_config import CompilerConfig

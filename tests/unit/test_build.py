@@ -11,14 +11,14 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from cache_store.seed import Wanted, seed
-from orchestrator.build import BuildOptions, build
-from orchestrator.build_plan import built_ranks
-from orchestrator.build_report import BuildReport, from_json, to_json
-from orchestrator.build_target import target_here
-from orchestrator.cli import app
-from orchestrator.config import Config, load
+from orchestrator.build.driver import BuildOptions, build
+from orchestrator.build.plan import built_ranks
+from orchestrator.build.report import BuildReport, from_json, to_json
+from orchestrator.build.target import target_here
+from orchestrator.cli.main import app
+from orchestrator.config.reading import Config, load
 from orchestrator.errors import BadArgument, BuildFailed, LaunchFailed
-from orchestrator.identity import launch_key
+from orchestrator.launch.identity import launch_key
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
 from tests.support.launched import loaded_config, write_config
 from tests.support.offline_ranks import FakeOfflineLauncher
@@ -194,7 +194,9 @@ def test_config_without_world_size_stays_as_it_is(tmp_path):
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> Result:
     """The command, with ranks without torch."""
-    monkeypatch.setattr("orchestrator.build.OfflineLauncher", lambda ranks, **_: FakeOfflineLauncher(ranks))
+    monkeypatch.setattr(
+        "orchestrator.build.driver.OfflineLauncher", lambda ranks, **_: FakeOfflineLauncher(ranks)
+    )
     return CliRunner(env={"COLUMNS": "400"}).invoke(app, ["build", *map(str, arguments)])
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from cache_store.records.manifest import PartitionManifest
-from orchestrator.build_plan import built_ranks, differences, model_rank, replica
-from orchestrator.config import Config, groups, parse
+from orchestrator.build.plan import built_ranks, differences, model_rank, replica
+from orchestrator.config.reading import Config, groups, parse
 from tests.support.stored import make_partition
 from worker.results import FunctionProbe, FunctionResult
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.capture_order import num_calls, order
+from orchestrator.launch.capture_order import num_calls, order
 from worker.results import CaptureProposal
 
 

@@ -13,11 +13,11 @@ from typer.testing import CliRunner, Result
 
 from cache_store.errors import StoreUnavailable
 from cache_store.publishing.publish_queue import add_partition
-from orchestrator.cli import app
-from orchestrator.config import Config
+from orchestrator.cli.main import app
+from orchestrator.config.reading import Config
 from orchestrator.errors import CompileForbidden, ForbiddenCompile, LaunchFailed, WorkerFailure
-from orchestrator.identity import launch_key
-from orchestrator.report import Report, from_json
+from orchestrator.launch.identity import launch_key
+from orchestrator.show.report import Report, from_json
 from tests.support.launched import loaded_config, make_report, store_launch, write_config
 from tests.support.stored import blob_path, make_partition, overwrite
 
@@ -64,7 +64,7 @@ class FakeLaunch:
 
 def launching(monkeypatch: pytest.MonkeyPatch, answer: Report | BaseException) -> FakeLaunch:
     fake = FakeLaunch(answer)
-    monkeypatch.setattr("orchestrator.launch.launch", fake)
+    monkeypatch.setattr("orchestrator.launch.driver.launch", fake)
     return fake
 
 
@@ -90,14 +90,14 @@ def test_version_is_printed():
 
 
 def test_import_brings_neither_torch_nor_ray():
-    code = "import orchestrator.cli, sys; print(sorted({'torch', 'ray'} & set(sys.modules)))"
+    code = "import orchestrator.cli.main, sys; print(sorted({'torch', 'ray'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
 def test_import_brings_no_command_s_own_modules():
     own = {f"orchestrator.{name}" for name in ("demo", "look", "submit", "preseed")} | {"cache_store.store"}
-    code = f"import orchestrator.cli, sys; print(sorted({own} & set(sys.modules)))"
+    code = f"import orchestrator.cli.main, sys; print(sorted({own} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -338,9 +338,9 @@ def test_publish_without_a_store_is_bad_input(tmp_path: Path):
 
 def test_publish_imports_neither_torch_nor_ray(tmp_path: Path):
     code = (
-        "import sys, orchestrator.late, orchestrator.config;"
-        f"from pathlib import Path; c = orchestrator.config.load(Path({str(write_config(tmp_path))!r}));"
-        "orchestrator.late.publish_late(c);"
+        "import sys; from orchestrator.store.late import publish_late;"
+        "from orchestrator.config.reading import load;"
+        f"from pathlib import Path; publish_late(load(Path({str(write_config(tmp_path))!r})));"
         "print(sorted({'torch', 'ray'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from cache_store.store import Store
 from cache_store.upkeep import evict as evicting
-from orchestrator.cli import app
+from orchestrator.cli.main import app
 from tests.support.launched import loaded_config, write_config
 from tests.support.stored import (
     FUNCTIONS,

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from cache_store.connect import TierSpec, open_store
 from cache_store.errors import StoreUnavailable
 from cache_store.signing.trust import Trust
-from orchestrator.cli import app
+from orchestrator.cli.main import app
 
 
 def init(tmp_path: Path, mode: str) -> tuple[int, str]:

@@ -8,7 +8,7 @@ from typer.testing import CliRunner, Result
 
 from cache_store.signing.keyring import private_path, public_path, read_keyring
 from cache_store.signing.signing_keys import generate_key_pair, key_id, load_public_key
-from orchestrator.cli import app
+from orchestrator.cli.main import app
 from tests.support.key_pairs import save_key_pair
 
 

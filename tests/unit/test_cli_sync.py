@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from cache_store.signing.keyring import generate
-from orchestrator.cli import app
+from orchestrator.cli.main import app
 from orchestrator.errors import BadArgument
-from orchestrator.sync import Seat, targets
+from orchestrator.store.sync import Seat, targets
 from worker.environment import environment
 
 NODE = Seat(scope="node", rank=None, world_size=None)
@@ -97,7 +97,7 @@ def test_key_of_an_installed_package_is_its_version():
 
 @pytest.mark.parametrize("key", ["no_such_package", "=value", "cann"])
 def test_key_that_cannot_be_found_out_is_an_error_that_lists_what_can(key, monkeypatch):
-    monkeypatch.setattr("orchestrator.sync.environment", lambda: {"cann": "none", "torch": "2.13.0"})
+    monkeypatch.setattr("orchestrator.store.sync.environment", lambda: {"cann": "none", "torch": "2.13.0"})
     with pytest.raises(BadArgument, match=r"expected NAME=VALUE, .* or one of cann, torch"):
         targets(["cache"], [key], NODE)
 

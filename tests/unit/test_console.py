@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from cache_store.errors import Corrupt, StoreUnavailable
-from orchestrator.console import describe, exit_code_of, plain, session
+from orchestrator.cli.console import describe, exit_code_of, plain, session
 from orchestrator.errors import (
     CannotStart,
     ConfigError,

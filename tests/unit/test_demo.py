@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from orchestrator.demo import MARKER, demo, launch_command, prepare, run_process
+from orchestrator.cli.demo import MARKER, demo, launch_command, prepare, run_process
 from orchestrator.errors import DemoFailed, NotOurs
-from orchestrator.report import Report, write_report
+from orchestrator.show.report import Report, write_report
 from orchestrator.signals import Terminated
 from tests.support.launched import make_report
 

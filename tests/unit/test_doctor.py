@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from orchestrator import doctor, doctor_look, doctor_look_disk, doctor_look_limits
-from orchestrator.cli import app
-from orchestrator.doctor_findings import LEVELS
-from orchestrator.doctor_versions import RANGES, Probe
-from orchestrator.preseed import Node
+from orchestrator.cli.main import app
+from orchestrator.doctor import examine as doctor
+from orchestrator.doctor import look as doctor_look
+from orchestrator.doctor import look_disk as doctor_look_disk
+from orchestrator.doctor import look_limits as doctor_look_limits
+from orchestrator.doctor.findings import LEVELS
+from orchestrator.doctor.versions import RANGES, Probe
+from orchestrator.seed.preseed import Node
 from tests.support.launched import loaded_config, store_launch, write_config
 
 ROOT = Path(__file__).parents[2]
@@ -154,7 +157,7 @@ def test_streams_are_judged_by_the_captures_of_the_newest_launch(tmp_path: Path)
 def test_document_names_every_check():
     topics = "versions|ascend|devices|limits|network|store|disk|clocks|cluster"
     named = re.compile(rf'"((?:{topics})\.[a-z_]+)"')
-    sources = (ROOT / "orchestrator").glob("doctor*.py")
+    sources = (ROOT / "orchestrator" / "doctor").glob("*.py")
     checks = {name for path in sources for name in named.findall(path.read_text())}
     checks |= {f"versions.{name}" for name in RANGES}
     checks |= {"network.gloo_interface", "network.hccl_interface"}  # made from the variables' names

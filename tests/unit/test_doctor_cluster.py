@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from orchestrator.doctor import Answer, Request
-from orchestrator.doctor_cluster import (
+from orchestrator.doctor.cluster import (
     Member,
     ahead_of_driver,
     check_environments,
@@ -19,10 +18,11 @@ from orchestrator.doctor_cluster import (
     no_answer,
     with_clock,
 )
-from orchestrator.doctor_findings import Diagnosis, Finding, NodeFindings, diagnosis, fold, ok, unknown
-from orchestrator.doctor_nodes import diagnose_cluster
-from orchestrator.doctor_table import render_diagnosis
-from orchestrator.preseed import Node
+from orchestrator.doctor.examine import Answer, Request
+from orchestrator.doctor.findings import Diagnosis, Finding, NodeFindings, diagnosis, fold, ok, unknown
+from orchestrator.doctor.nodes import diagnose_cluster
+from orchestrator.doctor.table import render_diagnosis
+from orchestrator.seed.preseed import Node
 from tests.support.launched import loaded_config
 
 NODES = tuple(Node(node_id=f"{number:02x}" * 28, address="", host=f"atlas-{number}") for number in range(16))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.doctor_disk import Disk, NodeCacheDirectory, check, check_node_caches
-from orchestrator.doctor_findings import Finding
-from orchestrator.doctor_look_disk import look_at_node_caches
+from orchestrator.doctor.disk import Disk, NodeCacheDirectory, check, check_node_caches
+from orchestrator.doctor.findings import Finding
+from orchestrator.doctor.look_disk import look_at_node_caches
 from tests.support.launched import loaded_config
 
 FINE = Disk(

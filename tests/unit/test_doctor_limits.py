@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.doctor_findings import Finding
-from orchestrator.doctor_limits import Limits, check
+from orchestrator.doctor.findings import Finding
+from orchestrator.doctor.limits import Limits, check
 
 INFINITY = float("inf")
 FINE = Limits(

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from cache_store.signing.keyring import generate
-from orchestrator.doctor_clocks import Clock
-from orchestrator.doctor_clocks import check as check_clocks
-from orchestrator.doctor_findings import Finding
-from orchestrator.doctor_look_store import look_at_keys, look_at_launches, look_at_places
-from orchestrator.doctor_store import Keys, Place, check_keys, check_places
-from orchestrator.store_config import StoreConfig, TierConfig
+from orchestrator.config.store import StoreConfig, TierConfig
+from orchestrator.doctor.clocks import Clock
+from orchestrator.doctor.clocks import check as check_clocks
+from orchestrator.doctor.findings import Finding
+from orchestrator.doctor.look_store import look_at_keys, look_at_launches, look_at_places
+from orchestrator.doctor.store import Keys, Place, check_keys, check_places
 from tests.support.launched import loaded_config, store_launch
 
 OPEN = Place(

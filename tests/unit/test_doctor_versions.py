@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.doctor_ascend import Ascend, check_streams
-from orchestrator.doctor_ascend import check as check_ascend
-from orchestrator.doctor_findings import Finding
-from orchestrator.doctor_versions import PYTHON, RANGES, Probe, Versions, check, release
+from orchestrator.doctor.ascend import Ascend, check_streams
+from orchestrator.doctor.ascend import check as check_ascend
+from orchestrator.doctor.findings import Finding
+from orchestrator.doctor.versions import PYTHON, RANGES, Probe, Versions, check, release
 from worker.devices.streams import Captures
 
 CPU = Versions(

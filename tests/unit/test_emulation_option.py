@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from orchestrator.config import Config
-from orchestrator.config_models import DeviceKind
+from orchestrator.config.models import DeviceKind
+from orchestrator.config.reading import Config
 from orchestrator.emulation import emulate
 from orchestrator.errors import BadArgument
 from worker.settings import settings

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from cache_store.fetching.progress import Progress
-from orchestrator.fetch_progress import Lines, fetch_progress
+from orchestrator.show.fetch_progress import Lines, fetch_progress
 
 
 class Clock:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.config import load, parse
-from orchestrator.config_models import Config
+from orchestrator.config.models import Config
+from orchestrator.config.reading import load, parse
 
 PLAIN = Path(__file__).parents[2] / "cluster_configs"
 MANIFESTS = sorted((PLAIN / "kuberay").glob("*.yaml"))

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from cache_store.errors import Conflict, NewerFormat
-from orchestrator.config import Config, parse
+from orchestrator.config.reading import Config, parse
 from orchestrator.errors import CompileForbidden, LaunchFailed, WorkerFailure
-from orchestrator.in_process import InProcessLauncher
-from orchestrator.launch import launch
-from orchestrator.launcher import Gang
-from orchestrator.report import Report
+from orchestrator.gang.in_process import InProcessLauncher
+from orchestrator.gang.launcher import Gang
+from orchestrator.launch.driver import launch
+from orchestrator.show.report import Report
 from tests.support.fake_rank import FUNCTIONS, FakeWorld, digest_of
 from tests.support.recorder import Recorder
 from worker.errors import CompileForbidden as ForbiddenOnRank

@@ -13,11 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator import config_models, config_problems, store_config
-from orchestrator.config import groups, load, parse
-from orchestrator.config_models import Config, Parallel
+from orchestrator.config import models as config_models
+from orchestrator.config import problems as config_problems
+from orchestrator.config import store as store_config
+from orchestrator.config.models import Config, Parallel
+from orchestrator.config.reading import groups, load, parse
+from orchestrator.config.strict import Strict
 from orchestrator.errors import ConfigError
-from orchestrator.strict import Strict
 
 MINIMAL = """
 workload: {entrypoint: "models.tiny:workload", arguments: {layers: 4}}
@@ -210,7 +212,7 @@ def config_of(**parallel: int) -> Config:
 
 def test_config_imports_neither_torch_nor_ray() -> None:
     program = (
-        "import sys, orchestrator.config, orchestrator.identity, orchestrator.launch;"
+        "import sys, orchestrator.config.reading, orchestrator.launch.identity, orchestrator.launch.driver;"
         "sys.exit(' '.join({'torch', 'ray'} & set(sys.modules)) or 0)"
     )
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -13,16 +13,16 @@ from cache_store.backends.circuit import Circuits
 from cache_store.errors import StoreUnavailable
 from cache_store.layout import FORMAT_FILE
 from cache_store.publishing.publish_queue import pending
-from orchestrator.config import Config, parse
-from orchestrator.console import ExitCode, exit_code_of
+from orchestrator.cli.console import ExitCode, exit_code_of
+from orchestrator.config.reading import Config, parse
 from orchestrator.errors import LaunchFailed
-from orchestrator.identity import launch_key
-from orchestrator.in_process import InProcessLauncher
-from orchestrator.late import publish_late
-from orchestrator.launch import launch
-from orchestrator.listener import Silence
-from orchestrator.report import Report
-from orchestrator.stores import open_store
+from orchestrator.gang.in_process import InProcessLauncher
+from orchestrator.launch.driver import launch
+from orchestrator.launch.identity import launch_key
+from orchestrator.show.listener import Silence
+from orchestrator.show.report import Report
+from orchestrator.store.late import publish_late
+from orchestrator.store.stores import open_store
 from tests.support.failing_backends import WaywardBackend, unavailable
 from tests.support.fake_rank import FakeWorld
 

@@ -9,10 +9,10 @@ import pytest
 
 from cache_store.errors import StoreUnavailable
 from cache_store.records.manifest import ArtifactEntry
-from orchestrator.config import Config
+from orchestrator.config.reading import Config
 from orchestrator.errors import NothingThere
-from orchestrator.listing import list_store
-from orchestrator.look import num_artifacts, open_if_there, open_to_look, show_partition
+from orchestrator.look.listing import list_store
+from orchestrator.look.store_contents import num_artifacts, open_if_there, open_to_look, show_partition
 from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import stored
 from worker.environment import environment

@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console, RenderableType
 
 from cache_store.upkeep.reports import VerifyReport
-from orchestrator.config import Config
-from orchestrator.explain import explain
-from orchestrator.listing import list_store
-from orchestrator.look import open_to_look, show_partition
-from orchestrator.look_tables import (
+from orchestrator.config.reading import Config
+from orchestrator.look.explain import explain
+from orchestrator.look.listing import list_store
+from orchestrator.look.store_contents import open_to_look, show_partition
+from orchestrator.look.tables import (
     render_explanation,
     render_listing,
     render_partition,
@@ -21,8 +21,8 @@ from orchestrator.look_tables import (
     render_verified,
     short_signature,
 )
-from orchestrator.preseed import Node, NodeSeed
-from orchestrator.verify import Verified
+from orchestrator.look.verify import Verified
+from orchestrator.seed.preseed import Node, NodeSeed
 from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import open_store
 from worker.environment import environment

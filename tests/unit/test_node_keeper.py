@@ -15,17 +15,17 @@ from cache_store.node.unverified import mark_unverified
 from cache_store.node_seeding import NodeSeedReport
 from cache_store.publishing.publish_queue import add_partition
 from cache_store.records.manifest import PartitionManifest
-from orchestrator.config import Config, load, parse
+from orchestrator.config.reading import Config, load, parse
 from orchestrator.errors import ConfigError
-from orchestrator.identity import identity, launch_key
-from orchestrator.launcher import Gang, Process, seat_ranks
-from orchestrator.node_artifacts import MAX_REASONS, NodeKeeper, keeper_of, node_caches_of
-from orchestrator.opening import Opening
-from orchestrator.preseed import seed_here
-from orchestrator.rank_host import RankHost
-from orchestrator.report_table import node_artifacts_text
-from orchestrator.store_report import NodeArtifacts
-from orchestrator.verify import verify_cache
+from orchestrator.gang.launcher import Gang, Process, seat_ranks
+from orchestrator.gang.node_artifacts import MAX_REASONS, NodeKeeper, keeper_of, node_caches_of
+from orchestrator.gang.opening import Opening
+from orchestrator.gang.rank_host import RankHost
+from orchestrator.launch.identity import identity, launch_key
+from orchestrator.look.verify import verify_cache
+from orchestrator.seed.preseed import seed_here
+from orchestrator.show.report_table import node_artifacts_text
+from orchestrator.show.store_report import NodeArtifacts
 from tests.support.fake_rank import FakeWorld
 from tests.support.launched import loaded_config
 from tests.support.node_artifacts import kept, write
@@ -287,9 +287,9 @@ def test_preseed_puts_node_artifacts_in_place(tmp_path: Path) -> None:
 def test_listing_and_view_tell_node_artifacts_from_those_of_functions(tmp_path: Path) -> None:
     from rich.console import Console
 
-    from orchestrator.listing import list_store
-    from orchestrator.look import open_to_look, show_partition
-    from orchestrator.look_tables import render_partition
+    from orchestrator.look.listing import list_store
+    from orchestrator.look.store_contents import open_to_look, show_partition
+    from orchestrator.look.tables import render_partition
 
     given = launched(tmp_path)
     store = open_to_look(given, None)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.plan import (
+from orchestrator.launch.plan import (
     Action,
     Adopt,
     Attempt,

@@ -12,8 +12,8 @@ import pytest
 from cache_store.errors import StoreUnavailable
 from cache_store.node.local import check_private
 from orchestrator.errors import NoStore, UnknownNode
-from orchestrator.preseed import Node, choose, preseed, seed_here, this_node
-from orchestrator.verify import cached_files
+from orchestrator.look.verify import cached_files
+from orchestrator.seed.preseed import Node, choose, preseed, seed_here, this_node
 from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import blob_path, overwrite
 
@@ -122,7 +122,7 @@ def test_preseed_here_imports_neither_torch_nor_ray(tmp_path: Path):
     store_launch(loaded_config(tmp_path), tmp_path / "work")
     code = (
         "import sys\n"
-        "from orchestrator.cli import app\n"
+        "from orchestrator.cli.main import app\n"
         f"app(['preseed', {str(tmp_path / 'tiny.yaml')!r}, '--here'], standalone_mode=False)\n"
         "assert not {'torch', 'ray'} & set(sys.modules)\n"
     )

@@ -6,8 +6,8 @@ import io
 
 from rich.console import Console
 
-from orchestrator.listener import Silence
-from orchestrator.progress import LiveTable, PlainLines, progress
+from orchestrator.show.listener import Silence
+from orchestrator.show.progress import LiveTable, PlainLines, progress
 from worker.results import FunctionResult
 
 

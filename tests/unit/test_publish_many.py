@@ -17,7 +17,7 @@ from cache_store.publishing.reports import PublishReport
 from cache_store.records.manifest import PartitionManifest
 from cache_store.signing.trust import Trust, generate_key_pair
 from cache_store.store import Store
-from orchestrator.build_plan import replica
+from orchestrator.build.plan import replica
 from tests.support.stored import (
     FUNCTIONS,
     LAUNCH_KEY,

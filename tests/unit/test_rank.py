@@ -18,7 +18,7 @@ from cache_store.errors import StoreUnavailable
 from cache_store.records.manifest import CaptureEntry
 from cache_store.signing.trust import Trust
 from cache_store.store import Store
-from orchestrator.capture_order import order
+from orchestrator.launch.capture_order import order
 from tests.support import rank_workloads
 from tests.support.failing_backends import WaywardBackend
 from tests.support.rank_spec import rank_spec

@@ -10,10 +10,10 @@ import pytest
 
 from cache_store.errors import NewerFormat, StoreUnavailable, UnusableCache
 from cache_store.node.unverified import mark_unverified
-from orchestrator.config import parse
-from orchestrator.launcher import Gang, Process, seat_ranks
-from orchestrator.opening import Opening, rank_spec
-from orchestrator.rank_host import RankHost, answer, failure_of
+from orchestrator.config.reading import parse
+from orchestrator.gang.launcher import Gang, Process, seat_ranks
+from orchestrator.gang.opening import Opening, rank_spec
+from orchestrator.gang.rank_host import RankHost, answer, failure_of
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
 from worker.errors import GraphBreak
 from worker.results import FunctionResult

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import ray_session
-from orchestrator.config_models import RayConfig
+from orchestrator.config.models import RayConfig
 from orchestrator.errors import CannotStart
-from orchestrator.ray_session import import_paths, rank_environ, runtime_env, way_in
+from orchestrator.gang import ray_session
+from orchestrator.gang.ray_session import import_paths, rank_environ, runtime_env, way_in
 
 HERE = RayConfig()
 THERE = RayConfig(address="10.0.0.1:6379")
@@ -49,8 +49,8 @@ def test_torch_npu_is_loaded_on_npu_ranks_only(device: str, expected: str | None
 
 def test_launcher_without_a_session_stops_without_importing_ray() -> None:
     code = (
-        "import sys; from orchestrator.config import parse;"
-        "from orchestrator.ray_launcher import RayLauncher;"
+        "import sys; from orchestrator.config.reading import parse;"
+        "from orchestrator.gang.ray_launcher import RayLauncher;"
         "RayLauncher(parse({'workload': {'script': 'a.py'}, 'ranks': 1})).stop();"
         "sys.exit('ray' in sys.modules)"
     )

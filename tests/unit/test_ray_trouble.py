@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ray import exceptions
 
-from orchestrator.ray_trouble import Supply, describe_shortage, failure_of_ray
+from orchestrator.gang.ray_trouble import Supply, describe_shortage, failure_of_ray
 
 DIED = (
     "The actor died unexpectedly before finishing this task.\n\tclass_name: RankActor\n"

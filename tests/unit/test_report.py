@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from cache_store.backends.tier import TierState
-from orchestrator.report import (
+from orchestrator.show.report import (
     SCHEMA_VERSION,
     FunctionReport,
     RankReport,
@@ -27,8 +27,8 @@ from orchestrator.report import (
     totals,
     write_report,
 )
-from orchestrator.report_table import count_text, render, seconds_text, size_text
-from orchestrator.store_report import Committed, NodeFetch, NodePublish, Nondeterministic
+from orchestrator.show.report_table import count_text, render, seconds_text, size_text
+from orchestrator.show.store_report import Committed, NodeFetch, NodePublish, Nondeterministic
 from worker.results import Outcome, StageSeconds, Verification
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.launcher import Process, seat_ranks
+from orchestrator.gang.launcher import Process, seat_ranks
 
 
 def processes(nodes: list[str]) -> list[Process]:

@@ -9,11 +9,11 @@ import pytest
 
 from cache_store import connect
 from cache_store.backends.circuit import Circuits
-from orchestrator.config import parse
-from orchestrator.launcher import Gang
-from orchestrator.listener import Silence
-from orchestrator.stages import Stages
-from orchestrator.stores import silent_places
+from orchestrator.config.reading import parse
+from orchestrator.gang.launcher import Gang
+from orchestrator.launch.stages import Stages
+from orchestrator.show.listener import Silence
+from orchestrator.store.stores import silent_places
 
 STORE = {"tiers": [{"path": "/near"}, {"path": "/far"}], "trust": {"policy": "off"}}
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config import Config, load, parse
+from orchestrator.config.reading import Config, load, parse
+from orchestrator.config.store import StoreConfig, TierConfig, is_secret
 from orchestrator.errors import ConfigError
-from orchestrator.store_config import StoreConfig, TierConfig, is_secret
 
 HEAD: dict[str, Any] = {"workload": {"entrypoint": "models.tiny:workload"}, "ranks": 1}
 FILE = 'workload: {entrypoint: "models.tiny:workload"}\nranks: 1\n'

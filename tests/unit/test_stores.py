@@ -11,10 +11,10 @@ import pytest
 from cache_store.errors import NewerFormat, StoreUnavailable
 from cache_store.layout import FORMAT_FILE
 from cache_store.signing import trust_policy
-from orchestrator import stores
-from orchestrator import trust as trust_module
-from orchestrator.config import parse
-from orchestrator.store_config import StoreConfig
+from orchestrator.config import trust as trust_module
+from orchestrator.config.reading import parse
+from orchestrator.config.store import StoreConfig
+from orchestrator.store import stores
 
 
 def store_of(*paths: Path | str, trust: dict[str, Any] | None = None, mode: str = "rw") -> StoreConfig:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import OutsideDirectory, SubmitFailed
-from orchestrator.signals import Terminated
-from orchestrator.submit import (
+from orchestrator.jobs.submit import (
     JobLost,
     JobOutcome,
     connect,
@@ -19,6 +18,7 @@ from orchestrator.submit import (
     job_entrypoint,
     run_job,
 )
+from orchestrator.signals import Terminated
 
 
 @dataclass

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 from typer.testing import CliRunner
 
-from orchestrator.cli import app
-from orchestrator.terminal import SafeConsole, SafeFormatter, defused, defused_json
+from orchestrator.cli.main import app
+from orchestrator.cli.terminal import SafeConsole, SafeFormatter, defused, defused_json
 from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import FUNCTIONS
 from worker.environment import environment

@@ -14,11 +14,11 @@ from cache_store.signing.keyring import generate, revoke
 from cache_store.signing.revocations import Revocation
 from cache_store.signing.signing_keys import key_id
 from cache_store.store import Store
-from orchestrator.config import load
+from orchestrator.config.reading import load
+from orchestrator.config.store import TrustConfig
+from orchestrator.config.trust import locate_trust, policy_of, warn_of_off
 from orchestrator.errors import BadArgument
-from orchestrator.store_config import TrustConfig
-from orchestrator.stores import open_store
-from orchestrator.trust import locate_trust, policy_of, warn_of_off
+from orchestrator.store.stores import open_store
 from tests.support.stored import publish_launch
 
 REVOKED_ID = "1" * 32

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from ray._private.thirdparty.pathspec.pathspec import PathSpec
 
-from orchestrator import upload
-from orchestrator.upload import (
+from orchestrator.gang import upload
+from orchestrator.gang.upload import (
     measure_upload,
     package_root,
     place_notes,

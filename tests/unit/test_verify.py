@@ -13,9 +13,9 @@ from cache_store.digests import digest_bytes
 from cache_store.node.companions import add_companion
 from cache_store.node.local import add_variant
 from orchestrator.errors import NothingThere
-from orchestrator.look import open_to_look
-from orchestrator.look_tables import render_verified
-from orchestrator.verify import CacheReport, Verified, cached_files, verify, verify_cache
+from orchestrator.look.store_contents import open_to_look
+from orchestrator.look.tables import render_verified
+from orchestrator.look.verify import CacheReport, Verified, cached_files, verify, verify_cache
 from tests.support.artifacts import make_artifact
 from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import blob_path, overwrite

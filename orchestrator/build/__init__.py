@@ -1,0 +1,1 @@
+"""Offline builds: all ranks' partitions on one machine."""

@@ -1,0 +1,229 @@
+"""An offline build: the partitions of all ranks of a launch, made on one machine without its devices.
+
+The stages are those of a launch that need no device; the driver alone uses the store. Manifests come after
+blobs and the launch record last, so a build that is stopped leaves the store without a new launch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cache_store.fetching.replicas import lay_out
+from cache_store.records.manifest import LaunchRecord, PartitionManifest, utc_now
+from cache_store.seed import Wanted, seed
+from cache_store.store import Store
+from orchestrator.build.assemble import Built, Kept, assemble
+from orchestrator.build.launcher import OfflineLauncher
+from orchestrator.build.plan import built_ranks, differences, model_rank, replica
+from orchestrator.build.ranks import OfflineOpening
+from orchestrator.build.report import BuildReport
+from orchestrator.build.target import BuildTarget, check_target
+from orchestrator.config.models import EntrypointWorkload
+from orchestrator.config.reading import Config
+from orchestrator.errors import BadArgument, BuildFailed
+from orchestrator.gang.launcher import Launcher
+from orchestrator.launch import steps
+from orchestrator.launch.identity import identity, launch_key
+from orchestrator.launch.rounds import settle_all
+from orchestrator.launch.stages import Stages
+from orchestrator.show.listener import Listener, Silence
+from orchestrator.signals import undisturbed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOptions:
+    """How to build.
+
+    Attributes:
+        target: the machines that are built for.
+        real_tensors: build the model with memory and values, on the CPU.
+        every_rank: build the model of every rank, not of one for each position.
+        num_jobs: ranks that work at a time.
+    """
+
+    target: BuildTarget
+    real_tensors: bool = False
+    every_rank: bool = False
+    num_jobs: int = 1
+
+
+def build(
+    config: Config,
+    options: BuildOptions,
+    *,
+    listener: Listener | None = None,
+    launcher: Launcher | None = None,
+) -> BuildReport:
+    """Build the partitions of all ranks of a launch.
+
+    Args:
+        config: the launch; its store gets them, or its cache directory where it has none.
+        options: how.
+        listener: is told what happens; None for nobody.
+        launcher: runs the ranks that are built; None for processes of this machine.
+
+    Raises:
+        BadArgument: what was asked for cannot be built here.
+        LaunchFailed: a stage failed on at least one rank.
+        BuildFailed: ranks that should be alike are not.
+        cache_store.errors.StoreError: store or cache directory cannot be used.
+    """
+    check_target(config, options.target, real_tensors=options.real_tensors)
+    started = utc_now()
+    store = _open_store(config)
+    ranks = built_ranks(config, every_rank=options.every_rank)
+    launcher = launcher or _launcher(config, options, ranks)
+    alone = config.model_copy(update={"store": None})
+    stages = Stages(alone, launcher, listener or Silence(), ranks=ranks)
+    try:
+        if store is not None:
+            _fetch(stages, store, config, options)
+        built = _build_ranks(stages, options)
+        kept = _keep(stages, store, config, options, built)
+        report = assemble(stages, config, target=options.target, built=built, kept=kept, started=started)
+        stages.close()
+    finally:
+        with undisturbed():
+            launcher.stop()
+    return report
+
+
+def _launcher(config: Config, options: BuildOptions, ranks: tuple[int, ...]) -> Launcher:
+    workload = config.workload
+    assert isinstance(workload, EntrypointWorkload)  # noqa: S101 - `check_target` lets nothing else pass
+    module = workload.entrypoint.partition(":")[0]
+    return OfflineLauncher(ranks, num_jobs=options.num_jobs, module=module)
+
+
+def _open_store(config: Config) -> Store | None:
+    """The config's store, which must be there and writable: a build has nobody else to tell."""
+    from orchestrator.store.stores import access, is_writable, may_publish
+
+    if config.store is None:
+        return None
+    found = access(config.store)
+    if found.store is None:
+        msg = f"the store is away: {found.tiers[-1].reason}; build without it: --set store=null"
+        raise BadArgument(msg)
+    if not is_writable(found.config.tiers):
+        msg = "the store is read-only (mode ro in every place), so nothing can be built into it"
+        raise BadArgument(msg)
+    if not may_publish(found.config.trust):
+        msg = (
+            "trust.policy is require, and store.trust.signing_key is not set, so nothing can be built into "
+            "the store; make a key (warmrank keys generate) and name it there"
+        )
+        raise BadArgument(msg)
+    return found.store
+
+
+def _fetch(stages: Stages, store: Store, config: Config, options: BuildOptions) -> None:
+    """Bring what the store has of the ranks that are built, so that it is not compiled again."""
+    with stages.stage("fetch"):
+        wanted = Wanted(
+            launch_key=launch_key(config),
+            environment=options.target.environment,
+            world_size=config.ranks,
+            ranks=stages.ranks,
+        )
+        for fault in seed(store, wanted, config.cache_dir).faults:
+            stages.problem(f"store: {fault}")
+
+
+def _build_ranks(stages: Stages, options: BuildOptions) -> Built:
+    """The stages of a launch that need no device, on the ranks that are built."""
+    config = stages.config
+    with stages.stage("start"):
+        stages.start()
+        openings = {
+            rank: (
+                OfflineOpening(
+                    config=config,
+                    rank=rank,
+                    environment=options.target.environment,
+                    real_tensors=options.real_tensors,
+                ),
+            )
+            for rank in stages.ranks
+        }
+        stages.ask("start", "open", openings)
+    steps.build(stages)
+    left_out = tuple(
+        dict.fromkeys(itertools.chain.from_iterable(stages.ask_all("build", "left_out").values()))
+    )
+    probes = steps.probe(stages)
+    if not any(probes.values()):
+        reasons = "; ".join(f"{item.function}: {item.reason}" for item in left_out)
+        msg = f"nothing can be built offline ({reasons or 'the workload calls no cached function'})"
+        raise BadArgument(msg)
+    ledger = settle_all(stages, probes, no_compile=False)
+    bound = frozenset(itertools.chain.from_iterable(stages.ask_all("load", "rank_bound").values()))
+    if len(stages.ranks) < config.ranks and (found := differences(config, probes, ledger, bound)):
+        witness = max(stages.ranks)
+        raise BuildFailed(witness, model_rank(witness, config), found)
+    return Built(
+        probes=probes,
+        ledger=ledger,
+        manifests=stages.ask_all("commit", "manifest"),
+        left_out=left_out,
+        bound=bound,
+    )
+
+
+def _keep(stages: Stages, store: Store | None, config: Config, options: BuildOptions, built: Built) -> Kept:
+    """Put all partitions into the store, or lay them out in the cache directory where there is none."""
+    root = config.cache_dir
+    with stages.stage("commit"):
+        files = {
+            entry.sha256: entry.local_path(root)
+            for manifest in built.manifests.values()
+            for entry in manifest.artifacts
+        }
+        manifests = [_manifest_of(rank, config, built) for rank in range(config.ranks)]
+        if store is None:
+            return Kept(num_new=_num_laid_out(manifests, files, root) + _num_made(built))
+        return _publish(store, config, options, manifests, files)
+
+
+def _manifest_of(rank: int, config: Config, built: Built) -> PartitionManifest:
+    own = built.manifests.get(rank)
+    if own is not None:
+        return own
+    return replica(built.manifests[model_rank(rank, config)], rank, without=built.bound)
+
+
+def _num_made(built: Built) -> int:
+    """Partitions of the ranks that were built which they did not have before."""
+    return len({rank for (rank, _), result in built.ledger.items() if result.outcome != "loaded"})
+
+
+def _num_laid_out(manifests: list[PartitionManifest], files: Mapping[str, Path], root: Path) -> int:
+    return sum(lay_out([manifest], files, root) > 0 for manifest in manifests)
+
+
+def _publish(
+    store: Store,
+    config: Config,
+    options: BuildOptions,
+    manifests: list[PartitionManifest],
+    files: Mapping[str, Path],
+) -> Kept:
+    key = launch_key(config)
+    reports = store.publish_partitions(key, manifests, files, config.cache_dir)
+    record = LaunchRecord(
+        launch_key=key,
+        identity=identity(config),
+        world_size=config.ranks,
+        environment=dict(options.target.environment),
+        partitions=tuple(report.ref for report in reports),
+        created=utc_now(),
+    )
+    return Kept(
+        num_new=sum(report.created for report in reports),
+        bytes_new=sum(report.bytes_new for report in reports),
+        record=store.commit_launch(record),
+        conflicts=tuple(dict.fromkeys(name for report in reports for name in report.conflicts)),
+    )

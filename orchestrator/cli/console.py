@@ -1,0 +1,205 @@
+"""The edge to the terminal: exit codes, consoles, and the one block in which an error is shown.
+
+Results go to stdout, everything else to stderr, so that ``--json`` leaves nothing but JSON on stdout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import typer
+from pydantic import BaseModel
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cache_store.errors import StoreError, is_final
+from orchestrator import signals
+from orchestrator.cli.terminal import SafeConsole, SafeFormatter, defused_json
+from orchestrator.errors import (
+    BadArgument,
+    CompileForbidden,
+    ConfigError,
+    ConfigProblem,
+    DemoFailed,
+    LaunchFailed,
+    NoStore,
+    NothingThere,
+    NotOurs,
+    OrchestratorError,
+    OutsideDirectory,
+    UnknownNode,
+)
+from worker.errors import NotYet, WorkerError
+
+PLAIN_WIDTH = 120
+"""Columns where output goes to no terminal; rich would take 80, which folds the tables of a job's log."""
+
+
+class ExitCode(IntEnum):
+    """What a command ends with."""
+
+    OK = 0
+    FAILED = 1
+    BAD_INPUT = 2
+    MISSED = 3
+    FAULT = 4
+    INTERRUPTED = signals.EXIT_INTERRUPTED
+    TERMINATED = signals.EXIT_TERMINATED
+
+
+_CODES: tuple[tuple[type[Exception], ExitCode], ...] = (
+    (ConfigError, ExitCode.BAD_INPUT),
+    (BadArgument, ExitCode.BAD_INPUT),
+    (NothingThere, ExitCode.BAD_INPUT),
+    (UnknownNode, ExitCode.BAD_INPUT),
+    (NoStore, ExitCode.BAD_INPUT),
+    (NotOurs, ExitCode.BAD_INPUT),
+    (OutsideDirectory, ExitCode.BAD_INPUT),
+    (NotYet, ExitCode.BAD_INPUT),
+    (CompileForbidden, ExitCode.MISSED),
+    (StoreError, ExitCode.FAULT),
+)
+_FAILURE_CODES = {
+    "WorkloadError": ExitCode.BAD_INPUT,
+    "BadArgument": ExitCode.BAD_INPUT,
+    "DeviceUnavailable": ExitCode.BAD_INPUT,
+    "UnusableCache": ExitCode.FAULT,
+    "StoreUnavailable": ExitCode.FAULT,
+}
+"""For a launch of which every failure is of one kind."""
+
+_EXPECTED = (OrchestratorError, StoreError, WorkerError, OSError)
+
+
+def output(*, stderr: bool = False) -> Console:
+    """A console for stdout or stderr as they are now; plain and of fixed width where there is no terminal."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
+    return SafeConsole(file=stream, width=width, highlight=False)
+
+
+def print_json(value: object) -> None:
+    """Write a plain value, or a frozen dataclass of such, to stdout as JSON."""
+    typer.echo(defused_json(json.dumps(plain(value), indent=2, ensure_ascii=False)))
+
+
+def plain(value: object) -> Any:
+    """Dataclasses as mappings and paths as strings, all the way down."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+@contextmanager
+def session(*, debug: bool = False, bad_input: tuple[type[StoreError], ...] = ()) -> Iterator[None]:
+    """Configure logging, and turn an error into its block on stderr and its exit code.
+
+    Errors of the store that are ``bad_input`` come of what this command was given, and end so.
+    What is no expected kind of error is a defect of warmrank and keeps its traceback.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(SafeFormatter("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, handlers=[handler])
+    try:
+        with signals.sigterm_raises():
+            yield
+    except KeyboardInterrupt as stop:
+        output(stderr=True).print("stopped")
+        raise typer.Exit(signals.exit_code_of(stop)) from None
+    except _EXPECTED as error:
+        if debug:
+            traceback.print_exc()
+        show_error(error)
+        raise typer.Exit(
+            ExitCode.BAD_INPUT if isinstance(error, bad_input) else exit_code_of(error)
+        ) from None
+
+
+def exit_code_of(error: Exception) -> int:
+    """The exit code that stands for an error."""
+    if isinstance(error, DemoFailed):
+        return error.exit_code
+    if isinstance(error, LaunchFailed):
+        kinds = {failure.kind for failure in error.failures}
+        return _FAILURE_CODES.get(kinds.pop(), ExitCode.FAILED) if len(kinds) == 1 else ExitCode.FAILED
+    return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.FAILED)
+
+
+def show_error(error: Exception) -> None:
+    """Print an error as one block on stderr."""
+    console = output(stderr=True)
+    head, rows, rest = describe(error)
+    console.print(Text.assemble(("error: ", "bold red"), head))
+    for index, block in enumerate(rows):
+        if index:
+            console.print()
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="bold")
+        table.add_column(overflow="fold")
+        for name, text in block:
+            table.add_row(f"  {name}", Text(text))
+        console.print(table)
+    for line in rest:
+        console.print(Text(line))
+
+
+Rows = tuple[tuple[str, str], ...]
+
+
+def describe(error: Exception) -> tuple[str, tuple[Rows, ...], tuple[str, ...]]:
+    """An error as a head line, blocks of named rows, and further lines."""
+    if isinstance(error, ConfigError):
+        num = len(error.problems)
+        head = "the config cannot be used" + (f": {num} problems" if num > 1 else "")
+        return head, tuple(_problem_rows(problem) for problem in error.problems), ()
+    if isinstance(error, StoreError):
+        rows = [(name, str(getattr(error, field))) for field, name in _STORE_ROWS if hasattr(error, field)]
+        if is_final(error):
+            rows.append(("required", "mode: required stands in the config, so nothing goes on without it"))
+        return f"{_words(type(error).__name__)}: {error.what}", (tuple(rows),), ()
+    text = str(error).strip() or type(error).__name__
+    head, *rest = text.splitlines()
+    return head, (), tuple(rest)
+
+
+_STORE_ROWS = (
+    ("where", "where"),
+    ("reason", "reason"),
+    ("detail", "why"),
+    ("supported", "reads up to"),
+    ("expected", "expected"),
+    ("actual", "found"),
+    ("found", "found"),
+    ("remedy", "remedy"),
+)
+"""Fields of the store's errors, by the names under which they are shown."""
+
+
+def _words(name: str) -> str:
+    return re.sub(r"(?<!^)([A-Z])", r" \1", name).lower()
+
+
+def _problem_rows(problem: ConfigProblem) -> Rows:
+    rows = [("where", f"{problem.place}: {problem.key}" if problem.key else problem.place)]
+    rows += [("found", problem.found), ("expected", problem.expected)]
+    if problem.nearest:
+        rows.append(("remedy", f"did you mean {problem.nearest}?"))
+    return tuple(rows)

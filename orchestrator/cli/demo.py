@@ -1,0 +1,189 @@
+"""`warmrank demo`: the embedded default launched twice, in fresh processes, first cold and then warm.
+
+Invariants: only a directory that an earlier demo made is emptied; the numbers at the end come from the two
+launches' reports and from this process's clock, and each says what it spans.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.errors import DemoFailed, NotOurs
+from orchestrator.show.report import RankReport, Report, from_json, sum_seconds
+from orchestrator.show.report_table import seconds_text
+from orchestrator.signals import Terminated, undisturbed
+
+MARKER = ".made-by-warmrank-demo"
+_STATE = ("cache", "store", "cold.json", "warm.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """One launch of the demo.
+
+    Attributes:
+        report: the launch's own report.
+        process_s: wall seconds of its process, from start to exit.
+    """
+
+    report: Report
+    process_s: float
+
+
+Run = Callable[[Sequence[str]], int]
+
+
+def demo(out: Path, console: Console, *, run: Run | None = None) -> None:
+    """Launch cold, launch warm, and compare.
+
+    Args:
+        out: directory for cache, store and reports; relative to the current one.
+        console: where to write.
+        run: runs a command to its end and returns its exit status; none starts a process.
+
+    Raises:
+        NotOurs: ``out`` holds something that no demo made; nothing was touched.
+        DemoFailed: a launch failed, or the warm one compiled.
+    """
+    prepare(out)
+    config = packaged_config()
+    cold = _launch("cold", config, out, console, run or run_process)
+    warm = _launch("warm", config, out, console, run or run_process)
+    console.print()
+    console.print(comparison(cold, warm))
+    if warm.report.totals.num_compiled:
+        msg = f"the warm launch compiled {warm.report.totals.num_compiled} functions; expected none"
+        raise DemoFailed(msg, exit_code=1)
+    for line in closing_lines(warm.report, config, out):
+        console.print(line, soft_wrap=True)
+
+
+def packaged_config() -> Path:
+    """The embedded default, as people would name it from here."""
+    found = Path(str(importlib.resources.files("cluster_configs") / "llama-cpu.yaml"))
+    here = Path.cwd()
+    return found.relative_to(here) if found.is_relative_to(here) else found
+
+
+def prepare(out: Path) -> None:
+    """Make ``out``, or empty it of what an earlier demo left.
+
+    Raises:
+        NotOurs: it holds something, and no demo made it.
+    """
+    if out.exists() and not (out.is_dir() and ((out / MARKER).is_file() or not any(out.iterdir()))):
+        msg = (
+            f"{out} exists, and no demo made it (it has no {MARKER}), so it is left alone; "
+            "move it away, or name another directory with --out"
+        )
+        raise NotOurs(msg)
+    for name in _STATE:
+        path = out / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / MARKER).write_text("`warmrank demo` empties this directory when it runs again.\n")
+
+
+def launch_command(config: Path, out: Path, report: Path) -> tuple[str, ...]:
+    """The command of one launch."""
+    settings = ("--set", f"cache_dir={out / 'cache'}", "--set", f"store.path={out / 'store'}")
+    return (sys.executable, "-m", "orchestrator", "launch", str(config), *settings, "--json", str(report))
+
+
+def run_process(command: Sequence[str]) -> int:
+    """Run a command to its end. Ctrl-C reaches it too, SIGTERM is passed on; it gets the time to clean up."""
+    with subprocess.Popen(command) as process:  # noqa: S603 - our own interpreter and module
+        try:
+            return process.wait()
+        except KeyboardInterrupt as stop:
+            if isinstance(stop, Terminated):
+                process.terminate()
+            with undisturbed():
+                process.wait()
+            raise
+
+
+def comparison(cold: Launched, warm: Launched) -> Table:
+    """How much faster warm was: for the work that a cache can save, and for the whole launch."""
+    table = Table(title="cold and warm", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("what the seconds span", overflow="fold")
+    for name in ("cold", "warm", "faster"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for before, after in zip(cold.report.ranks, warm.report.ranks, strict=True):
+        _add(table, f"rank {before.rank}: trace + compile + load", _saved_s(before), _saved_s(after))
+    _add(
+        table, "launch, once its ranks are started", _after_start_s(cold.report), _after_start_s(warm.report)
+    )
+    before_s, after_s = cold.report.totals.wall_s, warm.report.totals.wall_s
+    _add(table, "launch, the start of Ray and of its ranks included", before_s, after_s)
+    _add(table, "whole process, from its start to its exit", cold.process_s, warm.process_s)
+    return table
+
+
+def closing_lines(report: Report, config: Path, out: Path) -> tuple[Text, ...]:
+    """That nothing was compiled, where everything lies, and what to try next."""
+    totals = report.totals
+    kept = f"{totals.num_loaded} loaded, {totals.num_adopted} adopted, 0 compiled"
+    sets = f" --set cache_dir={out}/cache --set store.path={out}/store"
+    return (
+        Text(f"The warm launch compiled nothing: {kept}.", style="bold green"),
+        Text(f"  artifacts  {out / 'cache'}"),
+        Text(f"  store      {out / 'store'}"),
+        Text(f"  reports    {out / 'cold.json'}, {out / 'warm.json'}"),
+        Text("Try next, with twice the ranks: they adopt, and nothing is compiled either."),
+        Text(f"  {program()} launch {config} --set ranks=4 --set parallel.dp=2{sets}", style="bold"),
+        Text(f"  {program()} explain {config}{sets}", style="bold"),
+    )
+
+
+def program() -> str:
+    """How this program is called from here: by its name where it is on the path, as in no fresh checkout."""
+    if shutil.which("warmrank"):
+        return "warmrank"
+    script = Path(sys.executable).with_name("warmrank")
+    if not script.exists():
+        return f"{sys.executable} -m orchestrator"
+    return str(script.relative_to(Path.cwd())) if script.is_relative_to(Path.cwd()) else str(script)
+
+
+def _launch(name: str, config: Path, out: Path, console: Console, run: Run) -> Launched:
+    path = out / f"{name}.json"
+    console.print()
+    console.rule(Text(f"{name} launch", style="bold"), align="left")
+    started = time.perf_counter()
+    status = run(launch_command(config, out, path))
+    process_s = time.perf_counter() - started
+    if status != 0:
+        msg = f"the {name} launch ended with status {status}; its own message stands above"
+        raise DemoFailed(msg, exit_code=status if status > 0 else 128 - status)
+    return Launched(report=from_json(path.read_text(encoding="utf-8")), process_s=process_s)
+
+
+def _saved_s(rank: RankReport) -> float:
+    seconds = sum_seconds(function.seconds for function in rank.functions)
+    return seconds.trace_s + seconds.compile_s + seconds.load_s
+
+
+def _after_start_s(report: Report) -> float:
+    start_s = sum(stage.seconds for stage in report.stages if stage.stage == "start")
+    return report.totals.wall_s - start_s
+
+
+def _add(table: Table, what: str, cold_s: float, warm_s: float) -> None:
+    ratio = f"{cold_s / warm_s:.1f} x" if warm_s > 0 else "-"
+    table.add_row(what, seconds_text(cold_s), seconds_text(warm_s), ratio)

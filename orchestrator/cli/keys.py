@@ -1,0 +1,205 @@
+"""The commands on a user's keys: make, list, trust and revoke them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cache_store.errors import Conflict
+from orchestrator.cli.console import output, print_json, session
+from orchestrator.cli.options import AsJson, Debug, check_line
+from worker.settings import settings
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from orchestrator.look.key_list import KeyList
+
+KeyringPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--keyring", metavar="DIR", help="Directory of the keys; without it ~/.config/warmrank/keys."
+    ),
+]
+
+app = typer.Typer(
+    name="keys",
+    no_args_is_help=True,
+    help="Make, list, trust and revoke the keys that say whose artifacts may run.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.command()
+def generate(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="What people will call it, e.g. ci.", show_default=False)
+    ],
+    keyring: KeyringPath = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Make a key pair and trust its public half."""
+    with session(debug=debug, bad_input=(Conflict,)):
+        from cache_store.signing.keyring import generate as run
+        from cache_store.signing.keyring import private_path, public_path, read_keyring
+        from cache_store.signing.signing_keys import key_id
+
+        place = _place(keyring)
+        called = _name(name)
+        read_keyring(place)  # a key must not be added where nobody can tell what is revoked
+        wanted = key_id(run(place, called).public_key)
+        private, public = private_path(place, name), public_path(place, name)
+        if as_json:
+            print_json({"name": name, "key_id": wanted, "private": private, "public": public})
+            return
+        _say(
+            f"key {name} {wanted}",
+            f"  private  {private}",
+            f"  public   {public}",
+            f"To sign with it, set store.trust.signing_key: {name}"
+            + ("" if keyring is None else f" and store.trust.keyring: {place}"),
+            "The private file stays here and goes to nobody. Others who should use what you publish need a",
+            f"copy of the public file: warmrank keys trust {public.name}",
+        )
+
+
+@app.command("list")
+def list_(keyring: KeyringPath = None, as_json: AsJson = False, debug: Debug = False) -> None:
+    """List the keys: which sign, which are trusted, which are revoked."""
+    with session(debug=debug):
+        from orchestrator.look.key_list import list_keys
+
+        found = list_keys(_place(keyring))
+        if as_json:
+            print_json(found)
+        else:
+            output().print(_table(found))
+
+
+@app.command()
+def trust(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="PEM file of a public key.",
+            show_default=False,
+            exists=True,
+            dir_okay=False,
+        ),
+    ],
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="What to call it; else as the file.")
+    ] = None,
+    keyring: KeyringPath = None,
+    debug: Debug = False,
+) -> None:
+    """Trust a public key: what it signed may run here."""
+    with session(debug=debug):
+        from cache_store.signing.keyring import trust_key
+        from cache_store.signing.signing_keys import key_id, load_public_key
+
+        place = _place(keyring)
+        called = _name(name or file.name.removesuffix(".pem").removesuffix(".pub"))
+        public_key = load_public_key(file)
+        is_new = trust_key(place, called, public_key)
+        done = "is trusted now" if is_new else "was trusted already"
+        _say(
+            f"key {called} {key_id(public_key)} {done}, in {place}",
+            "Compare the id with what its owner reads out to you: what this key signs runs as you.",
+        )
+
+
+@app.command()
+def revoke(
+    key: Annotated[
+        str,
+        typer.Argument(metavar="NAME|ID|FILE", help="Name, id or PEM file of the key.", show_default=False),
+    ],
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Why; shown whenever the key is refused.")
+    ] = "",
+    keyring: KeyringPath = None,
+    debug: Debug = False,
+) -> None:
+    """Believe a key no more, whoever trusts it; one's own key then signs nothing."""
+    with session(debug=debug):
+        from cache_store.signing.keyring import revoke as run
+        from cache_store.signing.revocations import revocation_of
+        from orchestrator.look.key_list import list_keys
+
+        check_line(reason, "--reason")
+        place = _place(keyring)
+        name, wanted = _meant(list_keys(place), key)
+        revocation = revocation_of(wanted, name=name, reason=reason, now=datetime.now(UTC))
+        standing, is_new = run(place, revocation)
+        shown = f"key {name} {wanted}" if name else f"key {wanted}"
+        if not is_new:
+            _say(f"{shown} was {standing} already, in {place}")
+            return
+        _say(
+            f"{shown} is revoked now, in {place}",
+            "A launch refuses what it signed, on every node, and the next publish replaces that. Others",
+            f"revoke it themselves: warmrank keys revoke {wanted}, or store.trust.revoked in a config.",
+        )
+
+
+def _place(keyring: Path | None) -> Path:
+    found = keyring.expanduser() if keyring is not None else settings().keyring
+    if found is None:
+        raise typer.BadParameter("this user has no home directory; name a keyring", param_hint="--keyring")
+    return found.absolute()
+
+
+def _name(name: str) -> str:
+    from cache_store.signing.keyring import name_fault
+
+    if fault := name_fault(name):
+        raise typer.BadParameter(f"{name!r} {fault}", param_hint="NAME")
+    return name
+
+
+def _meant(found: KeyList, text: str) -> tuple[str, str]:
+    from orchestrator.look.key_list import meant_keys
+
+    meant = meant_keys(found, text)
+    if not meant:
+        known = ", ".join(line.name for line in found.keys if line.name) or "none"
+        raise typer.BadParameter(
+            f"no key {text!r} in {found.keyring}; known: {known}; an unknown key is revoked by id or file",
+            param_hint="NAME|ID|FILE",
+        )
+    if len(meant) > 1:
+        ids = ", ".join(wanted for _, wanted in meant)
+        raise typer.BadParameter(f"{text!r} names several; use an id: {ids}", param_hint="NAME|ID|FILE")
+    return meant[0]
+
+
+def _table(found: KeyList) -> RenderableType:
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    count = len(found.keys)
+    head = Text(f"keyring {found.keyring}: {count} key{'' if count == 1 else 's'}", style="bold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("name", "id", "", "file"):
+        table.add_column(column, overflow="fold")
+    for line in found.keys:
+        words = [*(["own"] if line.own else []), *(["trusted"] if line.trusted else [])]
+        state = Text(", ".join([*words, *([str(line.revoked)] if line.revoked else [])]))
+        files = "\n".join(str(path.relative_to(found.keyring)) for path in line.files)
+        table.add_row(Text(line.name), line.key_id, state, Text(files))
+    problems = [Text(f"problem: {line}") for line in found.problems]
+    return Group(head, *([table] if found.keys else []), *problems)
+
+
+def _say(*lines: str) -> None:
+    console = output()
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False)

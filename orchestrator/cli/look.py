@@ -1,0 +1,150 @@
+"""The commands that look into a store, a cache or an artifact; each also with ``--json``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.console import ExitCode, output, print_json, session
+from orchestrator.cli.options import (
+    AsJson,
+    ConfigFile,
+    Debug,
+    OptionalConfig,
+    Overrides,
+    StorePath,
+    load_config,
+    load_optional,
+)
+
+
+def list_(
+    config: OptionalConfig = None,
+    store: StorePath = None,
+    overrides: Overrides = None,
+    long: Annotated[
+        bool, typer.Option("--long", "-l", help="Also what is launched, and partitions.")
+    ] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """List the launches in a store."""
+    with session(debug=debug):
+        from orchestrator.look import store_contents as look
+        from orchestrator.look.listing import list_store
+        from orchestrator.look.tables import render_listing
+
+        loaded = load_optional(config, overrides)
+        listing = list_store(look.open_to_look(loaded, store), loaded)
+        if as_json:
+            print_json(listing)
+        else:
+            console = output()
+            console.print(render_listing(listing, long=long, width=console.width))
+
+
+def show(
+    partition: Annotated[
+        str,
+        typer.Argument(metavar="PARTITION", help="Its name, or the first characters of its manifest's key."),
+    ],
+    config: OptionalConfig = None,
+    store: StorePath = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Show one partition of a store: artifacts, requests, environment, capture plan."""
+    with session(debug=debug):
+        from orchestrator.look import store_contents as look
+        from orchestrator.look.tables import render_partition
+
+        loaded = load_optional(config, overrides)
+        view = look.show_partition(look.open_to_look(loaded, store), partition, loaded)
+        if as_json:
+            print_json(view)
+        else:
+            output().print(render_partition(view))
+
+
+def explain(
+    config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False, debug: Debug = False
+) -> None:
+    """Say what a launch here would find, and name what differs from what is stored."""
+    with session(debug=debug):
+        from orchestrator.look.explain import explain_if_away
+        from orchestrator.look.tables import render_explanation
+
+        found = explain_if_away(load_config(config, overrides))
+        if as_json:
+            print_json(found)
+        else:
+            output().print(render_explanation(found))
+
+
+def readable(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A compiled_module.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write Python source there.")
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Print an artifact as text: request, guards, and the graph as Python."""
+    with session(debug=debug):
+        from orchestrator.cli.terminal import defused
+        from worker.inference import readable_cache
+
+        text = readable_cache(file, print_output=False, file=out)
+        if as_json:
+            print_json({"file": file, "out": out, "text": text})
+        elif out is None:
+            typer.echo(defused(text))
+        else:
+            output().print(f"written to {out}", soft_wrap=True, markup=False)
+
+
+def verify(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
+    config: OptionalConfig = None,
+    store: StorePath = None,
+    cache: Annotated[
+        Path | None, typer.Option("--cache", metavar="DIR", help="A cache directory; else the config's.")
+    ] = None,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair", help="Move what is damaged in the store away; bring back what is in its trash."
+        ),
+    ] = False,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Read store and cache again, byte for byte, and say what is wrong."""
+    with session(debug=debug):
+        from orchestrator.look import store_contents as look
+        from orchestrator.look.tables import render_verified
+        from orchestrator.look.verify import verify as run
+        from orchestrator.show.fetch_progress import fetch_progress
+
+        loaded = load_optional(config, overrides)
+        only_cache = cache is not None and loaded is None and store is None
+        opened = None if only_cache else look.open_to_look(loaded, store)
+        if cache is None and loaded is not None and loaded.cache_dir.is_dir():
+            cache = loaded.cache_dir
+        with fetch_progress(output(stderr=True), "verify") as on_progress:
+            found = run(
+                opened,
+                cache,
+                signatures_checked=loaded is not None,
+                repair=repair,
+                on_progress=on_progress,
+            )
+        if as_json:
+            print_json(found)
+        else:
+            output().print(render_verified(found))
+    if found.faults:
+        raise typer.Exit(ExitCode.FAULT)

@@ -1,0 +1,209 @@
+"""The command line: thin commands over `launch`, `preseed`, `submit`, `look`, `explain`, `verify` and `demo`.
+
+Importing this module imports neither torch nor Ray; a command imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli import build as cli_build
+from orchestrator.cli import doctor as cli_doctor
+from orchestrator.cli import evict as cli_evict
+from orchestrator.cli import keys as cli_keys
+from orchestrator.cli import look as cli_look
+from orchestrator.cli import publish as cli_publish
+from orchestrator.cli import sync as cli_sync
+from orchestrator.cli.console import ExitCode, output, print_json, session
+from orchestrator.cli.options import AsJson, ConfigFile, Debug, Overrides, load_config
+from worker.settings import settings
+
+# The panels of --help; a command that belongs to none of them is hard to find.
+LAUNCH, LOOK, STORE, KEYS = "Launch", "Look", "Store", "Keys"
+
+app = typer.Typer(
+    name="warmrank",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit status: 0 every rank is warm; 1 the launch failed; 2 bad input or config; "
+    "3 something missed that must not be compiled; 4 a fault in store or cache; 130 stopped (Ctrl-C); "
+    "143 stopped (SIGTERM).",
+)
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="warmrank")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"warmrank {_version()}")
+        raise typer.Exit
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("warmrank")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+@app.callback()
+def root(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Every rank starts warm: compile a model once for a cluster, load it in milliseconds everywhere."""
+
+
+@app.command(rich_help_panel=LAUNCH)
+def launch(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the report there; - for stdout.")
+    ] = None,
+    no_compile: Annotated[
+        bool, typer.Option("--no-compile", help="Never compile: a miss is an error that explains itself.")
+    ] = False,
+    emulate_npu: Annotated[
+        bool, typer.Option("--emulate-npu", help="Device npu without one: torch_npu on the CPU.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Bring every rank to a warm state; compile only what is nowhere stored."""
+    with session(debug=debug):
+        from orchestrator.emulation import emulate
+        from orchestrator.launch.driver import launch as run
+        from orchestrator.show.progress import progress
+        from orchestrator.show.report import prepare_report, to_json, write_report
+        from orchestrator.show.report_table import render
+
+        loaded = load_config(config, overrides)
+        if emulate_npu:
+            emulate(loaded)
+        to_stdout = json_file == Path("-")
+        if json_file and not to_stdout:
+            prepare_report(json_file)
+        console = output(stderr=to_stdout)
+        with progress(console, loaded.ranks) as listener:
+            report = run(loaded, no_compile=no_compile, listener=listener)
+        console.print()
+        console.print(render(report))
+        if to_stdout:
+            typer.echo(to_json(report), nl=False)
+        elif json_file:
+            write_report(report, json_file)
+            console.print(f"report: {json_file}", soft_wrap=True, markup=False)
+
+
+@app.command(rich_help_panel=LAUNCH)
+def demo(
+    out: Annotated[Path, typer.Option(help="Directory for cache, store and reports.")] = Path(
+        "warmrank-out/demo"
+    ),
+    debug: Debug = False,
+) -> None:
+    """Launch the embedded default twice, cold and then warm, and compare."""
+    with session(debug=debug):
+        from orchestrator.cli.demo import demo as run
+
+        run(out, output())
+
+
+@app.command(rich_help_panel=LAUNCH)
+def submit(
+    config: ConfigFile,
+    address: Annotated[
+        str | None, typer.Option(metavar="URL", help="The cluster's dashboard, e.g. http://HEAD:8265.")
+    ] = None,
+    overrides: Overrides = None,
+    no_compile: Annotated[bool, typer.Option("--no-compile", help="As for launch.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Run a launch as a Ray job and follow its log; Ctrl-C stops the job."""
+    with session(debug=debug):
+        from orchestrator.gang import upload
+        from orchestrator.jobs import submit as jobs
+
+        loaded = load_config(config, overrides)
+        no_compile = no_compile or settings().no_compile  # the job has an environment of its own
+        here = Path.cwd()
+        entrypoint = jobs.job_entrypoint(config, overrides or (), directory=here, no_compile=no_compile)
+        notes = output(stderr=True)
+        for line in (*upload.upload_notes(here, loaded), *upload.place_notes(loaded, here)):
+            notes.print(f"note: {line}", soft_wrap=True, markup=False)
+        client = jobs.connect(address, environ=os.environ)
+        env = upload.runtime_env(here, upload.package_root(), loaded)
+        outcome = jobs.run_job(client, entrypoint=entrypoint, env=env, write=_write)
+        notes.print(f"job {outcome.job} {outcome.status}: {outcome.message}", soft_wrap=True, markup=False)
+    raise typer.Exit(outcome.exit_code)
+
+
+@app.command(rich_help_panel=LAUNCH)
+def preseed(
+    config: ConfigFile,
+    here: Annotated[
+        bool, typer.Option("--here", help="This node only; imports neither torch nor Ray.")
+    ] = False,
+    nodes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--node", metavar="ID", help="Node id, address or host name. Repeatable; else all nodes."
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Bring a launch's partitions from the store onto nodes' local disks, verified."""
+    if here and nodes:
+        raise typer.BadParameter("--here and --node exclude each other")
+    with session(debug=debug):
+        from orchestrator.look.tables import render_seeds
+        from orchestrator.seed import preseed as seeding
+        from orchestrator.show.fetch_progress import fetch_progress
+
+        loaded = load_config(config, overrides)
+        if here:
+            with fetch_progress(output(stderr=True)) as on_progress:
+                seeds: tuple[seeding.NodeSeed, ...] = (seeding.seed_here(loaded, on_progress=on_progress),)
+        else:
+            seeds = seeding.preseed(loaded, nodes or ())
+        if as_json:
+            print_json(seeds)
+        else:
+            output().print(render_seeds(seeds))
+    if any(seed.faults for seed in seeds):
+        raise typer.Exit(ExitCode.FAULT)
+    if not all(seed.found for seed in seeds):
+        raise typer.Exit(ExitCode.MISSED)
+
+
+app.command(rich_help_panel=LAUNCH)(cli_build.build)
+app.command("ls", rich_help_panel=LOOK)(cli_look.list_)
+app.command(rich_help_panel=LOOK)(cli_build.environment)
+app.command(rich_help_panel=LOOK)(cli_look.show)
+app.command(rich_help_panel=LOOK)(cli_look.explain)
+app.command(rich_help_panel=LOOK)(cli_look.readable)
+app.command(rich_help_panel=LOOK)(cli_doctor.doctor)
+app.command(rich_help_panel=STORE)(cli_publish.init)
+app.command(rich_help_panel=STORE)(cli_publish.publish)
+app.command(rich_help_panel=STORE)(cli_look.verify)
+app.command(rich_help_panel=STORE)(cli_evict.evict)
+app.command(rich_help_panel=STORE)(cli_evict.pin)
+app.add_typer(cli_sync.app, name="sync", rich_help_panel=STORE)
+app.add_typer(cli_keys.app, rich_help_panel=KEYS)
+
+
+def _write(text: str) -> None:
+    typer.echo(text, nl=False)

@@ -1,0 +1,51 @@
+"""Arguments and options that several commands share, and how a command gets its config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from orchestrator.config.reading import Config
+
+ConfigFile = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="YAML file; see cluster_configs/.", show_default=False)
+]
+OptionalConfig = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[CONFIG]", help="Config that names the store and whom to trust.", show_default=False
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a key of the config, e.g. ranks=4. Repeatable."
+    ),
+]
+StorePath = Annotated[
+    str | None,
+    typer.Option("--store", metavar="PATH", help="A store's directory or URL; signatures are not checked."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Log everything, and show the traceback of an error.")]
+
+
+def check_line(text: str, option: str) -> None:
+    """Refuse what would not be one line for whoever reads it later."""
+    if not text.isprintable() or len(text) > 500:
+        raise typer.BadParameter("expected at most 500 characters without line breaks", param_hint=option)
+
+
+def load_config(config: Path, overrides: list[str] | None) -> Config:
+    """Load a config with its overrides; raises `ConfigError`."""
+    from orchestrator.config.reading import load
+
+    return load(config, tuple(overrides or ()))
+
+
+def load_optional(config: Path | None, overrides: list[str] | None) -> Config | None:
+    """Load a config where one was named; raises `ConfigError`."""
+    return None if config is None else load_config(config, overrides)

@@ -1,0 +1,1 @@
+"""From a file and overrides to a checked, frozen config."""

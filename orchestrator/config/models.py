@@ -1,0 +1,189 @@
+"""The models of a config: strict, frozen, and described field by field for errors and editors.
+
+Those of the store stand in `orchestrator.config.store`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    Discriminator,
+    Field,
+    JsonValue,
+    Tag,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from orchestrator.config.store import StoreConfig
+from orchestrator.config.strict import Seconds, Strict
+from worker import known_caches
+
+DeviceKind = Literal["cpu", "cuda", "npu"]
+GuardMode = Literal["once", "always", "skip"]
+EngineChoice = Literal["auto", "graph", "aoti", "torchair"]
+Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
+
+ENTRYPOINT_PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+NODE_CACHE_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,63}$"
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+
+
+class EntrypointWorkload(Strict):
+    """A workload that a Python function builds."""
+
+    entrypoint: str = Field(
+        pattern=ENTRYPOINT_PATTERN, description="module:function that returns a worker.Workload"
+    )
+    arguments: dict[str, JsonValue] = Field(default={}, description="keyword arguments of the function")
+
+
+class ScriptWorkload(Strict):
+    """A workload that is a plain script, run on every rank under torchrun's variables."""
+
+    script: str = Field(min_length=1, description="path of a Python script, from the current directory")
+    arguments: tuple[str, ...] = Field(default=(), description="list of strings, the script's arguments")
+
+
+class Parallel(Strict):
+    """Sizes of the parallel axes; their product is the number of ranks. `tp` is innermost, `dp` outermost."""
+
+    tp: int = Field(default=1, ge=1, description="tensor-parallel size, a whole number from 1")
+    pp: int = Field(default=1, ge=1, description="pipeline-parallel size, a whole number from 1")
+    dp: int = Field(default=1, ge=1, description="data-parallel size, a whole number from 1")
+
+
+class RayConfig(Strict):
+    """How ranks are placed on Ray."""
+
+    address: str | None = Field(
+        default=None,
+        description="address of a running cluster; none starts a local one (a Ray job joins)",
+    )
+    num_cpus_per_rank: float = Field(default=1.0, gt=0, description="CPUs reserved for each rank")
+    num_cpus: int | None = Field(
+        default=None, ge=1, description="CPUs of the local Ray; none counts those of the machine"
+    )
+    omp_num_threads: int = Field(default=1, ge=1, description="OMP_NUM_THREADS of every rank")
+    placement: Placement = Field(default="PACK", description="Ray's placement strategy")
+    ship_code: bool = Field(
+        default=True, description="whether a cluster joined by address gets a copy of the current directory"
+    )
+
+
+class NodeCacheConfig(Strict):
+    """A directory of another tool on each node, whose files belong to the node, not to a rank."""
+
+    path: str = Field(
+        default="", description="directory on each node, absolute; ~ is its user's home, and $NAME a variable"
+    )
+    patterns: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        default=("*",), min_length=1, description="list of patterns of paths below it; * stands for / too"
+    )
+    scope: Literal["node"] = Field(default="node", description="node: its files are kept once a node")
+    collect: Literal["new", "all", "none"] = Field(
+        default="new",
+        description="new: what a launch adds or changes; all: also what was there before; none: nothing",
+    )
+
+
+NodeCacheName = Annotated[str, Field(pattern=NODE_CACHE_PATTERN)]
+
+
+class Timeouts(Strict):
+    """The longest that each stage may take, in seconds."""
+
+    start_s: Seconds = Field(default=120.0, description="seconds for all ranks to start")
+    fetch_s: Seconds = Field(default=600.0, description="seconds for each node to fetch from the store")
+    build_s: Seconds = Field(default=300.0, description="seconds to build the model")
+    probe_s: Seconds = Field(default=120.0, description="seconds to look every function up")
+    compile_s: Seconds = Field(default=1800.0, description="seconds for the leaders to compile, each round")
+    load_s: Seconds = Field(default=300.0, description="seconds to load or adopt, each round")
+    capture_s: Seconds = Field(default=600.0, description="seconds for each step of the capture")
+    first_call_s: Seconds = Field(default=300.0, description="seconds for the first call of every function")
+    verify_s: Seconds = Field(default=600.0, description="seconds for the comparison with the reference")
+    script_s: Seconds = Field(default=3600.0, description="seconds for a script workload to end")
+    commit_s: Seconds = Field(default=300.0, description="seconds to publish every rank's manifest")
+    collective_s: Seconds = Field(default=300.0, description="seconds that a collective waits")
+
+
+def _workload_kind(value: Any) -> str:
+    if isinstance(value, ScriptWorkload) or (isinstance(value, dict) and "script" in value):
+        return "script"
+    return "entrypoint"
+
+
+Workload = Annotated[
+    Annotated[EntrypointWorkload, Tag("entrypoint")] | Annotated[ScriptWorkload, Tag("script")],
+    Discriminator(_workload_kind),
+]
+
+
+class Config(Strict):
+    """One launch."""
+
+    name: str = Field(
+        default="launch",
+        pattern=NAME_PATTERN,
+        description="name for people: letters, digits, '.', '-', '_'",
+    )
+    workload: Workload = Field(description="mapping with entrypoint (or script) and arguments")
+    ranks: int = Field(ge=1, description="number of ranks, a whole number from 1")
+    parallel: Parallel = Field(default=Parallel(), description="tp, pp and dp; their product is ranks")
+    device: DeviceKind = Field(default="cpu", description="cpu, cuda or npu")
+    cache_dir: Path = Field(
+        default=Path(".torchair_cache"), description="cache directory, on each node's disk"
+    )
+    store: StoreConfig | None = Field(
+        default=None, description="mapping with path, mode and trust; or with tiers and trust"
+    )
+    guards: GuardMode = Field(default="once", description="once, always or skip: when guards are checked")
+    engine: EngineChoice = Field(
+        default="auto",
+        description="auto, graph, aoti or torchair: which engine compiles, for functions that do not say",
+    )
+    node_caches: dict[NodeCacheName, NodeCacheConfig | None] = Field(
+        default={},
+        description="mapping of a name to {path, patterns, collect}, or to null to leave an engine's own out",
+    )
+    no_compile: bool = Field(default=False, description="true or false: whether a miss is an error")
+    max_rounds: int = Field(default=4, ge=1, description="rounds before ranks compile alone")
+    ray: RayConfig = Field(default=RayConfig(), description="mapping of how ranks are placed on Ray")
+    timeouts: Timeouts = Field(default=Timeouts(), description="mapping such as {compile_s: 600}")
+
+    @field_validator("node_caches")
+    @classmethod
+    def _known_ones_have_their_places(
+        cls, given: dict[str, NodeCacheConfig | None]
+    ) -> dict[str, NodeCacheConfig | None]:
+        for name, cache in given.items():
+            if cache is None:
+                continue
+            if name in known_caches.OWN and cache.model_fields_set - {"collect"}:
+                why = "of {name} nothing but collect, because engine torchair looks in the cache directory"
+                raise PydanticCustomError("node_cache", why, {"name": name})
+            if not cache.path and name not in (*known_caches.OWN, known_caches.OPERATORS):
+                raise PydanticCustomError("node_cache", "of {name} a path", {"name": name})
+        return given
+
+    @model_validator(mode="after")
+    def _axes_fill_the_ranks(self) -> Config:
+        tp, pp, dp = self.parallel.tp, self.parallel.pp, self.parallel.dp
+        if tp * pp * dp != self.ranks:
+            msg = f"parallel tp {tp} x pp {pp} x dp {dp} = {tp * pp * dp}, but ranks = {self.ranks}"
+            raise ValueError(msg)
+        return self
+
+
+def groups(config: Config) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Every process group by role, as global ranks; rank = (dp index * pp + pp index) * tp + tp index."""
+    tp, pp, dp = config.parallel.tp, config.parallel.pp, config.parallel.dp
+    return {
+        "world": (tuple(range(config.ranks)),),
+        "tp": tuple(tuple(start + t for t in range(tp)) for start in range(0, config.ranks, tp)),
+        "pp": tuple(tuple((d * pp + p) * tp + t for p in range(pp)) for d in range(dp) for t in range(tp)),
+        "dp": tuple(tuple((d * pp + p) * tp + t for d in range(dp)) for p in range(pp) for t in range(tp)),
+    }

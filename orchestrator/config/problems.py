@@ -1,0 +1,135 @@
+"""What pydantic refuses in a config, told by the key as the user wrote it; no secret is ever shown."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+from cache_store.backends.objects.connection import KNOWN_OPTIONS
+from orchestrator.config import models
+from orchestrator.config import store as store_config
+from orchestrator.errors import ConfigProblem
+
+MODELS: dict[tuple[str, ...], type[BaseModel]] = {
+    (): models.Config,
+    ("workload", "entrypoint"): models.EntrypointWorkload,
+    ("workload", "script"): models.ScriptWorkload,
+    ("parallel",): models.Parallel,
+    ("store",): store_config.StoreConfig,
+    ("store", "tiers"): store_config.TierConfig,
+    ("store", "trust"): store_config.TrustConfig,
+    ("ray",): models.RayConfig,
+    ("timeouts",): models.Timeouts,
+    ("node_caches",): models.NodeCacheConfig,
+}
+"""The model at each place of a config; a workload's ends with the tag of its kind, a tier's has no index, and
+a node cache's no name."""
+
+_FIRST_TIER = ("store", "tiers", "0")
+_HIDDEN = "(a value that is not shown here)"
+
+
+def is_short(data: Mapping[str, Any]) -> bool:
+    """Whether a config's store is a single tier's keys with ``trust`` among them."""
+    store = data.get("store")
+    return isinstance(store, Mapping) and "tiers" not in store
+
+
+def translate(detail: ErrorDetails, place: str, overrides: tuple[str, ...], *, short: bool) -> ConfigProblem:
+    """One problem out of one of pydantic's details; ``short`` as `is_short` says of the data."""
+    where, given = _blamed(detail)
+    dotted = _as_written(where, short=short)
+    key = ".".join(dotted) or "ranks, parallel"
+    secret = detail["type"] == "secret" or _is_secret(where)
+    found, nearest = _HIDDEN if secret else shown(given), ""
+    if detail["type"] == "unknown_option":
+        found, expected = f"an unknown option with value {found}", detail["msg"]
+        close = difflib.get_close_matches(where[-1], KNOWN_OPTIONS, n=1)
+        nearest = ".".join((*dotted[:-1], *close)) if close else ""
+    elif detail["type"] == "extra_forbidden":
+        found = f"an unknown key with value {found}"
+        known = _known(where, short=short)
+        expected, nearest = f"only {', '.join(known)}", _nearest(where, dotted, known)
+    elif detail["type"] == "missing":
+        found, expected = "nothing", f"this key: {_description(where)}"
+    elif not where:
+        found, expected = str(detail["ctx"]["error"]), "the product of all axes to be the number of ranks"
+    else:
+        expected = detail["msg"] if detail["type"] == "secret" else _expected(detail["msg"], where)
+    from_override = next((text for text in overrides if _covers(text.partition("=")[0], key)), None)
+    if from_override and secret:
+        from_override = from_override.partition("=")[0]
+    place = f"--set {from_override}" if from_override else place
+    return ConfigProblem(place=place, key=key, found=found, expected=expected, nearest=nearest)
+
+
+def _blamed(detail: ErrorDetails) -> tuple[tuple[str, ...], object]:
+    """Where the mistake stands, and the value there: of a mapping of options that one option."""
+    where, given = tuple(str(part) for part in detail["loc"]), detail["input"]
+    option = detail.get("ctx", {}).get("option")
+    return (where, given) if option is None else ((*where, option), given[option])
+
+
+def _is_secret(where: tuple[str, ...]) -> bool:
+    return bool(where) and (where[-1] == "options" or store_config.is_secret(where[-1]))
+
+
+def _as_written(where: tuple[str, ...], *, short: bool) -> tuple[str, ...]:
+    """The keys that a user wrote: no tag of a workload's kind, no tier where the store is in short."""
+    if where[:1] == ("workload",):
+        return (*where[:1], *where[2:])
+    return ("store", *where[3:]) if short and where[:3] == _FIRST_TIER else where
+
+
+def _place(where: tuple[str, ...]) -> tuple[str, ...]:
+    """The key of `MODELS` for what stands at a location."""
+    if where[:1] == ("node_caches",):
+        return (*where[:1], *where[2:])
+    return tuple(part for part in where if not part.isdigit())
+
+
+def _known(where: tuple[str, ...], *, short: bool) -> tuple[str, ...]:
+    known = tuple(MODELS[_place(where[:-1])].model_fields)
+    return (*known, "trust", "tiers") if short and where[:3] == _FIRST_TIER else known
+
+
+def _expected(message: str, where: tuple[str, ...]) -> str:
+    what = message.removeprefix("Input should be ")
+    description = _description(where)
+    return f"{what}: {description}" if description else what
+
+
+def _covers(override_key: str, key: str) -> bool:
+    return key == override_key or key.startswith(f"{override_key}.")
+
+
+def _nearest(where: tuple[str, ...], dotted: tuple[str, ...], known: tuple[str, ...]) -> str:
+    """Dotted path of the nearest key at the same level, else of the same key at another; empty for none."""
+    close = difflib.get_close_matches(where[-1], known, n=1)
+    if close:
+        return ".".join((*dotted[:-1], close[0]))
+    for place, model in MODELS.items():
+        if where[-1] in model.model_fields:
+            level = place[:1] if place[:1] == ("workload",) else place
+            level = _FIRST_TIER if place == ("store", "tiers") else level
+            return ".".join((*level, where[-1]))
+    return ""
+
+
+def _description(where: tuple[str, ...]) -> str:
+    """What the schema says of a key, or of the nearest key above it that it describes."""
+    for depth in range(len(where), 0, -1):
+        model = MODELS.get(_place(where[: depth - 1]))
+        if model is not None and where[depth - 1] in model.model_fields:
+            return model.model_fields[where[depth - 1]].description or ""
+    return ""
+
+
+def shown(value: object) -> str:
+    """A value with its type, cut short."""
+    text = repr(value)
+    return f"{text if len(text) <= 80 else text[:77] + '...'} ({type(value).__name__})"

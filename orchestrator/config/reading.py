@@ -1,0 +1,234 @@
+"""From a YAML file and ``--set`` overrides to a `Config`, or to one error that lists every problem.
+
+Relative paths (``cache_dir``, directories of the store, keys) resolve against the directory the launch is
+started in, so that one config serves a checkout, an installed package and a Ray job, whose working directory
+is a copy.
+An absolute path means the same path on every node.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Hashable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from orchestrator.config.models import Config, ScriptWorkload, groups
+from orchestrator.config.problems import is_short, shown, translate
+from orchestrator.config.store import StoreConfig, is_url
+from orchestrator.config.trust import locate_trust, warn_of_off
+from orchestrator.errors import ConfigError, ConfigProblem
+
+__all__ = ["Config", "groups", "load", "parse"]
+
+
+def load(path: Path | str, overrides: tuple[str, ...] = (), *, world_size: int | None = None) -> Config:
+    """Read a config file, apply overrides such as ``timeouts.compile_s=60``, and resolve relative paths.
+
+    The value of an override is read as YAML. The name of the launch defaults to the file's stem. Another
+    ``world_size`` changes the number of ranks, and ``parallel.dp`` with it unless an override sets that.
+
+    Raises:
+        ConfigError: the file cannot be read, or anything in it is not as expected.
+    """
+    data = _read(Path(path))
+    for override in overrides:
+        _apply(data, override)
+    if world_size is not None:
+        _apply(data, f"ranks={world_size}")
+        if not any(override.startswith("parallel.dp=") for override in overrides):
+            _fill_with_replicas(data, world_size)
+    data.setdefault("name", Path(path).stem)
+    config = _resolved(parse(data, place=str(path), overrides=overrides), Path.cwd())
+    _check_node_caches(config, str(path))
+    return config
+
+
+def parse(data: Mapping[str, Any], *, place: str = "config", overrides: tuple[str, ...] = ()) -> Config:
+    """Check plain data, such as a parsed file; paths stay as they are.
+
+    A store may be written in short, as one tier's keys with ``trust`` among them. A tier whose mode is off is
+    as if it were not there, and so is a store of such tiers only.
+
+    Raises:
+        ConfigError: anything in it is not as expected.
+    """
+    if odd := tuple(_not_plain(data, ())):
+        raise ConfigError([_problem(place, ".".join(key), shown(value), _PLAIN) for key, value in odd])
+    try:
+        # JSON, because strict mode then knows lists and paths, but takes neither "2" for 2 nor 1 for true.
+        return _in_use(Config.model_validate_json(json.dumps(_in_full(data)), strict=True))
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        problems = [translate(detail, place, overrides, short=is_short(data)) for detail in details]
+        raise ConfigError(problems) from None
+
+
+def _check_node_caches(config: Config, place: str) -> None:
+    """Refuse node caches that can lie on no node where the config says; nodes look at homes by themselves."""
+    from orchestrator.gang.node_artifacts import place_faults
+
+    problems = []
+    for name, fault in place_faults(config).items():
+        given = config.node_caches[name]
+        written = given.path if given is not None else ""
+        if not written.startswith(("~", "$")):
+            expected = f"a directory of that tool alone; this one {fault}"
+            problems.append(_problem(place, f"node_caches.{name}.path", shown(written), expected))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _fill_with_replicas(data: dict[str, Any], world_size: int) -> None:
+    """Let the data-parallel size follow from the others; what is no mapping of numbers is refused later."""
+    parallel = data.setdefault("parallel", {})
+    if isinstance(parallel, dict):
+        sizes = [parallel.get(axis, 1) for axis in ("tp", "pp")]
+        if all(type(size) is int and size > 0 for size in sizes):
+            parallel["dp"] = max(1, world_size // math.prod(sizes))
+
+
+def _in_full(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The data with a store of one tier written as a store of several."""
+    if not is_short(data):
+        return data
+    tier = {key: value for key, value in data["store"].items() if key != "trust"}
+    trust = {"trust": data["store"]["trust"]} if "trust" in data["store"] else {}
+    return {**data, "store": {"tiers": [tier], **trust}}
+
+
+def _in_use(config: Config) -> Config:
+    """The config without tiers that are off."""
+    if config.store is None:
+        return config
+    tiers = tuple(tier for tier in config.store.tiers if tier.mode != "off")
+    return config.model_copy(
+        update={"store": config.store.model_copy(update={"tiers": tiers}) if tiers else None}
+    )
+
+
+_PLAIN = "strings, finite numbers, true, false, null, lists, and mappings with string keys"
+
+
+def _not_plain(value: object, key: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Keys and values of what JSON cannot hold: dates, not-a-number, keys that are no strings."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            if isinstance(name, str):
+                yield from _not_plain(item, (*key, name))
+            else:
+                yield (*key, repr(name)), name
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _not_plain(item, (*key, str(index)))
+    elif not isinstance(value, str | bool | int | None) and not (
+        isinstance(value, float) and math.isfinite(value)
+    ):
+        yield key, value
+
+
+def _problem(place: str, key: str, found: str, expected: str) -> ConfigProblem:
+    return ConfigProblem(place=place, key=key, found=found, expected=expected)
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice in one mapping, where YAML would drop the first in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                self._refuse(
+                    key_node, f"the key {key!r} ({type(key).__name__})", "a string; put it in quotes"
+                )
+            if key in seen:
+                self._refuse(key_node, f"the key {key!r} twice in one mapping", "each key once")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+    @staticmethod
+    def _refuse(node: yaml.Node, found: str, expected: str) -> None:
+        place = f"{node.start_mark.name}:{node.start_mark.line + 1}"
+        raise ConfigError([_problem(place, "", found, expected)])
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        found = f"no readable file ({error})"
+        raise ConfigError([_problem(str(path), "", found, "a YAML file; see cluster_configs/")]) from error
+    data = _yaml(text, str(path))
+    if not isinstance(data, dict):
+        found = f"{shown(data)} at the top level"
+        raise ConfigError([_problem(str(path), "", found, "a mapping of keys such as workload and ranks")])
+    return data
+
+
+def _yaml(text: str, place: str) -> Any:
+    loader = _Loader(text)
+    loader.name = place
+    try:
+        return loader.get_single_data()
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        cause = getattr(error, "problem", None) or "not YAML"
+        raise ConfigError([_problem(place + line, "", f"broken YAML ({cause})", "valid YAML")]) from error
+    finally:
+        loader.dispose()
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    parts = key.split(".")
+    if not equals or not all(parts):
+        raise ConfigError([_problem(f"--set {override}", "", repr(override), "key=value, such as ranks=4")])
+    here: Any = data
+    for depth, part in enumerate(parts):
+        if not _can_hold(here, part):
+            at = ".".join(parts[:depth])
+            raise ConfigError([_problem(f"--set {override}", at, shown(here), f"what {key} can be set in")])
+        if depth < len(parts) - 1:
+            here = here[int(part)] if isinstance(here, list) else here.setdefault(part, {})
+    here[int(parts[-1]) if isinstance(here, list) else parts[-1]] = _yaml(text, f"--set {override}")
+
+
+def _can_hold(here: object, part: str) -> bool:
+    """Whether something has room under that key, or an item of that index."""
+    if isinstance(here, list):
+        return part.isdecimal() and int(part) < len(here)
+    return isinstance(here, dict)
+
+
+def _resolved(config: Config, base: Path) -> Config:
+    changes: dict[str, Any] = {"cache_dir": _absolute(config.cache_dir, base)}
+    if config.store is not None:
+        changes["store"] = _resolved_store(config.store, base)
+    if isinstance(config.workload, ScriptWorkload):
+        script = Path(config.workload.script).expanduser()
+        if script.is_relative_to(base):
+            script = script.relative_to(base)  # ranks look for it in their copy of this directory
+        changes["workload"] = config.workload.model_copy(update={"script": script.as_posix()})
+    return config.model_copy(update=changes)
+
+
+def _resolved_store(store: StoreConfig, base: Path) -> StoreConfig:
+    tiers = tuple(
+        tier if is_url(tier.path) else tier.model_copy(update={"path": str(_absolute(Path(tier.path), base))})
+        for tier in store.tiers
+    )
+    trust = locate_trust(store.trust, base=base)
+    warn_of_off(trust, [tier.path for tier in tiers])
+    return store.model_copy(update={"tiers": tiers, "trust": trust})
+
+
+def _absolute(path: Path, base: Path) -> Path:
+    return base / path.expanduser()

@@ -1,0 +1,1 @@
+"""What is wrong with a node, or a cluster, and how to mend it."""

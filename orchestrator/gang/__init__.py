@@ -1,0 +1,1 @@
+"""The ranks' processes: who starts them, calls them, watches them, ends them."""

@@ -1,0 +1,76 @@
+"""The Ray actor of one rank: a thin shell around `RankHost` that sends the process's output to a log file."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cache_store.errors import StoreError
+from cache_store.node.private_files import ensure_cache_dir, make_private_directories
+from orchestrator.gang.launcher import Process
+from orchestrator.gang.ports import free_port
+from orchestrator.gang.rank_host import MakeWorker, RankHost, answer
+
+# Appending: a launch of the same name beside this one does not write over its lines.
+_LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW
+
+
+class RankActor:
+    """One process of the gang; becomes a rank when the driver has seen where all processes are.
+
+    Args:
+        environ: environment variables to set; torch reads them when the worker imports it, later.
+        make_worker: as in `RankHost`.
+    """
+
+    def __init__(self, environ: Mapping[str, str], make_worker: MakeWorker | None) -> None:
+        os.environ.update(environ)
+        self._host = RankHost(make_worker)
+
+    def process(self) -> Process:
+        """This process, for the driver to assign a rank to."""
+        import ray
+
+        return Process(
+            node_id=ray.get_runtime_context().get_node_id(),
+            host=os.uname().nodename,
+            address=ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
+            pid=os.getpid(),
+        )
+
+    def free_port(self, address: str) -> int:
+        """A TCP port that is free on this node."""
+        return free_port(address)
+
+    def log_to(self, rank: int, cache_dir: Path, log: Path) -> None:
+        """Send log records, prints and a crash's last words of this process to a file of its own."""
+        try:
+            ensure_cache_dir(cache_dir)
+            make_private_directories(log.parent)
+            descriptor = os.open(log, _LOG_FLAGS, 0o600)
+        except (StoreError, OSError):
+            return  # stage start meets the same fault, and reports it
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(descriptor, stream.fileno())
+        os.close(descriptor)
+        logging.basicConfig(
+            level=logging.INFO,
+            format=f"%(asctime)s %(levelname)s rank {rank} %(name)s: %(message)s",
+            stream=sys.stderr,
+            force=True,
+        )
+
+    def call(self, rank: int, stage: str, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Call a method of the rank's host; a failure comes back as a value."""
+        found = answer(self._host, rank, stage, method, arguments)
+        if method == "build":
+            # torch and the model live as long as this process: without this, each full collection walks
+            # all of it (0.13 s), and one falls into the load by chance.
+            gc.freeze()
+        return found

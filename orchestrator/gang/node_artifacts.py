@@ -1,0 +1,149 @@
+"""The node artifacts of one node, in the process of its first rank: listed, fetched, collected.
+
+Only a node's first rank has a `NodeKeeper`, so everything here happens once a node. A node artifact never
+makes a rank compile, nor a launch fail: what could not be done is a reason in the report.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cache_store.node.node_files import KEPT_S, NodeFile, drop_unneeded
+from cache_store.node.placing import Destinations, refusal
+from cache_store.publishing.publish_queue import QUEUE
+from orchestrator.config.models import Config
+from orchestrator.show.store_report import NodeArtifacts
+from worker import known_caches, node_caches, node_collecting
+from worker.engine_files import drop_unused
+from worker.node_caches import NodeCache
+from worker.node_collecting import Collected
+from worker.node_listing import Listing, listing
+from worker.settings import expanded, settings
+
+if TYPE_CHECKING:
+    from cache_store.node_seeding import NodeSeedReport
+    from cache_store.records.manifest import PartitionManifest
+
+MAX_REASONS = 16
+
+
+def node_caches_of(config: Config) -> tuple[NodeCache, ...]:
+    """The node caches of this node: engine torchair's own on npu, and those that the config declares."""
+    faults = place_faults(config)
+    return tuple(cache for cache in declared_caches(config) if cache.name not in faults)
+
+
+def place_faults(config: Config) -> dict[str, str]:
+    """Why node caches cannot lie where the config says, as this process understands its paths, by name."""
+    own = {name: known_caches.engine_directory(config.cache_dir, name) for name in known_caches.OWN}
+    named = [cache for cache in declared_caches(config) if cache.name not in own]
+    return node_caches.place_faults(named, config.cache_dir, own)
+
+
+def declared_caches(config: Config) -> tuple[NodeCache, ...]:
+    """All that the config names, and engine torchair's own, whether or not they can be used here."""
+    names = dict.fromkeys((*(known_caches.OWN if config.device == "npu" else ()), *config.node_caches))
+    found = (_cache(config, name) for name in names)
+    return tuple(cache for cache in found if cache is not None)
+
+
+def _cache(config: Config, name: str) -> NodeCache | None:
+    """A node cache; None for one that the config leaves out."""
+    given = config.node_caches.get(name)
+    if name in config.node_caches and given is None:
+        return None
+    if name in known_caches.OWN:
+        return known_caches.own(name, config.cache_dir, collect=given.collect if given else "all")
+    assert given is not None  # noqa: S101 - only an engine's own are there without being declared
+    known = known_caches.operators(settings(), config.cache_dir)
+    is_known = name == known_caches.OPERATORS
+    return NodeCache(
+        name=name,
+        directory=known.directory if is_known and not given.path else expanded(given.path),
+        patterns=known.patterns if is_known and "patterns" not in given.model_fields_set else given.patterns,
+        collect=given.collect,
+    )
+
+
+def keeper_of(config: Config) -> NodeKeeper | None:
+    """What keeps this node's artifacts; None where it has no node caches."""
+    return NodeKeeper(config) if declared_caches(config) else None
+
+
+class NodeKeeper:
+    """Keeps the node artifacts of one node through a launch.
+
+    Args:
+        config: the launch.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._caches = node_caches_of(config)
+        self._faults = [f"node cache {name}: {why}" for name, why in place_faults(config).items()]
+        self._before: Listing = {}
+        self._seeded: NodeSeedReport | None = None
+        self._collected: Collected | None = None
+
+    @property
+    def destinations(self) -> Destinations:
+        """Where what comes from the store goes."""
+        return node_caches.destinations(self._caches)
+
+    def begin(self) -> None:
+        """List what lies in the node caches before the launch changes anything."""
+        self._before = listing(self._caches)
+
+    def take_over(self, seeded: NodeSeedReport) -> None:
+        """Do not count as new later what came from the store."""
+        self._seeded = seeded
+
+    def collect(self, manifest: PartitionManifest) -> tuple[NodeFile, ...]:
+        """The node artifacts, once every rank of the node has made what it makes; looked for once.
+
+        Args:
+            manifest: what the node's first rank has by itself.
+        """
+        if self._collected is None:
+            self._collected = node_collecting.collect(
+                self._caches,
+                self._config.cache_dir,
+                node_collecting.room_in(manifest),
+                before=self._before,
+                carried=self._seeded.files if self._seeded is not None else (),
+                refusal=self._refusal,
+            )
+            self._tidy({file.digest.sha256 for file in self._collected.files})
+        return self._collected.files
+
+    def report(self) -> NodeArtifacts:
+        """What became of them so far."""
+        seeded, found = self._seeded, self._collected or Collected()
+        reasons = [*self._faults, *(seeded.skipped if seeded else ()), *found.left_out]
+        more = [f"and {len(reasons) - MAX_REASONS} more"] if len(reasons) > MAX_REASONS else []
+        return NodeArtifacts(
+            num_files=len(found.files),
+            size_bytes=sum(file.digest.size_bytes for file in found.files),
+            num_new=found.num_new,
+            bytes_new=found.bytes_new,
+            num_fetched=seeded.num_fetched if seeded else 0,
+            bytes_fetched=seeded.bytes_fetched if seeded else 0,
+            num_placed=seeded.num_placed if seeded else 0,
+            num_there=seeded.num_there if seeded else 0,
+            skipped=(*reasons[:MAX_REASONS], *more),
+        )
+
+    def _refusal(self, directory: Path) -> str:
+        if self._config.store is None:
+            return ""
+        trust = self._config.store.trust
+        return refusal(directory, trust.policy or "require", trust.revoked)
+
+    def _tidy(self, needed: set[str]) -> None:
+        """Remove what was not used for long, unless something waits to be published, which may need it."""
+        root = self._config.cache_dir
+        if not any((root / QUEUE).glob("*.partition")):
+            drop_unneeded(root, needed)
+        for name in known_caches.OWN:
+            drop_unused(known_caches.engine_directory(root, name), age_s=KEPT_S)

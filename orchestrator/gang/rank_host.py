@@ -1,0 +1,278 @@
+"""What one rank's process holds: the worker, or the script, and the store; a plain object without Ray.
+
+`answer` is the edge of the rank: past it, failures are values.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from cache_store.errors import StoreError, StoreUnavailable, UnusableCache
+from cache_store.node.private_files import ensure_cache_dir
+from orchestrator.config.models import ScriptWorkload
+from orchestrator.errors import FunctionFailed, VerificationFailed, WorkerFailure
+from orchestrator.gang.opening import Opened, Opening, rank_spec
+from worker.errors import CompileForbidden
+from worker.results import FunctionResult, Published, RankPlace
+
+if TYPE_CHECKING:
+    from cache_store.seed import SeedReport
+    from cache_store.store import Store
+    from orchestrator.gang.node_artifacts import NodeKeeper
+    from orchestrator.show.store_report import NodeArtifacts
+    from worker.rank_spec import RankSpec
+
+logger = logging.getLogger(__name__)
+
+MakeWorker = Callable[["RankSpec", "Store | None"], Any]
+"""Makes what has the methods of `worker.rank.RankWorker`."""
+
+_AWAY = "the store could not be used when the launch began"
+_BEHIND = "a place of the store is away, and has yet to take it"
+_ALL_MUST_SUCCEED = frozenset({"compile", "capture", "first_call"})
+
+
+class RankHost:
+    """Calls the worker of one rank.
+
+    Every public method is called by name through `answer`. What `worker` raises passes unchanged.
+    """
+
+    def __init__(self, make_worker: MakeWorker | None = None) -> None:
+        self._make_worker = make_worker or _rank_worker
+        self._worker: Any = None
+        self._opening: Opening  # these from `open` on
+        self._store: Store | None
+        self._away: str
+        self._keeper: NodeKeeper | None = None
+
+    def open(self, opening: Opening) -> Opened:
+        """Check the cache directory, open the store, and bring the rank up with all others.
+
+        Raises:
+            cache_store.errors.StoreError: the cache directory or the store cannot be used.
+            worker.errors.WorkerError: the rank cannot be brought up.
+        """
+        from cache_store.node.admission import admit
+
+        config = opening.config
+        if config.store is None:
+            ensure_cache_dir(config.cache_dir)
+        else:
+            admit(config.cache_dir, config.store.trust.policy or "require", config.store.trust.revoked)
+        self._opening = opening
+        self._keeper = self._node_keeper(opening)
+        self._store, problem = _open_store(opening)
+        self._away = problem or f"{_AWAY}: {opening.store_away}"
+        self._worker = self._make_worker(rank_spec(opening), self._store)
+        if isinstance(config.workload, ScriptWorkload):
+            return Opened(place=_place_of_script(opening.rank), problem=problem)
+        return Opened(place=self._worker.start(), problem=problem)
+
+    def _node_keeper(self, opening: Opening) -> NodeKeeper | None:
+        """What keeps the node's artifacts, on the first rank of a node that has node caches."""
+        from orchestrator.gang.node_artifacts import keeper_of
+
+        keeper = keeper_of(opening.config) if opening.gang.seats[opening.rank].local_rank == 0 else None
+        if keeper is not None:
+            keeper.begin()
+        return keeper
+
+    def fetch(self, launch_key: str, ranks: tuple[int, ...]) -> SeedReport | None:
+        """Bring the partitions of this node's ranks from the store to its disk; None without a store."""
+        from cache_store.seed import Wanted, seed
+        from worker.environment import environment
+
+        if self._store is None:
+            return None
+        config = self._opening.config
+        wanted = Wanted(
+            launch_key=launch_key,
+            environment=environment(),
+            world_size=config.ranks,
+            ranks=ranks,
+            node_caches=self._keeper.destinations if self._keeper is not None else None,
+        )
+        report = seed(self._store, wanted, config.cache_dir)
+        if self._keeper is not None:
+            self._keeper.take_over(report.node)
+        return report
+
+    def node_report(self) -> NodeArtifacts | None:
+        """What became of the node's artifacts; None without node caches, and on all but its first rank."""
+        return self._keeper.report() if self._keeper is not None else None
+
+    def silent_places(self) -> tuple[str, ...]:
+        """The places of the store that gave this rank no answer."""
+        from orchestrator.store.stores import silent_places
+
+        config = self._opening.config.store
+        return silent_places(config) if config is not None else ()
+
+    def leave_alone(self, places: tuple[str, ...]) -> None:
+        """Ask these places of the store no more: other ranks have waited for them already."""
+        from orchestrator.store.stores import leave_alone
+
+        if self._opening.config.store is not None:
+            leave_alone(self._opening.config.store, places)
+
+    def publish(self, launch_key: str, may_queue: bool, is_behind: bool) -> Published | None:
+        """Publish this rank's partition, or leave it on this node's disk for later; None without either.
+
+        Args:
+            launch_key: the launch's.
+            may_queue: what the store does not take may be left for later.
+            is_behind: the driver found a place of the store away that this rank does not ask at all.
+
+        Raises:
+            cache_store.errors.StoreError: the store refused it, or it is away and nothing may be queued.
+        """
+        from cache_store.publishing.publish_queue import discard_partition
+
+        if self._keeper is not None and (files := self._keeper.collect(self._worker.manifest())):
+            self._worker.keep_for_node(files)
+        if self._store is None:
+            return self._queue(launch_key, self._away) if may_queue else None
+        try:
+            found: Published = self._worker.publish(launch_key)
+        except StoreUnavailable as error:
+            if error.required or not may_queue:
+                raise
+            return self._queue(launch_key, str(error))
+        if not (is_behind or self._store.is_behind):
+            discard_partition(self._opening.config.cache_dir, found.key)  # of an earlier launch
+            return found
+        return replace(found, queued=self._queue(launch_key, _BEHIND).queued) if may_queue else found
+
+    def _queue(self, launch_key: str, reason: str) -> Published:
+        from cache_store.publishing.publish_queue import add_partition
+
+        manifest = self._worker.manifest()
+        key = add_partition(self._opening.config.cache_dir, launch_key, manifest)
+        return Published(ref=None, partition=manifest.partition, key=key, queued=reason)
+
+    def settle(self, load: tuple[str, ...], offers: dict[str, str]) -> tuple[FunctionResult, ...]:
+        """Load some functions and adopt others (function to digest); a refusal is a result that is not ok."""
+        loaded = self._worker.load(load) if load else ()
+        adopted = self._worker.adopt(offers) if offers else ()
+        return (*loaded, *adopted)
+
+    def verify(self) -> Any:
+        """Compare with the reference.
+
+        Raises:
+            VerificationFailed: they differ by more than is allowed.
+        """
+        found = self._worker.verify()
+        if not found.ok:
+            raise VerificationFailed(
+                max_error=found.max_error, tolerance=found.tolerance, compared=found.compared
+            )
+        return found
+
+    def run_script(self) -> tuple[FunctionResult, ...]:
+        """Run the script to its end.
+
+        Raises:
+            worker.errors.CompileForbidden: something missed, and compiling is forbidden.
+            worker.errors.ScriptFailed: it ended with an error.
+        """
+        from worker.script import run_script
+
+        workload = cast("ScriptWorkload", self._opening.config.workload)
+        return run_script(rank_spec(self._opening), workload.script, workload.arguments)
+
+    def close(self) -> None:
+        """Take the rank down."""
+        from worker.script import journal_of
+
+        if self._worker is not None:
+            self._worker.stop()
+            self._worker = None
+            if isinstance(self._opening.config.workload, ScriptWorkload):
+                journal_of(rank_spec(self._opening)).unlink(missing_ok=True)
+
+    def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Call a method of this object, or of the worker where this object has none of that name.
+
+        Raises:
+            FunctionFailed: a function failed where every rank must succeed.
+            worker.errors.CompileForbidden: it failed because it would have had to be compiled.
+        """
+        target = self if hasattr(type(self), method) else self._worker
+        result = getattr(target, method)(*arguments)
+        if method in _ALL_MUST_SUCCEED:
+            for function in result:
+                if not function.ok:
+                    # The worker makes a refused function's reason of the name and text of what was raised.
+                    kind, _, reason = function.reason.partition(": ")
+                    if kind == CompileForbidden.__name__:
+                        raise CompileForbidden(reason, function=function.function)
+                    raise FunctionFailed(function.function, function.reason)
+        return result
+
+
+def answer(host: RankHost, rank: int, stage: str, method: str, arguments: tuple[Any, ...]) -> Any:
+    """Call a method of a rank; whatever it raises comes back as a `WorkerFailure`."""
+    try:
+        return host.call(method, arguments)
+    except Exception as error:  # the rank's edge: the driver gets values, never exceptions
+        logger.exception("Rank %d failed in stage %s", rank, stage)
+        return failure_of(error, rank=rank, stage=stage)
+
+
+def failure_of(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
+    """The value that stands for an exception; names the line where the message may not explain itself."""
+    # The rank stands beside the message; within it, it would keep equal causes from being grouped.
+    message = str(error).removeprefix(f"rank {rank}: ") or "(no message)"
+    if type(error).__module__.partition(".")[0] not in {"worker", "cache_store", "orchestrator"}:
+        frames = traceback.extract_tb(error.__traceback__)
+        if frames:
+            message += f" ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})"
+    return WorkerFailure(
+        rank=rank,
+        stage=stage,
+        kind=type(error).__qualname__,
+        message=message,
+        function=str(getattr(error, "function", "")),
+        store_fault=_is_store_fault(error),
+        traceback="".join(traceback.format_exception(error)),
+    )
+
+
+def _is_store_fault(error: Exception) -> bool:
+    """Whether a launch may go on without the store for it."""
+    if isinstance(error, StoreUnavailable) and error.required:
+        return False
+    return isinstance(error, StoreError) and not isinstance(error, UnusableCache)
+
+
+def _open_store(opening: Opening) -> tuple[Store | None, str]:
+    from orchestrator.store.stores import open_store
+
+    if opening.config.store is None or opening.store_away:
+        return None, ""
+    try:
+        return open_store(opening.config.store), ""
+    except StoreUnavailable as error:
+        if error.required:
+            raise
+        return None, str(error)
+
+
+def _place_of_script(rank: int) -> RankPlace:
+    from worker.environment import environment
+
+    return RankPlace(rank=rank, host=os.uname().nodename, pid=os.getpid(), environment=environment())
+
+
+def _rank_worker(spec: RankSpec, store: Store | None) -> Any:
+    from worker.rank import RankWorker
+
+    return RankWorker(spec, store)

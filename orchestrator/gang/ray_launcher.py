@@ -1,0 +1,199 @@
+"""A launcher on Ray Core: one placement group, one actor for each rank, no restarts.
+
+A restarted actor would have lost its process group, so a rank that dies ends the launch. Ray's exceptions end
+here: callers see `WorkerFailure` or `CannotStart`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config.models import Config
+from orchestrator.errors import CannotStart, WorkerFailure
+from orchestrator.gang import ray_session
+from orchestrator.gang.actor import RankActor
+from orchestrator.gang.launcher import Gang, Process, Seat, seat_ranks
+from orchestrator.gang.rank_host import MakeWorker
+from orchestrator.gang.ray_trouble import Supply, describe_shortage, failure_of_ray
+
+logger = logging.getLogger(__name__)
+
+GRACE_S = 1.0
+"""How long other causes are collected after a first failure, before all ranks are ended."""
+
+_STOP_TIMEOUT_S = 10.0
+
+
+class RayLauncher:
+    """See `orchestrator.gang.launcher.Launcher`.
+
+    Args:
+        config: the launch.
+        make_worker: makes each rank's worker; importable on the nodes. None for the real one.
+    """
+
+    def __init__(self, config: Config, make_worker: MakeWorker | None = None) -> None:
+        self._config = config
+        self._make_worker = make_worker
+        self._session: ray_session.Session | None = None
+        self._group: Any = None
+        self._actors: list[Any] = []
+
+    def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
+        """Reserve resources, start a process for each rank, and seat the ranks node by node."""
+        deadline = time.monotonic() + timeout_s
+        self._session = ray_session.enter(self._config.ray)
+        self._group = self._reserve(num_ranks, deadline)
+        self._actors = [self._actor(index, self._session.way_in) for index in range(num_ranks)]
+        processes = self._collect([actor.process.remote() for actor in self._actors], deadline)
+        order, seats = seat_ranks(processes)
+        self._actors = [self._actors[index] for index in order]
+        gang = self._gang(seats, processes[order[0]], deadline)
+        log_calls = [(seat.rank, self._config.cache_dir, Path(gang.log_of(seat.rank))) for seat in seats]
+        refs = [actor.log_to.remote(*call) for actor, call in zip(self._actors, log_calls, strict=True)]
+        self._collect(refs, deadline)
+        return gang
+
+    def call(
+        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
+    ) -> Iterator[tuple[int, Any]]:
+        """Call all ranks named at once; see `orchestrator.gang.launcher.Launcher.call`."""
+        import ray
+
+        deadline = time.monotonic() + timeout_s
+        pending = {
+            self._actors[rank].call.remote(rank, stage, method, values): rank
+            for rank, values in arguments.items()
+        }
+        while pending:
+            ready, _ = ray.wait(list(pending), timeout=_left(deadline))
+            if not ready:
+                return
+            for ref in ready:
+                rank = pending.pop(ref)
+                answer = _get(ref, rank, stage)
+                if isinstance(answer, WorkerFailure):
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
+                yield rank, answer
+
+    def stop(self) -> None:
+        """Kill every actor, free the resources, and end an own Ray."""
+        actors, self._actors = self._actors, []
+        group, self._group = self._group, None
+        session, self._session = self._session, None
+        if session is None:
+            return
+        import ray
+
+        try:
+            for actor in actors:
+                ray.kill(actor, no_restart=True)
+            if actors and session.way_in != "local":
+                _await_death(actors)
+            if group is not None:
+                ray.util.remove_placement_group(group)
+        except ray.exceptions.RayError as error:
+            logger.warning("Ray did not take the ranks down (%s); they end with this driver", error)
+        finally:
+            ray_session.leave(session)
+
+    def _reserve(self, num_ranks: int, deadline: float) -> Any:
+        import ray
+        from ray.util.placement_group import placement_group, placement_group_table
+
+        settings = self._config.ray
+        bundle = ray_session.rank_resources(settings, self._config.device)
+        group = placement_group([bundle] * num_ranks, strategy=settings.placement)
+        total = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        # An own Ray never grows, so there what is missing now is missing for ever.
+        lacking = any(num_ranks * need > total.get(name, 0) for name, need in bundle.items())
+        if not (self._is_own and lacking) and group.wait(_left(deadline)):
+            return group
+        state = placement_group_table(group)["stats"]["scheduling_state"]
+        available = ray.available_resources()  # type: ignore[no-untyped-call]
+        everyone = ray.nodes()  # type: ignore[no-untyped-call]
+        nodes = tuple((node["NodeManagerHostname"], node["Resources"]) for node in everyone if node["Alive"])
+        ray.util.remove_placement_group(group)
+        supply = Supply(total=total, available=available, nodes=nodes)
+        raise CannotStart(describe_shortage(bundle, num_ranks, supply, state=state, own=self._is_own))
+
+    @property
+    def _is_own(self) -> bool:
+        return self._session is not None and self._session.way_in == "local"
+
+    def _actor(self, index: int, way: ray_session.WayIn) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        environ = ray_session.rank_environ(self._config.ray, self._config.device, way)
+        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
+        resources = ray_session.rank_resources(self._config.ray, self._config.device)
+        options = {
+            "num_cpus": resources.pop("CPU"),
+            "num_gpus": resources.pop("GPU", 0.0),
+            "resources": resources,
+            "scheduling_strategy": strategy,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "runtime_env": ray_session.runtime_env(way),
+        }
+        return ray.remote(RankActor).options(**options).remote(environ, self._make_worker)
+
+    def _gang(self, seats: tuple[Seat, ...], first: Process, deadline: float) -> Gang:
+        # Within one node the loopback address works whatever its host name resolves to.
+        address = "127.0.0.1" if len(seats) == seats[0].local_world_size else first.address
+        (port,) = self._collect([self._actors[0].free_port.remote(address)], deadline)
+        logs = self._config.cache_dir / ".logs" / self._config.name / "rank*.log"
+        return Gang(seats=seats, master_addr=address, master_port=port, logs=str(logs))
+
+    def _collect(self, refs: Sequence[Any], deadline: float) -> list[Any]:
+        """Results of actors that must all answer for the gang to exist.
+
+        Raises:
+            CannotStart: one of them failed, or has not answered by the deadline.
+        """
+        import ray
+
+        ready, late = ray.wait(list(refs), num_returns=len(refs), timeout=_left(deadline))
+        failures = [answer for ref in ready if isinstance(answer := _get(ref, 0, "start"), WorkerFailure)]
+        if failures:
+            first = failures[0]
+            remedy = f"; {first.remedy}" if first.remedy else ""
+            raise CannotStart(
+                f"{len(failures)} of {len(refs)} rank processes did not start: {first.message}{remedy}"
+            )
+        if late:
+            raise CannotStart(
+                f"{len(late)} of {len(refs)} rank processes did not start in time; "
+                f"raise timeouts.start_s (now {self._config.timeouts.start_s:g}), or look into Ray's logs"
+            )
+        return [ray.get(ref) for ref in refs]
+
+
+def _left(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
+
+
+def _get(ref: Any, rank: int, stage: str) -> Any:
+    import ray
+
+    try:
+        return ray.get(ref)
+    except ray.exceptions.RayError as error:
+        return failure_of_ray(error, rank=rank, stage=stage)
+
+
+def _await_death(actors: Sequence[Any]) -> None:
+    """Wait, within bounds, until a call to each killed actor fails."""
+    import ray
+
+    refs = [actor.process.remote() for actor in actors]
+    _, alive = ray.wait(refs, num_returns=len(refs), timeout=_STOP_TIMEOUT_S)
+    if alive:
+        logger.warning(
+            "%d rank processes still answer %g s after they were killed", len(alive), _STOP_TIMEOUT_S
+        )

@@ -1,0 +1,221 @@
+"""What of the current directory goes to a cluster, with a job or with a driver that joins one.
+
+The three packages go along where the directory does not hold them, so they need not be installed there.
+Invariant: no private key goes along.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.bounded import all_within
+from orchestrator.config.reading import Config
+from orchestrator.config.store import StoreConfig, is_url
+from orchestrator.config.trust import LOOK_S
+from orchestrator.show.report_table import size_text
+
+EXCLUDED_NAMES = (
+    ".git",
+    ".venv",
+    "venv",
+    "__pycache__",
+    "*.egg-info",
+    ".mypy_cache",
+    ".ruff_cache",
+    ".pytest_cache",
+    ".import_linter_cache",
+    ".hypothesis",
+    ".coverage",
+    ".torchair_cache",
+    "build",
+    "warmrank-out",
+)
+"""What never goes along; names match at any depth (they are gitwildmatch patterns without a slash)."""
+
+LARGE_UPLOAD_BYTES = 100 * 2**20
+"""Above this the user is told: Ray refuses packages of half a gigabyte, and keeps the others on its head."""
+
+_PRIVATE_KEY = re.compile(rb"\s*-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----")
+_HEADER_BYTES = 128
+
+PACKAGES = ("cache_store", "worker", "orchestrator")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """What of a directory goes to the cluster, at most (`.gitignore` may leave out more).
+
+    Attributes:
+        num_files: number of files.
+        size_bytes: their size before compression.
+        largest: path relative to the directory and size in bytes of the largest files, largest first.
+    """
+
+    num_files: int
+    size_bytes: int
+    largest: tuple[tuple[str, int], ...]
+
+
+def measure_upload(directory: Path, *, without: Collection[str] = (), num_largest: int = 3) -> Upload:
+    """Walk a directory as Ray will, leaving out `EXCLUDED_NAMES` and the paths in ``without``."""
+    files = _files(directory, directory, without)
+    sizes = sorted(files, key=lambda item: (-item[1], item[0]))
+    return Upload(
+        num_files=len(sizes),
+        size_bytes=sum(size for _, size in sizes),
+        largest=tuple(sizes[:num_largest]),
+    )
+
+
+def _files(directory: Path, root: Path, without: Collection[str]) -> Iterator[tuple[str, int]]:
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            path = Path(entry.path).relative_to(root).as_posix()
+            if _never_goes(entry.name) or path in without:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files(Path(entry.path), root, without)
+            elif entry.is_file():
+                yield path, entry.stat().st_size
+
+
+def _never_goes(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in EXCLUDED_NAMES)
+
+
+def private_keys(directory: Path) -> tuple[str, ...]:
+    """Files that begin as a private key in PEM does, relative to the directory.
+
+    Whatever their names: a launch that joins a cluster by address has no config here that names its key.
+    Links to directories are followed, as Ray follows them.
+    """
+    found = []
+    for here, directories, files in os.walk(directory, followlinks=True):
+        directories[:] = [
+            name for name in directories if not _never_goes(name) and not _is_loop(Path(here, name))
+        ]
+        found += [
+            path.relative_to(directory).as_posix()
+            for path in (Path(here, name) for name in files)
+            if path.is_file() and _begins_as_private_key(path)
+        ]
+    return tuple(sorted(found))
+
+
+def _is_loop(directory: Path) -> bool:
+    return directory.is_symlink() and directory.parent.resolve().is_relative_to(directory.resolve())
+
+
+def _begins_as_private_key(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return _PRIVATE_KEY.match(file.read(_HEADER_BYTES)) is not None
+    except OSError:
+        return False  # Ray cannot read it either, and says so
+
+
+def own_places(config: Config, directory: Path) -> dict[str, str]:
+    """Cache and store of a launch that lie under the directory: config key -> path relative to it."""
+    places = {"cache_dir": config.cache_dir, **_store_places(config.store)}
+    found = {key: _inside(path, directory) for key, path in places.items()}
+    return {key: path for key, path in found.items() if path}
+
+
+def _store_places(store: StoreConfig | None) -> dict[str, Path]:
+    tiers = store.tiers if store else ()
+    single = len(tiers) == 1
+    return {
+        "store.path" if single else f"store.tiers.{index}.path": Path(tier.path)
+        for index, tier in enumerate(tiers)
+        if not is_url(tier.path)
+    }
+
+
+def _resolved(path: Path) -> Path:
+    """The path without links; as it is where its disk gives no answer."""
+    (found,) = all_within([path.resolve], timeout_s=LOOK_S)
+    return found or path
+
+
+def _inside(path: Path, directory: Path) -> str:
+    """The path relative to the directory; empty where it does not lie under it."""
+    for place, root in (
+        (Path(os.path.normpath(path)), directory),
+        (_resolved(path), directory.resolve()),
+    ):
+        if place != root and place.is_relative_to(root):
+            return place.relative_to(root).as_posix()
+    return ""
+
+
+def left_out(directory: Path, config: Config | None = None) -> tuple[str, ...]:
+    """What of this directory does not go along, besides `EXCLUDED_NAMES`; relative to it."""
+    paths = private_keys(directory)
+    if config is None:
+        return paths
+    key = config.store.trust.signing_key if config.store else None
+    signing = _inside(key, directory) if key else ""
+    return tuple(
+        dict.fromkeys((*paths, *([signing] if signing else []), *own_places(config, directory).values()))
+    )
+
+
+def upload_notes(directory: Path, config: Config | None = None) -> tuple[str, ...]:
+    """What the user should know before a directory goes to the cluster: keys that stay here, a large size."""
+    keys = private_keys(directory)
+    notes = (_keys_note(keys),) if keys else ()
+    upload = measure_upload(directory, without=left_out(directory, config))
+    if upload.size_bytes < LARGE_UPLOAD_BYTES:
+        return notes
+    largest = ", ".join(f"{path} ({size_text(size)})" for path, size in upload.largest)
+    note = (
+        f"the current directory goes to the cluster, up to {size_text(upload.size_bytes)}; largest of its "
+        f"{upload.num_files} files: {largest}. List what the job does not need in .rayignore"
+    )
+    return (*notes, note)
+
+
+def _keys_note(keys: Sequence[str]) -> str:
+    shown = ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+    return (
+        f"private keys are not uploaded: {shown}. Where ranks sign, name a key that lies on their nodes by "
+        "its absolute path"
+    )
+
+
+def place_notes(config: Config, directory: Path) -> tuple[str, ...]:
+    """Warn of a store or cache that lies in the current directory: it stays here."""
+    return tuple(
+        f"{key} lies in the current directory and is not uploaded; on the cluster it starts empty, and Ray "
+        "deletes it in the end. Give an absolute path outside of this directory to keep it"
+        for key in own_places(config, directory)
+    )
+
+
+def package_root() -> Path:
+    """The directory that holds the three packages."""
+    return Path(__file__).resolve().parent.parent.parent
+
+
+def runtime_env(directory: Path, package_root: Path, config: Config | None = None) -> dict[str, Any]:
+    """Ray's runtime environment for the job: the directory, and the packages where it does not hold them.
+
+    Private keys stay here, and with a config its signing key, cache and store.
+    """
+    excludes = [*EXCLUDED_NAMES, *(_pattern(path) for path in left_out(directory, config))]
+    env: dict[str, Any] = {"working_dir": str(directory), "excludes": excludes}
+    missing = [name for name in PACKAGES if not (directory / name / "__init__.py").is_file()]
+    if missing:
+        env["py_modules"] = [str(package_root / name) for name in missing]
+    return env
+
+
+def _pattern(path: str) -> str:
+    """The gitwildmatch pattern of exactly this path, from the uploaded directory."""
+    return "/" + re.sub(r"([\\*?\[\]!# ])", r"\\\1", path)

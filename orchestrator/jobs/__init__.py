@@ -1,0 +1,1 @@
+"""Launches that run as jobs of a Ray cluster."""

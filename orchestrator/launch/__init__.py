@@ -1,0 +1,1 @@
+"""The driver of a launch: plan, stages, commit."""

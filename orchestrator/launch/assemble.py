@@ -1,0 +1,106 @@
+"""Puts the report of a launch together from what its stages brought."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cache_store.backends.tier import TierState
+from orchestrator.gang.launcher import Seat
+from orchestrator.launch.identity import identity, launch_key
+from orchestrator.launch.stages import Stages
+from orchestrator.show.report import SCHEMA_VERSION, FunctionReport, RankReport, Report, totals
+from orchestrator.show.store_report import Committed, NodeFetch, NodeReport
+from worker.results import FunctionProbe, FunctionResult, RankPlace, Verification
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warm:
+    """What the ranks ended with, each by rank; a script has neither probes nor checks."""
+
+    probes: Mapping[int, tuple[FunctionProbe, ...]]
+    results: Mapping[int, tuple[FunctionResult, ...]]
+    checks: Mapping[int, Verification]
+
+    @property
+    def is_new(self) -> bool:
+        """Whether some rank has an artifact that its partition did not hold before."""
+        return any(result.outcome != "loaded" for results in self.results.values() for result in results)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """What the launch had to do with its store; nothing where it has none."""
+
+    tiers: tuple[TierState, ...] = ()
+    fetches: tuple[NodeFetch, ...] = ()
+    committed: Committed = field(default_factory=Committed)
+    nodes: tuple[NodeReport, ...] = ()
+
+
+def assemble(
+    stages: Stages,
+    *,
+    places: tuple[RankPlace, ...],
+    warm: Warm,
+    moved: Moved,
+    started: str,
+) -> Report:
+    """The report of a launch that has done its work."""
+    config = stages.config
+    ranks = tuple(
+        _rank_report(stages, seat, place, warm) for seat, place in zip(stages.gang.seats, places, strict=True)
+    )
+    return Report(
+        schema_version=SCHEMA_VERSION,
+        name=config.name,
+        launch_key=launch_key(config),
+        identity=identity(config),
+        environment=dict(places[0].environment),
+        world_size=config.ranks,
+        parallel=config.parallel.model_dump(),
+        started=started,
+        cache_dir=str(config.cache_dir),
+        store=config.store.location if config.store else "",
+        tiers=moved.tiers,
+        record=moved.committed.record,
+        ranks=ranks,
+        fetches=moved.fetches,
+        publishes=moved.committed.publishes,
+        node_artifacts=moved.nodes,
+        nondeterministic=moved.committed.nondeterministic,
+        queued_on=moved.committed.queued_on,
+        stages=stages.report(),
+        totals=totals(ranks, moved.fetches, moved.committed, stages.wall_s()),
+        problems=tuple(stages.problems),
+    )
+
+
+def _rank_report(stages: Stages, seat: Seat, place: RankPlace, warm: Warm) -> RankReport:
+    keys = {probe.function: probe.request_key for probe in warm.probes.get(seat.rank, ())}
+    return RankReport(
+        rank=seat.rank,
+        host=seat.host,
+        node_rank=seat.node_rank,
+        local_rank=seat.local_rank,
+        pid=place.pid,
+        log=stages.gang.log_of(seat.rank),
+        functions=tuple(
+            FunctionReport(
+                function=result.function,
+                outcome=result.outcome,
+                reason=result.reason,
+                request_key=keys.get(result.function, ""),
+                digest=result.digest,
+                size_bytes=result.size_bytes,
+                beside=result.beside,
+                path=result.path,
+                seconds=result.seconds,
+                num_captures=result.num_captures,
+                pool_bytes=result.pool_bytes,
+                runtime_state=result.runtime_state,
+            )
+            for result in warm.results[seat.rank]
+        ),
+        verification=warm.checks.get(seat.rank),
+    )

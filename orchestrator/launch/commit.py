@@ -1,0 +1,142 @@
+"""The last stage: every rank's manifest, then, by the driver alone, the launch record.
+
+What the store does not take because it is away stays on the nodes' disks, and `warmrank publish` puts it
+there later: partitions on the node of each rank, what the launch is on the driver's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from cache_store.errors import StoreError, StoreUnavailable, UnusableCache
+from cache_store.publishing.publish_queue import AwaitedPartition, WaitingLaunch, add_launch
+from cache_store.records.manifest import LaunchRecord, utc_now
+from orchestrator.errors import ranks_text
+from orchestrator.launch.identity import identity, launch_key
+from orchestrator.launch.stages import Stages
+from orchestrator.show.store_report import Committed, by_node, nondeterministic
+from orchestrator.store.stores import Access, is_writable, may_publish
+from worker.results import Published, RankPlace
+
+
+def commit(stages: Stages, access: Access, first: RankPlace, *, is_new: bool) -> Committed:
+    """Publish every rank's partition, then the record of the whole launch.
+
+    Args:
+        stages: the launch.
+        access: the driver's own access to the store.
+        first: rank 0's place, whose environment stands for the launch.
+        is_new: some rank ended with an artifact that it did not have before; otherwise nothing is left for
+            later, and what is not committed is no problem.
+
+    Raises:
+        LaunchFailed: the store is required, and away.
+        cache_store.errors.StoreError: likewise; or the driver's cache directory cannot be used.
+    """
+    if not is_writable(access.config.tiers) or (access.store is None and not is_new):
+        return Committed()
+    if not may_publish(access.config.trust):
+        if is_new:
+            stages.problem(_NO_KEY)
+        return Committed()
+    with stages.stage("commit"):
+        everyone = dict.fromkeys(
+            range(stages.config.ranks), (launch_key(stages.config), is_new, access.is_behind)
+        )
+        answers: dict[int, Published | None] = stages.ask_store("commit", "publish", everyone)
+        published = {rank: answer for rank, answer in answers.items() if answer is not None}
+        _tell(stages, published)
+        record, is_queued = _record(stages, access, first, published, is_new=is_new)
+        return Committed(
+            record=record,
+            publishes=by_node(stages.gang, published),
+            nondeterministic=nondeterministic(published),
+            queued_on=_queued_on(stages, published) if is_queued else (),
+        )
+
+
+_NO_KEY = (
+    "not committed: trust.policy is require, and store.trust.signing_key is not set. Make a key "
+    "(warmrank keys generate) and name it there, or for a store of your own set store.trust.policy: "
+    '"off"'
+)
+
+
+def _tell(stages: Stages, published: Mapping[int, Published]) -> None:
+    """What of the publishing is worth knowing, and no failure."""
+    queued: dict[str, list[int]] = {}
+    for rank, part in published.items():
+        for problem in part.problems:
+            stages.problem(f"store: {problem}")
+        if part.queued:
+            queued.setdefault(part.queued, []).append(rank)
+    for reason, ranks in queued.items():
+        stages.problem(f"not published yet, {ranks_text(ranks)}: {reason}")
+    for found in nondeterministic(published):
+        stages.problem(
+            f"nondeterministic: {found.function} compiled on {ranks_text(found.ranks)} to other bytes than "
+            "the store holds, which stay"
+        )
+
+
+def _record(
+    stages: Stages, access: Access, first: RankPlace, published: Mapping[int, Published], *, is_new: bool
+) -> tuple[str, bool]:
+    """Commit the launch record, or leave it for later.
+
+    Returns:
+        The record's key, empty when it is not in the store; and whether it waits on the driver's disk.
+    """
+    config = stages.config
+    missing = [rank for rank in range(config.ranks) if rank not in published]
+    if missing:
+        stages.problem(f"not committed: {ranks_text(missing)} could not publish to the store")
+        return "", False
+    key = _commit(stages, access, first, published)
+    waits = not key or any(part.queued for part in published.values()) or access.is_behind
+    if not (waits and is_new):
+        return key, False
+    launch = WaitingLaunch(
+        launch_key=launch_key(config),
+        identity=identity(config),
+        world_size=config.ranks,
+        environment=first.environment,
+        partitions=tuple(
+            AwaitedPartition(partition=part.partition, rank=rank, manifest_key=part.key)
+            for rank, part in sorted(published.items())
+        ),
+        created=utc_now(),
+    )
+    add_launch(config.cache_dir, launch)
+    return key, True
+
+
+def _commit(stages: Stages, access: Access, first: RankPlace, published: Mapping[int, Published]) -> str:
+    """Commit the launch record if all its partitions are in the store; its key, or empty."""
+    config = stages.config
+    refs = tuple(part.ref for _, part in sorted(published.items()) if part.ref is not None)
+    if access.store is None or len(refs) < config.ranks:
+        return ""
+    record = LaunchRecord(
+        launch_key=launch_key(config),
+        identity=identity(config),
+        world_size=config.ranks,
+        environment=first.environment,
+        partitions=refs,
+        created=utc_now(),
+    )
+    try:
+        return access.store.commit_launch(record)
+    except StoreError as error:
+        if isinstance(error, UnusableCache) or (isinstance(error, StoreUnavailable) and error.required):
+            raise
+        stages.problem(f"not committed: {error}")
+        return ""
+
+
+def _queued_on(stages: Stages, published: Mapping[int, Published]) -> tuple[str, ...]:
+    """Hosts on which something waits; the driver's last, because its record needs all partitions."""
+    hosts = [seat.host for seat in stages.gang.seats if published[seat.rank].queued]
+    here = os.uname().nodename
+    return (*dict.fromkeys(host for host in hosts if host != here), here)

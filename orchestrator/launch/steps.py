@@ -1,0 +1,238 @@
+"""The stages of a launch that need no plan: each asks every rank the same, in step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from cache_store.keys import changed_components
+from orchestrator.errors import WorkerFailure, ranks_text
+from orchestrator.gang.opening import Opened, Opening
+from orchestrator.launch.capture_order import Proposals, num_calls, order
+from orchestrator.launch.identity import launch_key
+from orchestrator.launch.rounds import Ledger
+from orchestrator.launch.stages import Stages
+from orchestrator.show.store_report import NodeFetch, NodeReport
+from worker.results import FunctionProbe, FunctionResult, RankPlace, Verification
+
+if TYPE_CHECKING:
+    from cache_store.records.manifest import CaptureEntry
+    from cache_store.seed import SeedReport
+    from orchestrator.store.stores import Access
+
+Results = dict[int, tuple[FunctionResult, ...]]
+"""What became of functions, by rank."""
+
+
+def open_store(stages: Stages) -> Access | None:
+    """Open the store in the driver; one that is away is a problem, not an error, unless it is required.
+
+    Raises:
+        cache_store.errors.StoreError: what is there cannot be used, or a required place is away.
+    """
+    from orchestrator.store.stores import access
+
+    if stages.config.store is None:
+        return None
+    found = access(stages.config.store)
+    if found.store is None:
+        stages.problem(f"launched without the store: {found.tiers[-1].reason}")
+    else:
+        for problem in found.store.problems:
+            stages.problem(f"store: {problem}")
+    return found
+
+
+def start(stages: Stages, access: Access | None, *, no_compile: bool) -> tuple[RankPlace, ...]:
+    """Start all ranks and let them meet."""
+    config = stages.config
+    is_away = access is not None and access.for_ranks is None
+    store_away = access.tiers[-1].reason if access is not None and is_away else ""
+    if access is not None:
+        config = config.model_copy(update={"store": access.for_ranks or access.config})
+    with stages.stage("start"):
+        gang = stages.start()
+        openings = {
+            seat.rank: (
+                Opening(
+                    config=config,
+                    gang=gang,
+                    rank=seat.rank,
+                    no_compile=no_compile,
+                    store_away=store_away,
+                ),
+            )
+            for seat in gang.seats
+        }
+        opened: dict[int, Opened] = stages.ask("start", "open", openings)
+    for rank, answer in opened.items():
+        if answer.problem:
+            stages.problem(f"rank {rank} goes on without the store: {answer.problem}")
+    places = tuple(answer.place for answer in opened.values())
+    _compare_environments(stages, places)
+    return places
+
+
+def node_artifacts(stages: Stages) -> tuple[NodeReport, ...]:
+    """What became of the node artifacts of every node that has node caches, in order."""
+    from orchestrator.gang.node_artifacts import declared_caches
+
+    if not declared_caches(stages.config):
+        return ()
+    seats = stages.gang.first_of_each_node()
+    answers = stages.ask_store("commit", "node_report", {seat.rank: () for seat in seats})
+    return tuple(
+        NodeReport(node_rank=seat.node_rank, host=seat.host, artifacts=found)
+        for seat in seats
+        if (found := answers.get(seat.rank)) is not None
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """What came from the store.
+
+    Attributes:
+        nodes: what each node copied.
+        captures: the capture plans of all manifests, each entry once.
+    """
+
+    nodes: tuple[NodeFetch, ...] = ()
+    captures: tuple[CaptureEntry, ...] = ()
+
+
+def fetch(stages: Stages) -> Fetched:
+    """Bring partitions from the store to every node's disk, once for each node."""
+    key = launch_key(stages.config)
+    seats = stages.gang.first_of_each_node()
+    ranks = {seat.rank: tuple(range(seat.rank, seat.rank + seat.local_world_size)) for seat in seats}
+    with stages.stage("fetch", tuple(ranks)):
+        answers = stages.ask_store(
+            "fetch", "fetch", {rank: (key, members) for rank, members in ranks.items()}
+        )
+        stages.agree_on_silence("fetch", ranks)
+    fetches = []
+    captures: dict[CaptureEntry, None] = {}
+    for seat in seats:
+        seeded: SeedReport | None = answers.get(seat.rank)
+        if seeded is None:
+            continue
+        for fault in seeded.faults:
+            stages.problem(f"store: {fault}")
+        captures |= dict.fromkeys(entry for partition in seeded.partitions for entry in partition.captures)
+        fetches.append(
+            NodeFetch(
+                node_rank=seat.node_rank,
+                host=seat.host,
+                found=seeded.found,
+                reason=seeded.reason,
+                num_partitions=len(seeded.partitions),
+                bytes_copied=sum(partition.bytes_copied for partition in seeded.partitions),
+                seconds=seeded.seconds,
+            )
+        )
+    return Fetched(nodes=tuple(fetches), captures=tuple(captures))
+
+
+def build(stages: Stages) -> None:
+    """Build the workload."""
+    with stages.stage("build"):
+        stages.ask_all("build", "build")
+
+
+def probe(stages: Stages) -> dict[int, tuple[FunctionProbe, ...]]:
+    """Look every function up; nothing is compiled."""
+    with stages.stage("probe"):
+        return stages.ask_all("probe", "probe")
+
+
+def capture(stages: Stages, ledger: Ledger, planned: tuple[CaptureEntry, ...]) -> None:
+    """Capture in step: a step begins when all ranks are through the one before.
+
+    Args:
+        stages: of the launch.
+        ledger: what became of every function; takes over the seconds.
+        planned: what earlier launches captured.
+
+    Raises:
+        LaunchFailed: a rank failed, or ranks have calls of different number.
+    """
+    proposals: Proposals = stages.ask_all("capture", "propose_captures", planned)
+    numbers = {rank: num_calls(own) for rank, own in proposals.items()}
+    if len(set(numbers.values())) > 1:
+        stages.fail("capture", [_odd_number(rank, number) for rank, number in numbers.items()])
+    ranks = tuple(rank for rank, own in proposals.items() if own)
+    if not ranks:
+        return  # compiled kernels only, which are not captured
+    if stages.config.device == "npu":
+        _count_streams(stages)
+    digests = {slot: result.digest for slot, result in ledger.items()}
+    with stages.stage("capture", ranks):
+        for step in order(proposals, digests):
+            arguments = {rank: (proposal,) for rank, proposal in step.items()}
+            _note(stages, ledger, "capture", stages.ask("capture", "capture", arguments))
+
+
+def _count_streams(stages: Stages) -> None:
+    """Say before the first capture what the NPUs have too few streams for."""
+    said: dict[str, list[int]] = {}
+    for rank, text in stages.ask_all("capture", "stream_problem").items():
+        said.setdefault(text, []).append(rank)
+    for text, ranks in said.items():
+        if text:
+            stages.problem(f"{ranks_text(ranks)}: {text}")
+
+
+def first_call(stages: Stages, ledger: Ledger) -> None:
+    """Call every function once, as the first request would."""
+    with stages.stage("first_call"):
+        _note(stages, ledger, "first_call", stages.ask_all("first_call", "first_call"))
+
+
+def verify(stages: Stages) -> dict[int, Verification]:
+    """Compare the warm model's output with its reference."""
+    with stages.stage("verify"):
+        return stages.ask_all("verify", "verify")
+
+
+def run_script(stages: Stages) -> Results:
+    """Run the script on every rank, from its beginning to its end."""
+    with stages.stage("script"):
+        results: Results = stages.ask_all("script", "run_script")
+        stages.tell("script", results)
+    return results
+
+
+def _note(stages: Stages, ledger: Ledger, stage: str, answers: Results) -> None:
+    """Keep how each function got its artifact, and take over what it has spent and captured by now."""
+    for rank, results in answers.items():
+        for result in results:
+            known = ledger[rank, result.function]
+            ledger[rank, result.function] = replace(
+                known,
+                seconds=result.seconds,
+                num_captures=result.num_captures,
+                pool_bytes=result.pool_bytes,
+            )
+    stages.tell(stage, answers)
+
+
+def _odd_number(rank: int, number: int) -> WorkerFailure:
+    return WorkerFailure(
+        rank=rank,
+        stage="capture",
+        kind="CaptureMismatch",
+        message=f"{number} captures",
+        remedy="capture is in step, so the workload must give every rank the same calls",
+    )
+
+
+def _compare_environments(stages: Stages, places: tuple[RankPlace, ...]) -> None:
+    """Ranks in different environments share nothing, which is worth knowing."""
+    differing: dict[str, list[int]] = {}
+    for place in places[1:]:
+        changes = changed_components(places[0].environment, place.environment)
+        if changes:
+            differing.setdefault("; ".join(f"{change}" for change in changes), []).append(place.rank)
+    for changes_text, ranks in differing.items():
+        stages.problem(f"{ranks_text(ranks)}: another environment than rank 0: {changes_text}")

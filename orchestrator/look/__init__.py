@@ -1,0 +1,1 @@
+"""Looking into stores and artifacts; nothing is changed."""

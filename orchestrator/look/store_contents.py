@@ -1,0 +1,202 @@
+"""Looking into a store: opening it to look, and what one partition holds, as plain values.
+
+Nothing here builds a model, or imports torch or Ray. Without a config nobody is trusted, so signatures are
+then not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cache_store.errors import StoreUnavailable, os_errors_are_unavailable
+from cache_store.keys import changed_components
+from cache_store.layout import FORMAT_FILE, TOP_LEVEL
+from cache_store.node.companions import is_companion_name
+from cache_store.records.manifest import (
+    ArtifactEntry,
+    CaptureEntry,
+    LaunchRecord,
+    PartitionManifest,
+    RequestEntry,
+)
+from cache_store.store import Store
+from orchestrator.config.reading import Config
+from orchestrator.config.store import is_url
+from orchestrator.errors import NothingThere
+from orchestrator.launch.identity import launch_key
+from orchestrator.store.stores import open_store, open_unchecked, silent_places
+from worker.environment import environment
+
+MIN_KEY_CHARS = 6
+"""Fewer characters of a key than this are taken for a name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateView:
+    """Runtime state that a function's artifacts were made with.
+
+    Attributes:
+        values: the declared values, name -> text.
+        ranks: ranks that declared them.
+    """
+
+    values: dict[str, str]
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionView:
+    """One partition in full.
+
+    Attributes:
+        key: the manifest's key.
+        launch_key: the launch that it was found through.
+        others: keys of further partitions of that name, in older or other launches.
+        changes: components of the environment that differ here.
+    """
+
+    partition: str
+    rank: int
+    world_size: int
+    key: str
+    launch_key: str
+    created: str
+    environment: dict[str, str]
+    changes: tuple[str, ...]
+    requests: tuple[RequestEntry, ...]
+    artifacts: tuple[ArtifactEntry, ...]
+    captures: tuple[CaptureEntry, ...]
+    others: tuple[str, ...]
+
+
+def num_artifacts(entries: Iterable[ArtifactEntry]) -> int:
+    """How many of a manifest's files are a rank's artifacts; others lie beside one, or are the node's."""
+    own = (entry.path.rpartition("/")[2] for entry in entries if entry.scope == "rank")
+    return sum(not is_companion_name(name) for name in own)
+
+
+def states_of(name: str, manifests: Sequence[PartitionManifest]) -> tuple[StateView, ...]:
+    """The distinct states that were declared for a function, without those ranks that declared none."""
+    ranks: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    for manifest in manifests:
+        for request in manifest.requests:
+            if request.function == name and request.runtime_state:
+                ranks.setdefault(tuple(request.runtime_state.items()), []).append(manifest.rank)
+    return tuple(StateView(values=dict(state), ranks=tuple(members)) for state, members in ranks.items())
+
+
+def open_to_look(config: Config | None, location: Path | str | None) -> Store:
+    """Open the config's store, or the one at ``location`` without looking at signatures; never creates one.
+
+    Raises:
+        NothingThere: the config names no store, or neither (or both) was given.
+        StoreError: there is no store, or it cannot be used.
+    """
+    if location is not None and config is None:
+        return open_unchecked(str(location))
+    if config is None or location is not None:
+        msg = "expected either a CONFIG or --store PATH, to say which store"
+        raise NothingThere(msg)
+    if config.store is None:
+        msg = f"config {config.name} names no store; expected store.path in it, or name one with --store PATH"
+        raise NothingThere(msg)
+    return open_store(config.store, create=False, to_sign=False)
+
+
+def open_if_there(config: Config) -> Store | None:
+    """The config's store; none where the config names none, or the first launch has yet to make it.
+
+    Raises:
+        StoreError: there is a store, or something else, and it cannot be used.
+    """
+    if config.store is None:
+        return None
+    try:
+        return open_store(config.store, create=False, to_sign=False)
+    except StoreUnavailable:
+        # To look at a silent place would hang.
+        if silent_places(config.store) or not all(
+            _is_yet_to_be_made(tier.path) for tier in config.store.tiers
+        ):
+            raise
+        return None
+
+
+def _is_yet_to_be_made(location: str) -> bool:
+    """Whether a launch would make a store there: nothing is there, or nothing but what belongs to one."""
+    if is_url(location):
+        return False  # only the place itself can tell
+    path = Path(location)
+    with os_errors_are_unavailable("store", path):
+        if not path.exists():
+            return True
+        return path.is_dir() and {entry.name for entry in path.iterdir()} <= TOP_LEVEL - {FORMAT_FILE}
+
+
+def time_text(created: str) -> str:
+    """An ISO 8601 time in UTC, down to the minute."""
+    return f"{created[:16].replace('T', ' ')} UTC"
+
+
+def changes_here(stored: dict[str, str]) -> tuple[str, ...]:
+    """Components of a stored environment that differ here, such as ``torch 2.13.0 -> 2.13.1``."""
+    return tuple(str(change) for change in changed_components(stored, environment()))
+
+
+def show_partition(store: Store, wanted: str, config: Config | None = None) -> PartitionView:
+    """The newest partition of that name, or the one whose key begins so.
+
+    Raises:
+        NothingThere: there is none; names those that there are.
+        StoreError: its manifest cannot be read.
+    """
+    records = store.launches(launch_key(config) if config else None)
+    pairs = [(record, ref) for record in records for ref in record.partitions]
+    matches = [(record, ref) for record, ref in pairs if ref.partition == wanted]
+    if not matches and len(wanted) >= MIN_KEY_CHARS:
+        matches = [(record, ref) for record, ref in pairs if ref.manifest_key.startswith(wanted)]
+    if not matches:
+        _refuse_launch(records, wanted)
+        raise NothingThere(_absent(store, wanted, sorted({ref.partition for _, ref in pairs})))
+    record, ref = matches[0]
+    manifest = store.manifest(ref.manifest_key, expected_sha256=ref.manifest_sha256)
+    return PartitionView(
+        partition=manifest.partition,
+        rank=manifest.rank,
+        world_size=manifest.world_size,
+        key=ref.manifest_key,
+        launch_key=record.launch_key,
+        created=manifest.created,
+        environment=manifest.environment,
+        changes=changes_here(manifest.environment),
+        requests=manifest.requests,
+        artifacts=manifest.artifacts,
+        captures=manifest.captures,
+        others=tuple(dict.fromkeys(o.manifest_key for _, o in matches if o.manifest_key != ref.manifest_key)),
+    )
+
+
+def _refuse_launch(records: Sequence[LaunchRecord], wanted: str) -> None:
+    """Raise where the key is a launch's, naming its partitions.
+
+    Raises:
+        NothingThere: it is.
+    """
+    found = [record for record in records if record.launch_key.startswith(wanted)]
+    if len(wanted) >= MIN_KEY_CHARS and found:
+        names = dict.fromkeys(ref.partition for record in found for ref in record.partitions)
+        msg = f"{wanted!r}: that is a launch; its partitions: {_shown(list(names))}"
+        raise NothingThere(msg)
+
+
+def _absent(store: Store, wanted: str, names: list[str]) -> str:
+    return (
+        f"no partition {wanted!r} in {store.location}; expected a name, or at least {MIN_KEY_CHARS} "
+        f"characters of a manifest's key. There are: {_shown(names) or 'none, the store holds no launch'}"
+    )
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

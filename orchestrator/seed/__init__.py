@@ -1,0 +1,1 @@
+"""Filling nodes' caches from the store before anything is launched."""

@@ -1,0 +1,1 @@
+"""What people and programs see of a launch: events, live views, reports."""

@@ -1,0 +1,182 @@
+"""The course of a launch, kept while it runs: attempts, classes of ranks, and when each stage ended where.
+
+`Recorder` is a listener; `Course` is what it heard, and a part of the report.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.show import events
+from orchestrator.show.events import ClassAction, Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSpan:
+    """A stage of one attempt; one that came again, round after round, has a span for each time.
+
+    Attributes:
+        attempt: number of the attempt, from 1.
+        stage: its name.
+        start_s: when it began, in seconds since the launch did.
+        end_s: when it ended; when the attempt did, for a stage that failed.
+        ok: false for the stage that the attempt ended in.
+        ranks: who took part, in order.
+        rank_end_s: when each of them had answered for the last time; ``end_s`` for who had not.
+    """
+
+    attempt: int
+    stage: str
+    start_s: float
+    end_s: float
+    ok: bool
+    ranks: tuple[int, ...]
+    rank_end_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptReport:
+    """One attempt of a launch.
+
+    Attributes:
+        attempt: its number, from 1.
+        start_s: when it began, in seconds since the launch did.
+        end_s: when it ended.
+        reason: why there was another attempt before it to repeat; empty for the first.
+        failed_stage: the stage it ended in; empty for an attempt that ended with every rank warm.
+        error: its error; empty for such an attempt.
+    """
+
+    attempt: int
+    start_s: float
+    end_s: float
+    reason: str = ""
+    failed_stage: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassReport:
+    """Ranks that got the artifact of a function in the same way, in the last attempt.
+
+    Attributes:
+        round: in which round of the plan, from 0.
+        function: name of the cached function.
+        request_key: hex key of what was asked, with declared runtime state.
+        action: what the plan had them do.
+        ranks: its members, in order.
+        leader: who compiled; None where nobody did.
+    """
+
+    round: int
+    function: str
+    request_key: str
+    action: ClassAction
+    ranks: tuple[int, ...]
+    leader: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """Attempts, classes and stages, each in order."""
+
+    attempts: tuple[AttemptReport, ...] = ()
+    classes: tuple[ClassReport, ...] = ()
+    timeline: tuple[StageSpan, ...] = ()
+
+
+@dataclass(slots=True)
+class _Running:
+    """A stage that has begun."""
+
+    stage: str
+    start_s: float
+    ranks: tuple[int, ...]
+    ends: dict[int, float]
+
+
+class Recorder:
+    """Hears a launch, and tells its course at any time."""
+
+    def __init__(self) -> None:
+        self._attempts: list[AttemptReport] = []
+        self._classes: list[ClassReport] = []
+        self._spans: list[StageSpan] = []
+        self._running: _Running | None = None
+        self._now_s = 0.0
+
+    def __call__(self, event: Event) -> None:
+        """Take an event in."""
+        self._now_s = event.at_s
+        match event:
+            case events.AttemptStarted():
+                self._classes.clear()
+                self._attempts.append(
+                    AttemptReport(
+                        attempt=event.attempt, start_s=event.at_s, end_s=event.at_s, reason=event.reason
+                    )
+                )
+            case events.Planned():
+                self._classes += [_class_report(event.round, found) for found in event.classes]
+            case events.StageStarted():
+                self._running = _Running(event.stage, event.at_s, event.ranks, {})
+            case events.RankFinished() if self._running is not None:
+                self._running.ends[event.rank] = event.at_s
+            case events.StageFinished():
+                self._end(ok=True)
+            case events.AttemptFailed():
+                self._end(ok=False)
+                self._fail(event)
+            case _:
+                pass
+
+    def course(self, *, now_s: float | None = None) -> Course:
+        """What was heard so far; an attempt that goes on ends ``now``, by default with the last event."""
+        end_s = self._now_s if now_s is None else now_s
+        attempts = list(self._attempts)
+        if attempts and not attempts[-1].error:
+            last = attempts[-1]
+            attempts[-1] = AttemptReport(
+                attempt=last.attempt, start_s=last.start_s, end_s=end_s, reason=last.reason
+            )
+        return Course(attempts=tuple(attempts), classes=tuple(self._classes), timeline=tuple(self._spans))
+
+    def _end(self, *, ok: bool) -> None:
+        running, self._running = self._running, None
+        if running is None:
+            return
+        end_s = self._now_s
+        self._spans.append(
+            StageSpan(
+                attempt=len(self._attempts),
+                stage=running.stage,
+                start_s=running.start_s,
+                end_s=end_s,
+                ok=ok,
+                ranks=running.ranks,
+                rank_end_s=tuple(running.ends.get(rank, end_s) for rank in running.ranks),
+            )
+        )
+
+    def _fail(self, event: events.AttemptFailed) -> None:
+        if self._attempts:
+            last = self._attempts[-1]
+            self._attempts[-1] = AttemptReport(
+                attempt=last.attempt,
+                start_s=last.start_s,
+                end_s=event.at_s,
+                reason=last.reason,
+                failed_stage=event.stage,
+                error=event.text,
+            )
+
+
+def _class_report(round_: int, found: events.RankClass) -> ClassReport:
+    return ClassReport(
+        round=round_,
+        function=found.function,
+        request_key=found.request_key,
+        action=found.action,
+        ranks=found.ranks,
+        leader=found.leader,
+    )

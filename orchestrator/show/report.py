@@ -1,0 +1,311 @@
+"""The report of a launch: plain frozen values, as JSON with a published, versioned schema.
+
+Durations are in seconds, sizes in bytes. `SCHEMA_VERSION` rises with any change that could break a reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from cache_store.backends.tier import TierState
+from orchestrator.errors import ConfigError, ConfigProblem
+from orchestrator.show.course import Course
+from orchestrator.show.store_report import Committed, NodeFetch, NodePublish, NodeReport, Nondeterministic
+from worker.results import Outcome, StageSeconds, Verification
+
+SCHEMA_VERSION = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionReport:
+    """What became of one cached function on one rank.
+
+    Attributes:
+        function: name of the cached function.
+        outcome: how the rank got its artifact.
+        reason: why this outcome; for a compile, why nothing could be loaded or adopted.
+        request_key: hex key of what was asked; empty for a script workload.
+        digest: sha256 hex of the artifact.
+        size_bytes: size of the artifact.
+        beside: SHA-256 and size of each file beside it, such as compiled kernels.
+        path: where the artifact lies on the rank's node.
+        seconds: seconds in each stage.
+        num_captures: graphs captured for this function when its first call was through, in all its calls.
+        pool_bytes: bytes of the pools that these graphs use, which other functions may share.
+        runtime_state: declared values that the artifact was made with, name -> text.
+    """
+
+    function: str
+    outcome: Outcome
+    reason: str
+    request_key: str
+    digest: str
+    size_bytes: int
+    path: str
+    seconds: StageSeconds
+    num_captures: int = 0
+    beside: tuple[tuple[str, int], ...] = ()
+    pool_bytes: int = 0
+    runtime_state: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """One rank: where it ran, and what became of each function.
+
+    Attributes:
+        rank: global rank.
+        host: host name of its node.
+        node_rank: index of its node.
+        local_rank: index within its node.
+        pid: its process.
+        log: file that the rank's log and output went to; empty when it ran in the driver's process.
+        functions: its cached functions, in call order.
+        verification: comparison with the reference; none for a script workload.
+    """
+
+    rank: int
+    host: str
+    node_rank: int
+    local_rank: int
+    pid: int
+    log: str
+    functions: tuple[FunctionReport, ...]
+    verification: Verification | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageReport:
+    """Wall seconds of one stage, summed over its rounds or steps."""
+
+    stage: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Sums over all ranks.
+
+    Attributes:
+        num_compiled: functions compiled; 0 in a warm launch.
+        num_loaded: functions loaded from the rank's own partition.
+        num_adopted: functions that use another rank's or another world's artifact.
+        num_artifacts: distinct artifacts.
+        num_files: these and the distinct files beside them.
+        artifact_bytes: bytes of these files.
+        num_nondeterministic: functions that compiled to other bytes than the store holds.
+        fetched_bytes: bytes copied from the store, over all nodes.
+        published_bytes: bytes that were new to the store, over all nodes.
+        num_queued: partitions that wait on nodes' disks to be published.
+        function_seconds: seconds in each stage, summed over ranks and functions.
+        wall_s: wall seconds of the launch, from start to commit.
+    """
+
+    num_compiled: int
+    num_loaded: int
+    num_adopted: int
+    num_artifacts: int
+    num_files: int
+    artifact_bytes: int
+    num_nondeterministic: int
+    fetched_bytes: int
+    published_bytes: int
+    num_queued: int
+    function_seconds: StageSeconds
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """What went wrong in the same way on some ranks.
+
+    Attributes:
+        ranks: on which, in order.
+        kind: name of the exception's type, or a word such as ``died``, ``node lost``, ``stopped``, ``timeout``.
+        function: cached function that it concerns; empty when it concerns the ranks.
+        message: the error's text.
+        remedy: what to do; may be empty.
+        hosts: the nodes of these ranks, in order; empty where they had none yet.
+    """
+
+    ranks: tuple[int, ...]
+    kind: str
+    function: str
+    message: str
+    remedy: str
+    hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a launch did not end with every rank warm.
+
+    Attributes:
+        kind: name of the error's type.
+        message: its text, as the command line prints it.
+        stage: the stage that failed; empty where the error is not one of a stage.
+        causes: equal causes grouped, those that others follow from first; empty likewise.
+        silent: ranks that had not answered when the launch was stopped.
+    """
+
+    kind: str
+    message: str
+    stage: str = ""
+    causes: tuple[Cause, ...] = ()
+    silent: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A launch: one that ended with every rank warm, or one that failed, as far as it came.
+
+    Attributes:
+        schema_version: `SCHEMA_VERSION` of the writer.
+        outcome: whether every rank is warm.
+        exit_code: what the command line ends with.
+        failure: why not every rank is warm; None where every rank is.
+        course: attempts, classes of ranks, and when each stage ended where.
+        name: the launch's name.
+        launch_key: hash of ``identity``.
+        identity: named components of what was launched.
+        environment: named components of rank 0's environment; empty where no rank came up.
+        world_size: number of ranks.
+        parallel: sizes of the parallel axes, by name.
+        started: ISO 8601 in UTC.
+        cache_dir: the cache directory on each node.
+        store: the store's location; empty when there is none.
+        tiers: the store's places, nearest first.
+        record: key of the launch record in the store; empty when nothing was committed.
+        ranks: every rank, in order; those that had places, where the launch failed.
+        fetches: every node, in order; empty without a store.
+        node_artifacts: every node that has node caches, in order.
+        publishes: every node that published something or wanted to, in order.
+        nondeterministic: functions whose compile gave other bytes than the store holds.
+        queued_on: hosts on which `warmrank publish` has to be run when the store answers again, in order.
+        stages: every stage, in order.
+        totals: sums.
+        problems: what did not stop the launch, but should be looked at.
+    """
+
+    schema_version: int
+    outcome: Literal["warm", "failed"]
+    exit_code: int
+    failure: Failure | None
+    course: Course
+    name: str
+    launch_key: str
+    identity: dict[str, str]
+    environment: dict[str, str]
+    world_size: int
+    parallel: dict[str, int]
+    started: str
+    cache_dir: str
+    store: str
+    tiers: tuple[TierState, ...]
+    record: str
+    ranks: tuple[RankReport, ...]
+    fetches: tuple[NodeFetch, ...]
+    publishes: tuple[NodePublish, ...]
+    nondeterministic: tuple[Nondeterministic, ...]
+    queued_on: tuple[str, ...]
+    stages: tuple[StageReport, ...]
+    totals: Totals
+    problems: tuple[str, ...]
+    node_artifacts: tuple[NodeReport, ...] = ()
+
+
+@cache
+def _adapter() -> TypeAdapter[Report]:
+    return TypeAdapter(Report)
+
+
+def report_schema() -> dict[str, Any]:
+    """The JSON Schema of a report."""
+    schema = _adapter().json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "warmrank launch report"
+    schema["properties"]["schema_version"]["const"] = SCHEMA_VERSION
+    return schema
+
+
+def to_json(report: Report) -> str:
+    """The report as indented JSON text, with a newline at its end."""
+    return _adapter().dump_json(report, indent=2).decode() + "\n"
+
+
+def from_json(text: str) -> Report:
+    """Read what `to_json` wrote.
+
+    Raises:
+        pydantic.ValidationError: the text is no report of this schema version.
+    """
+    return _adapter().validate_json(text)
+
+
+def prepare_report(path: Path) -> None:
+    """Make way for a report: should its launch fail, an older one must not stand for it.
+
+    Raises:
+        ConfigError: no report can be written there.
+    """
+    draft = _draft_of(path)
+    try:
+        path.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.touch()
+        draft.unlink()
+    except OSError as error:
+        expected = "a file that can be written, or - for stdout"
+        found = f"{path} ({error.strerror or error})"
+        raise ConfigError([ConfigProblem(place="--json", key="", found=found, expected=expected)]) from error
+
+
+def _draft_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
+
+
+def write_report(report: Report, path: Path) -> None:
+    """Write the report as JSON; a reader sees the old file or the new one, never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = _draft_of(path)
+    draft.write_text(to_json(report), encoding="utf-8")
+    draft.replace(path)
+
+
+def sum_seconds(parts: Iterable[StageSeconds]) -> StageSeconds:
+    """Seconds by stage, summed."""
+    sums = dict.fromkeys((field.name for field in fields(StageSeconds)), 0.0)
+    for part in parts:
+        for name in sums:
+            sums[name] += getattr(part, name)
+    return StageSeconds(**sums)
+
+
+def totals(
+    ranks: tuple[RankReport, ...], fetches: tuple[NodeFetch, ...], committed: Committed, wall_s: float
+) -> Totals:
+    """Sum up what the ranks report."""
+    functions = [function for rank in ranks for function in rank.functions]
+    outcomes = [function.outcome for function in functions]
+    artifacts = {function.digest: function.size_bytes for function in functions if function.digest}
+    files = artifacts | {sha256: size for function in functions for sha256, size in function.beside}
+    return Totals(
+        num_compiled=outcomes.count("compiled"),
+        num_loaded=outcomes.count("loaded"),
+        num_adopted=outcomes.count("adopted"),
+        num_artifacts=len(artifacts),
+        num_files=len(files),
+        artifact_bytes=sum(files.values()),
+        num_nondeterministic=len(committed.nondeterministic),
+        published_bytes=sum(node.bytes_new for node in committed.publishes),
+        num_queued=sum(node.num_queued for node in committed.publishes),
+        fetched_bytes=sum(fetch.bytes_copied for fetch in fetches),
+        function_seconds=sum_seconds(function.seconds for function in functions),
+        wall_s=wall_s,
+    )

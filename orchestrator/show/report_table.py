@@ -1,0 +1,251 @@
+"""The report of a launch for people: one table, totals, and why anything was compiled."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import fields
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.errors import ranks_text
+from orchestrator.show.report import FunctionReport, Report
+from orchestrator.show.store_report import NodeArtifacts
+from worker.results import StageSeconds
+from worker.runtime_state import in_words
+
+MAX_RANKS_SHOWN = 16
+"""A launch of more ranks shows one row for all ranks that did the same."""
+
+MAX_NAMES_SHOWN = 8
+
+_STYLES = {"compiled": "yellow", "loaded": "green", "adopted": "cyan"}
+
+
+def render(report: Report) -> RenderableType:
+    """The report as a table with lines below; fits 80 columns for usual function names."""
+    lines = [
+        _totals(report),
+        *_reasons(report),
+        *_runtime_state(report),
+        *_verification(report),
+        *_store(report),
+        *_node_artifacts(report),
+        *_nondeterministic(report),
+        *_problems(report),
+        *_queued(report),
+    ]
+    return Group(_table(report), *lines)
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration in three digits or so; a dash for none."""
+    if seconds == 0:
+        return "-"
+    return f"{seconds * 1000:.0f} ms" if seconds < 0.1 else f"{seconds:.2f} s"
+
+
+def size_text(size_bytes: int) -> str:
+    """A size with the unit that keeps it short."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def count_text(count: int, noun: str) -> str:
+    """A number of things, such as ``1 launch`` or ``2 launches``."""
+    plural = "es" if noun.endswith(("ch", "s", "x")) else "ies" if noun.endswith("y") else "s"
+    stem = noun[:-1] if plural == "ies" else noun
+    return f"1 {noun}" if count == 1 else f"{count} {stem}{plural}"
+
+
+def node_artifacts_text(found: NodeArtifacts) -> tuple[str, ...]:
+    """What became of the artifacts of one node, in words; nothing where it has none."""
+    if found == NodeArtifacts():
+        return ()
+    came = f"{found.num_fetched} fetched ({size_text(found.bytes_fetched)}), {found.num_placed} put in place"
+    own = f"{count_text(found.num_files, 'file')} of {size_text(found.size_bytes)}, {found.num_new} new"
+    return (
+        f"node artifacts: {own}; {came}, {found.num_there} were there",
+        *(f"node artifact skipped: {reason}" for reason in found.skipped),
+    )
+
+
+def _node_artifacts(report: Report) -> list[Text]:
+    """What became of node artifacts, equal lines of several nodes together."""
+    hosts: dict[str, list[str]] = {}
+    for node in report.node_artifacts:
+        for line in node_artifacts_text(node.artifacts):
+            hosts.setdefault(line, []).append(node.host)
+    return [Text(f"{line} ({_names(found)})", style="dim") for line, found in hosts.items()]
+
+
+def _table(report: Report) -> Table:
+    title = f"{report.name}: {count_text(report.world_size, 'rank')}"
+    table = Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    for name in ("rank", "function", "outcome"):
+        table.add_column(name, overflow="fold")
+    for name in ("trace", "compile", "load", "capture", "first"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for ranks, function, seconds in _rows(report):
+        times = [seconds_text(getattr(seconds, field.name)) for field in fields(StageSeconds)]
+        outcome = Text(function.outcome, style=_STYLES[function.outcome])
+        table.add_row(ranks, Text(function.function), outcome, *times)
+    return table
+
+
+def _rows(report: Report) -> Iterable[tuple[str, FunctionReport, StageSeconds]]:
+    pairs = [(rank.rank, function) for rank in report.ranks for function in rank.functions]
+    if report.world_size <= MAX_RANKS_SHOWN:
+        return [(str(rank), function, function.seconds) for rank, function in pairs]
+    alike: dict[tuple[str, str, str], list[tuple[int, FunctionReport]]] = {}
+    for rank, function in pairs:
+        alike.setdefault((function.function, function.outcome, function.digest), []).append((rank, function))
+    return [
+        (
+            ranks_text(rank for rank, _ in members).partition(" ")[2],
+            members[0][1],
+            _slowest(function.seconds for _, function in members),
+        )
+        for members in alike.values()
+    ]
+
+
+def _slowest(parts: Iterable[StageSeconds]) -> StageSeconds:
+    """The most seconds that any rank spent in each stage."""
+    every = list(parts)
+    names = [field.name for field in fields(StageSeconds)]
+    return StageSeconds(**{name: max(getattr(part, name) for part in every) for name in names})
+
+
+def _totals(report: Report) -> Text:
+    totals = report.totals
+    artifacts = count_text(totals.num_artifacts, "distinct artifact")
+    if totals.num_files != totals.num_artifacts:
+        artifacts += f" in {count_text(totals.num_files, 'file')}"
+    return Text(
+        f"{totals.num_compiled} compiled, {totals.num_loaded} loaded, {totals.num_adopted} adopted; "
+        f"{artifacts} of {size_text(totals.artifact_bytes)}; "
+        f"{size_text(totals.fetched_bytes)} fetched, {size_text(totals.published_bytes)} published; "
+        f"{totals.wall_s:.1f} s in all"
+    )
+
+
+def _reasons(report: Report) -> list[Text]:
+    """Why functions were compiled, equal reasons together."""
+    ranks: dict[tuple[str, str], list[int]] = {}
+    for rank in report.ranks:
+        for function in rank.functions:
+            if function.outcome == "compiled":
+                ranks.setdefault((function.function, function.reason), []).append(rank.rank)
+    return [
+        Text(f"compiled {name} on {ranks_text(members)}: {reason or 'no reason given'}", style="dim")
+        for (name, reason), members in ranks.items()
+    ]
+
+
+def _runtime_state(report: Report) -> list[Text]:
+    """What was declared, functions and ranks of equal state together."""
+    ranks: dict[tuple[str, str], list[int]] = {}
+    for rank in report.ranks:
+        for function in rank.functions:
+            if function.runtime_state:
+                ranks.setdefault((in_words(function.runtime_state), function.function), []).append(rank.rank)
+    functions: dict[tuple[str, str], list[str]] = {}
+    for (state, function_name), members in ranks.items():
+        functions.setdefault((state, ranks_text(members)), []).append(function_name)
+    lines = [
+        f"runtime state of {_names(names)} on {where}: {state}" for (state, where), names in functions.items()
+    ]
+    more = len(lines) - MAX_NAMES_SHOWN
+    shown = [*lines[:MAX_NAMES_SHOWN], *([f"and {more} more, in the JSON report"] if more > 0 else [])]
+    return [Text(line, style="dim") for line in shown]
+
+
+def _names(names: Iterable[str]) -> str:
+    every = list(names)
+    more = len(every) - MAX_NAMES_SHOWN
+    return ", ".join(every[:MAX_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _verification(report: Report) -> list[Text]:
+    checks = [rank.verification for rank in report.ranks if rank.verification and rank.verification.compared]
+    if not checks:
+        return []
+    worst = max(checks, key=lambda check: check.max_error)
+    return [
+        Text(
+            f"verified on {count_text(len(checks), 'rank')}: {worst.compared}; "
+            f"largest difference {worst.max_error:.3g}, allowed {worst.tolerance:.3g}"
+        )
+    ]
+
+
+def _store(report: Report) -> list[Text]:
+    """Places of the store and their state, where there are several; what each of several nodes moved."""
+    lines = []
+    if len(report.tiers) > 1:
+        tiers = (
+            f"{tier.location} ({tier.mode}{', away' if tier.state == 'away' else ''})"
+            for tier in report.tiers
+        )
+        lines.append(Text(f"store: {', '.join(tiers)}", style="dim"))
+    if len({rank.node_rank for rank in report.ranks}) > 1:
+        lines += [Text(line, style="dim") for line in _nodes(report)]
+    return lines
+
+
+def _nodes(report: Report) -> Iterable[str]:
+    fetched = {node.node_rank: node.bytes_copied for node in report.fetches}
+    published = {node.node_rank: node.bytes_new for node in report.publishes}
+    hosts = {rank.node_rank: rank.host for rank in report.ranks}
+    moved = [node for node in sorted(hosts) if fetched.get(node) or published.get(node)]
+    for node in moved[:MAX_RANKS_SHOWN]:
+        yield (
+            f"node {node} ({hosts[node]}): {size_text(fetched.get(node, 0))} fetched, "
+            f"{size_text(published.get(node, 0))} published"
+        )
+    if len(moved) > MAX_RANKS_SHOWN:
+        yield f"and {len(moved) - MAX_RANKS_SHOWN} nodes more, in the JSON report"
+
+
+def _nondeterministic(report: Report) -> list[Text]:
+    count = report.totals.num_nondeterministic
+    if not count:
+        return []
+    names = ", ".join(
+        f"{found.function} ({ranks_text(found.ranks)})" for found in report.nondeterministic[:MAX_NAMES_SHOWN]
+    )
+    more = f" and {count - MAX_NAMES_SHOWN} more" if count > MAX_NAMES_SHOWN else ""
+    return [Text(f"nondeterministic compiles: {count}: {names}{more}", style="bold yellow")]
+
+
+def _queued(report: Report) -> list[Text]:
+    """The last lines: what is to be done once the store answers again."""
+    if not report.queued_on:
+        return []
+    *others, last = report.queued_on
+    named = others[:MAX_NAMES_SHOWN] + (
+        [f"{len(others) - MAX_NAMES_SHOWN} more hosts"] if others[MAX_NAMES_SHOWN:] else []
+    )
+    where = f"on {', '.join(named)}, and then on {last}" if named else f"on {last}"
+    waiting = count_text(report.totals.num_queued, "partition")
+    return [
+        Text(
+            f"queued for the store: {waiting}. When it answers again, "
+            f"run {where}: warmrank publish CONFIG --set {shlex.quote(f'cache_dir={report.cache_dir}')}",
+            style="bold yellow",
+        )
+    ]
+
+
+def _problems(report: Report) -> list[Text]:
+    return [Text(f"problem: {problem}", style="bold yellow") for problem in report.problems]

@@ -1,0 +1,209 @@
+"""Opens the store that a config names, with the trust that it asks for.
+
+The driver decides once, for all ranks: which trust policy holds where the config names none, and which places
+of the store are silent, so that no rank waits for them again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import cast
+
+from cache_store import connect
+from cache_store.backends.tier import TierState
+from cache_store.errors import StoreUnavailable
+from cache_store.signing.trust import Trust, TrustPolicy, load_trust
+from cache_store.store import Store
+from orchestrator.config.store import StoreConfig, TierConfig, TrustConfig, tier_at
+from orchestrator.config.trust import policy_of
+from orchestrator.errors import BadArgument
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """What the driver found of the store.
+
+    Attributes:
+        store: the driver's own access; None when the store is away.
+        config: the store's config, the trust policy decided.
+        for_ranks: the same without places that are silent; None when ranks must not ask the store at all.
+        tiers: its places, and what had become of each when it was opened.
+    """
+
+    store: Store | None
+    config: StoreConfig
+    for_ranks: StoreConfig | None
+    tiers: tuple[TierState, ...]
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a writable place of it is away, and has yet to take what is published now."""
+        return self.store is None or self.store.is_behind
+
+    def found(self) -> tuple[TierState, ...]:
+        """The store's places, and what has become of each by now."""
+        return self.store.tiers if self.store is not None else self.tiers
+
+
+def access(config: StoreConfig) -> Access:
+    """Open the store for a launch; one that is away is a value.
+
+    Raises:
+        cache_store.errors.StoreUnavailable: a required place is away.
+        cache_store.errors.StoreError: it is no store this release reads, or a key file is unusable.
+    """
+    config = decided(config)
+    try:
+        store = open_store(config)
+    except StoreUnavailable as error:
+        if error.required:
+            raise
+        return Access(store=None, config=config, for_ranks=None, tiers=tiers_away(config, error))
+    # A place that is away but not silent may be there for ranks: a disk of their node.
+    silent = silent_places(config)
+    lively = tuple(tier for tier in config.tiers if tier.path not in silent)
+    return Access(
+        store=store, config=config, for_ranks=config.model_copy(update={"tiers": lively}), tiers=store.tiers
+    )
+
+
+def open_store(config: StoreConfig, *, create: bool = True, to_sign: bool = True) -> Store:
+    """Open the store with the trust that the config asks for.
+
+    Args:
+        config: the store.
+        create: make it if need be.
+        to_sign: the signing key must be here; a node that only reads can do without.
+
+    Raises:
+        cache_store.errors.StoreUnavailable: it cannot be read or written, or does not answer.
+        cache_store.errors.StoreError: it is no store this release reads, or a key file is unusable.
+    """
+    trust = load(config, to_sign=to_sign)
+    return connect.open_store([_spec(tier) for tier in config.tiers], trust=trust, create=create)
+
+
+def make(config: StoreConfig) -> dict[str, bool]:
+    """Make the places of a store that are not there yet, those that are only read apart.
+
+    Returns:
+        For each place, whether it was made now.
+
+    Raises:
+        cache_store.errors.StoreError: a place does not answer, or cannot be made.
+    """
+    made: dict[str, bool] = {}
+    for tier in config.tiers:
+        if tier.mode == "ro":
+            continue
+        spec = replace(_spec(tier), mode="rw")
+        made[tier.path] = False
+        try:
+            connect.open_store([spec], trust=Trust(policy="off"), create=False)
+        except StoreUnavailable as error:
+            if error.transport:
+                raise
+            connect.open_store([spec], trust=Trust(policy="off"))
+            made[tier.path] = True
+    return made
+
+
+def open_to_fetch(config: StoreConfig) -> Store:
+    """Open the store to fetch from it: nearer places are made, so that they are filled, the farthest is not.
+
+    Raises:
+        cache_store.errors.StoreError: there is no store, or it cannot be used.
+    """
+    if len(config.tiers) > 1:
+        farthest = config.model_copy(update={"tiers": config.tiers[-1:]})
+        try:
+            open_store(farthest, create=False, to_sign=False)
+        except StoreUnavailable:
+            logger.info("Nearer places of the store are not made: the farthest cannot fill them")
+        else:
+            return open_store(config, to_sign=False)
+    return open_store(config, create=False, to_sign=False)
+
+
+def open_unchecked(location: str) -> Store:
+    """Open a store without a config, so without looking at signatures; never creates one.
+
+    Raises:
+        BadArgument: no store can be at such a location.
+        cache_store.errors.StoreError: there is no store, or it cannot be used.
+    """
+    return connect.open_store([_spec(tier_at(location))], trust=Trust(policy="off"), create=False)
+
+
+def silent_places(config: StoreConfig) -> tuple[str, ...]:
+    """The places of the store that gave no answer in this process."""
+    return tuple(tier.path for tier in config.tiers if connect.is_left_alone(tier.path, tier.options))
+
+
+def leave_alone(config: StoreConfig, places: Collection[str]) -> None:
+    """Ask these places no more in this process."""
+    for tier in config.tiers:
+        if tier.path in places:
+            connect.leave_alone(tier.path, tier.options, reason="it gave other ranks no answer")
+
+
+def decided(config: StoreConfig) -> StoreConfig:
+    """The config with a trust policy, where it left that open."""
+    policy = policy_of(config.trust, [tier.path for tier in config.tiers])
+    return config.model_copy(update={"trust": config.trust.model_copy(update={"policy": policy})})
+
+
+def load(config: StoreConfig, *, to_sign: bool) -> Trust:
+    """Read the keys that a store's config names; the one that signs must be there if it is ``to_sign``.
+
+    Raises:
+        BadArgument: there is no such key.
+        cache_store.errors.StoreError: a key file is unusable.
+    """
+    trust = decided(config).trust
+    has_key = trust.signing_key is not None and trust.signing_key.exists()
+    if to_sign and trust.signing_key is not None and not has_key:
+        msg = (
+            f"signing key {trust.signing_key}: no such file; make it with warmrank keys generate, or name "
+            "another as store.trust.signing_key or --signing-key"
+        )
+        raise BadArgument(msg)
+    return load_trust(
+        cast("TrustPolicy", trust.policy),
+        signing_key=trust.signing_key if has_key else None,
+        trusted_keys=trust.trusted_keys,
+        keyring=trust.keyring,
+        revoked=trust.revoked,
+    )
+
+
+def may_publish(trust: TrustConfig) -> bool:
+    """Whether manifests that others would accept can be made here; where not, the store is only read."""
+    return trust.policy != "require" or trust.signing_key is not None
+
+
+def is_writable(tiers: Iterable[TierConfig]) -> bool:
+    """Whether there is a place that may be written at all."""
+    return any(tier.mode != "ro" for tier in tiers)
+
+
+def tiers_away(config: StoreConfig, error: StoreUnavailable) -> tuple[TierState, ...]:
+    """All places as away."""
+    return tuple(
+        TierState(location=tier.path, mode=tier.mode, state="away", reason=str(error))
+        for tier in config.tiers
+    )
+
+
+def _spec(tier: TierConfig) -> connect.TierSpec:
+    return connect.TierSpec(
+        location=tier.path,
+        mode=tier.mode,
+        flush=tier.flush,
+        answer_s=tier.answer_s,
+        options=tier.options,
+    )

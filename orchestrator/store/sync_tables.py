@@ -1,0 +1,55 @@
+"""Renders what ``warmrank sync`` did, for people; fits 100 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from cache_store.errors import NotInStore
+from cache_store.sync.pull import PullReport
+from cache_store.sync.push import PushReport
+from orchestrator.look.store_contents import time_text
+from orchestrator.show.report_table import count_text, size_text
+
+_SHOWN = 10
+
+
+def render_pushes(reports: Sequence[PushReport]) -> RenderableType:
+    """What each push stored."""
+    parts: list[RenderableType] = []
+    for report in reports:
+        what = "pushed" if report.created else "unchanged"
+        parts.append(Text.assemble((what, "bold green"), f" {report.directory}"))
+        files, blobs = count_text(report.num_files, "file"), count_text(report.num_blobs_new, "blob")
+        parts.append(
+            Text(
+                f"  {files}, {size_text(report.size_bytes)}; new in the store: "
+                f"{blobs}, {size_text(report.bytes_new)}; key {report.key[:12]}"
+            )
+        )
+        parts += _lines("left out", report.left_out)
+    return Group(*parts)
+
+
+def render_pulls(reports: Sequence[PullReport], misses: Sequence[NotInStore]) -> RenderableType:
+    """What each pull restored, and why the others did not."""
+    parts: list[RenderableType] = []
+    for report in reports:
+        parts.append(Text.assemble(("pulled", "bold green"), f" {report.directory}"))
+        rewritten = f", {report.num_rewritten} changed to name it" if report.num_rewritten else ""
+        parts.append(
+            Text(
+                f"  {count_text(report.num_new, 'file')} new ({size_text(report.bytes_copied)}{rewritten}), "
+                f"{report.num_kept} there before; pushed {time_text(report.pushed)}; key {report.key[:12]}"
+            )
+        )
+        parts += _lines("not used", report.problems)
+    parts += [Text.assemble(("miss", "bold yellow"), f" {miss}") for miss in misses]
+    return Group(*parts)
+
+
+def _lines(label: str, lines: Sequence[str]) -> list[RenderableType]:
+    more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    return [Text(f"  {label}: {line}", style="yellow") for line in (*lines[:_SHOWN], *more)]
