@@ -6,7 +6,11 @@ Layout: UTF-8, keys sorted by code point, no white space, no escapes beyond JSON
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from typing import Final
+
+_ENCODER: Final = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+)
 
 
 def canonical_json(value: object) -> bytes:
@@ -18,18 +22,17 @@ def canonical_json(value: object) -> bytes:
         ValueError: NaN, infinity, or text that is not Unicode.
     """
     _check_keys(value)
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return text.encode("utf-8")
+    return _ENCODER.encode(value).encode("utf-8")
 
 
 def _check_keys(value: object) -> None:
-    if isinstance(value, str):  # nearly all are, and the test for a mapping takes long
-        return
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
                 raise TypeError(f"a key of canonical JSON is a string, not {key!r}")
-            _check_keys(item)
+            if type(item) is not str:  # nearly all are, and a call for each takes long
+                _check_keys(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            _check_keys(item)
+            if type(item) is not str:
+                _check_keys(item)

@@ -7,10 +7,11 @@ which they can be had. A node cache that the trust policy refuses gets none, and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cache_store.errors import StoreError, is_final
+from cache_store.fetching.intake import Intake
 from cache_store.node.node_files import NodeFile
 from cache_store.node.placing import Destinations, Vouched, place_files
 from cache_store.records.manifest import LaunchRecord, PartitionRef
@@ -34,6 +35,14 @@ class NodeWanted:
     world_size: int
     ranks: tuple[int, ...] | None
     destinations: Destinations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRoom:
+    """The node's cache directory, and how bytes come into it."""
+
+    cache_root: Path
+    intake: Intake = field(default_factory=Intake)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +70,7 @@ def seed_node(
     store: Store,
     records: Sequence[LaunchRecord],
     wanted: NodeWanted,
-    cache_root: Path,
+    room: NodeRoom,
     faults: list[str],
 ) -> NodeSeedReport:
     """Bring the node artifacts of the last launches, and put each in its place.
@@ -70,7 +79,7 @@ def seed_node(
         store: the store.
         records: launches that fit, newest first.
         wanted: what the node needs them for.
-        cache_root: the node's cache directory.
+        room: where to, and how.
         faults: takes up what could not be used at all.
 
     Raises:
@@ -82,7 +91,7 @@ def seed_node(
         for record in records[:MAX_NODE_LAUNCHES]:
             ranks = wanted.ranks if record.world_size == wanted.world_size else None
             sources |= dict.fromkeys(store.node_sources(record.partitions, ranks))
-        found = _lay_out(store, tuple(sources), destinations, cache_root) if sources else NodeSeedReport()
+        found = _lay_out(store, tuple(sources), destinations, room) if sources else NodeSeedReport()
     except StoreError as error:
         if is_final(error):
             raise
@@ -92,11 +101,11 @@ def seed_node(
 
 
 def _lay_out(
-    store: Store, sources: Sequence[PartitionRef], destinations: Destinations, cache_root: Path
+    store: Store, sources: Sequence[PartitionRef], destinations: Destinations, room: NodeRoom
 ) -> NodeSeedReport:
-    fetched = store.fetch_node_files(sources, destinations, cache_root)
+    fetched = store.fetch_node_files(sources, destinations, room.cache_root, intake=room.intake)
     vouched = Vouched(policy=store.policy, signers=fetched.signers)
-    placed = place_files(cache_root, fetched.files, destinations, vouched)
+    placed = place_files(room.cache_root, fetched.files, destinations, vouched)
     return NodeSeedReport(
         files=fetched.files,
         num_fetched=fetched.num_copied,

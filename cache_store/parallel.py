@@ -2,13 +2,15 @@
 
 Invariants: results come in the order of the items; of several errors the first in that order is raised, when
 no thread runs any more; what had not begun by then never begins. A call that never returns keeps no process
-from ending.
+from ending. Short calls that wait for nothing are not given to threads: they would take turns at the GIL, and
+that takes several times as long (16,384 manifests of a local disk: 4.5 s instead of 0.9).
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
@@ -19,6 +21,9 @@ R = TypeVar("R")
 NUM_THREADS: Final = min(4, os.cpu_count() or 1)
 _MANY = 16
 _MANY_BYTES = 4 << 20
+_WORTH_A_THREAD_S = 0.0005
+_ROUND = 64  # calls between two that are timed; one that is slow by chance must not decide for all
+_SLOW_ROUND = 1024
 
 
 def threads_for(num_files: int, size_bytes: int) -> int:
@@ -55,3 +60,20 @@ def each(function: Callable[[T], R], items: Sequence[T], *, num_threads: int) ->
     if errors:
         raise errors[min(errors)]
     return [results[position] for position in range(len(items))]
+
+
+def each_short(function: Callable[[T], R], items: Sequence[T], *, num_threads: int) -> list[R]:
+    """As `each`, for calls of some microseconds unless they wait: for a disk, or for another machine.
+
+    Now and then a call in this thread shows whether they do; only then threads make the next ones, side by
+    side.
+    """
+    results: list[R] = []
+    while len(results) < len(items):
+        began_s, worked_s = time.perf_counter(), time.thread_time()
+        results.append(function(items[len(results)]))
+        waited_s = time.perf_counter() - began_s - (time.thread_time() - worked_s)
+        is_slow = waited_s > _WORTH_A_THREAD_S
+        following = items[len(results) : len(results) + (_SLOW_ROUND if is_slow else _ROUND)]
+        results += each(function, following, num_threads=num_threads if is_slow else 1)
+    return results

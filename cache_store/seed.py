@@ -17,10 +17,11 @@ from pathlib import Path
 
 from cache_store.errors import StoreError, is_final
 from cache_store.explain import explain_miss
+from cache_store.fetching.intake import Intake
 from cache_store.fetching.progress import OnProgress
-from cache_store.fetching.reports import FetchReport
+from cache_store.fetching.reports import FetchOutcome, FetchReport
 from cache_store.node.placing import Destinations
-from cache_store.node_seeding import NodeSeedReport, NodeWanted, seed_node
+from cache_store.node_seeding import NodeRoom, NodeSeedReport, NodeWanted, seed_node
 from cache_store.publishing.stored_launches import LaunchSummary, StoredLaunch
 from cache_store.records.manifest import LaunchRecord, PartitionRef
 from cache_store.store import Store
@@ -44,6 +45,9 @@ class SeedReport:
         faults: what could not be used, one line each.
         seconds: wall time.
         node: the node artifacts; nothing where the node has no node caches.
+        bytes_read: bytes of partitions that came out of the store.
+        bytes_brought: bytes of partitions that came from another node.
+        bytes_resumed: bytes of partitions that a seeding which did not end had copied.
     """
 
     found: bool
@@ -53,6 +57,9 @@ class SeedReport:
     faults: tuple[str, ...]
     seconds: float
     node: NodeSeedReport = field(default_factory=NodeSeedReport)
+    bytes_read: int = 0
+    bytes_brought: int = 0
+    bytes_resumed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +81,22 @@ class Wanted:
     node_caches: Destinations | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Room:
+    """Where to, and how."""
+
+    cache_root: Path
+    intake: Intake
+    on_progress: OnProgress | None
+
+
 def seed(
-    store: Store, wanted: Wanted, cache_root: Path, *, on_progress: OnProgress | None = None
+    store: Store,
+    wanted: Wanted,
+    cache_root: Path,
+    *,
+    intake: Intake | None = None,
+    on_progress: OnProgress | None = None,
 ) -> SeedReport:
     """Lay out what the newest fitting launches stored.
 
@@ -84,6 +105,13 @@ def seed(
     `MAX_LAUNCHES` - 1 earlier ones, so that a rollback of the sources finds its artifacts. Of launches of
     other worlds, one partition for each distinct set of artifacts is laid out, whatever the ranks. The newest
     launch counts as used today.
+
+    Args:
+        store: the store.
+        wanted: what the node is about to run.
+        cache_root: the node's cache directory.
+        intake: how the bytes come in; None for simply from the store.
+        on_progress: told now and then how far it is.
 
     Raises:
         UnusableCache: ``cache_root`` cannot be used; that is the configuration's fault, and no miss.
@@ -94,9 +122,11 @@ def seed(
     faults: list[str] = []
     chosen, reason = _find(store, wanted, faults)
     records = [stored.record for stored in chosen]
-    node = _seed_node(store, records, wanted, cache_root, faults)
+    room = _Room(cache_root=cache_root, intake=intake or Intake(), on_progress=on_progress)
+    node = _seed_node(store, records, wanted, room, faults)
     refs = _choose(store, records, wanted, faults)
-    fetched = _merge(_fetch(store, refs, cache_root, on_progress, faults))
+    outcome = _fetch(store, refs, room, faults)
+    fetched = _merge(outcome.partitions) if outcome is not None else ()
     if fetched:
         _mark_used(store, chosen[0].name)
     report = SeedReport(
@@ -107,6 +137,9 @@ def seed(
         faults=tuple(faults),
         seconds=time.perf_counter() - started,
         node=node,
+        bytes_read=outcome.bytes_read if outcome is not None else 0,
+        bytes_brought=outcome.bytes_brought if outcome is not None else 0,
+        bytes_resumed=outcome.bytes_resumed if outcome is not None else 0,
     )
     logger.info(
         "Seeded %s with %d partitions, %d bytes copied, %.3f s: %s",
@@ -207,30 +240,31 @@ def _choose(
 def _fetch(
     store: Store,
     refs: Sequence[PartitionRef],
-    cache_root: Path,
-    on_progress: OnProgress | None,
+    room: _Room,
     faults: list[str],
-) -> tuple[FetchReport, ...]:
+) -> FetchOutcome | None:
     if not refs:
-        return ()
+        return None
     try:
-        outcome = store.fetch_partitions(refs, cache_root, on_progress=on_progress)
+        outcome = store.fetch_partitions(
+            refs, room.cache_root, intake=room.intake, on_progress=room.on_progress
+        )
     except StoreError as error:
         if is_final(error):
             raise
         faults.append(str(error))
-        return ()
+        return None
     faults.extend(str(fault.error) for fault in outcome.faults)
-    return outcome.partitions
+    return outcome
 
 
 def _seed_node(
-    store: Store, records: Sequence[LaunchRecord], wanted: Wanted, cache_root: Path, faults: list[str]
+    store: Store, records: Sequence[LaunchRecord], wanted: Wanted, room: _Room, faults: list[str]
 ) -> NodeSeedReport:
     if wanted.node_caches is None:
         return NodeSeedReport()
     needs = NodeWanted(world_size=wanted.world_size, ranks=wanted.ranks, destinations=wanted.node_caches)
-    return seed_node(store, records, needs, cache_root, faults)
+    return seed_node(store, records, needs, NodeRoom(cache_root=room.cache_root, intake=room.intake), faults)
 
 
 def _mark_used(store: Store, record_name: str) -> None:

@@ -16,6 +16,7 @@ from cache_store.backends.tiers import TieredBackend
 from cache_store.digests import Digest, digest_bytes
 from cache_store.errors import StoreError
 from cache_store.fetching import fetch
+from cache_store.fetching.intake import Intake
 from cache_store.fetching.progress import OnProgress, while_asked
 from cache_store.fetching.reports import FetchOutcome
 from cache_store.layout import blob_name, launch_name, manifest_name
@@ -100,11 +101,14 @@ def fetch_partitions(
     trust: Trust,
     refs: Sequence[PartitionRef],
     cache_root: Path,
+    intake: Intake,
     on_progress: OnProgress | None,
 ) -> FetchOutcome:
     """As `fetch.fetch_partitions`, whose caller hears nothing more once ``view`` was left."""
     documents = Documents(backend=view, trust=trust)
-    return fetch.fetch_partitions(documents, refs, cache_root, on_progress=while_asked(on_progress, view))
+    return fetch.fetch_partitions(
+        documents, refs, cache_root, intake=intake, on_progress=while_asked(on_progress, view)
+    )
 
 
 def fill(view: TieredBackend, blobs: Sequence[NewFile], documents: Iterable[str]) -> None:

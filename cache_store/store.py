@@ -18,6 +18,7 @@ from cache_store import spreading
 from cache_store.backends.backend import BlobBackend
 from cache_store.backends.tier import TierState
 from cache_store.fetching import fetch, node_artifacts, pinned
+from cache_store.fetching.intake import Intake, beating, incoming, tell_held
 from cache_store.fetching.node_artifacts import NodeFetch
 from cache_store.fetching.pinned import Pinned
 from cache_store.fetching.progress import OnProgress
@@ -163,6 +164,7 @@ class Store(StorePlaces):
         refs: Sequence[PartitionRef],
         cache_root: Path,
         *,
+        intake: Intake | None = None,
         on_progress: OnProgress | None = None,
         lock_timeout_s: float = LOCK_TIMEOUT_S,
     ) -> FetchOutcome:
@@ -171,17 +173,24 @@ class Store(StorePlaces):
         Args:
             refs: the partitions, as a launch record names them.
             cache_root: the cache directory.
+            intake: how the bytes come in; None for simply from the store.
             on_progress: told now and then how far it is.
-            lock_timeout_s: how long to wait for another process before going on beside it.
+            lock_timeout_s: how long another process may get no further before this one goes on beside it.
 
         Raises:
             UnusableCache, StoreUnavailable: as `fetch.fetch_partitions`.
         """
         trust = self._trust
-        with single_flight(cache_root, timeout_s=lock_timeout_s):
+        with (
+            single_flight(cache_root, timeout_s=lock_timeout_s) as flight,
+            incoming(cache_root, intake, flight) as room,
+        ):
             outcome = self._supervisor.run(
-                lambda view: spreading.fetch_partitions(view, trust, refs, cache_root, on_progress)
+                lambda view: spreading.fetch_partitions(
+                    view, trust, refs, cache_root, room, beating(on_progress, flight)
+                )
             )
+        tell_held(room, outcome.copies)
         self._fill(outcome, refs)
         return outcome
 
@@ -197,6 +206,7 @@ class Store(StorePlaces):
         destinations: Destinations,
         cache_root: Path,
         *,
+        intake: Intake | None = None,
         lock_timeout_s: float = LOCK_TIMEOUT_S,
     ) -> NodeFetch:
         """Keep node artifacts of partitions below ``cache_root``; see `node_artifacts.fetch_node_files`.
@@ -204,8 +214,12 @@ class Store(StorePlaces):
         One process of this node at a time, as `fetch_partitions`; nearer places get their blobs.
         """
         fetch_files = node_artifacts.fetch_node_files
-        with single_flight(cache_root, timeout_s=lock_timeout_s):
-            found = self._run(lambda documents: fetch_files(documents, refs, destinations, cache_root))
+        with (
+            single_flight(cache_root, timeout_s=lock_timeout_s) as flight,
+            incoming(cache_root, intake, flight) as room,
+        ):
+            found = self._run(lambda documents: fetch_files(documents, refs, destinations, cache_root, room))
+        tell_held(room, found.copies)
         self._spread(found.copies, [])
         return found
 

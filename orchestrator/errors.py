@@ -1,4 +1,4 @@
-"""Errors of the orchestrator, and `WorkerFailure`, the value that a rank's failure becomes.
+"""Errors of the orchestrator.
 
 Every error keeps its fields, survives pickling, and says what happened, where, and what to do about it.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from orchestrator.causes import Cause, WorkerFailure, causes_of
 
 
 class OrchestratorError(Exception):
@@ -62,31 +64,6 @@ class BadArgument(OrchestratorError):
     """An argument of a command that cannot be used; says which, what was expected and what was found."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerFailure:
-    """What went wrong on one rank in one stage; plain data, so that it crosses Ray whatever was raised.
-
-    Attributes:
-        rank: global rank.
-        stage: stage of the launch.
-        kind: name of the exception's type, or ``died``, ``timeout``.
-        message: the error's text.
-        function: cached function that it concerns; empty when it concerns the rank.
-        store_fault: the store is at fault, not the rank, so a launch may go on without the store.
-        traceback: where it was raised, for the log; empty when it was not raised on the rank.
-        remedy: what to do, where the launcher knows more than the message says.
-    """
-
-    rank: int
-    stage: str
-    kind: str
-    message: str
-    function: str = ""
-    store_fault: bool = False
-    traceback: str = ""
-    remedy: str = ""
-
-
 class LaunchFailed(OrchestratorError):
     """A stage failed on at least one rank, so it was stopped on all.
 
@@ -94,6 +71,7 @@ class LaunchFailed(OrchestratorError):
         stage: the stage that failed.
         failures: the failures, by rank.
         num_ranks: number of ranks of the launch.
+        causes: the same, equal ones grouped, those that others follow from first.
         silent: ranks that had not answered when the launch was stopped.
         logs: where each rank's log lies on its node; empty when ranks ran in the driver's process.
     """
@@ -106,12 +84,14 @@ class LaunchFailed(OrchestratorError):
         num_ranks: int,
         silent: Iterable[int] = (),
         logs: str = "",
+        hosts: Mapping[int, str] | None = None,
     ) -> None:
         self.stage = stage
         self.failures = tuple(sorted(failures, key=lambda failure: failure.rank))
         self.num_ranks = num_ranks
         self.silent = tuple(sorted(silent))
         self.logs = logs
+        self.causes: tuple[Cause, ...] = causes_of(self.failures, hosts or {})
         super().__init__(_describe_failures(self))
 
 
@@ -135,7 +115,15 @@ class VerificationFailed(OrchestratorError):
 
 
 class CannotStart(OrchestratorError):
-    """The ranks could not be started; the message names what is missing and the remedy."""
+    """The ranks could not be started; the message names what is missing and the remedy.
+
+    Attributes:
+        may_pass: another attempt may succeed: something did not come up, but nothing is known to lack.
+    """
+
+    def __init__(self, message: str, *, may_pass: bool = False) -> None:
+        self.may_pass = may_pass
+        super().__init__(message)
 
 
 class BuildFailed(OrchestratorError):
@@ -242,20 +230,26 @@ def ranks_text(ranks: Iterable[int]) -> str:
     return f"rank{'' if len(ordered) == 1 else 's'} {', '.join(parts)}"
 
 
+MAX_HOSTS_NAMED = 4
+
+
+def _where(cause: Cause) -> str:
+    """``ranks 0-2 on n1, n2``."""
+    if not cause.hosts:
+        return ranks_text(cause.ranks)
+    more = len(cause.hosts) - MAX_HOSTS_NAMED
+    hosts = ", ".join(cause.hosts[:MAX_HOSTS_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return f"{ranks_text(cause.ranks)} on {hosts}"
+
+
 def _describe_failures(error: LaunchFailed) -> str:
-    """Equal causes grouped; a rank that died or hung comes first, because others fail in its wake."""
-    groups: dict[tuple[str, str, str, str], list[int]] = {}
-    for failure in error.failures:
-        cause = (failure.kind, failure.function, failure.message, failure.remedy)
-        groups.setdefault(cause, []).append(failure.rank)
-    ordered = sorted(groups.items(), key=lambda item: (item[0][0] not in {"died", "timeout"}, item[1]))
     num_failed = len({failure.rank for failure in error.failures})
     lines = [f"stage {error.stage} failed on {num_failed} of {error.num_ranks} ranks; all ranks were stopped"]
-    for (kind, function, message, remedy), ranks in ordered:
-        what = f"{kind} in {function}" if function else kind
-        lines.append(f"  {ranks_text(ranks)}: {what}: {message}")
-        if remedy:
-            lines.append(f"    remedy: {remedy}")
+    for cause in error.causes:
+        what = f"{cause.kind} in {cause.function}" if cause.function else cause.kind
+        lines.append(f"  {_where(cause)}: {what}: {cause.message}")
+        if cause.remedy:
+            lines.append(f"    remedy: {cause.remedy}")
     if error.silent:
         lines.append(f"  {ranks_text(error.silent)}: had not answered when the launch was stopped")
     if error.logs:

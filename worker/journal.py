@@ -1,13 +1,17 @@
 """A record of each look-up's outcome, for a script that knows nothing of the launch it runs in.
 
-One JSON object per line is appended to the file named by ``WARMRANK_JOURNAL``; without it nothing is
-written.
+One JSON object per line is appended to the file named by ``WARMRANK_JOURNAL``, which one process has for
+itself; or, for several, to a file of each rank and process in the directory ``WARMRANK_JOURNAL_DIR``,
+``world<N>global_rank<r>-<pid>.jsonl``. Without either nothing is written. Whoever reads while it is written
+finds whole lines.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,32 +21,56 @@ from worker.settings import settings
 if TYPE_CHECKING:
     from worker.artifact import Artifact
 
+_PARTITION = re.compile(r"world([0-9]+)global_rank([0-9]+)(?:_[a-z0-9_]+)?", re.ASCII)
+_NAME = re.compile(r"world([0-9]+)global_rank([0-9]+)-[0-9]+\.jsonl", re.ASCII)
+
 
 def append(result: FunctionResult, artifact: Artifact, root: Path) -> None:
     """Append one outcome, with what a manifest needs to know of the artifact."""
-    if settings().journal is None:
+    file = _file(result.path)
+    if file is None:
         return  # before the work of making an entry
     _write(
+        file,
         {
             "result": dataclasses.asdict(result),
             "components": artifact.components,
             "provenance": artifact.provenance(),
             "files": [[file.name, file.sha256, file.size_bytes] for file in artifact.files],
             "root": str(root),
-        }
+        },
     )
 
 
 def append_forbidden(function: str, reason: str) -> None:
     """Append that a function would have had to be compiled, where that is forbidden."""
-    _write({"forbidden": {"function": function, "reason": reason}})
-
-
-def _write(entry: dict[str, Any]) -> None:
-    file = settings().journal
+    file = _file("")
     if file is not None:
-        with file.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(entry) + "\n")
+        _write(file, {"forbidden": {"function": function, "reason": reason}})
+
+
+def _file(artifact: str) -> Path | None:
+    """Where this process writes; the partition that an artifact lies in knows the rank better than torchrun."""
+    found = settings()
+    if found.journal is not None or found.journal_dir is None:
+        return found.journal
+    match = next(filter(None, (_PARTITION.fullmatch(part) for part in Path(artifact).parts[-4:])), None)
+    world_size, rank = match.groups()[:2] if match else (found.world_size, found.rank)
+    return found.journal_dir / f"world{world_size}global_rank{rank}-{os.getpid()}.jsonl"
+
+
+def _write(file: Path, entry: dict[str, Any]) -> None:
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(entry) + "\n")
+
+
+def by_rank(directory: Path) -> dict[tuple[int, int], tuple[Path, ...]]:
+    """The journals in a directory, the oldest first, by world size and rank; without those of other names."""
+    found: dict[tuple[int, int], list[Path]] = {}
+    for path in sorted(directory.iterdir(), key=lambda path: (path.stat().st_mtime_ns, path.name)):
+        if match := _NAME.fullmatch(path.name):
+            found.setdefault((int(match[1]), int(match[2])), []).append(path)
+    return {whose: tuple(found[whose]) for whose in sorted(found)}
 
 
 def read(file: Path) -> tuple[tuple[FunctionResult, dict[str, Any]], ...]:
@@ -66,4 +94,5 @@ def forbidden(file: Path) -> tuple[tuple[str, str], ...]:
 def _entries(file: Path) -> list[dict[str, Any]]:
     if not file.exists():
         return []
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    whole, _, _ = file.read_text(encoding="utf-8").rpartition("\n")  # the last line may be on its way
+    return [json.loads(line) for line in whole.splitlines()]

@@ -65,22 +65,36 @@ def of_units(
         files = [(file.name, file.sha256, file.size_bytes) for file in stored.artifact.files]
         artifacts |= _files_beside(artifacts[path], files)
         captures += [CaptureEntry(function=name, signature=signature) for signature in captured]
-    return _manifest(spec, requests, artifacts, captures)
+    return _manifest(spec.rank, spec.world_size, requests, artifacts, captures)
 
 
 def of_script(spec: RankSpec) -> PartitionManifest:
     """Manifest of what a script used, from its journal."""
+    return of_journals(
+        (journal_of(spec),), rank=spec.rank, world_size=spec.world_size, root=Path(spec.cache_dir)
+    )
+
+
+def of_journals(files: Iterable[Path], *, rank: int, world_size: int, root: Path) -> PartitionManifest:
+    """Manifest of what the processes of one rank used, from their journals, the newest last.
+
+    Args:
+        files: the journals.
+        rank: whose they are.
+        world_size: number of ranks.
+        root: the cache directory.
+    """
     from cache_store.keys import key_of
 
     requests: dict[tuple[str, frozenset[tuple[str, str]]], RequestEntry] = {}
     artifacts: dict[str, ArtifactEntry] = {}
-    for result, details in journal.read(journal_of(spec)):
+    for result, details in (entry for file in files for entry in journal.read(file)):
         key = key_of(details["components"])[:32]
         state = result.runtime_state
         requests[result.function, frozenset(state.items())] = RequestEntry(
             function=result.function, key=key, components=details["components"], runtime_state=state
         )
-        path = _listed(result.function, Path(result.path), Path(spec.cache_dir))
+        path = _listed(result.function, Path(result.path), root)
         if path is None:
             continue
         artifacts[path] = ArtifactEntry(
@@ -92,7 +106,7 @@ def of_script(spec: RankSpec) -> PartitionManifest:
             size_bytes=result.size_bytes,
         )
         artifacts |= _files_beside(artifacts[path], details["files"])
-    return _manifest(spec, list(requests.values()), artifacts, [])
+    return _manifest(rank, world_size, list(requests.values()), artifacts, [])
 
 
 def with_node_files(manifest: PartitionManifest, files: Collection[NodeFile]) -> PartitionManifest:
@@ -115,15 +129,16 @@ def _files_beside(entry: ArtifactEntry, files: Iterable[tuple[str, str, int]]) -
 
 
 def _manifest(
-    spec: RankSpec,
+    rank: int,
+    world_size: int,
     requests: list[RequestEntry],
     artifacts: Mapping[str, ArtifactEntry],
     captures: list[CaptureEntry],
 ) -> PartitionManifest:
     return PartitionManifest(
-        partition=f"world{spec.world_size}global_rank{spec.rank}",
-        rank=spec.rank,
-        world_size=spec.world_size,
+        partition=f"world{world_size}global_rank{rank}",
+        rank=rank,
+        world_size=world_size,
         environment=environment(),
         requests=tuple(requests),
         artifacts=tuple(artifacts.values()),

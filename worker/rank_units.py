@@ -106,7 +106,12 @@ class RankUnit:
             reason=found.reason,
             digest=found.stored.sha256 if found.stored is not None else "",
             runtime_state=declared_for(self.function.module),
+            cost=self._cost() if found.stored is None else 1,
         )
+
+    def _cost(self) -> int:
+        """A guess at what a compile takes: modules are traced one by one, each wherever it is used."""
+        return sum(1 for _ in self.function.module.named_modules(remove_duplicate=False))
 
     def compile(self, store: Store | None) -> FunctionResult:
         """Trace and compile without running; the artifact goes into the store as well."""

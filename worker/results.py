@@ -28,6 +28,7 @@ class FunctionProbe(Value):
         reason: one line; for a miss, what was looked at and why it did not fit.
         digest: sha256 hex of the artifact found; empty for a miss.
         runtime_state: what is declared for the function, name -> text (`worker.runtime_state`).
+        cost: what compiling it takes, compared with other functions; 1 where nothing is to be compiled.
     """
 
     function: str
@@ -37,6 +38,7 @@ class FunctionProbe(Value):
     reason: str
     digest: str = ""
     runtime_state: dict[str, str] = field(default_factory=dict)
+    cost: int = 1
 
 
 class StageSeconds(Value):

@@ -24,6 +24,8 @@ class Settings(Value):
         cache_home: ``TORCHAIR_CACHE_HOME``, or ``.torchair_cache`` in the working directory.
         no_compile: ``WARMRANK_NO_COMPILE`` is 1: a miss is an error.
         journal: ``WARMRANK_JOURNAL``: file to which each look-up's outcome is appended, or None.
+        journal_dir: ``WARMRANK_JOURNAL_DIR``: directory in which each process appends them to a file of its own,
+            or None; ``WARMRANK_JOURNAL`` comes first.
         keyring: ``warmrank/keys`` below ``XDG_CONFIG_HOME``, or below ``~/.config``; None for a user without
             a home.
         compiler: ``CXX``: the C++ compiler, a name or a path; ``g++`` where it is not set.
@@ -34,6 +36,8 @@ class Settings(Value):
         op_compiler_cache: ``ACL_OP_COMPILER_CACHE_DIR``, where CANN keeps compiled operators; empty where it
             is not set.
         local_rank: ``LOCAL_RANK``, as torchrun sets it; 0 where it is not set.
+        rank: ``RANK``, likewise.
+        world_size: ``WORLD_SIZE``, likewise; 1 where it is not set.
     """
 
     cache_home: Path
@@ -47,11 +51,14 @@ class Settings(Value):
     ascend: Mapping[str, str]
     op_compiler_cache: str = ""
     local_rank: int = 0
+    journal_dir: Path | None = None
+    rank: int = 0
+    world_size: int = 1
 
 
 def settings() -> Settings:
     """Read the environment of this process."""
-    journal = os.environ.get("WARMRANK_JOURNAL")
+    journal, journal_dir = os.environ.get("WARMRANK_JOURNAL"), os.environ.get("WARMRANK_JOURNAL_DIR")
     return Settings(
         cache_home=Path(os.environ.get("TORCHAIR_CACHE_HOME") or DEFAULT_CACHE_DIR),
         no_compile=os.environ.get("WARMRANK_NO_COMPILE") == "1",
@@ -64,6 +71,9 @@ def settings() -> Settings:
         ascend={name: os.environ[name] for name in os.environ if name.startswith(_ASCEND)},
         op_compiler_cache=os.environ.get("ACL_OP_COMPILER_CACHE_DIR", ""),
         local_rank=_number("LOCAL_RANK"),
+        journal_dir=Path(journal_dir) if journal_dir else None,
+        rank=_number("RANK"),
+        world_size=max(1, _number("WORLD_SIZE")),
     )
 
 

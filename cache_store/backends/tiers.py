@@ -75,8 +75,8 @@ class TieredBackend:
                 self._pass_over(tier, error)
                 continue
             if created is None:
-                created = new
-                files = [file for file in files if file.name in new or file.name.startswith(BLOBS)]
+                created, taken = new, frozenset(new)
+                files = [file for file in files if file.name in taken or file.name.startswith(BLOBS)]
         if created is None:
             raise self._nothing_written()
         return created

@@ -25,6 +25,7 @@ from cache_store.backends.backend import BlobBackend
 from cache_store.backends.reading import read_from_any
 from cache_store.digests import CHUNK_BYTES, Digest, TooLong, copy_and_digest, digest_stream
 from cache_store.errors import Corrupt, NotInStore, os_errors_are_unavailable
+from cache_store.fetching.pace import Pace
 from cache_store.layout import blob_name
 from cache_store.node.private_files import create_private, open_private, os_errors_are_unusable
 from cache_store.records.documents import quarantine_if_damaged
@@ -49,11 +50,13 @@ class BlobSource:
         backend: the store.
         sha256: the blob's name.
         size_bytes: its size, None where nobody has said it.
+        pace: the bandwidth limit for reading it; None for none.
     """
 
     backend: BlobBackend
     sha256: str
     size_bytes: int | None
+    pace: Pace | None = None
 
 
 def copy_blob(source: BlobSource, path: Path, count: CountBytes) -> Digest:
@@ -140,7 +143,7 @@ def _copy_once(source: BlobSource, path: Path, count: CountBytes) -> Digest:
     name = blob_name(source.sha256)
 
     def copy(file: BinaryIO) -> Digest:
-        reader = _StoreReader(file=file, name=name, count=count)
+        reader = _StoreReader(file=file, name=name, count=count, pace=source.pace)
         try:
             return _pour(reader, source, path)
         except BaseException:
@@ -204,6 +207,7 @@ class _StoreReader:
     file: BinaryIO
     name: str
     count: CountBytes
+    pace: Pace | None
     num_bytes: int = 0
 
     def read(self, size: int, /) -> bytes:
@@ -211,4 +215,6 @@ class _StoreReader:
             chunk = self.file.read(size)
         self.num_bytes += len(chunk)
         self.count(len(chunk))
+        if self.pace is not None:
+            self.pace.take(len(chunk))
         return chunk

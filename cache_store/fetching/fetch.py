@@ -2,8 +2,9 @@
 
 Invariants: every blob is read once, whatever the number of partitions that want it, and hashed while it is
 copied; nothing of a partition gets its name before all of it is verified; what is in the cache directory
-already is verified, and not copied; a blob that is not what its name says goes into quarantine. One
-partition's fault is its own: the others are laid out. Memory does not grow with the sizes.
+already, or was left by a fetch that did not end, is verified, and not copied; a blob that is not what its
+name says goes into quarantine. One partition's fault is its own: the others are laid out. Memory does not
+grow with the sizes.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cache_store.backends.backend import BlobBackend, NewFile
+from cache_store.backends.backend import NewFile
 from cache_store.digests import Digest
 from cache_store.errors import NotInStore, StoreError, UnusableCache
+from cache_store.fetching.arrivals import Arrivals
 from cache_store.fetching.completeness import blob_faults, bring_back
 from cache_store.fetching.copying import BlobSource, copy_blob
-from cache_store.fetching.fetch_plan import Partition, Target, partition_of
+from cache_store.fetching.fetch_plan import Partition, Target, by_digest, partition_of
+from cache_store.fetching.intake import Intake, receive
 from cache_store.fetching.laying_out import NUM_THREADS, staging, sweep_staging
 from cache_store.fetching.pinned import take_pinned
 from cache_store.fetching.progress import Meter, OnProgress
@@ -90,6 +93,7 @@ def fetch_partitions(
     refs: Sequence[PartitionRef],
     cache_root: Path,
     *,
+    intake: Intake | None = None,
     on_progress: OnProgress | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> FetchOutcome:
@@ -101,6 +105,7 @@ def fetch_partitions(
         documents: the store.
         refs: the partitions; of one function, an earlier one's artifacts are tried first.
         cache_root: the cache directory.
+        intake: how the bytes come in; None for simply from the store.
         on_progress: told now and then how far it is.
         clock: seconds, never going back.
 
@@ -108,12 +113,12 @@ def fetch_partitions(
         UnusableCache: ``cache_root`` cannot be used at all, or not under this trust policy.
         StoreUnavailable: of a place of the store that is required.
     """
-    started_s = clock()
+    started_s, intake = clock(), intake or Intake()
     admit(cache_root, documents.trust.policy, documents.trust.revoked)
     sweep_staging(cache_root)
     known: dict[Target, Target] = {}
     pinned = take_pinned(documents, refs, lambda ref, manifest: partition_of(ref, manifest, known))
-    index = DigestIndex.open(cache_root, INDEX_NAME)
+    index = DigestIndex.open(cache_root, INDEX_NAME, reread=intake.reread)
     job = _look(tuple(pinned.kept.values()), cache_root, index)
     missing = blob_faults(documents.backend, (target.digest for target in job.absent))
     job.faults |= {target: missing[target.digest] for target in job.absent if target.digest in missing}
@@ -122,11 +127,16 @@ def fetch_partitions(
         mark_unverified(cache_root, documents.trust.policy)
         mark_signers(cache_root, pinned.signers)
         meter = _meter(cache_root, wanted, on_progress, clock)
-        _copy(documents.backend, job, cache_root, index, meter)
+        receive(intake, list(by_digest(wanted)), meter.count)
+        with staging(cache_root, wanted, intake) as staged:
+            job.faults |= staged.fill(documents.backend, meter)
+            reached(Step.FETCH_STAGED)
+            job.copied, failed = staged.place(cache_root, job.wanted(), index)
+            job.faults |= failed
         meter.finish()
     index.save()
     reached(Step.FETCH_DONE)
-    outcome = _outcome(job, pinned.errors, seconds=clock() - started_s)
+    outcome = _outcome(job, pinned.errors, intake.arrivals, seconds=clock() - started_s)
     _log(outcome, cache_root)
     return outcome
 
@@ -187,14 +197,6 @@ def _look_for(target: Target, cache_root: Path, index: DigestIndex) -> Path | Un
         return error
 
 
-def _copy(backend: BlobBackend, job: _Job, cache_root: Path, index: DigestIndex, meter: Meter) -> None:
-    with staging(cache_root, job.wanted()) as staged:
-        job.faults |= staged.fill(backend, meter)
-        reached(Step.FETCH_STAGED)
-        job.copied, failed = staged.place(cache_root, job.wanted(), index)
-        job.faults |= failed
-
-
 def _meter(
     cache_root: Path, wanted: Sequence[Target], on_progress: OnProgress | None, clock: Callable[[], float]
 ) -> Meter:
@@ -207,7 +209,9 @@ def _meter(
     )
 
 
-def _outcome(job: _Job, refused: Mapping[PartitionRef, StoreError], *, seconds: float) -> FetchOutcome:
+def _outcome(
+    job: _Job, refused: Mapping[PartitionRef, StoreError], arrivals: Arrivals | None, *, seconds: float
+) -> FetchOutcome:
     reports: list[FetchReport] = []
     failed = [FetchFault(ref=ref, error=error) for ref, error in refused.items()]
     left = set(job.copied)
@@ -219,16 +223,24 @@ def _outcome(job: _Job, refused: Mapping[PartitionRef, StoreError], *, seconds: 
         left -= partition.functions.keys()  # what two partitions share came with the first
     whole, paths = job.whole(), {**job.standing, **job.copied}
     copies = {target.digest: path for target, path in paths.items() if target in whole}
+    copied = {target.digest for target in job.copied}
+    resumed, brought = (arrivals.resumed, arrivals.brought) if arrivals is not None else (set(), set())
     return FetchOutcome(
         partitions=tuple(reports),
         faults=tuple(failed),
-        bytes_read=sum(digest.size_bytes for digest in {target.digest for target in job.copied}),
+        bytes_read=_size_of(copied - resumed - brought),
+        bytes_brought=_size_of(copied & brought),
+        bytes_resumed=_size_of(copied & resumed),
         copies=tuple(
             NewFile(name=blob_name(digest.sha256), source=path, expected=digest)
             for digest, path in copies.items()
         ),
         seconds=seconds,
     )
+
+
+def _size_of(digests: Iterable[Digest]) -> int:
+    return sum(digest.size_bytes for digest in digests)
 
 
 def _log(outcome: FetchOutcome, cache_root: Path) -> None:

@@ -5,7 +5,8 @@ where ``n`` counts the functions, so that a function which is new to the cache d
 variants by one rename.
 
 Invariants: what fails is a fault of its target alone; a staged file is verified, and a blob is read once,
-whatever the number of its copies; at most `NUM_THREADS` copies are made at once.
+whatever the number of its copies; at most `NUM_THREADS` copies are made at once. A blob waits among the
+`Arrivals` until all have come, so that a fetch that is killed need not copy it again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from cache_store.digests import Digest
 from cache_store.errors import Corrupt, StoreError, UnusableCache, is_final
 from cache_store.fetching.copying import BlobSource, clone, copy_blob
 from cache_store.fetching.fetch_plan import Target, by_digest, by_function_dir
+from cache_store.fetching.intake import Intake
 from cache_store.fetching.progress import Meter
 from cache_store.node.companions import place_companion
 from cache_store.node.digest_index import DigestIndex
@@ -41,10 +43,12 @@ _STAGING = ".tmp-"
 class Staging:
     """Where ``targets`` are made before they get their names; `staging` makes one."""
 
-    def __init__(self, directory: Path, targets: Collection[Target]) -> None:
+    def __init__(self, directory: Path, targets: Collection[Target], intake: Intake) -> None:
         self._directories: dict[str, Path] = {}
         self._num_planned: dict[str, int] = {}
         self._paths: dict[Target, Path] = {}
+        self._waiting: dict[Target, Digest] = {}
+        self._intake = intake
         for number, (function_dir, mine) in enumerate(by_function_dir(targets).items()):
             self._directories[function_dir] = directory / str(number)
             self._num_planned[function_dir] = len(mine)
@@ -67,21 +71,18 @@ class Staging:
             with os_errors_are_unusable("directory", directory):
                 make_private_directories(directory)
 
-        def run(job: tuple[Digest, list[Target]]) -> dict[Target, StoreError]:
-            return self._copy(backend, *job, meter)
+        def run(copies: list[Target]) -> dict[Target, StoreError]:
+            return self._copy(backend, copies, meter)
 
         faults: dict[Target, StoreError] = {}
-        for found in each(run, list(by_digest(self._paths).items()), num_threads=NUM_THREADS):
+        for found in each(run, list(by_digest(self._paths).values()), num_threads=NUM_THREADS):
             faults.update(found)
         return faults
 
-    def _copy(
-        self, backend: BlobBackend, digest: Digest, targets: list[Target], meter: Meter
-    ) -> dict[Target, StoreError]:
-        source = BlobSource(backend=backend, sha256=digest.sha256, size_bytes=digest.size_bytes)
+    def _copy(self, backend: BlobBackend, targets: list[Target], meter: Meter) -> dict[Target, StoreError]:
         first, *others = targets
         try:
-            copy_blob(source, self._paths[first], meter.count)
+            origin = self._receive(backend, first, meter)
         except StoreError as error:
             if is_final(error):
                 raise
@@ -90,12 +91,28 @@ class Staging:
         faults: dict[Target, StoreError] = {}
         for target in others:
             try:
-                clone(self._paths[first], self._paths[target], meter.count)
+                clone(origin, self._paths[target], meter.count)
             except UnusableCache as error:
                 faults[target] = error
             else:
                 meter.count(0, num_files=1)
         return faults
+
+    def _receive(self, backend: BlobBackend, target: Target, meter: Meter) -> Path:
+        """A verified copy of a target's blob: its staged file, or one that has yet to be moved there."""
+        digest, arrivals = target.digest, self._intake.arrivals
+        source = BlobSource(
+            backend=backend, sha256=digest.sha256, size_bytes=digest.size_bytes, pace=self._intake.pace
+        )
+        if arrivals is None:
+            copy_blob(source, self._paths[target], meter.count)
+            return self._paths[target]
+        if not arrivals.has(digest):
+            part = arrivals.part()
+            copy_blob(source, part, meter.count)
+            arrivals.keep(part, digest)
+        self._waiting[target] = digest
+        return arrivals.path(digest)
 
     def place(
         self, cache_root: Path, targets: Collection[Target], index: DigestIndex
@@ -109,6 +126,7 @@ class Staging:
         faults: dict[Target, StoreError] = {}
         for function_dir, mine in by_function_dir(targets).items():
             try:
+                self._take_over(mine)
                 found = self._place(cache_root / function_dir, mine, index)
             except (Corrupt, UnusableCache) as error:
                 faults.update(dict.fromkeys(mine, error))
@@ -118,6 +136,13 @@ class Staging:
             placed.update(found)
             reached(Step.FETCH_PLACED)
         return placed, faults
+
+    def _take_over(self, targets: Collection[Target]) -> None:
+        """Move into staging what waits; what is not placed waits on, for the next fetch."""
+        for target in targets:
+            digest, arrivals = self._waiting.pop(target, None), self._intake.arrivals
+            if digest is not None and arrivals is not None:
+                arrivals.hand_over(digest, self._paths[target])
 
     def _place(self, function_dir: Path, targets: list[Target], index: DigestIndex) -> dict[Target, Path]:
         staged = self._directories[targets[0].function_dir]
@@ -142,7 +167,7 @@ def sweep_staging(cache_root: Path) -> None:
 
 
 @contextlib.contextmanager
-def staging(cache_root: Path, targets: Collection[Target]) -> Iterator[Staging]:
+def staging(cache_root: Path, targets: Collection[Target], intake: Intake) -> Iterator[Staging]:
     """A staging directory, gone afterwards.
 
     Raises:
@@ -152,6 +177,6 @@ def staging(cache_root: Path, targets: Collection[Target]) -> Iterator[Staging]:
     with os_errors_are_unusable("directory", path):
         make_private_directories(path)
     try:
-        yield Staging(path, targets)
+        yield Staging(path, targets, intake)
     finally:
         discard_tree(path)

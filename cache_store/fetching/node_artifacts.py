@@ -23,6 +23,7 @@ from cache_store.digests import Digest
 from cache_store.errors import StoreError, is_final
 from cache_store.fetching.completeness import blob_faults
 from cache_store.fetching.copying import BlobSource, copy_blob
+from cache_store.fetching.intake import Intake, receive
 from cache_store.fetching.node_offers import Offers
 from cache_store.fetching.pinned import artifacts_key, take_pinned
 from cache_store.layout import blob_name
@@ -80,6 +81,24 @@ class _Seen:
     has_node_files: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Room:
+    """Where node artifacts go, and how."""
+
+    cache_root: Path
+    index: DigestIndex
+    intake: Intake
+
+    def source(self, documents: Documents, digest: Digest) -> BlobSource:
+        """The blob in the store."""
+        return BlobSource(
+            backend=documents.backend,
+            sha256=digest.sha256,
+            size_bytes=digest.size_bytes,
+            pace=self.intake.pace,
+        )
+
+
 def node_sources(
     documents: Documents, refs: Sequence[PartitionRef], ranks: Collection[int] | None
 ) -> tuple[PartitionRef, ...]:
@@ -104,7 +123,11 @@ def node_sources(
 
 
 def fetch_node_files(
-    documents: Documents, refs: Sequence[PartitionRef], destinations: Destinations, cache_root: Path
+    documents: Documents,
+    refs: Sequence[PartitionRef],
+    destinations: Destinations,
+    cache_root: Path,
+    intake: Intake | None = None,
 ) -> NodeFetch:
     """Keep node artifacts of the partitions that ``refs`` name in the cache directory, verified.
 
@@ -113,6 +136,7 @@ def fetch_node_files(
         refs: the partitions, those first whose artifacts are to come before others.
         destinations: the node caches of this node; what belongs to none of them does not come.
         cache_root: the cache directory.
+        intake: how the bytes come in; None for simply from the store.
 
     Raises:
         UnusableCache: ``cache_root`` cannot be used at all, or not under this trust policy.
@@ -127,13 +151,18 @@ def fetch_node_files(
     if offers:  # copies that are there already may have come from a tool of this node
         mark_unverified(cache_root, trust.policy)
         mark_signers(cache_root, pinned.signers)
-    index = DigestIndex.open(cache_root, INDEX_NAME)
+    intake = intake or Intake()
+    room = _Room(
+        cache_root=cache_root,
+        index=DigestIndex.open(cache_root, INDEX_NAME, reread=intake.reread),
+        intake=intake,
+    )
     copied: dict[Digest, None] = {}
     while wanted := offers.next():
-        faults, new = _keep_all(documents, [file.digest for file in wanted], cache_root, index)
+        faults, new = _keep_all(documents, [file.digest for file in wanted], room)
         copied |= dict.fromkeys(new)
         offers.answer(faults)
-    index.save()
+    room.index.save()
     return NodeFetch(
         files=offers.taken,
         num_copied=len(copied),
@@ -145,11 +174,12 @@ def fetch_node_files(
 
 
 def _keep_all(
-    documents: Documents, digests: Iterable[Digest], cache_root: Path, index: DigestIndex
+    documents: Documents, digests: Iterable[Digest], room: _Room
 ) -> tuple[dict[Digest, StoreError], list[Digest]]:
     """Why some cannot be kept, and which of the others were not kept before."""
     known = {
-        digest: find_kept(cache_root, digest, digest_of=index.digest) for digest in dict.fromkeys(digests)
+        digest: find_kept(room.cache_root, digest, digest_of=room.index.digest)
+        for digest in dict.fromkeys(digests)
     }
     for path in known.values():
         if path is not None:
@@ -157,7 +187,8 @@ def _keep_all(
     absent = [digest for digest, path in known.items() if path is None]
     faults = blob_faults(documents.backend, absent)
     copyable = [digest for digest in absent if digest not in faults]
-    faults |= _copy_all(documents, copyable, cache_root, index)
+    receive(room.intake, copyable, _count_nothing)
+    faults |= _copy_all(documents, copyable, room)
     return faults, [digest for digest in copyable if digest not in faults]
 
 
@@ -204,15 +235,15 @@ def _look(documents: Documents, refs: Sequence[PartitionRef]) -> dict[PartitionR
     return {ref: kept[ref] for ref in refs if ref in kept}
 
 
-def _copy_all(
-    documents: Documents, digests: Sequence[Digest], cache_root: Path, index: DigestIndex
-) -> dict[Digest, StoreError]:
+def _copy_all(documents: Documents, digests: Sequence[Digest], room: _Room) -> dict[Digest, StoreError]:
     def copy(digest: Digest) -> StoreError | None:
-        source = BlobSource(backend=documents.backend, sha256=digest.sha256, size_bytes=digest.size_bytes)
-        staged = temporary_kept(cache_root)
+        staged, arrivals = temporary_kept(room.cache_root), room.intake.arrivals
         try:
-            copy_blob(source, staged, _count_nothing)
-            index.remember(place_kept(cache_root, staged, digest), digest)
+            if arrivals is not None and arrivals.has(digest):
+                arrivals.hand_over(digest, staged)
+            else:
+                copy_blob(room.source(documents, digest), staged, _count_nothing)
+            room.index.remember(place_kept(room.cache_root, staged, digest), digest)
         except StoreError as error:
             if is_final(error):
                 raise

@@ -16,7 +16,7 @@ from cache_store.digests import digest_bytes
 from cache_store.errors import Conflict, NotInStore, StoreError, is_final
 from cache_store.fetching.completeness import bring_back
 from cache_store.layout import manifest_name
-from cache_store.parallel import each
+from cache_store.parallel import each_short
 from cache_store.records.documents import Documents, StandingManifest
 from cache_store.records.manifest import PartitionManifest, PartitionRef
 
@@ -143,4 +143,4 @@ def _take_each(
         signers.add(standing.signer_id)
         return keep(ref, standing.manifest)
 
-    return each(take, refs, num_threads=_NUM_THREADS)
+    return each_short(take, refs, num_threads=_NUM_THREADS)

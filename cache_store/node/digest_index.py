@@ -85,8 +85,10 @@ class DigestIndex:
         self._lock = threading.Lock()
 
     @classmethod
-    def open(cls, cache_root: Path, name: str) -> DigestIndex:
+    def open(cls, cache_root: Path, name: str, *, reread: bool = False) -> DigestIndex:
         """Open the index ``name`` of a cache directory; an absent, unreadable or damaged one is empty.
+
+        One that is to ``reread`` starts empty too, so that every file is read again.
 
         Raises:
             ValueError: ``name`` cannot be a file's name.
@@ -94,7 +96,7 @@ class DigestIndex:
         if fault := part_fault(name):
             raise ValueError(f"name of an index {name!r} {fault}")
         root = cache_root.absolute()
-        return cls(root, name, _read(root / INDEX_DIRECTORY / f"{name}.json"))
+        return cls(root, name, {} if reread else _read(root / INDEX_DIRECTORY / f"{name}.json"))
 
     def digest(self, path: Path) -> Digest:
         """Digest of a private file, which is read only if it may have changed; raises as `digest_private`."""

@@ -1,14 +1,17 @@
 """One fetch at a time into one cache directory, on one node.
 
-Invariants: it saves work only; without it the result is the same. The wait is bounded, and a holder that
-died is no holder: the lock is the kernel's, never a soft one, which would outlive its holder.
+Invariants: it saves work only; without it the result is the same. The wait is bounded: by the time in which
+its holder gets no further, where the holder says how far it is. A holder that died is no holder: the lock is
+the kernel's, never a soft one, which would outlive its holder.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -20,14 +23,36 @@ logger = logging.getLogger(__name__)
 LOCK_TIMEOUT_S = 60.0
 LOCKS = ".locks"
 LOCK_NAME = "fetch.lock"
+BEAT_NAME = "fetch.beat"
+_LOOK_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flight:
+    """What `single_flight` gives.
+
+    Attributes:
+        is_held: nobody else is in this cache directory; False after a wait that was too long.
+        beat_file: what `beat` touches.
+    """
+
+    is_held: bool
+    beat_file: Path
+
+    def beat(self) -> None:
+        """Say that it gets on, so that others wait for longer."""
+        if self.is_held:
+            with contextlib.suppress(OSError):  # then they wait for as long as they do without
+                self.beat_file.touch(mode=0o600)
 
 
 @contextlib.contextmanager
-def single_flight(cache_root: Path, *, timeout_s: float) -> Iterator[None]:
-    """Hold the lock of a cache directory, made if absent; go on beside its holder after ``timeout_s``.
+def single_flight(cache_root: Path, *, timeout_s: float) -> Iterator[Flight]:
+    """Hold the lock of a cache directory, made if absent.
 
-    Held around the whole of a fetch, also where that is tried again because a part of the store fell silent:
-    what was left behind of the first try must not keep the second one waiting.
+    Goes on beside its holder once that got no further for ``timeout_s``. Held around the whole of a fetch,
+    also where that is tried again because a part of the store fell silent: what was left behind of the first
+    try must not keep the second one waiting.
 
     Raises:
         UnusableCache: the cache directory cannot be used, or has no place for the lock.
@@ -37,13 +62,41 @@ def single_flight(cache_root: Path, *, timeout_s: float) -> Iterator[None]:
     with os_errors_are_unusable("directory", locks):
         make_private_directories(locks)
     lock = FileLock(locks / LOCK_NAME, timeout=timeout_s, mode=0o600, fallback_to_soft=False)
+    beat_file = locks / BEAT_NAME
+    is_held = False
     try:
-        lock.acquire()
+        _acquire(lock, beat_file, timeout_s)
+        is_held = True
     except Timeout:
         logger.warning("%s was held for %.0f s; fetching beside its holder", lock.lock_file, timeout_s)
     except (OSError, NotImplementedError) as error:
         logger.warning("Fetching without a lock, which may copy twice: %s", error)
     try:
-        yield
+        yield Flight(is_held=is_held, beat_file=beat_file)
     finally:
         lock.release()
+
+
+def _acquire(
+    lock: FileLock, beat_file: Path, timeout_s: float, *, clock: Callable[[], float] = time.monotonic
+) -> None:
+    """Wait for the lock for ``timeout_s``, counted anew each time that its holder gets on."""
+    last_beat, since_s = _beat_ns(beat_file), clock()
+    while True:
+        try:
+            lock.timeout = max(0.0, min(_LOOK_EVERY_S, since_s + timeout_s - clock()))
+            lock.acquire()
+        except Timeout:
+            if (beat := _beat_ns(beat_file)) != last_beat:
+                last_beat, since_s = beat, clock()
+            elif clock() - since_s >= timeout_s:
+                raise
+        else:
+            return
+
+
+def _beat_ns(beat_file: Path) -> int:
+    try:
+        return beat_file.stat().st_mtime_ns
+    except OSError:
+        return 0

@@ -15,7 +15,7 @@ from cache_store.backends.backend import BlobBackend, FileInfo
 from cache_store.digests import digest_bytes
 from cache_store.errors import Conflict, Corrupt, NewerFormat, NotInStore, Untrusted
 from cache_store.layout import launch_name, manifest_name
-from cache_store.parallel import each
+from cache_store.parallel import each_short
 from cache_store.publishing.stored_launches import read_launch, summarize_launches, take_launches
 from cache_store.records.documents import Documents, quarantine, read_stored_form
 from cache_store.records.manifest import LaunchRecord
@@ -133,7 +133,7 @@ def _stored_sha256(backend: BlobBackend, keys: Sequence[str]) -> dict[str, str |
             return None
 
     distinct = list(dict.fromkeys(keys))
-    return dict(zip(distinct, each(read, distinct, num_threads=READERS), strict=True))
+    return dict(zip(distinct, each_short(read, distinct, num_threads=READERS), strict=True))
 
 
 def _restore_whole(backend: BlobBackend, key: str, contents: Mapping[str, tuple[FileInfo, ...]]) -> bool:

@@ -29,7 +29,7 @@ from orchestrator.launch import steps
 from orchestrator.launch.identity import identity, launch_key
 from orchestrator.launch.rounds import settle_all
 from orchestrator.launch.stages import Stages
-from orchestrator.show.listener import Listener, Silence
+from orchestrator.show.events import Listener, silence
 from orchestrator.signals import undisturbed
 
 
@@ -77,7 +77,7 @@ def build(
     ranks = built_ranks(config, every_rank=options.every_rank)
     launcher = launcher or _launcher(config, options, ranks)
     alone = config.model_copy(update={"store": None})
-    stages = Stages(alone, launcher, listener or Silence(), ranks=ranks)
+    stages = Stages(alone, launcher, listener or silence, ranks=ranks)
     try:
         if store is not None:
             _fetch(stages, store, config, options)

@@ -21,7 +21,8 @@ from multiprocessing.connection import Connection, Listener
 from typing import Any
 
 from orchestrator.build.ranks import BOOTSTRAP
-from orchestrator.errors import CannotStart, WorkerFailure
+from orchestrator.causes import WorkerFailure
+from orchestrator.errors import CannotStart
 from orchestrator.gang.launcher import Gang, Seat
 
 _STOP_TIMEOUT_S = 10.0
@@ -94,7 +95,7 @@ class OfflineLauncher:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def stop(self) -> None:
+    def release(self) -> None:
         """End every process."""
         connections, self._connections = self._connections, {}
         nursery, self._nursery = self._nursery, None
@@ -105,6 +106,10 @@ class OfflineLauncher:
         _end(nursery)
         if nursery.stdin is not None:
             nursery.stdin.close()
+
+    def stop(self) -> None:
+        """End every process; there is nothing else."""
+        self.release()
 
     def _start_nursery(self, address: str, secret: bytes) -> subprocess.Popen[bytes]:
         hello = {

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from cache_store.node.private_files import ensure_cache_dir
 from orchestrator.config.models import Config
-from orchestrator.gang.launcher import Gang, Seat
+from orchestrator.gang.launcher import Seat
 from orchestrator.gang.opening import Opened, Opening, rank_spec
 from orchestrator.gang.rank_host import RankHost, answer
 from worker.settings import settings
@@ -84,12 +84,15 @@ class OfflineHost(RankHost):
 def imagined(opening: OfflineOpening) -> Opening:
     """The rank's place among all ranks of the launch, on one node, without a port where they could meet."""
     config = opening.config
-    seats = tuple(
-        Seat(rank=rank, local_rank=rank, local_world_size=config.ranks, node_rank=0, host="", pid=0)
-        for rank in range(config.ranks)
+    seat = Seat(
+        rank=opening.rank,
+        local_rank=opening.rank,
+        local_world_size=config.ranks,
+        node_rank=0,
+        host="",
+        pid=0,
     )
-    gang = Gang(seats=seats, master_addr="", master_port=0)
-    return Opening(config=config, gang=gang, rank=opening.rank, no_compile=False)
+    return Opening(config=config, seat=seat, master_addr="", master_port=0, no_compile=False)
 
 
 def main(hello: Mapping[str, Any]) -> None:

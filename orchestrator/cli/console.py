@@ -29,6 +29,7 @@ from orchestrator import signals
 from orchestrator.cli.terminal import SafeConsole, SafeFormatter, defused_json
 from orchestrator.errors import (
     BadArgument,
+    CannotStart,
     CompileForbidden,
     ConfigError,
     ConfigProblem,
@@ -55,6 +56,7 @@ class ExitCode(IntEnum):
     BAD_INPUT = 2
     MISSED = 3
     FAULT = 4
+    LOST = 5
     INTERRUPTED = signals.EXIT_INTERRUPTED
     TERMINATED = signals.EXIT_TERMINATED
 
@@ -135,11 +137,16 @@ def session(*, debug: bool = False, bad_input: tuple[type[StoreError], ...] = ()
 
 def exit_code_of(error: Exception) -> int:
     """The exit code that stands for an error."""
+    from orchestrator.launch.retries import is_lost
+
     if isinstance(error, DemoFailed):
         return error.exit_code
+    if isinstance(error, CannotStart) and is_lost(error):
+        return ExitCode.LOST
     if isinstance(error, LaunchFailed):
         kinds = {failure.kind for failure in error.failures}
-        return _FAILURE_CODES.get(kinds.pop(), ExitCode.FAILED) if len(kinds) == 1 else ExitCode.FAILED
+        known = _FAILURE_CODES.get(kinds.pop()) if len(kinds) == 1 else None
+        return known or (ExitCode.LOST if is_lost(error) else ExitCode.FAILED)
     return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.FAILED)
 
 

@@ -16,6 +16,7 @@ from orchestrator.cli import build as cli_build
 from orchestrator.cli import doctor as cli_doctor
 from orchestrator.cli import evict as cli_evict
 from orchestrator.cli import keys as cli_keys
+from orchestrator.cli import launch as cli_launch
 from orchestrator.cli import look as cli_look
 from orchestrator.cli import publish as cli_publish
 from orchestrator.cli import sync as cli_sync
@@ -65,45 +66,7 @@ def root(
     """Every rank starts warm: compile a model once for a cluster, load it in milliseconds everywhere."""
 
 
-@app.command(rich_help_panel=LAUNCH)
-def launch(
-    config: ConfigFile,
-    overrides: Overrides = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the report there; - for stdout.")
-    ] = None,
-    no_compile: Annotated[
-        bool, typer.Option("--no-compile", help="Never compile: a miss is an error that explains itself.")
-    ] = False,
-    emulate_npu: Annotated[
-        bool, typer.Option("--emulate-npu", help="Device npu without one: torch_npu on the CPU.")
-    ] = False,
-    debug: Debug = False,
-) -> None:
-    """Bring every rank to a warm state; compile only what is nowhere stored."""
-    with session(debug=debug):
-        from orchestrator.emulation import emulate
-        from orchestrator.launch.driver import launch as run
-        from orchestrator.show.progress import progress
-        from orchestrator.show.report import prepare_report, to_json, write_report
-        from orchestrator.show.report_table import render
-
-        loaded = load_config(config, overrides)
-        if emulate_npu:
-            emulate(loaded)
-        to_stdout = json_file == Path("-")
-        if json_file and not to_stdout:
-            prepare_report(json_file)
-        console = output(stderr=to_stdout)
-        with progress(console, loaded.ranks) as listener:
-            report = run(loaded, no_compile=no_compile, listener=listener)
-        console.print()
-        console.print(render(report))
-        if to_stdout:
-            typer.echo(to_json(report), nl=False)
-        elif json_file:
-            write_report(report, json_file)
-            console.print(f"report: {json_file}", soft_wrap=True, markup=False)
+app.command(rich_help_panel=LAUNCH)(cli_launch.launch)
 
 
 @app.command(rich_help_panel=LAUNCH)
@@ -191,6 +154,7 @@ def preseed(
 
 app.command(rich_help_panel=LAUNCH)(cli_build.build)
 app.command("ls", rich_help_panel=LOOK)(cli_look.list_)
+app.command(rich_help_panel=LOOK)(cli_launch.report)
 app.command(rich_help_panel=LOOK)(cli_build.environment)
 app.command(rich_help_panel=LOOK)(cli_look.show)
 app.command(rich_help_panel=LOOK)(cli_look.explain)

@@ -18,6 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from orchestrator.config.serving import ExecConfig
 from orchestrator.config.store import StoreConfig
 from orchestrator.config.strict import Seconds, Strict
 from worker import known_caches
@@ -110,6 +111,30 @@ class Timeouts(Strict):
     collective_s: Seconds = Field(default=300.0, description="seconds that a collective waits")
 
 
+class Retries(Strict):
+    """How often ranks are started again, by what ended the attempt before; other failures end the launch."""
+
+    rank: int = Field(default=1, ge=0, description="attempts more after a rank died")
+    node: int = Field(default=2, ge=0, description="attempts more after a node was lost")
+    hang: int = Field(default=1, ge=0, description="attempts more after a rank hung or was stopped")
+    start: int = Field(default=1, ge=0, description="attempts more after ranks did not come up")
+
+
+class WatchConfig(Strict):
+    """How nodes and ranks are watched while a launch runs."""
+
+    every_s: Seconds = Field(default=1.0, description="seconds between two looks at a node's ranks")
+    node_silent_s: Seconds = Field(
+        default=15.0, description="seconds without an answer after which a node, or the head, is lost"
+    )
+    stopped_s: Seconds = Field(
+        default=5.0, description="seconds that a rank's process may be held by a signal"
+    )
+    lease_s: Seconds = Field(
+        default=30.0, description="seconds after which a node ends ranks whose driver is silent"
+    )
+
+
 def _workload_kind(value: Any) -> str:
     if isinstance(value, ScriptWorkload) or (isinstance(value, dict) and "script" in value):
         return "script"
@@ -153,6 +178,9 @@ class Config(Strict):
     max_rounds: int = Field(default=4, ge=1, description="rounds before ranks compile alone")
     ray: RayConfig = Field(default=RayConfig(), description="mapping of how ranks are placed on Ray")
     timeouts: Timeouts = Field(default=Timeouts(), description="mapping such as {compile_s: 600}")
+    retries: Retries = Field(default=Retries(), description="mapping such as {node: 3}")
+    watch: WatchConfig = Field(default=WatchConfig(), description="mapping such as {node_silent_s: 30}")
+    exec: ExecConfig = Field(default=ExecConfig(), description="mapping with sync and keys, for warmrank exec")
 
     @field_validator("node_caches")
     @classmethod

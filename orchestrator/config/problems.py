@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from cache_store.backends.objects.connection import KNOWN_OPTIONS
-from orchestrator.config import models
+from orchestrator.config import models, serving
 from orchestrator.config import store as store_config
 from orchestrator.errors import ConfigProblem
 
@@ -25,6 +25,8 @@ MODELS: dict[tuple[str, ...], type[BaseModel]] = {
     ("ray",): models.RayConfig,
     ("timeouts",): models.Timeouts,
     ("node_caches",): models.NodeCacheConfig,
+    ("exec",): serving.ExecConfig,
+    ("exec", "sync"): serving.SyncedCache,
 }
 """The model at each place of a config; a workload's ends with the tag of its kind, a tier's has no index, and
 a node cache's no name."""

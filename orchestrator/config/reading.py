@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from orchestrator.config.models import Config, ScriptWorkload, groups
 from orchestrator.config.problems import is_short, shown, translate
 from orchestrator.config.store import StoreConfig, is_url
 from orchestrator.config.trust import locate_trust, warn_of_off
-from orchestrator.errors import ConfigError, ConfigProblem
+from orchestrator.config.yaml_files import problem, read_mapping, read_yaml, refuse_odd_values
+from orchestrator.errors import ConfigError
 
 __all__ = ["Config", "groups", "load", "parse"]
 
@@ -35,9 +35,7 @@ def load(path: Path | str, overrides: tuple[str, ...] = (), *, world_size: int |
     Raises:
         ConfigError: the file cannot be read, or anything in it is not as expected.
     """
-    data = _read(Path(path))
-    for override in overrides:
-        _apply(data, override)
+    data = read_data(path, overrides)
     if world_size is not None:
         _apply(data, f"ranks={world_size}")
         if not any(override.startswith("parallel.dp=") for override in overrides):
@@ -46,6 +44,18 @@ def load(path: Path | str, overrides: tuple[str, ...] = (), *, world_size: int |
     config = _resolved(parse(data, place=str(path), overrides=overrides), Path.cwd())
     _check_node_caches(config, str(path))
     return config
+
+
+def read_data(path: Path | str, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What a config file says once overrides are applied, unchecked.
+
+    Raises:
+        ConfigError: the file is no YAML mapping, or an override cannot be set.
+    """
+    data = read_mapping(Path(path), expected="keys such as workload and ranks")
+    for override in overrides:
+        _apply(data, override)
+    return data
 
 
 def parse(data: Mapping[str, Any], *, place: str = "config", overrides: tuple[str, ...] = ()) -> Config:
@@ -57,8 +67,7 @@ def parse(data: Mapping[str, Any], *, place: str = "config", overrides: tuple[st
     Raises:
         ConfigError: anything in it is not as expected.
     """
-    if odd := tuple(_not_plain(data, ())):
-        raise ConfigError([_problem(place, ".".join(key), shown(value), _PLAIN) for key, value in odd])
+    refuse_odd_values(data, place)
     try:
         # JSON, because strict mode then knows lists and paths, but takes neither "2" for 2 nor 1 for true.
         return _in_use(Config.model_validate_json(json.dumps(_in_full(data)), strict=True))
@@ -78,7 +87,7 @@ def _check_node_caches(config: Config, place: str) -> None:
         written = given.path if given is not None else ""
         if not written.startswith(("~", "$")):
             expected = f"a directory of that tool alone; this one {fault}"
-            problems.append(_problem(place, f"node_caches.{name}.path", shown(written), expected))
+            problems.append(problem(place, f"node_caches.{name}.path", shown(written), expected))
     if problems:
         raise ConfigError(problems)
 
@@ -111,94 +120,19 @@ def _in_use(config: Config) -> Config:
     )
 
 
-_PLAIN = "strings, finite numbers, true, false, null, lists, and mappings with string keys"
-
-
-def _not_plain(value: object, key: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], object]]:
-    """Keys and values of what JSON cannot hold: dates, not-a-number, keys that are no strings."""
-    if isinstance(value, Mapping):
-        for name, item in value.items():
-            if isinstance(name, str):
-                yield from _not_plain(item, (*key, name))
-            else:
-                yield (*key, repr(name)), name
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from _not_plain(item, (*key, str(index)))
-    elif not isinstance(value, str | bool | int | None) and not (
-        isinstance(value, float) and math.isfinite(value)
-    ):
-        yield key, value
-
-
-def _problem(place: str, key: str, found: str, expected: str) -> ConfigProblem:
-    return ConfigProblem(place=place, key=key, found=found, expected=expected)
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in one mapping, where YAML would drop the first in silence."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[object] = set()
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                continue
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, str):
-                self._refuse(
-                    key_node, f"the key {key!r} ({type(key).__name__})", "a string; put it in quotes"
-                )
-            if key in seen:
-                self._refuse(key_node, f"the key {key!r} twice in one mapping", "each key once")
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-    @staticmethod
-    def _refuse(node: yaml.Node, found: str, expected: str) -> None:
-        place = f"{node.start_mark.name}:{node.start_mark.line + 1}"
-        raise ConfigError([_problem(place, "", found, expected)])
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        found = f"no readable file ({error})"
-        raise ConfigError([_problem(str(path), "", found, "a YAML file; see cluster_configs/")]) from error
-    data = _yaml(text, str(path))
-    if not isinstance(data, dict):
-        found = f"{shown(data)} at the top level"
-        raise ConfigError([_problem(str(path), "", found, "a mapping of keys such as workload and ranks")])
-    return data
-
-
-def _yaml(text: str, place: str) -> Any:
-    loader = _Loader(text)
-    loader.name = place
-    try:
-        return loader.get_single_data()
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        cause = getattr(error, "problem", None) or "not YAML"
-        raise ConfigError([_problem(place + line, "", f"broken YAML ({cause})", "valid YAML")]) from error
-    finally:
-        loader.dispose()
-
-
 def _apply(data: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     parts = key.split(".")
     if not equals or not all(parts):
-        raise ConfigError([_problem(f"--set {override}", "", repr(override), "key=value, such as ranks=4")])
+        raise ConfigError([problem(f"--set {override}", "", repr(override), "key=value, such as ranks=4")])
     here: Any = data
     for depth, part in enumerate(parts):
         if not _can_hold(here, part):
             at = ".".join(parts[:depth])
-            raise ConfigError([_problem(f"--set {override}", at, shown(here), f"what {key} can be set in")])
+            raise ConfigError([problem(f"--set {override}", at, shown(here), f"what {key} can be set in")])
         if depth < len(parts) - 1:
             here = here[int(part)] if isinstance(here, list) else here.setdefault(part, {})
-    here[int(parts[-1]) if isinstance(here, list) else parts[-1]] = _yaml(text, f"--set {override}")
+    here[int(parts[-1]) if isinstance(here, list) else parts[-1]] = read_yaml(text, f"--set {override}")
 
 
 def _can_hold(here: object, part: str) -> bool:

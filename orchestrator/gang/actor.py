@@ -15,6 +15,7 @@ from cache_store.node.private_files import ensure_cache_dir, make_private_direct
 from orchestrator.gang.launcher import Process
 from orchestrator.gang.ports import free_port
 from orchestrator.gang.rank_host import MakeWorker, RankHost, answer
+from orchestrator.gang.step_file import StepFile, step_file
 
 # Appending: a launch of the same name beside this one does not write over its lines.
 _LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW
@@ -31,6 +32,7 @@ class RankActor:
     def __init__(self, environ: Mapping[str, str], make_worker: MakeWorker | None) -> None:
         os.environ.update(environ)
         self._host = RankHost(make_worker)
+        self._step: StepFile | None = None
 
     def process(self) -> Process:
         """This process, for the driver to assign a rank to."""
@@ -55,6 +57,7 @@ class RankActor:
             descriptor = os.open(log, _LOG_FLAGS, 0o600)
         except (StoreError, OSError):
             return  # stage start meets the same fault, and reports it
+        self._step = StepFile(step_file(log))
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
             os.dup2(descriptor, stream.fileno())
@@ -68,9 +71,22 @@ class RankActor:
 
     def call(self, rank: int, stage: str, method: str, arguments: tuple[Any, ...]) -> Any:
         """Call a method of the rank's host; a failure comes back as a value."""
+        if self._step is not None:
+            self._step.note(in_words(stage, method, arguments))
         found = answer(self._host, rank, stage, method, arguments)
+        if self._step is not None:
+            self._step.note("")
+            if method == "close":
+                self._step.close()
         if method == "build":
             # torch and the model live as long as this process: without this, each full collection walks
             # all of it (0.13 s), and one falls into the load by chance.
             gc.freeze()
         return found
+
+
+def in_words(stage: str, method: str, arguments: tuple[Any, ...]) -> str:
+    """What a call does, for people: ``compile Model.decode``."""
+    if method == "compile":
+        return f"compile {', '.join(arguments[0])}"
+    return stage if method == stage else f"{stage}: {method.replace('_', ' ')}"

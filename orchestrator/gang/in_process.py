@@ -40,8 +40,12 @@ class InProcessLauncher:
         for rank, values in arguments.items():
             yield rank, answer(self._hosts[rank], rank, stage, method, values)
 
-    def stop(self) -> None:
+    def release(self) -> None:
         """Take every rank down."""
         hosts, self._hosts = self._hosts, []
         for rank, host in enumerate(hosts):
             answer(host, rank, "stop", "close", ())
+
+    def stop(self) -> None:
+        """Take every rank down; there is nothing else."""
+        self.release()

@@ -1,7 +1,7 @@
 """The port to whatever runs the ranks, and the plain values that pass it.
 
-Invariants: a rank's failure comes back as a `WorkerFailure`, whatever happened to its process; when `stop`
-returns, no process that `start` made is left.
+Invariants: a rank's failure comes back as a `WorkerFailure`, whatever happened to its process; when `release`
+or `stop` returns, no process that `start` made is left on any node that can be reached.
 """
 
 from __future__ import annotations
@@ -52,16 +52,50 @@ class Gang:
         """The seat with local rank 0 of every node, in order."""
         return tuple(seat for seat in self.seats if seat.local_rank == 0)
 
+    def by_node(self) -> dict[int, list[Seat]]:
+        """The seats of every node, in order."""
+        found: dict[int, list[Seat]] = {}
+        for seat in self.seats:
+            found.setdefault(seat.node_rank, []).append(seat)
+        return found
+
     def log_of(self, rank: int) -> str:
         """The log file of one rank; empty when there is none."""
         return self.logs.replace("*", str(rank))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What is seen of a rank from outside.
+
+    Attributes:
+        state: letter of its process's state, as ``/proc/PID/stat`` has it; empty for no such process.
+        cpu_s: CPU seconds that it has used, in user and system mode.
+        resident_bytes: memory that it holds.
+        doing: what it says that it does; empty when idle.
+    """
+
+    state: str
+    cpu_s: float = 0.0
+    resident_bytes: int = 0
+    doing: str = ""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its process has ended."""
+        return self.state in {"", "Z", "X"}
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal or a debugger holds it."""
+        return self.state in {"T", "t"}
 
 
 class Launcher(Protocol):
     """Starts ranks, calls them, ends them."""
 
     def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
-        """Start a process for every rank and assign ranks.
+        """Start a process for every rank and assign ranks; once more only after `release`.
 
         Raises:
             CannotStart: resources are missing, or the time-out passed; names them and the remedy.
@@ -73,13 +107,17 @@ class Launcher(Protocol):
         """Call a method of the `RankHost` of each rank named, all at the same time.
 
         Yields:
-            Rank, and its answer or a `WorkerFailure`, in the order in which ranks answer. The end may come
-            before every rank answered: after ``timeout_s``, or soon after a failure, which the others may be
-            waiting on.
+            Rank, and its answer or a `WorkerFailure`, in the order in which ranks answer; between them a
+            `Sight` of a rank now and then. A rank that was not called may fail too. The end may come before
+            every rank answered: after ``timeout_s``, or soon after a failure, which the others may be waiting
+            on.
         """
 
+    def release(self) -> None:
+        """End every process of the ranks; another gang may be started. At any time, and more than once."""
+
     def stop(self) -> None:
-        """End every process; may be called at any time, and more than once."""
+        """Release the ranks and end all else; may be called at any time, and more than once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

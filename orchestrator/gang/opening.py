@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator.config.models import Config, EntrypointWorkload, groups
-from orchestrator.gang.launcher import Gang
+from orchestrator.gang.launcher import Seat
 from worker.results import RankPlace
 from worker.settings import settings
 
@@ -18,20 +18,29 @@ if TYPE_CHECKING:
 class Opening:
     """Everything that a process needs to become a rank.
 
+    As little as that: each rank is sent its own, and the seats of all would be as many times as many.
+
     Attributes:
         config: the launch.
-        gang: all ranks and where they meet.
-        rank: which of them this process is.
+        seat: which rank this process is, and where.
+        master_addr: address that every rank reaches rank 0's node by.
+        master_port: port that was free there; 0 for ranks that make no process groups.
         no_compile: compiling is forbidden.
         store_away: why the driver found the store away, so that no rank asks it; its config then says how to
             publish later. Empty when ranks ask it.
     """
 
     config: Config
-    gang: Gang
-    rank: int
+    seat: Seat
+    master_addr: str
+    master_port: int
     no_compile: bool
     store_away: str = ""
+
+    @property
+    def rank(self) -> int:
+        """Global rank."""
+        return self.seat.rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,17 +55,16 @@ def rank_spec(opening: Opening) -> RankSpec:
     """The worker's view of the config and of this rank's seat."""
     from worker.rank_spec import RankSpec
 
-    config, gang = opening.config, opening.gang
-    seat = gang.seats[opening.rank]
+    config, seat = opening.config, opening.seat
     entry = config.workload if isinstance(config.workload, EntrypointWorkload) else None
     return RankSpec(
         rank=seat.rank,
-        world_size=len(gang.seats),
+        world_size=config.ranks,
         local_rank=seat.local_rank,
         local_world_size=seat.local_world_size,
         node_rank=seat.node_rank,
-        master_addr=gang.master_addr,
-        master_port=gang.master_port,
+        master_addr=opening.master_addr,
+        master_port=opening.master_port,
         device_kind=config.device,
         groups=groups(config),
         entrypoint=entry.entrypoint if entry else "",

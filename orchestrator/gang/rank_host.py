@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cache_store.errors import StoreError, StoreUnavailable, UnusableCache
 from cache_store.node.private_files import ensure_cache_dir
+from orchestrator.causes import WorkerFailure
 from orchestrator.config.models import ScriptWorkload
-from orchestrator.errors import FunctionFailed, VerificationFailed, WorkerFailure
+from orchestrator.errors import FunctionFailed, VerificationFailed
 from orchestrator.gang.opening import Opened, Opening, rank_spec
 from worker.errors import CompileForbidden
 from worker.results import FunctionResult, Published, RankPlace
@@ -35,7 +36,10 @@ MakeWorker = Callable[["RankSpec", "Store | None"], Any]
 
 _AWAY = "the store could not be used when the launch began"
 _BEHIND = "a place of the store is away, and has yet to take it"
-_ALL_MUST_SUCCEED = frozenset({"compile", "capture", "first_call"})
+_OF_FUNCTIONS = frozenset({"compile", "capture", "first_call"})
+"""What answers with a result of each function, none of which may have needed a forbidden compile."""
+
+_ALL_MUST_SUCCEED = frozenset({"capture", "first_call"})
 
 
 class RankHost:
@@ -79,7 +83,7 @@ class RankHost:
         """What keeps the node's artifacts, on the first rank of a node that has node caches."""
         from orchestrator.gang.node_artifacts import keeper_of
 
-        keeper = keeper_of(opening.config) if opening.gang.seats[opening.rank].local_rank == 0 else None
+        keeper = keeper_of(opening.config) if opening.seat.local_rank == 0 else None
         if keeper is not None:
             keeper.begin()
         return keeper
@@ -157,6 +161,20 @@ class RankHost:
         key = add_partition(self._opening.config.cache_dir, launch_key, manifest)
         return Published(ref=None, partition=manifest.partition, key=key, queued=reason)
 
+    def compile(self, functions: tuple[str, ...]) -> tuple[FunctionResult, ...]:
+        """Compile functions, one after the other; one that fails is a result, so that the others go on."""
+        return tuple(self._compile(name) for name in functions)
+
+    def _compile(self, name: str) -> FunctionResult:
+        try:
+            result: FunctionResult = self._worker.compile((name,))[0]
+        except Exception as error:  # the rank's edge, as in `answer`, for one function
+            logger.exception("%s did not compile", name)
+            failure = failure_of(error, rank=self._opening.rank, stage="compile")
+            reason = f"{failure.kind}: {failure.message}"
+            return FunctionResult(function=name, ok=False, outcome="compiled", reason=reason)
+        return result if result.ok else replace(result, outcome="compiled")
+
     def settle(self, load: tuple[str, ...], offers: dict[str, str]) -> tuple[FunctionResult, ...]:
         """Load some functions and adopt others (function to digest); a refusal is a result that is not ok."""
         loaded = self._worker.load(load) if load else ()
@@ -207,14 +225,15 @@ class RankHost:
         """
         target = self if hasattr(type(self), method) else self._worker
         result = getattr(target, method)(*arguments)
-        if method in _ALL_MUST_SUCCEED:
+        if method in _OF_FUNCTIONS:
             for function in result:
                 if not function.ok:
                     # The worker makes a refused function's reason of the name and text of what was raised.
                     kind, _, reason = function.reason.partition(": ")
                     if kind == CompileForbidden.__name__:
                         raise CompileForbidden(reason, function=function.function)
-                    raise FunctionFailed(function.function, function.reason)
+                    if method in _ALL_MUST_SUCCEED:
+                        raise FunctionFailed(function.function, function.reason)
         return result
 
 

@@ -1,24 +1,30 @@
 """A launcher on Ray Core: one placement group, one actor for each rank, no restarts.
 
-A restarted actor would have lost its process group, so a rank that dies ends the launch. Ray's exceptions end
-here: callers see `WorkerFailure` or `CannotStart`.
+A restarted actor would have lost its process group, so a rank that dies ends the gang, and a new one is
+another attempt. Ray's exceptions end here: callers see `WorkerFailure` or `CannotStart`.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from orchestrator.causes import DIED, NODE_LOST, WorkerFailure
 from orchestrator.config.models import Config
-from orchestrator.errors import CannotStart, WorkerFailure
+from orchestrator.errors import CannotStart
 from orchestrator.gang import ray_session
 from orchestrator.gang.actor import RankActor
+from orchestrator.gang.guardian import MARK
 from orchestrator.gang.launcher import Gang, Process, Seat, seat_ranks
+from orchestrator.gang.node_watch import Charge
 from orchestrator.gang.rank_host import MakeWorker
 from orchestrator.gang.ray_trouble import Supply, describe_shortage, failure_of_ray
+from orchestrator.gang.ray_watch import HeadWatch, RayWatch
+from orchestrator.gang.step_file import step_file
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +32,7 @@ GRACE_S = 1.0
 """How long other causes are collected after a first failure, before all ranks are ended."""
 
 _STOP_TIMEOUT_S = 10.0
+_TICK_S = 0.5
 
 
 class RayLauncher:
@@ -42,20 +49,34 @@ class RayLauncher:
         self._session: ray_session.Session | None = None
         self._group: Any = None
         self._actors: list[Any] = []
+        self._watch: RayWatch | None = None
+        self._head: HeadWatch | None = None
+        self._is_lost = False
 
     def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
         """Reserve resources, start a process for each rank, and seat the ranks node by node."""
         deadline = time.monotonic() + timeout_s
-        self._session = ray_session.enter(self._config.ray)
+        if self._session is None:
+            self._session = ray_session.enter(self._config.ray)
+            self._head = HeadWatch(ray_session.head_address(), self._config.watch)
         self._group = self._reserve(num_ranks, deadline)
-        self._actors = [self._actor(index, self._session.way_in) for index in range(num_ranks)]
+        marks = [f"{uuid.uuid4().hex}.{index}" for index in range(num_ranks)]
+        self._actors = [self._actor(index, self._session, mark) for index, mark in enumerate(marks)]
         processes = self._collect([actor.process.remote() for actor in self._actors], deadline)
         order, seats = seat_ranks(processes)
         self._actors = [self._actors[index] for index in order]
         gang = self._gang(seats, processes[order[0]], deadline)
-        log_calls = [(seat.rank, self._config.cache_dir, Path(gang.log_of(seat.rank))) for seat in seats]
-        refs = [actor.log_to.remote(*call) for actor, call in zip(self._actors, log_calls, strict=True)]
-        self._collect(refs, deadline)
+        nodes = {seat.node_rank: processes[order[seat.rank]].node_id for seat in seats}
+        self._watch = RayWatch(self._config.watch, nodes)
+        logs = {seat.rank: Path(gang.log_of(seat.rank)) for seat in seats}
+        charges = {
+            seat.rank: Charge(
+                pid=seat.pid, mark=marks[order[seat.rank]], step_file=str(step_file(logs[seat.rank]))
+            )
+            for seat in seats
+        }
+        refs = [self._actors[rank].log_to.remote(rank, self._config.cache_dir, logs[rank]) for rank in logs]
+        self._collect([*self._watch.guard(gang, charges, self._session.left_behind), *refs], deadline)
         return gang
 
     def call(
@@ -64,41 +85,61 @@ class RayLauncher:
         """Call all ranks named at once; see `orchestrator.gang.launcher.Launcher.call`."""
         import ray
 
+        assert self._watch is not None  # noqa: S101 - `start` comes first
         deadline = time.monotonic() + timeout_s
         pending = {
             self._actors[rank].call.remote(rank, stage, method, values): rank
             for rank, values in arguments.items()
         }
-        while pending:
-            ready, _ = ray.wait(list(pending), timeout=_left(deadline))
-            if not ready:
-                return
-            for ref in ready:
-                rank = pending.pop(ref)
-                answer = _get(ref, rank, stage)
+        failed: set[int] = set()
+        while pending and (left_s := _left(deadline)) > 0:
+            ready, _ = ray.wait([*pending, *self._watch.refs()], timeout=min(left_s, _TICK_S))
+            answers = {pending.pop(ref): ref for ref in ready if ref in pending}
+            found = [(rank, _get(ref, rank, stage)) for rank, ref in answers.items()]
+            yield from self._watch.take(ready).items()
+            seen = [failure for failure in self._failures(stage) if failure.rank not in failed]
+            found += [(failure.rank, failure) for failure in seen if failure.rank not in answers]
+            for rank, answer in found:
                 if isinstance(answer, WorkerFailure):
+                    failed.add(rank)
                     deadline = min(deadline, time.monotonic() + GRACE_S)
                 yield rank, answer
 
-    def stop(self) -> None:
-        """Kill every actor, free the resources, and end an own Ray."""
+    def _failures(self, stage: str) -> tuple[WorkerFailure, ...]:
+        """What nodes and head make known of ranks, whether or not these are called."""
+        assert self._watch is not None  # noqa: S101 - `start` comes first
+        lost = self._head.failure(0, stage) if self._head is not None else None
+        if lost is not None:
+            self._is_lost = True
+            return (lost,)
+        return self._watch.failures(stage)
+
+    def release(self) -> None:
+        """Kill every actor and whatever it started, and free the resources."""
         actors, self._actors = self._actors, []
         group, self._group = self._group, None
-        session, self._session = self._session, None
-        if session is None:
-            return
+        watch, self._watch = self._watch, None
+        if self._session is None or self._is_lost:
+            return  # without a head nothing can be told to anybody: the guardians' leases run out
         import ray
 
         try:
             for actor in actors:
                 ray.kill(actor, no_restart=True)
-            if actors and session.way_in != "local":
-                _await_death(actors)
+            if watch is not None:
+                watch.release(_STOP_TIMEOUT_S)
             if group is not None:
                 ray.util.remove_placement_group(group)
         except ray.exceptions.RayError as error:
             logger.warning("Ray did not take the ranks down (%s); they end with this driver", error)
-        finally:
+
+    def stop(self) -> None:
+        """Release the ranks, and end an own Ray."""
+        self.release()
+        session, self._session = self._session, None
+        if self._head is not None:
+            self._head.stop()
+        if session is not None:
             ray_session.leave(session)
 
     def _reserve(self, num_ranks: int, deadline: float) -> Any:
@@ -125,11 +166,11 @@ class RayLauncher:
     def _is_own(self) -> bool:
         return self._session is not None and self._session.way_in == "local"
 
-    def _actor(self, index: int, way: ray_session.WayIn) -> Any:
+    def _actor(self, index: int, session: ray_session.Session, mark: str) -> Any:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        environ = ray_session.rank_environ(self._config.ray, self._config.device, way)
+        environ = ray_session.rank_environ(self._config.ray, self._config.device, session.way_in)
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
         resources = ray_session.rank_resources(self._config.ray, self._config.device)
         options = {
@@ -139,9 +180,9 @@ class RayLauncher:
             "scheduling_strategy": strategy,
             "max_restarts": 0,
             "max_task_retries": 0,
-            "runtime_env": ray_session.runtime_env(way),
+            "runtime_env": ray_session.runtime_env(session.way_in),
         }
-        return ray.remote(RankActor).options(**options).remote(environ, self._make_worker)
+        return ray.remote(RankActor).options(**options).remote({**environ, MARK: mark}, self._make_worker)
 
     def _gang(self, seats: tuple[Seat, ...], first: Process, deadline: float) -> Gang:
         # Within one node the loopback address works whatever its host name resolves to.
@@ -164,12 +205,14 @@ class RayLauncher:
             first = failures[0]
             remedy = f"; {first.remedy}" if first.remedy else ""
             raise CannotStart(
-                f"{len(failures)} of {len(refs)} rank processes did not start: {first.message}{remedy}"
+                f"{len(failures)} of {len(refs)} rank processes did not start: {first.message}{remedy}",
+                may_pass=first.kind in {DIED, NODE_LOST},
             )
         if late:
             raise CannotStart(
                 f"{len(late)} of {len(refs)} rank processes did not start in time; "
-                f"raise timeouts.start_s (now {self._config.timeouts.start_s:g}), or look into Ray's logs"
+                f"raise timeouts.start_s (now {self._config.timeouts.start_s:g}), or look into Ray's logs",
+                may_pass=True,
             )
         return [ray.get(ref) for ref in refs]
 
@@ -185,15 +228,3 @@ def _get(ref: Any, rank: int, stage: str) -> Any:
         return ray.get(ref)
     except ray.exceptions.RayError as error:
         return failure_of_ray(error, rank=rank, stage=stage)
-
-
-def _await_death(actors: Sequence[Any]) -> None:
-    """Wait, within bounds, until a call to each killed actor fails."""
-    import ray
-
-    refs = [actor.process.remote() for actor in actors]
-    _, alive = ray.wait(refs, num_returns=len(refs), timeout=_STOP_TIMEOUT_S)
-    if alive:
-        logger.warning(
-            "%d rank processes still answer %g s after they were killed", len(alive), _STOP_TIMEOUT_S
-        )

@@ -51,6 +51,11 @@ class Session:
     way_in: WayIn
     temp_dir: str
 
+    @property
+    def left_behind(self) -> tuple[str, ...]:
+        """Directories that stay when this process is killed."""
+        return (self.temp_dir,) if self.temp_dir else ()
+
 
 def way_in(config: RayConfig, environ: Mapping[str, str], *, initialized: bool) -> WayIn:
     """How this process should get onto Ray."""
@@ -86,6 +91,14 @@ def enter(config: RayConfig) -> Session:
         raise
     logger.info("On Ray, way in: %s", way)
     return session
+
+
+def head_address() -> str:
+    """Host and port of the cluster's head, once this process is on it."""
+    import ray
+
+    address: str = ray.get_runtime_context().gcs_address
+    return address
 
 
 def leave(session: Session) -> None:

@@ -6,10 +6,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from orchestrator.errors import WorkerFailure
+from orchestrator.causes import DIED, NODE_LOST, WorkerFailure
 
 _EXIT_DETAIL = re.compile(
     r"Worker exit type: (\w+) Worker exit detail: (.*?)(?: There are some potential|\n|$)"
+)
+_LOST_NODE = re.compile(
+    r"(?i)node (?:was terminated|is dead|has died|died|failure)|NODE_DIED"
 )
 _MISSING_MODULE = re.compile(r"(?:ModuleNotFoundError|ImportError): (.*)")
 
@@ -95,7 +98,7 @@ def failure_of_ray(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
     from ray import exceptions
 
     text = str(error)
-    kind, remedy = "died", ""
+    kind, remedy = DIED, ""
     if isinstance(error, exceptions.OutOfMemoryError):
         message, remedy = "killed by Ray, because its node ran out of memory", "fewer ranks for each node"
     elif isinstance(error, exceptions.RuntimeEnvSetupError):
@@ -103,10 +106,12 @@ def failure_of_ray(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
     elif missing := _MISSING_MODULE.search(text):
         kind, message = "import", missing.group(1)
         remedy = "start the launch in the directory that holds the module, or install it on the nodes"
+    elif isinstance(error, exceptions.NodeDiedError) or _LOST_NODE.search(text):
+        kind, message = NODE_LOST, f"Ray lost its node: {_first_line(text)}"
     elif detail := _EXIT_DETAIL.search(text):
         message = f"its process ended ({detail.group(1)}: {detail.group(2).strip()})"
         remedy = "its log holds the last words; a kill by the system leaves none (see dmesg)"
-    elif isinstance(error, exceptions.RayActorError | exceptions.NodeDiedError):
+    elif isinstance(error, exceptions.RayActorError):
         message = f"its process ended, or its node is lost: {_first_line(text)}"
     else:
         kind, message = type(error).__name__, _first_line(text)

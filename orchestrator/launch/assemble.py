@@ -9,6 +9,7 @@ from cache_store.backends.tier import TierState
 from orchestrator.gang.launcher import Seat
 from orchestrator.launch.identity import identity, launch_key
 from orchestrator.launch.stages import Stages
+from orchestrator.show.course import Course
 from orchestrator.show.report import SCHEMA_VERSION, FunctionReport, RankReport, Report, totals
 from orchestrator.show.store_report import Committed, NodeFetch, NodeReport
 from worker.results import FunctionProbe, FunctionResult, RankPlace, Verification
@@ -41,6 +42,7 @@ class Moved:
 def assemble(
     stages: Stages,
     *,
+    course: Course,
     places: tuple[RankPlace, ...],
     warm: Warm,
     moved: Moved,
@@ -53,6 +55,10 @@ def assemble(
     )
     return Report(
         schema_version=SCHEMA_VERSION,
+        outcome="warm",
+        exit_code=0,
+        failure=None,
+        course=course,
         name=config.name,
         launch_key=launch_key(config),
         identity=identity(config),

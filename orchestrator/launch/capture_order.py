@@ -7,6 +7,7 @@ artifact, or by none.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from itertools import zip_longest
 
@@ -53,18 +54,18 @@ def _calls(proposals: Proposals) -> list[Step]:
 
 def _planned(proposals: Proposals, digests: Mapping[tuple[int, str], str]) -> list[Step]:
     """Planned captures on which all ranks with the artifact agree; one step for equal shapes."""
-    owners: dict[tuple[str, str], set[int]] = {}
-    for (rank, function), digest in digests.items():
-        owners.setdefault((function, digest), set()).add(rank)
-    proposers: dict[tuple[str, str], set[int]] = {}
+    owners = Counter((function, digest) for (_, function), digest in digests.items())
+    proposers: Counter[tuple[str, str, str]] = Counter()
     for rank, own in proposals.items():
-        for item in own:
-            if item.planned:
-                proposers.setdefault((item.function, item.signature), set()).add(rank)
+        signatures = dict.fromkeys((item.function, item.signature) for item in own if item.planned)
+        for function, signature in signatures:
+            proposers[function, signature, digests.get((rank, function), "")] += 1
     steps: dict[tuple[str, str], Step] = {}
     for rank, own in proposals.items():
         for item in own:
-            alike = owners.get((item.function, digests.get((rank, item.function), "")), {rank})
-            if item.planned and proposers[item.function, item.signature] >= alike:
+            digest = digests.get((rank, item.function), "")
+            # Counted, not compared rank by rank, which would be quadratic in the number of ranks.
+            agreed = proposers[item.function, item.signature, digest] >= owners[item.function, digest]
+            if item.planned and agreed:
                 steps.setdefault((item.function, item.shapes), {})[rank] = item
     return [steps[label] for label in sorted(steps)]

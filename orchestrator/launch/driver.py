@@ -1,29 +1,135 @@
-"""The driver of a launch: the stages, one after the other, and the only place that commits.
+"""The driver of a launch: attempts, each a gang that goes through the stages; only here is it committed.
 
 The store may be away, or fall silent on the way: the launch then goes on without it, leaves on each node's
 disk what is to be published later, and says so in its report. A launch record is created last, when every
-rank's manifest is in the store: a launch is whole in the store or absent.
+rank's manifest is in the store: a launch is whole in the store or absent. What an attempt compiled stays on
+its nodes' disks and, as blobs, in the store, so that the next one compiles what is left.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cache_store.records.manifest import CaptureEntry, utc_now
 from orchestrator.config.reading import Config
+from orchestrator.errors import CannotStart, LaunchFailed
 from orchestrator.gang.launcher import Launcher
 from orchestrator.launch import steps
 from orchestrator.launch.assemble import Moved, Warm, assemble
 from orchestrator.launch.commit import commit
+from orchestrator.launch.failed import Known, failed_report
+from orchestrator.launch.retries import Spent
 from orchestrator.launch.rounds import settle_all
 from orchestrator.launch.stages import Stages
-from orchestrator.show.listener import Listener, Silence
+from orchestrator.show.course import Recorder
+from orchestrator.show.events import Listener, all_of, silence
 from orchestrator.show.report import Report
 from orchestrator.signals import undisturbed
 from worker.settings import settings
+
+if TYPE_CHECKING:
+    from orchestrator.store.stores import Access
 
 _EMULATED = (
     "emulated NPU: tensors lie on the CPU; times and numbers say nothing of an NPU, and artifacts are keyed "
     "for the emulator only"
 )
+
+
+class Launch:
+    """One launch, from start to commit, in as many attempts as it takes and may take.
+
+    Args:
+        config: what to launch, where.
+        no_compile: whether a miss is an error; config and `WARMRANK_NO_COMPILE` may say so as well.
+        listener: is told what happens; None for nobody.
+        launcher: runs the ranks; None for Ray.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        no_compile: bool = False,
+        listener: Listener | None = None,
+        launcher: Launcher | None = None,
+    ) -> None:
+        self._no_compile = no_compile or config.no_compile or settings().no_compile
+        self._launcher = launcher or ray_launcher(config)
+        self._recorder = Recorder()
+        self._stages = Stages(config, self._launcher, all_of(self._recorder, listener or silence))
+        self._known = Known(started=utc_now())
+
+    def run(self) -> Report:
+        """Launch until every rank is warm.
+
+        Raises:
+            LaunchFailed: a stage failed on at least one rank, and may not be tried again.
+            CompileForbidden: compiling is forbidden and something missed.
+            CannotStart: the ranks could not be started.
+            cache_store.errors.StoreError: the store's place holds no usable store, or a key file is unusable.
+        """
+        stages = self._stages
+        if stages.config.device == "npu" and settings().emulate_npu:
+            stages.problems.append(_EMULATED)
+        try:
+            access = steps.open_store(stages)
+            self._known.tiers = access.found() if access is not None else ()
+            return self._attempts(access)
+        finally:
+            with undisturbed():
+                self._launcher.stop()
+
+    def failed(self, error: Exception, *, exit_code: int) -> Report:
+        """The report of a launch whose `run` ended with this error."""
+        course = self._recorder.course(now_s=self._stages.wall_s())
+        return failed_report(self._stages, self._known, course, error, exit_code)
+
+    def _attempts(self, access: Access | None) -> Report:
+        spent, reason = Spent(self._stages.config.retries), ""
+        while True:
+            self._stages.begin_attempt(reason)
+            self._known.begin_attempt()
+            try:
+                return self._attempt(access)
+            except (LaunchFailed, CannotStart) as error:
+                reason = spent.another(error)
+                self._stages.attempt_failed(error, is_last=not reason)
+                if not reason:
+                    raise
+                self._stages.problem(f"attempt {self._stages.attempt} was given up: {reason}")
+            except Exception as error:
+                self._stages.attempt_failed(error, is_last=True)
+                raise
+            with undisturbed():
+                self._launcher.release()
+
+    def _attempt(self, access: Access | None) -> Report:
+        stages, known = self._stages, self._known
+        known.places = steps.start(stages, access, no_compile=self._no_compile)
+        is_stored = access is not None and access.store is not None
+        fetched = steps.fetch(stages) if is_stored else steps.Fetched()
+        known.fetches = fetched.nodes
+        warm = (
+            run_scripts(stages)
+            if stages.is_script
+            else warm_up(stages, no_compile=self._no_compile, planned=fetched.captures)
+        )
+        moved = Moved()
+        if access is not None:
+            committed = commit(stages, access, known.places[0], is_new=warm.is_new)
+            moved = Moved(
+                tiers=access.found(),
+                fetches=fetched.nodes,
+                committed=committed,
+                nodes=steps.node_artifacts(stages),
+            )
+        course = self._recorder.course(now_s=stages.wall_s())
+        report = assemble(
+            stages, course=course, places=known.places, warm=warm, moved=moved, started=known.started
+        )
+        stages.close()
+        return report
 
 
 def launch(
@@ -33,51 +139,8 @@ def launch(
     listener: Listener | None = None,
     launcher: Launcher | None = None,
 ) -> Report:
-    """Run a launch until every rank is warm.
-
-    Args:
-        config: what to launch, where.
-        no_compile: whether a miss is an error; config and `WARMRANK_NO_COMPILE` may say so as well.
-        listener: is told what happens; None for nobody.
-        launcher: runs the ranks; None for Ray.
-
-    Raises:
-        LaunchFailed: a stage failed on at least one rank.
-        CompileForbidden: compiling is forbidden and something missed.
-        CannotStart: the ranks could not be started.
-        cache_store.errors.StoreError: the store's place holds no usable store, or a key file is not usable.
-    """
-    no_compile = no_compile or config.no_compile or settings().no_compile
-    launcher = launcher or ray_launcher(config)
-    started = utc_now()
-    stages = Stages(config, launcher, listener or Silence())
-    if config.device == "npu" and settings().emulate_npu:
-        stages.problems.append(_EMULATED)
-    try:
-        access = steps.open_store(stages)
-        places = steps.start(stages, access, no_compile=no_compile)
-        is_stored = access is not None and access.store is not None
-        fetched = steps.fetch(stages) if is_stored else steps.Fetched()
-        warm = (
-            run_scripts(stages)
-            if stages.is_script
-            else warm_up(stages, no_compile=no_compile, planned=fetched.captures)
-        )
-        moved = Moved()
-        if access is not None:
-            committed = commit(stages, access, places[0], is_new=warm.is_new)
-            moved = Moved(
-                tiers=access.found(),
-                fetches=fetched.nodes,
-                committed=committed,
-                nodes=steps.node_artifacts(stages),
-            )
-        report = assemble(stages, places=places, warm=warm, moved=moved, started=started)
-        stages.close()
-    finally:
-        with undisturbed():
-            launcher.stop()
-    return report
+    """Run a launch until every rank is warm; arguments as of `Launch`, errors as of `Launch.run`."""
+    return Launch(config, no_compile=no_compile, listener=listener, launcher=launcher).run()
 
 
 def warm_up(stages: Stages, *, no_compile: bool, planned: tuple[CaptureEntry, ...] = ()) -> Warm:

@@ -1,204 +1,103 @@
-"""The plan of a launch: pure functions from what ranks found to one action for every rank and function.
+"""The plan of a round: one action for every rank and function; pure.
 
-A round goes: `plan_round`, the driver carries it out, `advance`. Ranks whose requests and runtime state for
-a function are equal form a class. Within a class a rank loads what it holds, else adopts what fits or is
-offered, else one leader compiles and the others wait for it, to adopt the result. Whoever refuses an offer
-(its guards do not hold there) stays for the next round. The rounds end: each gives every rank that stays one
-offer less, and where no offer is left a leader is satisfied; after ``max_rounds`` each rank that stays
+A round goes: `plan_round`, the driver carries it out, `advance`. Within a class a rank loads what it holds,
+else adopts what fits or is offered, else one leader compiles and the others wait for it, to adopt the result.
+Whoever refuses an offer (its guards do not hold there) stays for the next round, and so does a class whose
+leader failed: another one tries, on another node where there is one; a class whose second leader failed is
+given up, and nobody else. The rounds end: each leaves every rank that stays one offer less, or its class one
+leader less, and where no offer is left a leader is satisfied; a rank that has refused ``max_rounds`` offers
 compiles for itself.
 
-Nothing here does I/O, and no rank decides anything alone.
+Nothing here does I/O, and no rank decides anything alone. All of it is linear in ranks times functions, but
+for sorting the classes that compile.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from orchestrator.errors import ForbiddenCompile
-from worker.results import FunctionProbe
+from orchestrator.launch.leaders import NOWHERE, Leaders, Tried
+from orchestrator.launch.situation import (
+    Action,
+    Adopt,
+    Attempt,
+    Avoided,
+    AwaitLeader,
+    ClassKey,
+    Compile,
+    Demand,
+    Failed,
+    GiveUp,
+    Load,
+    Offer,
+    Situation,
+    Slot,
+    advance,
+    begin,
+)
+from orchestrator.show.events import ClassAction, RankClass
 
-Slot = tuple[int, str]
-"""A rank and a cached function."""
+__all__ = [
+    "MAX_LEADERS", "Action", "Adopt", "Attempt", "Avoided", "AwaitLeader", "Compile", "Demand", "Failed",
+    "GiveUp", "Load", "Offer", "Situation", "Slot", "advance", "begin", "classes", "forbidden", "plan_round",
+    "rank_classes",
+]  # fmt: skip
 
+MAX_LEADERS = 2
+"""Leaders that try to compile for a class before it is given up."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """Use the artifact of the rank's own partition."""
-
-    digest: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adopt:
-    """Use an artifact that another rank holds; ``from_rank`` is None when no rank of this launch holds it."""
-
-    digest: str
-    from_rank: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compile:
-    """Make the artifact."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AwaitLeader:
-    """Adopt what this rank compiles in the same round."""
-
-    leader: int
-
-
-Action = Load | Adopt | Compile | AwaitLeader
+Asked = tuple[str, str]
+"""Function and request key: what an artifact is offered for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """A rank that has no artifact yet for a function.
-
-    Attributes:
-        rank: global rank.
-        function: name of the cached function.
-        request_key: what it asks for, with the runtime state that is declared for it; equal ones make a
-            class.
-        held: digest that lies in the rank's own partition; empty for none.
-        fits: digest from elsewhere that the probe found to fit; empty for none.
-        reason: why nothing could be used so far.
-        refused: digests that turned out not to fit.
-    """
-
-    rank: int
-    function: str
-    request_key: str
-    held: str = ""
-    fits: str = ""
-    reason: str = ""
-    refused: frozenset[str] = frozenset()
-
-    @property
-    def slot(self) -> Slot:
-        """The rank and function."""
-        return self.rank, self.function
-
-    @property
-    def class_key(self) -> tuple[str, str]:
-        """What the members of a class share."""
-        return self.function, self.request_key
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
-    """An artifact that members of a class may adopt."""
-
-    function: str
-    request_key: str
-    digest: str
-    from_rank: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
-    """Everything a round is planned from.
-
-    Attributes:
-        round: number of rounds carried out.
-        demands: what is still wanted, by rank, then in call order.
-        offers: what is known to exist, the best first.
-    """
-
-    round: int
-    demands: tuple[Demand, ...]
-    offers: tuple[Offer, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """What came of an action: the digest that was used or refused, and why."""
-
-    ok: bool
-    digest: str
-    reason: str = ""
-
-
-def begin(probes: Mapping[int, Sequence[FunctionProbe]]) -> Situation:
-    """The situation after the probe."""
-    demands = tuple(
-        Demand(
-            rank=rank,
-            function=probe.function,
-            request_key=_wanted(probe),
-            held=probe.digest if probe.state == "hit" else "",
-            fits=probe.digest if probe.state == "adoptable" else "",
-            reason=probe.reason,
-        )
-        for rank in sorted(probes)
-        for probe in probes[rank]
-    )
-    held = (_offer(demand, demand.held, demand.rank) for demand in demands if demand.held)
-    fits = (_offer(demand, demand.fits, None) for demand in demands if demand.fits)
-    return Situation(round=0, demands=demands, offers=_distinct((*held, *fits)))
-
-
-def classes(demands: Iterable[Demand]) -> dict[tuple[str, str], list[Demand]]:
-    """Demands by function and request key, in order of their first member."""
-    found: dict[tuple[str, str], list[Demand]] = {}
+def classes(demands: Iterable[Demand]) -> dict[ClassKey, list[Demand]]:
+    """Demands by class, in order of their first member."""
+    found: dict[ClassKey, list[Demand]] = {}
     for demand in demands:
         found.setdefault(demand.class_key, []).append(demand)
     return found
 
 
 def plan_round(
-    situation: Situation, *, max_rounds: int, nodes: Mapping[int, int] | None = None
+    situation: Situation,
+    *,
+    max_rounds: int,
+    nodes: Mapping[int, int] | None = None,
+    lanes: Mapping[int, int] | None = None,
 ) -> dict[Slot, Action]:
-    """One action for every demand.
+    """One action for every demand; what compiles comes last, the longest first.
 
     Args:
         situation: what is wanted and what exists.
-        max_rounds: from this round on each rank compiles for itself.
+        max_rounds: a rank that has refused so many offers compiles for itself.
         nodes: node of every rank; when given, leaders are spread over nodes, then over a node's ranks;
             otherwise the lowest rank of a class leads it.
+        lanes: by node, how many leaders should work at a time; otherwise one a rank.
     """
-    if situation.round >= max_rounds:
-        return {demand.slot: Compile() for demand in situation.demands}
     offers = _offers_by_class(situation.offers)
+    num_failed = Counter(failed.class_key for failed in situation.failed)
     actions: dict[Slot, Action] = {}
-    leaders: dict[tuple[str, str], int] = {}
-    for key, members in classes(situation.demands).items():
-        for demand in members:
-            action = _without_compiling(demand, offers.get(key, ()))
-            if action is not None:
-                actions[demand.slot] = action
-        needy = [demand.rank for demand in members if demand.slot not in actions]
-        if needy:
-            # Calls of one function have one leader: the artifact of the first may cover the others.
-            family = (key[0].partition("[")[0], key[1])
-            leader = leaders.get(family, -1)
-            if leader not in needy:
-                leader = leaders[family] = _leader(needy, leaders.values(), nodes)
-            for rank in needy:
-                actions[rank, key[0]] = Compile() if rank == leader else AwaitLeader(leader=leader)
+    needy: dict[ClassKey, list[Demand]] = {}
+    for demand in situation.demands:
+        alone = demand.num_refused >= max_rounds
+        asked = demand.function, demand.request_key
+        action = None if alone else _without_compiling(demand, offers.get(asked, {}))
+        key = demand.own_key if alone else demand.class_key
+        if action is not None:
+            actions[demand.slot] = action
+        elif num_failed[key] >= MAX_LEADERS:
+            actions[demand.slot] = GiveUp()
+        else:
+            needy.setdefault(key, []).append(demand)
+    leaders = _leaders(needy, _tried(situation, nodes), Leaders(nodes, lanes))
+    for key, leader in leaders.items():
+        for demand in needy[key]:
+            alone = demand.num_refused >= max_rounds
+            is_leader = demand.rank == leader
+            actions[demand.slot] = Compile(alone=alone) if is_leader else AwaitLeader(leader=leader)
     return actions
-
-
-def advance(
-    situation: Situation, actions: Mapping[Slot, Action], attempts: Mapping[Slot, Attempt]
-) -> Situation:
-    """The situation after a round: whoever was refused stays, and what leaders made is offered first."""
-    made = [
-        _offer(demand, attempts[demand.slot].digest, demand.rank)
-        for demand in situation.demands
-        if isinstance(actions[demand.slot], Compile) and attempts[demand.slot].ok
-    ]
-    return Situation(
-        round=situation.round + 1,
-        demands=tuple(
-            _refuse(demand, attempts[demand.slot])
-            for demand in situation.demands
-            if not attempts[demand.slot].ok
-        ),
-        offers=_distinct((*made, *situation.offers)),
-    )
 
 
 def forbidden(situation: Situation, actions: Mapping[Slot, Action]) -> tuple[ForbiddenCompile, ...]:
@@ -213,56 +112,92 @@ def forbidden(situation: Situation, actions: Mapping[Slot, Action]) -> tuple[For
     )
 
 
-def _without_compiling(demand: Demand, offers: Sequence[Offer]) -> Load | Adopt | None:
+def rank_classes(situation: Situation, actions: Mapping[Slot, Action]) -> tuple[RankClass, ...]:
+    """The plan as people see it; what was given up is not in it."""
+    found: dict[tuple[str, str, ClassAction, int | None], list[int]] = {}
+    for demand in situation.demands:
+        action = actions[demand.slot]
+        if not isinstance(action, GiveUp):
+            kind, leader = _seen(demand.rank, action)
+            found.setdefault((demand.function, demand.request_key, kind, leader), []).append(demand.rank)
+    return tuple(
+        RankClass(function=function, request_key=key, ranks=tuple(ranks), action=kind, leader=leader)
+        for (function, key, kind, leader), ranks in found.items()
+    )
+
+
+def _seen(rank: int, action: Load | Adopt | Compile | AwaitLeader) -> tuple[ClassAction, int | None]:
+    match action:
+        case Load():
+            return "load", None
+        case Adopt():
+            return "adopt", None
+        case Compile():
+            return "compile", rank
+        case AwaitLeader():
+            return "compile", action.leader
+
+
+def _without_compiling(demand: Demand, offers: Mapping[str, Offer]) -> Load | Adopt | None:
     if demand.held and demand.held not in demand.refused:
         return Load(digest=demand.held)
     if demand.fits and demand.fits not in demand.refused:
-        holder = next((offer.from_rank for offer in offers if offer.digest == demand.fits), None)
-        return Adopt(digest=demand.fits, from_rank=holder)
-    for offer in offers:
-        if offer.digest not in demand.refused:
-            return Adopt(digest=offer.digest, from_rank=offer.from_rank)
+        offer = offers.get(demand.fits)
+        return Adopt(digest=demand.fits, from_rank=offer.from_rank if offer else None)
+    for digest, offer in offers.items():  # ends after at most one step more than it has refused
+        if digest not in demand.refused:
+            return Adopt(digest=digest, from_rank=offer.from_rank)
     return None
 
 
-def _leader(needy: Sequence[int], leaders: Iterable[int], nodes: Mapping[int, int] | None) -> int:
-    """The lowest rank of those that lead least, on the node that leads least."""
-    if nodes is None:
-        return min(needy)
-    led = Counter(leaders)
-    led_by_node = Counter(nodes[rank] for rank in led.elements())
-    return min(needy, key=lambda rank: (led_by_node[nodes[rank]], led[rank], rank))
-
-
-def _wanted(probe: FunctionProbe) -> str:
-    """Ranks with other runtime state refuse each other's artifacts, so they need no round to find out."""
-    state = sorted(probe.runtime_state.items())
-    return f"{probe.request_key} {state}" if state else probe.request_key
-
-
-def _offer(demand: Demand, digest: str, from_rank: int | None) -> Offer:
-    return Offer(function=demand.function, request_key=demand.request_key, digest=digest, from_rank=from_rank)
-
-
-def _distinct(offers: Iterable[Offer]) -> tuple[Offer, ...]:
-    """Each digest of a class once; the first holder stands for all."""
-    first: dict[tuple[str, str, str], Offer] = {}
-    for offer in offers:
-        first.setdefault((offer.function, offer.request_key, offer.digest), offer)
-    return tuple(first.values())
-
-
-def _offers_by_class(offers: Iterable[Offer]) -> dict[tuple[str, str], list[Offer]]:
-    found: dict[tuple[str, str], list[Offer]] = {}
-    for offer in offers:
-        found.setdefault((offer.function, offer.request_key), []).append(offer)
+def _leaders(
+    needy: Mapping[ClassKey, Sequence[Demand]], tried: Mapping[Asked, Tried], leaders: Leaders
+) -> dict[ClassKey, int]:
+    """A leader for every class, the longest compiles first."""
+    # Calls of one function have one leader: the artifact of the first may cover the others.
+    families: dict[ClassKey, list[ClassKey]] = {}
+    for key in needy:
+        families.setdefault((key[0].partition("[")[0], *key[1:]), []).append(key)
+    costs = {family: sum(_cost(needy[key]) for key in keys) for family, keys in families.items()}
+    found: dict[ClassKey, int] = {}
+    for family in sorted(families, key=lambda family: -costs[family]):  # stable: equal ones in call order
+        leader: int | None = None
+        for key in families[family]:
+            ranks = {demand.rank for demand in needy[key]}
+            if leader is None or leader not in ranks:
+                leader = leaders.choose(ranks, _cost(needy[key]), tried.get(key[:2], NOWHERE))
+            else:
+                leaders.add(leader, _cost(needy[key]))
+            found[key] = leader
     return found
 
 
-def _refuse(demand: Demand, attempt: Attempt) -> Demand:
-    refusal = f"{attempt.digest[:12]} refused: {attempt.reason}"
-    return replace(
-        demand,
-        refused=demand.refused | {attempt.digest},
-        reason=f"{demand.reason}; {refusal}" if demand.reason else refusal,
-    )
+def _cost(members: Sequence[Demand]) -> int:
+    return max(1, *(demand.cost for demand in members))
+
+
+def _tried(situation: Situation, nodes: Mapping[int, int] | None) -> dict[Asked, Tried]:
+    """Where what is asked for was tried in vain, in this attempt of the launch and before."""
+    ranks: dict[Asked, set[int]] = {}
+    places: dict[Asked, set[int]] = {}
+    for failed in situation.failed:
+        asked = failed.class_key[:2]
+        ranks.setdefault(asked, set()).add(failed.rank)
+        if nodes is not None:
+            places.setdefault(asked, set()).add(nodes[failed.rank])
+    for avoided in situation.avoided:
+        asked = avoided.function, avoided.request_key
+        places.setdefault(asked, set()).add(avoided.node)
+        if avoided.rank is not None:
+            ranks.setdefault(asked, set()).add(avoided.rank)
+    return {
+        asked: Tried(ranks=frozenset(ranks.get(asked, ())), nodes=frozenset(places.get(asked, ())))
+        for asked in ranks.keys() | places.keys()
+    }
+
+
+def _offers_by_class(offers: Iterable[Offer]) -> dict[Asked, dict[str, Offer]]:
+    found: dict[Asked, dict[str, Offer]] = {}
+    for offer in offers:
+        found.setdefault((offer.function, offer.request_key), {})[offer.digest] = offer
+    return found

@@ -1,23 +1,31 @@
-"""Brings every function of every rank to an artifact: plan, compile, load or adopt, round after round."""
+"""Brings every function of every rank to an artifact: plan, compile, load or adopt, round after round.
+
+The driver plans once for all ranks, from what the probe found; no rank decides anything, and none has taken
+part in a collective before. A compile that fails stops nobody who does not need it: the others go on, and
+what is still missing when nobody wants anything any more is one error.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from orchestrator.errors import CompileForbidden
+from orchestrator.causes import WorkerFailure
+from orchestrator.errors import CompileForbidden, LaunchFailed
 from orchestrator.gang.launcher import Gang
-from orchestrator.launch.plan import (
+from orchestrator.launch.failed_compiles import CompileCut, Compiling, avoided, failure_of, retries
+from orchestrator.launch.leaders import lanes_of
+from orchestrator.launch.plan import forbidden, plan_round, rank_classes
+from orchestrator.launch.situation import (
     Action,
-    Adopt,
     Attempt,
     AwaitLeader,
     Compile,
+    GiveUp,
     Load,
+    Situation,
     Slot,
     advance,
     begin,
-    forbidden,
-    plan_round,
 )
 from orchestrator.launch.stages import Stages
 from worker.results import FunctionProbe, FunctionResult
@@ -31,25 +39,40 @@ def settle_all(
     probes: Mapping[int, tuple[FunctionProbe, ...]],
     *,
     no_compile: bool,
+    avoid: Iterable[Compiling] = (),
 ) -> Ledger:
     """Carry out rounds until no rank wants anything.
 
+    Args:
+        stages: of the launch.
+        probes: what every rank found.
+        no_compile: whether a miss is an error.
+        avoid: what was compiled where when former attempts of the launch were cut off; this one compiles it
+            elsewhere, where there is an elsewhere.
+
     Raises:
         CompileForbidden: compiling is forbidden and a plan needs it.
-        LaunchFailed: a rank failed.
+        CompileCut: a leader died or did not answer; says what it compiled.
+        LaunchFailed: a rank failed, or something did not compile.
     """
+    seats = {seat.rank: seat for seat in stages.gang.seats}
     nodes = nodes_of(stages.gang)
-    situation = begin(probes)
+    lanes = lanes_of(nodes.values(), stages.config.ray.num_cpus_per_rank)
+    situation = begin(probes, avoided=avoided(avoid, seats))
     ledger: Ledger = {}
     while situation.demands:
-        actions = plan_round(situation, max_rounds=stages.config.max_rounds, nodes=nodes)
+        actions = plan_round(situation, max_rounds=stages.config.max_rounds, nodes=nodes, lanes=lanes)
         if no_compile and (misses := forbidden(situation, actions)):
             raise CompileForbidden(misses)
-        made = _compile(stages, actions)
-        results = made | _load(stages, actions, made)
-        ledger |= {slot: result for slot, result in results.items() if result.ok}
-        attempts = {slot: _attempt(slot, action, made, results[slot]) for slot, action in actions.items()}
-        situation = advance(situation, actions, attempts)
+        if planned := rank_classes(situation, actions):
+            stages.planned(situation.round, planned)
+        attempts = _carry_out(stages, situation, actions, ledger)
+        before = len(situation.failed)
+        situation = advance(situation, actions, attempts, nodes=nodes)
+        for text in retries(situation.failed[before:], situation, seats):
+            stages.problem(text)
+    if situation.lost:
+        raise failure_of(situation, seats, num_ranks=stages.config.ranks, logs=stages.gang.logs)
     return ledger
 
 
@@ -58,20 +81,68 @@ def nodes_of(gang: Gang) -> dict[int, int]:
     return {seat.rank: seat.node_rank for seat in gang.seats}
 
 
-def _compile(stages: Stages, actions: Mapping[Slot, Action]) -> Ledger:
-    """Leaders compile, side by side."""
-    functions: dict[int, tuple[str, ...]] = {}
+def _carry_out(
+    stages: Stages, situation: Situation, actions: Mapping[Slot, Action], ledger: Ledger
+) -> dict[Slot, Attempt]:
+    """Do what a round's plan says; what is settled goes into the ledger."""
+    made = _compile(stages, situation, actions)
+    results = made | _load(stages, actions, made)
+    ledger |= {slot: result for slot, result in results.items() if result.ok}
+    return {
+        slot: _attempt(slot, action, made, results.get(slot))
+        for slot, action in actions.items()
+        if not isinstance(action, GiveUp)
+    }
+
+
+def _compile(stages: Stages, situation: Situation, actions: Mapping[Slot, Action]) -> Ledger:
+    """Leaders compile, side by side; each its functions one after the other, as the plan orders them."""
+    functions: dict[int, list[str]] = {}
     for (rank, function), action in actions.items():
         if isinstance(action, Compile):
-            functions[rank] = (*functions.get(rank, ()), function)
+            functions.setdefault(rank, []).append(function)
     if not functions:
         return {}
     with stages.stage("compile", tuple(sorted(functions))):
-        arguments = {rank: (names,) for rank, names in functions.items()}
-        answers = stages.ask("compile", "compile", arguments)
+        arguments = {rank: (tuple(names),) for rank, names in functions.items()}
+        answers = stages.try_ask("compile", "compile", arguments)
+        _check_answers(stages, situation, functions, answers)
         stages.agree_on_silence("compile", functions)
         stages.tell("compile", answers)
     return _by_slot(answers)
+
+
+def _check_answers(
+    stages: Stages,
+    situation: Situation,
+    functions: Mapping[int, list[str]],
+    answers: Mapping[int, tuple[FunctionResult, ...] | WorkerFailure],
+) -> None:
+    """A function that did not compile is a result; a rank that failed as a whole ends the attempt.
+
+    Raises:
+        CompileForbidden: a rank would have had to compile, which is forbidden.
+        CompileCut: otherwise.
+    """
+    failures = [answer for answer in answers.values() if isinstance(answer, WorkerFailure)]
+    if not failures:
+        return
+    seats = {seat.rank: seat for seat in stages.gang.seats}
+    asked = {demand.slot: demand.request_key for demand in situation.demands}
+    lost = [
+        Compiling(
+            function=function,
+            request_key=asked[failure.rank, function],
+            rank=failure.rank,
+            host=seats[failure.rank].host,
+        )
+        for failure in failures
+        for function in functions[failure.rank]
+    ]
+    try:
+        stages.fail("compile", failures, silent=tuple(set(functions) - set(answers)))
+    except LaunchFailed as error:
+        raise CompileCut(error, lost) from error
 
 
 def _load(stages: Stages, actions: Mapping[Slot, Action], made: Ledger) -> Ledger:
@@ -82,8 +153,8 @@ def _load(stages: Stages, actions: Mapping[Slot, Action], made: Ledger) -> Ledge
         rank, function = slot
         if isinstance(action, Load):
             loads.setdefault(rank, []).append(function)
-        elif not isinstance(action, Compile):
-            offers.setdefault(rank, {})[function] = _offered(slot, action, made)
+        elif offered := _offered(slot, action, made):
+            offers.setdefault(rank, {})[function] = offered
     ranks = tuple(sorted(loads.keys() | offers.keys()))
     if not ranks:
         return {}
@@ -95,15 +166,26 @@ def _load(stages: Stages, actions: Mapping[Slot, Action], made: Ledger) -> Ledge
     return _by_slot(answers)
 
 
-def _offered(slot: Slot, action: Load | Adopt | AwaitLeader, made: Ledger) -> str:
+def _offered(slot: Slot, action: Action, made: Ledger) -> str:
+    """Digest of the artifact that an action hands to a rank; empty where it hands it none."""
+    if isinstance(action, Compile | GiveUp):
+        return ""
     if isinstance(action, AwaitLeader):
-        return made[action.leader, slot[1]].digest
+        result = made[action.leader, slot[1]]
+        return result.digest if result.ok else ""
     return action.digest
 
 
-def _attempt(slot: Slot, action: Action, made: Ledger, result: FunctionResult) -> Attempt:
-    digest = result.digest if isinstance(action, Compile) else _offered(slot, action, made)
-    return Attempt(ok=result.ok, digest=digest, reason=result.reason)
+def _attempt(slot: Slot, action: Action, made: Ledger, result: FunctionResult | None) -> Attempt:
+    if result is None:
+        return Attempt(ok=False, digest="", reason="its leader could not compile it")
+    is_compile = isinstance(action, Compile)
+    return Attempt(
+        ok=result.ok,
+        digest=result.digest if is_compile else _offered(slot, action, made),
+        reason=result.reason,
+        out_of_reach=not (is_compile or result.ok or result.guard_failed),
+    )
 
 
 def _by_slot(answers: Mapping[int, tuple[FunctionResult, ...]]) -> Ledger:

@@ -1,4 +1,7 @@
-"""Runs one stage of a launch on its ranks: asks, times, tells the listener, makes one error of failures."""
+"""Runs one stage of a launch on its ranks: asks, times, tells the listener, makes one error of failures.
+
+One object serves all attempts of a launch: times and problems are the launch's, the gang is the attempt's.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from orchestrator.causes import TIMEOUT, WorkerFailure
 from orchestrator.config.models import Config, ScriptWorkload
-from orchestrator.errors import CompileForbidden, ForbiddenCompile, LaunchFailed, WorkerFailure
-from orchestrator.gang.launcher import Gang, Launcher
-from orchestrator.show.listener import Listener
+from orchestrator.errors import CompileForbidden, ForbiddenCompile, LaunchFailed
+from orchestrator.gang.launcher import Gang, Launcher, Sight
+from orchestrator.show import events
+from orchestrator.show.events import Event, Listener, RankClass
 from orchestrator.show.report import StageReport
 from worker.results import FunctionResult
 
@@ -48,9 +53,35 @@ class Stages:
         self._clock = clock
         self._seconds: dict[str, float] = {}
         self._began_s = clock()
-        self.gang = Gang(seats=(), master_addr="", master_port=0)
+        self.gang = NO_GANG
+        self.attempt = 0
+        self.running = ""  # the stage that goes on; of a launch that failed, the one that it failed in
         self._silent: frozenset[str] = frozenset()
+        self._sights: dict[int, Sight] = {}
         self.problems: list[str] = []
+
+    def begin_attempt(self, reason: str) -> None:
+        """Forget the gang of the attempt before, which is gone.
+
+        Args:
+            reason: why there is another attempt; empty for the first.
+        """
+        self.attempt += 1
+        self.gang, self._silent = NO_GANG, frozenset()
+        self._sights.clear()
+        self._tell(events.AttemptStarted(at_s=self.wall_s(), attempt=self.attempt, reason=reason))
+
+    def attempt_failed(self, error: Exception, *, is_last: bool) -> None:
+        """Tell that the attempt is over."""
+        self._tell(
+            events.AttemptFailed(
+                at_s=self.wall_s(),
+                attempt=self.attempt,
+                stage=self.running,
+                text=str(error),
+                is_last=is_last,
+            )
+        )
 
     def start(self) -> Gang:
         """Start the processes of all ranks.
@@ -59,17 +90,22 @@ class Stages:
             CannotStart: as `Launcher.start`.
         """
         self.gang = self._launcher.start(len(self.ranks), timeout_s=self._timeout_s("start"))
+        self._tell(events.Seated(at_s=self.wall_s(), seats=self.gang.seats))
         return self.gang
 
     @contextmanager
     def stage(self, name: str, ranks: tuple[int, ...] | None = None) -> Iterator[None]:
         """Time whatever is done inside as one stage, on all ranks unless some are named."""
-        self._listener.stage_started(name, self.ranks if ranks is None else ranks)
+        self.running = name
+        taking_part = self.ranks if ranks is None else ranks
+        self._tell(events.StageStarted(at_s=self.wall_s(), stage=name, ranks=taking_part))
         began_s = self._clock()
-        yield
-        seconds = self._clock() - began_s
-        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
-        self._listener.stage_finished(name, seconds)
+        try:
+            yield
+        finally:
+            seconds = self._clock() - began_s
+            self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+        self._tell(events.StageFinished(at_s=self.wall_s(), stage=name, seconds=seconds))
 
     def ask(self, stage: str, method: str, arguments: Arguments) -> dict[int, Any]:
         """Call a method on some ranks, all of which must succeed.
@@ -104,11 +140,14 @@ class Stages:
     def try_ask(self, stage: str, method: str, arguments: Arguments) -> dict[int, Any]:
         """As `ask`, but failures come back as values, those of time as well."""
         timeout_s = self._timeout_s(stage)
-        began_s = self._clock()
         answers: dict[int, Any] = {}
         for rank, answer in self._launcher.call(stage, method, arguments, timeout_s=timeout_s):
+            if isinstance(answer, Sight):
+                self._see(rank, answer)
+                continue
             answers[rank] = answer
-            self._listener.rank_finished(stage, rank, self._clock() - began_s)
+            is_ok = not isinstance(answer, WorkerFailure)
+            self._tell(events.RankFinished(at_s=self.wall_s(), stage=stage, rank=rank, ok=is_ok))
         if not any(isinstance(answer, WorkerFailure) for answer in answers.values()):
             late = [rank for rank in arguments if rank not in answers]
             answers.update({rank: self._late(stage, rank) for rank in late})
@@ -121,7 +160,17 @@ class Stages:
             CompileForbidden: a rank would have had to compile, which is forbidden.
             LaunchFailed: otherwise.
         """
-        error = LaunchFailed(stage, failures, num_ranks=self.config.ranks, silent=silent, logs=self.gang.logs)
+        self.running = stage
+        seats = self.gang.seats
+        is_one_node = len({seat.node_rank for seat in seats}) <= 1
+        error = LaunchFailed(
+            stage,
+            failures,
+            num_ranks=self.config.ranks,
+            silent=silent,
+            logs=self.gang.logs,
+            hosts={} if is_one_node else {seat.rank: seat.host for seat in seats},
+        )
         misses = _forbidden(error.failures)
         if misses:
             raise CompileForbidden(misses) from error
@@ -151,13 +200,19 @@ class Stages:
         """Tell the listener what became of functions."""
         for rank, functions in results.items():
             for function in functions:
-                self._listener.function_finished(stage, rank, function)
+                self._tell(
+                    events.FunctionFinished(at_s=self.wall_s(), stage=stage, rank=rank, result=function)
+                )
+
+    def planned(self, round_: int, classes: tuple[RankClass, ...]) -> None:
+        """Tell the listener what a round of the plan has ranks do."""
+        self._tell(events.Planned(at_s=self.wall_s(), round=round_, classes=classes))
 
     def problem(self, text: str) -> None:
         """Note, once, what does not stop the launch."""
         if text not in self.problems:
             self.problems.append(text)
-            self._listener.problem(text)
+            self._tell(events.Problem(at_s=self.wall_s(), text=text))
 
     def report(self) -> tuple[StageReport, ...]:
         """Wall seconds of every stage so far."""
@@ -182,15 +237,36 @@ class Stages:
         seconds: float = getattr(self.config.timeouts, f"{stage}_s")
         return seconds
 
+    def _tell(self, event: Event) -> None:
+        self._listener(event)
+
+    def _see(self, rank: int, sight: Sight) -> None:
+        self._sights[rank] = sight
+        if sight.doing:
+            self._tell(
+                events.RankBusy(
+                    at_s=self.wall_s(),
+                    rank=rank,
+                    doing=sight.doing,
+                    cpu_s=sight.cpu_s,
+                    resident_bytes=sight.resident_bytes,
+                )
+            )
+
     def _late(self, stage: str, rank: int) -> WorkerFailure:
+        sight = self._sights.get(rank)
+        doing = f", last seen in {sight.doing!r}" if sight is not None and sight.doing else ""
         return WorkerFailure(
             rank=rank,
             stage=stage,
-            kind="timeout",
-            message=f"no answer within {self._timeout_s(stage):g} s",
+            kind=TIMEOUT,
+            message=f"no answer within {self._timeout_s(stage):g} s{doing}",
             remedy=f"raise timeouts.{stage}_s, or look into the rank's log for what it waits on",
             store_fault=stage == "commit",  # the rank is warm by then: what hangs is the store
         )
+
+
+NO_GANG = Gang(seats=(), master_addr="", master_port=0)
 
 
 def _forbidden(failures: Iterable[WorkerFailure]) -> list[ForbiddenCompile]:

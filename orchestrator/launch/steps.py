@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from cache_store.keys import changed_components
-from orchestrator.errors import WorkerFailure, ranks_text
+from orchestrator.causes import WorkerFailure
+from orchestrator.errors import ranks_text
 from orchestrator.gang.opening import Opened, Opening
 from orchestrator.launch.capture_order import Proposals, num_calls, order
 from orchestrator.launch.identity import launch_key
@@ -56,8 +57,9 @@ def start(stages: Stages, access: Access | None, *, no_compile: bool) -> tuple[R
             seat.rank: (
                 Opening(
                     config=config,
-                    gang=gang,
-                    rank=seat.rank,
+                    seat=seat,
+                    master_addr=gang.master_addr,
+                    master_port=gang.master_port,
                     no_compile=no_compile,
                     store_away=store_away,
                 ),

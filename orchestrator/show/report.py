@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from cache_store.backends.tier import TierState
+from orchestrator.causes import Cause
 from orchestrator.errors import ConfigError, ConfigProblem
 from orchestrator.show.course import Course
 from orchestrator.show.store_report import Committed, NodeFetch, NodePublish, NodeReport, Nondeterministic
@@ -122,27 +123,6 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
-    """What went wrong in the same way on some ranks.
-
-    Attributes:
-        ranks: on which, in order.
-        kind: name of the exception's type, or a word such as ``died``, ``node lost``, ``stopped``, ``timeout``.
-        function: cached function that it concerns; empty when it concerns the ranks.
-        message: the error's text.
-        remedy: what to do; may be empty.
-        hosts: the nodes of these ranks, in order; empty where they had none yet.
-    """
-
-    ranks: tuple[int, ...]
-    kind: str
-    function: str
-    message: str
-    remedy: str
-    hosts: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """Why a launch did not end with every rank warm.
 
@@ -248,8 +228,12 @@ def from_json(text: str) -> Report:
     return _adapter().validate_json(text)
 
 
-def prepare_report(path: Path) -> None:
-    """Make way for a report: should its launch fail, an older one must not stand for it.
+def prepare_report(path: Path, *, option: str = "--json") -> None:
+    """Make way for a report: should its launch be killed, an older one must not stand for it.
+
+    Args:
+        path: where it will stand.
+        option: what named the path, for the error.
 
     Raises:
         ConfigError: no report can be written there.
@@ -263,7 +247,7 @@ def prepare_report(path: Path) -> None:
     except OSError as error:
         expected = "a file that can be written, or - for stdout"
         found = f"{path} ({error.strerror or error})"
-        raise ConfigError([ConfigProblem(place="--json", key="", found=found, expected=expected)]) from error
+        raise ConfigError([ConfigProblem(place=option, key="", found=found, expected=expected)]) from error
 
 
 def _draft_of(path: Path) -> Path:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.causes import WorkerFailure
 from orchestrator.config.reading import Config, parse
-from orchestrator.errors import WorkerFailure
 from orchestrator.gang.in_process import InProcessLauncher
 from orchestrator.gang.launcher import Gang, Launcher
 from orchestrator.gang.opening import Opening
@@ -52,7 +52,15 @@ def launcher(started: tuple[Launcher, Gang], config: Config) -> Launcher:
     """A launcher whose ranks are up."""
     launcher, gang = started
     openings = {
-        seat.rank: (Opening(config=config, gang=gang, rank=seat.rank, no_compile=False),)
+        seat.rank: (
+            Opening(
+                config=config,
+                seat=seat,
+                master_addr=gang.master_addr,
+                master_port=gang.master_port,
+                no_compile=False,
+            ),
+        )
         for seat in gang.seats
     }
     assert len(call(launcher, "open", openings)) == 2

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from worker.results import FunctionResult
+from orchestrator.show import events
+from orchestrator.show.events import Event
 
 
 class Recorder:
     """Keeps every event of a launch."""
 
     def __init__(self) -> None:
+        self.events: list[Event] = []
         self.started: list[tuple[str, tuple[int, ...]]] = []
         self.finished: list[tuple[str, float]] = []
         self.ranks: list[tuple[str, int]] = []
         self.functions: list[tuple[str, int, str]] = []
         self.problems: list[str] = []
 
-    def stage_started(self, stage: str, ranks: tuple[int, ...]) -> None:
-        self.started.append((stage, ranks))
-
-    def rank_finished(self, stage: str, rank: int, seconds: float) -> None:
-        self.ranks.append((stage, rank))
-
-    def function_finished(self, stage: str, rank: int, result: FunctionResult) -> None:
-        self.functions.append((stage, rank, result.function))
-
-    def stage_finished(self, stage: str, seconds: float) -> None:
-        self.finished.append((stage, seconds))
-
-    def problem(self, text: str) -> None:
-        self.problems.append(text)
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+        match event:
+            case events.StageStarted():
+                self.started.append((event.stage, event.ranks))
+            case events.StageFinished():
+                self.finished.append((event.stage, event.seconds))
+            case events.RankFinished():
+                self.ranks.append((event.stage, event.rank))
+            case events.FunctionFinished():
+                self.functions.append((event.stage, event.rank, event.result.function))
+            case events.Problem():
+                self.problems.append(event.text)
+            case _:
+                pass

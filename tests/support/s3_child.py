@@ -7,14 +7,21 @@ of 64 writers had two winners). A real server does both at once; here, one PUT i
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import run_simple
 
+Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
+
 
 def main() -> None:
+    run_simple("127.0.0.1", 0, application(), threaded=True)
+
+
+def application() -> Application:
+    """The server, for WSGI."""
     moto = DomainDispatcherApplication(create_backend_app)
     lock = threading.Lock()
 
@@ -24,7 +31,7 @@ def main() -> None:
         with lock:
             return moto(environ, start_response)  # type: ignore[no-any-return]
 
-    run_simple("127.0.0.1", 0, serve, threaded=True)
+    return serve
 
 
 if __name__ == "__main__":

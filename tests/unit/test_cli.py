@@ -13,9 +13,10 @@ from typer.testing import CliRunner, Result
 
 from cache_store.errors import StoreUnavailable
 from cache_store.publishing.publish_queue import add_partition
+from orchestrator.causes import WorkerFailure
 from orchestrator.cli.main import app
 from orchestrator.config.reading import Config
-from orchestrator.errors import CompileForbidden, ForbiddenCompile, LaunchFailed, WorkerFailure
+from orchestrator.errors import CompileForbidden, ForbiddenCompile, LaunchFailed
 from orchestrator.launch.identity import launch_key
 from orchestrator.show.report import Report, from_json
 from tests.support.launched import loaded_config, make_report, store_launch, write_config

@@ -12,15 +12,9 @@ import pytest
 import typer
 
 from cache_store.errors import Corrupt, StoreUnavailable
+from orchestrator.causes import WorkerFailure
 from orchestrator.cli.console import describe, exit_code_of, plain, session
-from orchestrator.errors import (
-    CannotStart,
-    ConfigError,
-    ConfigProblem,
-    DemoFailed,
-    LaunchFailed,
-    WorkerFailure,
-)
+from orchestrator.errors import CannotStart, ConfigError, ConfigProblem, DemoFailed, LaunchFailed
 from orchestrator.signals import undisturbed
 from worker.errors import NotYet
 
@@ -111,7 +105,7 @@ def test_other_error_keeps_its_lines():
         (PermissionError("denied"), 1),
         (launch_failed("WorkloadError"), 2),
         (launch_failed("UnusableCache", "UnusableCache"), 4),
-        (launch_failed("WorkloadError", "died"), 1),
+        (launch_failed("WorkloadError", "died"), 5),
     ],
 )
 def test_exit_code_of_error(error: Exception, code: int):

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from cache_store.errors import Conflict, NewerFormat
+from orchestrator.causes import WorkerFailure
 from orchestrator.config.reading import Config, parse
-from orchestrator.errors import CompileForbidden, LaunchFailed, WorkerFailure
+from orchestrator.errors import CompileForbidden, LaunchFailed
 from orchestrator.gang.in_process import InProcessLauncher
 from orchestrator.gang.launcher import Gang
 from orchestrator.launch.driver import launch
@@ -344,6 +345,9 @@ class LateLauncher:
                 yield rank, WorkerFailure(rank=rank, stage=stage, kind="died", message="its process ended")
             elif rank != self.late:
                 yield rank, answer
+
+    def release(self) -> None:
+        self.inner.release()
 
     def stop(self) -> None:
         self.inner.stop()

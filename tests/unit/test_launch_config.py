@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from orchestrator.config import models as config_models
 from orchestrator.config import problems as config_problems
+from orchestrator.config import serving as serving_config
 from orchestrator.config import store as store_config
 from orchestrator.config.models import Config, Parallel
 from orchestrator.config.reading import groups, load, parse
@@ -172,7 +173,7 @@ def test_error_survives_pickling(file: Path) -> None:
 
 
 def test_every_model_has_its_place_in_error_messages() -> None:
-    found = {**vars(config_models), **vars(store_config)}
+    found = {**vars(config_models), **vars(serving_config), **vars(store_config)}
     values = [value for value in found.values() if isinstance(value, type)]
     models = {value for value in values if issubclass(value, Strict) and value is not Strict}
     assert set(config_problems.MODELS.values()) == models

@@ -19,7 +19,7 @@ from orchestrator.errors import LaunchFailed
 from orchestrator.gang.in_process import InProcessLauncher
 from orchestrator.launch.driver import launch
 from orchestrator.launch.identity import launch_key
-from orchestrator.show.listener import Silence
+from orchestrator.show.events import Event, Listener, StageStarted
 from orchestrator.show.report import Report
 from orchestrator.store.late import publish_late
 from orchestrator.store.stores import open_store
@@ -29,14 +29,14 @@ from tests.support.fake_rank import FakeWorld
 ANSWER_S = 0.1
 
 
-class FallsSilent(Silence):
+class FallsSilent:
     """A place of the store that falls silent when a stage begins."""
 
     def __init__(self, stage: str, place: WaywardBackend) -> None:
         self._stage, self._place = stage, place
 
-    def stage_started(self, stage: str, ranks: tuple[int, ...]) -> None:
-        if stage == self._stage:
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, StageStarted) and event.stage == self._stage:
             self._place.hangs = True
 
 
@@ -76,7 +76,7 @@ class House:
         }
         return parse({**data, **changes})
 
-    def launch(self, listener: Silence | None = None, **changes: Any) -> Report:
+    def launch(self, listener: Listener | None = None, **changes: Any) -> Report:
         launcher = InProcessLauncher(self._make_worker)
         return launch(self.config(**changes), listener=listener, launcher=launcher)
 

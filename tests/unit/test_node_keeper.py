@@ -17,7 +17,7 @@ from cache_store.publishing.publish_queue import add_partition
 from cache_store.records.manifest import PartitionManifest
 from orchestrator.config.reading import Config, load, parse
 from orchestrator.errors import ConfigError
-from orchestrator.gang.launcher import Gang, Process, seat_ranks
+from orchestrator.gang.launcher import Process, seat_ranks
 from orchestrator.gang.node_artifacts import MAX_REASONS, NodeKeeper, keeper_of, node_caches_of
 from orchestrator.gang.opening import Opening
 from orchestrator.gang.rank_host import RankHost
@@ -58,8 +58,10 @@ def manifest(tmp_path: Path) -> PartitionManifest:
 
 def opening(tmp_path: Path, rank: int) -> Opening:
     processes = [Process(node_id=node, host=node, address=node, pid=1) for node in "aabb"]
-    gang = Gang(seats=seat_ranks(processes)[1], master_addr="10.0.0.1", master_port=1)
-    return Opening(config=config(tmp_path), gang=gang, rank=rank, no_compile=False)
+    seat = seat_ranks(processes)[1][rank]
+    return Opening(
+        config=config(tmp_path), seat=seat, master_addr="10.0.0.1", master_port=1, no_compile=False
+    )
 
 
 # The config.

@@ -11,7 +11,7 @@ import pytest
 from cache_store.errors import NewerFormat, StoreUnavailable, UnusableCache
 from cache_store.node.unverified import mark_unverified
 from orchestrator.config.reading import parse
-from orchestrator.gang.launcher import Gang, Process, seat_ranks
+from orchestrator.gang.launcher import Process, seat_ranks
 from orchestrator.gang.opening import Opening, rank_spec
 from orchestrator.gang.rank_host import RankHost, answer, failure_of
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
@@ -32,8 +32,8 @@ def opening(tmp_path: Path, rank: int = 1, **changes: Any) -> Opening:
     )
     nodes = ["a", "a", "b", "b"]
     processes = [Process(node_id=node, host=node, address=node, pid=1) for node in nodes]
-    gang = Gang(seats=seat_ranks(processes)[1], master_addr="10.0.0.1", master_port=1234)
-    return Opening(config=config, gang=gang, rank=rank, no_compile=False)
+    seat = seat_ranks(processes)[1][rank]
+    return Opening(config=config, seat=seat, master_addr="10.0.0.1", master_port=1234, no_compile=False)
 
 
 def test_spec_of_a_rank_holds_its_place_and_the_workload(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_missing_module_is_told_by_its_name() -> None:
     ("error", "kind"),
     [
         (exceptions.OutOfMemoryError("killed"), "died"),
-        (exceptions.NodeDiedError("lost"), "died"),
+        (exceptions.NodeDiedError("lost"), "node lost"),
         (exceptions.RuntimeEnvSetupError("no space"), "environment"),
         (exceptions.GetTimeoutError("late"), "GetTimeoutError"),
     ],

@@ -12,7 +12,7 @@ from cache_store.backends.circuit import Circuits
 from orchestrator.config.reading import parse
 from orchestrator.gang.launcher import Gang
 from orchestrator.launch.stages import Stages
-from orchestrator.show.listener import Silence
+from orchestrator.show.events import silence
 from orchestrator.store.stores import silent_places
 
 STORE = {"tiers": [{"path": "/near"}, {"path": "/far"}], "trust": {"policy": "off"}}
@@ -36,6 +36,9 @@ class Ranks:
         for rank in arguments:
             yield rank, self.silent[rank] if method == "silent_places" else None
 
+    def release(self) -> None:
+        raise NotImplementedError
+
     def stop(self) -> None:
         raise NotImplementedError
 
@@ -50,7 +53,7 @@ def _new_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stages_of(ranks: Ranks, store: Any = STORE) -> Stages:
     data = {"workload": {"entrypoint": "a:b"}, "ranks": 3, "parallel": {"dp": 3}, "store": store}
-    return Stages(parse(data), ranks, Silence())
+    return Stages(parse(data), ranks, silence)
 
 
 def test_place_that_was_silent_for_all_who_were_asked_is_left_alone_by_everybody() -> None:

@@ -1,0 +1,113 @@
+"""How do plan, commit and look-up of a launch grow with the number of its ranks?
+
+From 16 to 16,384 ranks, four times as many each time, without any process for them: what they would answer is
+made up (`scale_parts/world.py`), and given to the real planner, and as real signed manifests and a real launch
+record to a real store in a directory. Tensor parallel 8, pipeline 4, data parallel the rest: four classes of
+ranks for each of two functions. torch is never imported; each stage checks that.
+
+    plan      begin to end of a cold launch in which every other rank refuses its leader's artifact, of a warm
+              one, and of one of another size; and the order of captures
+    hand-out  what the driver sends to every rank so that it comes up: as bytes, and there taken apart again
+    commit    all manifests sealed, signed, stored and made durable, in one go; the driver looks at each of
+              them again, then the launch record
+    look-up   what a warm launch asks: a new node finds the record and its ranks' manifests, and copies; the
+              same again; and the driver checks that all manifests of the record still stand
+    resized   what a node of a launch of another size asks: the distinct artifacts of all manifests
+
+Every stage of every size runs in a process of its own, so that its peak memory is its own. The exponent is
+that of the growth since the size before: 1.0 is linear. It says little below 1,024 ranks, where what does not
+grow takes most of the time. In a launch the manifests come from as many processes as there are ranks, side by
+side; here one process makes them all, so the commit is an upper limit.
+
+Goal: at most linear, and plan, commit and look-up together under 10 s at 16,384 ranks.
+
+Run: ``python benchmarks/scale.py [--ranks 16,64,...] [--runs N] [--work DIRECTORY] [--json FILE]``; the
+defaults take about two minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.load import cpu_model  # noqa: E402 - also where nothing is installed
+from benchmarks.scale_parts.report import report, summary, verdict  # noqa: E402
+
+RANKS = (16, 64, 256, 1024, 4096, 16384)
+STAGES = ("plan", "hand-out", "commit", "look-up", "resized")
+
+
+def main() -> None:
+    """Measure every stage at every size, and print how it grows."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", default=",".join(map(str, RANKS)), help="sizes, with commas")
+    parser.add_argument("--runs", type=int, default=3, help="how often; the fastest of each stage counts")
+    parser.add_argument("--work", type=Path, help="where to write; by default the temporary directory")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--child", choices=STAGES, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        from benchmarks.scale_parts.process import measure
+
+        print(json.dumps(measure(options.child, int(options.ranks), options.work)))
+        return
+    figures: dict[str, Any] = {"place": place(options), "runs": []}
+    print(figures["place"], flush=True)
+    for ranks in map(int, options.ranks.split(",")):
+        figures["runs"] += [one_run(options, ranks) for _ in range(options.runs)]
+        figures["summary"] = summary(figures["runs"], STAGES)
+        report(figures["summary"], ranks)
+    figures["verdict"] = verdict(figures["summary"])
+    for line in figures["verdict"].values():
+        print(line["text"])
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=2))
+
+
+def one_run(options: argparse.Namespace, ranks: int) -> dict[str, Any]:
+    """Figures of all stages at one size; each goes on with the store that the one before left."""
+    with tempfile.TemporaryDirectory(dir=options.work) as work:
+        return {"ranks": ranks, "stages": {stage: child(stage, ranks, work) for stage in STAGES}}
+
+
+def child(stage: str, ranks: int, work: str) -> dict[str, Any]:
+    """Figures of one stage, measured in a process of its own."""
+    command = [sys.executable, __file__, "--child", stage, "--ranks", str(ranks), "--work", work]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(f"{stage}, {ranks} ranks: exit status {done.returncode}\n{done.stderr}")
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def place(options: argparse.Namespace) -> dict[str, Any]:
+    """Hardware, versions, and how the figures were taken."""
+    return {
+        "cpu": cpu_model(),
+        "cpus": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "pydantic": version("pydantic"),
+        "cryptography": version("cryptography"),
+        "runs": options.runs,
+    }
+
+
+if __name__ == "__main__":
+    main()

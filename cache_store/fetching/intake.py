@@ -1,0 +1,92 @@
+"""How bytes come into a cache directory, where that is not simply from the store as fast as it can.
+
+Invariants: whatever brings a blob, it is verified on arrival exactly as one from the store; who brings blobs
+brings what it can, and the store has the rest; nothing here changes which blobs a node gets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from cache_store.backends.backend import NewFile
+from cache_store.digests import Digest
+from cache_store.fetching.arrivals import Arrivals
+from cache_store.fetching.pace import Pace
+from cache_store.fetching.progress import OnProgress, Progress
+from cache_store.node.single_flight import Flight
+
+
+class Supply(Protocol):
+    """Brings blobs from elsewhere than the store, such as from another node."""
+
+    def bring(self, digests: Sequence[Digest], arrivals: Arrivals, count: Callable[[int], None]) -> None:
+        """Bring those of ``digests`` that can be had into ``arrivals``; what fails is left to the store.
+
+        Args:
+            digests: the blobs that the node lacks.
+            arrivals: where to.
+            count: told of bytes that came, and with a minus sign of those that were of no use.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intake:
+    """How bytes come in.
+
+    Attributes:
+        pace: the bandwidth limit; None for none.
+        supply: asked for blobs before the store is; None for nobody.
+        held: told of verified private copies of all blobs that the node has after a fetch.
+        arrivals: where blobs wait until all have arrived; None where another process may use that place.
+        reread: what is there already is read and verified, though nothing says that it changed.
+    """
+
+    pace: Pace | None = None
+    supply: Supply | None = None
+    held: Callable[[Sequence[NewFile]], None] | None = None
+    arrivals: Arrivals | None = None
+    reread: bool = False
+
+
+def receive(intake: Intake, digests: Sequence[Digest], count: Callable[[int], None]) -> None:
+    """Take what an earlier fetch left, and let the supply bring of the rest what it can."""
+    if intake.arrivals is None:
+        return
+    missing = intake.arrivals.resume(digests, count)
+    if missing and intake.supply is not None:
+        intake.supply.bring(missing, intake.arrivals, count)
+
+
+def tell_held(intake: Intake, copies: Sequence[NewFile]) -> None:
+    """Tell whoever wants to know which blobs are here now."""
+    if intake.held is not None:
+        intake.held(copies)
+
+
+@contextlib.contextmanager
+def incoming(cache_root: Path, intake: Intake | None, flight: Flight) -> Iterator[Intake]:
+    """The intake with a place for blobs that arrive, where this process has the cache directory to itself."""
+    intake = intake or Intake()
+    if not flight.is_held:
+        yield intake
+        return
+    arrivals = Arrivals(cache_root)
+    try:
+        yield replace(intake, arrivals=arrivals)
+    finally:
+        arrivals.close()
+
+
+def beating(on_progress: OnProgress | None, flight: Flight) -> OnProgress:
+    """As ``on_progress``, and whoever waits for the cache directory hears of it too."""
+
+    def tell(progress: Progress) -> None:
+        flight.beat()
+        if on_progress is not None:
+            on_progress(progress)
+
+    return tell

@@ -1,0 +1,96 @@
+"""The command that launches, and the one that renders a launch's report again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.console import output, session
+from orchestrator.cli.options import ConfigFile, Debug, Overrides, load_config
+
+HtmlFile = Annotated[
+    Path | None,
+    typer.Option("--report", metavar="FILE.html", help="Write the report there as one page for a browser."),
+]
+TraceFile = Annotated[
+    Path | None, typer.Option("--trace", metavar="FILE.json", help="Write the timeline there, for Perfetto.")
+]
+MetricsFile = Annotated[
+    Path | None,
+    typer.Option("--metrics", metavar="FILE.prom", help="Write metrics there, for node_exporter."),
+]
+
+
+def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
+    config: ConfigFile,
+    overrides: Overrides = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the report there; - for stdout.")
+    ] = None,
+    html_file: HtmlFile = None,
+    trace_file: TraceFile = None,
+    metrics_file: MetricsFile = None,
+    no_compile: Annotated[
+        bool, typer.Option("--no-compile", help="Never compile: a miss is an error that explains itself.")
+    ] = False,
+    emulate_npu: Annotated[
+        bool, typer.Option("--emulate-npu", help="Device npu without one: torch_npu on the CPU.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Bring every rank to a warm state; compile only what is nowhere stored."""
+    with session(debug=debug):
+        from orchestrator.emulation import emulate
+        from orchestrator.launch.driver import launch as run
+        from orchestrator.show.events import all_of
+        from orchestrator.show.outputs import Outputs
+        from orchestrator.show.progress import progress
+        from orchestrator.show.ray_metrics import RayMetrics
+        from orchestrator.show.report import to_json
+        from orchestrator.show.report_table import render
+
+        loaded = load_config(config, overrides)
+        if emulate_npu:
+            emulate(loaded)
+        outputs = Outputs(json=json_file, html=html_file, trace=trace_file, metrics=metrics_file)
+        outputs.prepare()
+        console = output(stderr=outputs.json_to_stdout)
+        with progress(console, loaded.ranks, name=loaded.name) as shown:
+            report = run(loaded, no_compile=no_compile, listener=all_of(shown, RayMetrics(loaded.name)))
+        console.print()
+        console.print(render(report))
+        if outputs.json_to_stdout:
+            typer.echo(to_json(report), nl=False)
+        for what, path in outputs.write(report):
+            console.print(f"{what}: {path}", soft_wrap=True, markup=False)
+
+
+def report(
+    json_file: Annotated[
+        Path,
+        typer.Argument(metavar="REPORT.json", help="What launch --json wrote.", show_default=False),
+    ],
+    html_file: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE.html", help="One page for a browser.")
+    ] = None,
+    trace_file: TraceFile = None,
+    metrics_file: MetricsFile = None,
+    debug: Debug = False,
+) -> None:
+    """Show the report of a launch again: as a table, a page, a trace, metrics."""
+    with session(debug=debug):
+        from orchestrator.show.outputs import Outputs
+        from orchestrator.show.read_report import read_report
+        from orchestrator.show.report_table import render
+
+        found = read_report(json_file)
+        outputs = Outputs(html=html_file, trace=trace_file, metrics=metrics_file)
+        outputs.prepare()
+        console = output()
+        written = outputs.write(found)
+        if not written:
+            console.print(render(found))
+        for what, path in written:
+            console.print(f"{what}: {path}", soft_wrap=True, markup=False)

@@ -1,0 +1,59 @@
+"""What `up` and `down` end with where hosts do not do as told: one error that groups equal causes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from orchestrator.cluster.connections import Answer
+from orchestrator.errors import OrchestratorError
+
+_SHOWN = 8
+
+
+class HostsFailed(OrchestratorError):
+    """Some hosts of a cluster did not do what they were to.
+
+    Attributes:
+        what: what they did not do, e.g. ``come up``.
+        answers: what came back from them.
+        num_hosts: number of hosts that were asked.
+        running: hosts on which the cluster runs nevertheless.
+        remedy: what to do.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        answers: Iterable[Answer],
+        *,
+        num_hosts: int,
+        running: Iterable[str] = (),
+        remedy: str,
+    ) -> None:
+        self.what = what
+        self.answers = tuple(answers)
+        self.num_hosts = num_hosts
+        self.running = tuple(running)
+        self.remedy = remedy
+        super().__init__("\n".join(_lines(self)))
+
+
+def _lines(error: HostsFailed) -> Iterable[str]:
+    yield f"{len(error.answers)} of {error.num_hosts} hosts did not {error.what}"
+    groups: dict[tuple[str, tuple[str, ...], bool], list[str]] = {}
+    for answer in error.answers:
+        groups.setdefault((answer.trouble, answer.lines, answer.silent), []).append(answer.host)
+    for (trouble, lines, silent), hosts in groups.items():
+        yield f"  {hosts_text(hosts)}: {trouble}"
+        yield from (f"    | {line}" for line in lines)
+        if silent:
+            yield f"    what runs on {'it' if len(hosts) == 1 else 'them'} is not known"
+    yield f"  running: {hosts_text(error.running) if error.running else 'no host'}"
+    yield f"  remedy: {error.remedy}"
+
+
+def hosts_text(hosts: Iterable[str]) -> str:
+    """Names of hosts for people, the first few of many."""
+    names = list(hosts)
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -1,0 +1,174 @@
+"""One process beside the ranks of a node that ends what they leave behind; plain Python, run by its path.
+
+It is handed commands, one JSON object a line, on stdin: ``{"guard": {pid: mark, ...}, "lease_s": seconds,
+"remove": [path, ...]}`` names the ranks of an attempt, ``{"renew": true}`` says that its driver lives, and
+``{"end": true}`` that the attempt is over. It ends all ranks, all that descends from them, and itself
+
+- when stdin ends: whoever started it is gone, and so is Ray on this node, or the driver;
+- when the lease has run out: the driver cannot reach this node, and will start another attempt elsewhere;
+- when the attempt is over.
+
+In the first two cases it also removes the directories that it was named, which nobody else is left to do. A
+rank that is gone takes its own descendants with it, at once. They are found by the chain of parents, looked
+at every `LOOK_S` while the rank lives, and by the rank's mark in the environment that they were started with,
+because a process whose parent died is another's child. A process is a pid and its start time, so a pid that
+was given away again is never killed.
+
+Invariants: kills nothing of another user, and nothing but descendants of the ranks that it was named.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+
+LOOK_S = 0.5
+"""How often descendants are looked for, and whether the ranks live."""
+
+MARK = "WARMRANK_RANK_MARK"
+"""Variable that every rank sets to a text of its own, so that what it starts inherits it."""
+
+_END_S = 10.0
+"""How long it is tried to end processes; one that the kernel holds cannot be ended at all."""
+
+Process = tuple[int, int]
+"""A pid, and the ticks since boot at which it was started."""
+
+
+def stat_of(pid: int) -> tuple[int, int, str] | None:
+    """Parent, start time and state of a process; None for one that is not there."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - run with as few imports as there can be
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return int(fields[1]), int(fields[19]), fields[0].decode()
+
+
+def table() -> dict[int, tuple[int, int]]:
+    """Parent and start time of every process of this machine that runs."""
+    found = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208 - as above
+        stat = stat_of(int(name)) if name.isdecimal() else None
+        if stat is not None and stat[2] != "Z":
+            found[int(name)] = stat[:2]
+    return found
+
+
+def descendants(processes: dict[int, tuple[int, int]], roots: set[int]) -> set[Process]:
+    """All below some pids, without these."""
+    children: dict[int, list[int]] = {}
+    for pid, (parent, _) in processes.items():
+        children.setdefault(parent, []).append(pid)
+    found: set[Process] = set()
+    waiting = list(roots)
+    while waiting:
+        for pid in children.get(waiting.pop(), ()):
+            if (pid, processes[pid][1]) not in found:
+                found.add((pid, processes[pid][1]))
+                waiting.append(pid)
+    return found
+
+
+def marked(processes: dict[int, tuple[int, int]], marks: set[str]) -> set[Process]:
+    """All that were started with one of the marks in their environment."""
+    wanted = {f"{MARK}={mark}".encode() for mark in marks}
+    found: set[Process] = set()
+    for pid, (_, started) in processes.items():
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123
+                if not wanted.isdisjoint(file.read().split(b"\0")):
+                    found.add((pid, started))
+        except OSError:
+            continue  # ended since, or not this user's
+    return found
+
+
+def kill(processes: set[Process]) -> None:
+    """End processes, unless their pid is another's by now."""
+    for pid, started in processes:
+        stat = stat_of(pid)
+        if stat is not None and stat[1] == started and pid != os.getpid():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                continue  # ended since, or not this user's
+
+
+class Guardian:
+    """What is guarded, and until when."""
+
+    def __init__(self) -> None:
+        self.lease_s = float("inf")
+        self.lease_ends_s = float("inf")
+        self.remove: list[str] = []
+        self.is_over = False
+        self._ranks: dict[int, int] = {}
+        self._marks: dict[int, str] = {}
+        self._below: dict[int, set[Process]] = {}
+
+    def take(self, line: str) -> None:
+        """Carry out a command."""
+        command = json.loads(line)
+        self.is_over = self.is_over or bool(command.get("end"))
+        if "guard" in command:
+            self.lease_s, self.remove = command["lease_s"], command["remove"]
+            self._marks = {int(pid): mark for pid, mark in command["guard"].items()}
+            processes = table()
+            self._ranks = {pid: processes[pid][1] for pid in self._marks if pid in processes}
+        self.lease_ends_s = time.monotonic() + self.lease_s
+
+    def look(self) -> None:
+        """Remember who descends from whom; end what belongs to ranks that are gone."""
+        processes = table()
+        for pid in self._ranks:
+            self._below[pid] = self._below.get(pid, set()) | descendants(processes, {pid})
+        for pid in [pid for pid, started in self._ranks.items() if processes.get(pid, (0, 0))[1] != started]:
+            del self._ranks[pid]
+            kill(self._below.pop(pid) | marked(processes, {self._marks[pid]}))
+
+    def end(self) -> None:
+        """End all ranks and all below them."""
+        deadline_s = time.monotonic() + _END_S
+        while (left := self._left(table())) and time.monotonic() < deadline_s:
+            kill(left)
+            time.sleep(0.02)
+        if not self.is_over:
+            for path in self.remove:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _left(self, processes: dict[int, tuple[int, int]]) -> set[Process]:
+        ranks = set(self._ranks.items())
+        seen = ranks.union(*self._below.values())
+        found = {(pid, started) for pid, started in seen if processes.get(pid, (0, 0))[1] == started}
+        found |= descendants(processes, {pid for pid, _ in found & ranks})
+        found |= marked(processes, set(self._marks.values()))
+        return {found_one for found_one in found if found_one[0] != os.getpid()}
+
+
+def main() -> None:
+    """Guard until there is nothing left to guard."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # ends with what it guards, not before
+    guardian, text = Guardian(), ""
+    os.set_blocking(0, False)
+    while not guardian.is_over and time.monotonic() < guardian.lease_ends_s:
+        if select.select([0], [], [], LOOK_S)[0]:
+            chunk = os.read(0, 65536).decode()
+            if not chunk:
+                break
+            *lines, text = (text + chunk).split("\n")
+            for line in lines:
+                guardian.take(line)
+        guardian.look()
+    guardian.end()
+
+
+if __name__ == "__main__":
+    main()
+    sys.exit()

@@ -1,0 +1,62 @@
+"""The nodes of a cluster, by every name that people may use for them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.errors import UnknownNode
+
+_MIN_PREFIX = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A node of the cluster, by every name that people may use for it."""
+
+    node_id: str
+    address: str
+    host: str
+
+    def __str__(self) -> str:
+        return f"{self.host} ({self.address}, {self.node_id[:12]})" if self.node_id else self.host
+
+
+def this_node() -> Node:
+    """This machine, where no cluster names it."""
+    return Node(node_id="", address="", host=socket.gethostname())
+
+
+def choose(nodes: Sequence[Node], wanted: Iterable[str]) -> tuple[Node, ...]:
+    """The nodes that names stand for, each once; all when there are no names.
+
+    Raises:
+        UnknownNode: a name fits no node, or several.
+    """
+    chosen: list[Node] = []
+    for name in wanted:
+        matches = [node for node in nodes if name in (node.node_id, node.address, node.host)]
+        if not matches:
+            matches = [node for node in nodes if is_called(node, name)]
+        if len(matches) != 1:
+            raise UnknownNode(name, matches, nodes)
+        chosen += matches
+    return tuple(dict.fromkeys(chosen)) if chosen else tuple(nodes)
+
+
+def is_called(node: Node, name: str) -> bool:
+    """Whether a name, or the beginning of an id, may stand for this node."""
+    is_prefix = len(name) >= _MIN_PREFIX and node.node_id.startswith(name)
+    return is_prefix or name in (node.node_id, node.address, node.host)
+
+
+def alive(nodes: Iterable[dict[str, Any]]) -> tuple[Node, ...]:
+    """The alive ones of what ``ray.nodes()`` returns, by host."""
+    found = (
+        Node(node_id=node["NodeID"], address=node["NodeManagerAddress"], host=node["NodeManagerHostname"])
+        for node in nodes
+        if node["Alive"]
+    )
+    return tuple(sorted(found, key=lambda node: (node.host, node.node_id)))

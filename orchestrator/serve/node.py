@@ -1,0 +1,273 @@
+"""One node's part in `warmrank exec`: caches before the command, the command, what it added afterwards.
+
+A plain object without Ray or torch, whose methods take and return plain values: on a cluster it lives in an
+actor, with ``--here`` in the command line's own process. Invariants: publishing happens in a thread, so that
+output and signals go on meanwhile; the store is opened there, because a `Store` belongs to one thread.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from cache_store.errors import StoreError, is_final
+from cache_store.node.admission import admit
+from cache_store.node.private_files import ensure_cache_dir, make_private_directories
+from cache_store.store import Store
+from orchestrator.config.models import Config
+from orchestrator.gang.node_artifacts import NodeKeeper, keeper_of
+from orchestrator.gang.ports import free_port
+from orchestrator.seed.preseed import Node as SeededNode
+from orchestrator.seed.preseed import NodeSeed, seed_here
+from orchestrator.serve.command import Chunk, Command
+from orchestrator.serve.places import Place, filled, variables
+from orchestrator.serve.publishing import RankWork, publish_ranks, work_in
+from orchestrator.serve.readiness import Readiness, When
+from orchestrator.serve.tools import ToolDirectory, pull_all, push_all, tool_directories, tool_variables
+from orchestrator.store.stores import open_store, open_to_fetch
+from worker.environment import environment
+from worker.results import Published
+
+JOURNALS = ".journal"
+_RAY = "RAY_"
+_KEPT_OF_RAY = frozenset({"RAY_ADDRESS"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a node is to run.
+
+    Attributes:
+        words: the command, with its placeholders.
+        place: the node's.
+        when: it is ready.
+        grace_s: seconds from SIGTERM to SIGKILL.
+        captured: its output is taken, not this process's.
+    """
+
+    words: tuple[str, ...]
+    place: Place
+    when: When
+    grace_s: float
+    captured: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What became of a node's caches before the command.
+
+    Attributes:
+        seed: of the ranks' partitions; None where the store was not asked.
+        said: what else is worth a line.
+        problems: what went wrong.
+        environment: named components of the node's environment.
+    """
+
+    seed: NodeSeed | None
+    said: tuple[str, ...]
+    problems: tuple[str, ...]
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What a node has to say since it was asked last.
+
+    Attributes:
+        output: of the command.
+        status: its exit status once all of it has ended.
+        is_ready: the condition held at some time.
+    """
+
+    output: tuple[Chunk, ...]
+    status: int | None
+    is_ready: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Added:
+    """What a node brought to the store."""
+
+    published: dict[int, Published] = field(default_factory=dict)
+    said: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+class ServingNode:
+    """Runs the command on one node.
+
+    Args:
+        config: the launch.
+        node: this node's names; None where there is no cluster.
+    """
+
+    def __init__(self, config: Config, node: SeededNode | None = None) -> None:
+        self._config = config
+        self._node = node
+        self._tools: tuple[ToolDirectory, ...] = ()
+        self._keeper: NodeKeeper | None = None
+        self._journals: Path | None = None
+        self._command: Command | None = None
+        self._readiness: Readiness | None = None
+        self._is_ready = False
+        self._thread: threading.Thread | None = None
+        self._added: Added | None = None
+
+    def port(self, address: str) -> int:
+        """A port of this node that is free now."""
+        return free_port(address)
+
+    def prepare(self, place: Place) -> Prepared:
+        """Bring what the store has of the launch, and of the command's tools.
+
+        Raises:
+            BadArgument: a key of ``exec.keys`` cannot be found out here.
+            StoreError: the cache directory cannot be used, or a place that is required is away.
+        """
+        config = self._config
+        if config.store is None:
+            ensure_cache_dir(config.cache_dir)
+        else:
+            admit(config.cache_dir, config.store.trust.policy or "require", config.store.trust.revoked)
+        self._keeper = keeper_of(config)
+        if self._keeper is not None:
+            self._keeper.begin()
+        self._tools = tool_directories(config, place)
+        here = environment()
+        if config.store is None:
+            said = ("the config names no store: nothing to fetch, and nothing is published",)
+            return Prepared(seed=None, said=said, problems=(), environment=here)
+        try:
+            seed = seed_here(config, self._node)
+            said, problems = pull_all(open_to_fetch(config.store), self._tools) if self._tools else ((), ())
+        except StoreError as error:
+            if is_final(error) or not _is_of_store(error):
+                raise
+            return Prepared(seed=None, said=(), problems=(str(error),), environment=here)
+        return Prepared(seed=seed, said=said, problems=problems, environment=here)
+
+    def start(self, order: Order) -> None:
+        """Start the command.
+
+        Raises:
+            CannotRun: there is no such program, or it may not be run.
+            BadArgument: its condition holds before it began.
+        """
+        root = self._config.cache_dir / JOURNALS
+        make_private_directories(root)
+        self._journals = Path(tempfile.mkdtemp(prefix="exec-", dir=root))
+        when = replace(order.when, path=filled(order.when.path, order.place))
+        self._readiness = Readiness(when)
+        told = variables(order.place, journals=str(self._journals), no_compile=self._config.no_compile)
+        self._command = Command(
+            [filled(word, order.place) for word in order.words],
+            environ={**_own_environ(), **told, **tool_variables(self._tools)},
+            grace_s=order.grace_s,
+            captured=order.captured,
+        )
+
+    def poll(self, wait_s: float) -> State:
+        """What is new; waits that long for the end of the command."""
+        assert self._command is not None and self._readiness is not None  # noqa: S101, PT018 - after `start`
+        output = self._command.output()
+        status = self._command.poll(0.0 if output else wait_s)
+        self._is_ready = self._is_ready or self._readiness.holds()
+        if status is not None and not self._command.is_drained:
+            status = None  # its last words come first
+        output += self._command.output()
+        return State(output=tuple(output), status=status, is_ready=self._is_ready)
+
+    def signal(self, number: int) -> None:
+        """Send the command's process group a signal."""
+        if self._command is not None:
+            self._command.signal(number)
+
+    def kill(self) -> None:
+        """Kill the command and all below it."""
+        if self._command is not None:
+            self._command.kill()
+
+    def work(self) -> tuple[RankWork, ...]:
+        """What the ranks of this node did so far."""
+        return work_in(self._journals) if self._journals is not None else ()
+
+    def begin_push(self) -> None:
+        """Store the tools' directories, in a thread; `added` says what became of it."""
+        self._begin(self._push)
+
+    def begin_publish(self, ranks: Sequence[int]) -> None:
+        """Publish the partitions of ranks that ran here, in a thread; `added` says what became of them."""
+        self._begin(lambda: self._publish(ranks))
+
+    def added(self, wait_s: float = 0.0) -> Added | None:
+        """What the thread brought to the store; None while it is at work."""
+        if self._thread is not None:
+            self._thread.join(wait_s)
+        return self._added
+
+    def close(self) -> None:
+        """End what still runs, and remove the journals."""
+        if self._command is not None:
+            self._command.close()
+            self._command = None
+        if self._journals is not None:
+            shutil.rmtree(self._journals, ignore_errors=True)
+            with suppress(OSError):  # others' journals lie there
+                self._journals.parent.rmdir()
+            self._journals = None
+
+    def _begin(self, act: Callable[[], Added]) -> None:
+        def run() -> None:
+            try:
+                self._added = act()
+            except Exception as error:  # the thread's edge: nothing of it may stop the command
+                self._added = Added(problems=(f"not published: {error}",))
+
+        self._added = None
+        self._thread = threading.Thread(target=run, name="exec-publish", daemon=True)
+        self._thread.start()
+
+    def _push(self) -> Added:
+        store, problem = self._store()
+        if store is None:
+            return Added(problems=(f"directories of tools are not pushed: {problem}",))
+        said, problems = push_all(store, self._tools)
+        return Added(said=said, problems=problems)
+
+    def _publish(self, ranks: Sequence[int]) -> Added:
+        assert self._journals is not None  # noqa: S101 - after `start`
+        store, _ = self._store()
+        published = publish_ranks(self._config, store, self._journals, ranks, self._keeper)
+        problems = dict.fromkeys(problem for part in published.values() for problem in part.problems)
+        return Added(published=published, problems=tuple(problems))
+
+    def _store(self) -> tuple[Store | None, str]:
+        assert self._config.store is not None  # noqa: S101 - nothing is published without one
+        try:
+            return open_store(self._config.store), ""
+        except StoreError as error:
+            if is_final(error):
+                raise
+            return None, str(error)
+
+
+def _is_of_store(error: StoreError) -> bool:
+    """Whether a command may start cold because of it; a cache directory that is unusable is in its way."""
+    from cache_store.errors import UnusableCache
+
+    return not isinstance(error, UnusableCache)
+
+
+def _own_environ() -> dict[str, str]:
+    """This process's environment, without what Ray tells its own workers."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_RAY) or name in _KEPT_OF_RAY
+    }

@@ -1,0 +1,184 @@
+"""What a command's ranks added, from their journals into the store; the record of the launch comes last.
+
+Invariants: partitions are published when every rank of the world has a journal, on the node of each rank, and
+the record by the driver alone; what the store does not take because it is away waits on the nodes' disks, as
+after a launch, and `warmrank publish` brings it there later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cache_store.errors import StoreError, StoreUnavailable, is_final
+from cache_store.publishing.publish_queue import (
+    AwaitedPartition,
+    WaitingLaunch,
+    add_launch,
+    add_partition,
+    discard_partition,
+)
+from cache_store.records.manifest import LaunchRecord, utc_now
+from orchestrator.config.models import Config
+from orchestrator.errors import ranks_text
+from orchestrator.launch.identity import identity, launch_key
+from worker import journal
+from worker.manifests import of_journals, publish, with_node_files
+from worker.results import Published
+
+if TYPE_CHECKING:
+    from cache_store.store import Store
+    from orchestrator.gang.node_artifacts import NodeKeeper
+
+_AWAY = "the store is away"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankWork:
+    """What one rank's journals say.
+
+    Attributes:
+        world_size: of its world.
+        rank: the rank.
+        num_new: look-ups that ended with an artifact which its partition did not hold before.
+        num_loaded: those that did not.
+    """
+
+    world_size: int
+    rank: int
+    num_new: int
+    num_loaded: int
+
+
+def work_in(journals: Path) -> tuple[RankWork, ...]:
+    """What the ranks of this node did so far, by rank; those whose journals hold nothing are left out."""
+    found = []
+    for (world_size, rank), files in journal.by_rank(journals).items():
+        outcomes = [result.outcome for file in files for result, _ in journal.read(file)]
+        num_loaded = outcomes.count("loaded")
+        if outcomes:
+            num_new = len(outcomes) - num_loaded
+            found.append(RankWork(world_size=world_size, rank=rank, num_new=num_new, num_loaded=num_loaded))
+    return tuple(found)
+
+
+def missing_ranks(work: Iterable[RankWork], num_ranks: int) -> tuple[int, ...]:
+    """Ranks of a world of this size that did nothing yet."""
+    there = {each.rank for each in work if each.world_size == num_ranks}
+    return tuple(rank for rank in range(num_ranks) if rank not in there)
+
+
+def other_worlds(work: Iterable[RankWork], num_ranks: int) -> tuple[int, ...]:
+    """Sizes of worlds that are not the config's."""
+    return tuple(sorted({each.world_size for each in work} - {num_ranks}))
+
+
+def publish_ranks(
+    config: Config, store: Store | None, journals: Path, ranks: Sequence[int], keeper: NodeKeeper | None
+) -> dict[int, Published]:
+    """Publish partitions of ranks that ran on this node, or let them wait on its disk.
+
+    Args:
+        config: the launch.
+        store: None where it is away.
+        journals: directory of the ranks' journals.
+        ranks: those of this node.
+        keeper: of the node's artifacts, which go with the first rank; None where there are none.
+
+    Raises:
+        StoreError: the store refused a partition, or it is away and required.
+    """
+    files = journal.by_rank(journals)
+    done: dict[int, Published] = {}
+    for rank in ranks:
+        manifest = of_journals(
+            files[config.ranks, rank], rank=rank, world_size=config.ranks, root=config.cache_dir
+        )
+        if keeper is not None and not done:
+            manifest = with_node_files(manifest, keeper.collect(manifest))
+        queued = Published(ref=None, partition=manifest.partition, key="", queued=_AWAY)
+        if store is not None:
+            try:
+                found = publish(store, launch_key(config), manifest, config.cache_dir)
+            except StoreUnavailable as error:
+                if is_final(error):
+                    raise
+                queued = replace(queued, queued=str(error))
+            else:
+                if not store.is_behind:
+                    discard_partition(config.cache_dir, found.key)  # of an earlier run
+                    done[rank] = found
+                    continue
+                queued = replace(found, queued=_AWAY)
+        done[rank] = replace(queued, key=add_partition(config.cache_dir, launch_key(config), manifest))
+    return done
+
+
+def commit_launch(
+    config: Config, store: Store | None, environment: Mapping[str, str], published: Mapping[int, Published]
+) -> tuple[str, str]:
+    """Commit the record of a world whose partitions are all published, or let it wait on this disk.
+
+    Args:
+        config: the launch.
+        store: None where it is away.
+        environment: of the node of rank 0, which stands for the launch.
+        published: every rank's.
+
+    Returns:
+        The record's key, empty when it is not in the store; and why it waits, empty when it does not.
+
+    Raises:
+        StoreError: a place that is required is away.
+    """
+    key, reason = "", next((part.queued for part in published.values() if part.queued), "")
+    refs = tuple(part.ref for _, part in sorted(published.items()) if part.ref is not None)
+    if store is not None and len(refs) == config.ranks:
+        record = LaunchRecord(
+            launch_key=launch_key(config),
+            identity=identity(config),
+            world_size=config.ranks,
+            environment=dict(environment),
+            partitions=refs,
+            created=utc_now(),
+        )
+        try:
+            key = store.commit_launch(record)
+        except StoreError as error:
+            if is_final(error):
+                raise
+            reason = str(error)
+    reason = reason or ("" if key and store is not None and not store.is_behind else _AWAY)
+    if reason:
+        add_launch(config.cache_dir, _waiting(config, environment, published))
+    return key, reason
+
+
+def _waiting(
+    config: Config, environment: Mapping[str, str], published: Mapping[int, Published]
+) -> WaitingLaunch:
+    return WaitingLaunch(
+        launch_key=launch_key(config),
+        identity=identity(config),
+        world_size=config.ranks,
+        environment=dict(environment),
+        partitions=tuple(
+            AwaitedPartition(partition=part.partition, rank=rank, manifest_key=part.key)
+            for rank, part in sorted(published.items())
+        ),
+        created=utc_now(),
+    )
+
+
+def not_whole(work: Sequence[RankWork], num_ranks: int) -> str:
+    """Why what ranks did makes no launch; empty when it does."""
+    missing = missing_ranks(work, num_ranks)
+    if not missing:
+        return ""
+    others = other_worlds(work, num_ranks)
+    if others:
+        sizes = ", ".join(str(size) for size in others)
+        return f"the command ran ranks of a world of {sizes}, and the config has ranks: {num_ranks}"
+    return f"{ranks_text(missing)} of {num_ranks} loaded or compiled nothing here"

@@ -1,0 +1,200 @@
+"""What to do after a launch: a pure function of its report.
+
+Invariant: every step follows from something that stands in the report, and names it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import Literal
+
+from orchestrator.show.folding import brief_names, brief_ranks
+from orchestrator.show.report import Report
+from orchestrator.show.report_table import count_text
+from orchestrator.show.slow_ranks import slow_ranks
+
+Level = Literal["do", "look", "good"]
+
+MAX_REMEDIES = 6
+MAX_REASONS = 4
+ENVIRONMENT_DIFFERS = "another environment than rank 0"
+"""How the problem begins that a launch notes for ranks in different environments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One thing to do, to look at, or to be glad of.
+
+    Attributes:
+        level: ``do``: something is wrong until it is done; ``look``: worth a look; ``good``: nothing to do.
+        title: what it is about.
+        text: why, and how.
+        command: to be run; empty for none.
+    """
+
+    level: Level
+    title: str
+    text: str
+    command: str = ""
+
+
+def next_steps(report: Report) -> tuple[Step, ...]:
+    """What to do, the urgent first."""
+    found = [
+        *_failure(report),
+        *_queued(report),
+        *_places(report),
+        *_environments(report),
+        *_nondeterministic(report),
+        *_attempts(report),
+        *_slow(report),
+        *_compiled(report),
+        *_warm(report),
+    ]
+    order: tuple[Level, ...] = ("do", "look", "good")
+    return tuple(sorted(found, key=lambda step: order.index(step.level)))
+
+
+def _failure(report: Report) -> list[Step]:
+    if report.failure is None:
+        return []
+    ranks: dict[tuple[str, str], list[int]] = {}
+    for cause in report.failure.causes:
+        ranks.setdefault((cause.kind, cause.remedy or cause.message), []).extend(cause.ranks)
+    steps = [
+        Step(level="do", title=f"{kind} on {brief_ranks(members)}", text=text)
+        for (kind, text), members in list(ranks.items())[:MAX_REMEDIES]
+    ]
+    if not steps:
+        steps.append(Step(level="do", title=report.failure.kind, text=report.failure.message))
+    logs = [rank.log for rank in report.ranks if rank.log]
+    if logs:
+        text = f"Each rank writes a log on its node, such as {logs[0]}."
+        steps.append(Step(level="look", title="Read the log of a rank that failed", text=text))
+    again = "A launch that fails commits nothing, so the store is as it was. Launch again once this is mended."
+    steps.append(Step(level="look", title="Nothing was committed", text=again))
+    return steps
+
+
+def _queued(report: Report) -> list[Step]:
+    if not report.queued_on:
+        return []
+    waiting = count_text(report.totals.num_queued, "partition")
+    *others, last = report.queued_on
+    order = f"on {brief_names(others)}, and then on {last}" if others else f"on {last}"
+    return [
+        Step(
+            level="do",
+            title=f"{waiting} wait to be published",
+            text=f"The store was away. When it answers again, run this {order}.",
+            command=f"warmrank publish CONFIG --set {shlex.quote(f'cache_dir={report.cache_dir}')}",
+        )
+    ]
+
+
+def _places(report: Report) -> list[Step]:
+    return [
+        Step(
+            level="look",
+            title=f"The store's place {tier.location} was away",
+            text=f"The launch went on without it: {tier.reason}",
+            command="warmrank doctor CONFIG --all-nodes",
+        )
+        for tier in report.tiers
+        if tier.state == "away"
+    ]
+
+
+def _environments(report: Report) -> list[Step]:
+    found = [problem for problem in report.problems if ENVIRONMENT_DIFFERS in problem]
+    if not found:
+        return []
+    more = f"\nAnd {len(found) - MAX_REASONS} more." if len(found) > MAX_REASONS else ""
+    return [
+        Step(
+            level="look",
+            title="Nodes differ in their environment",
+            text="Ranks in different environments share no artifacts, so each kind compiles its own:\n"
+            + "\n".join(found[:MAX_REASONS])
+            + more,
+            command="warmrank doctor CONFIG --all-nodes",
+        )
+    ]
+
+
+def _nondeterministic(report: Report) -> list[Step]:
+    if not report.nondeterministic:
+        return []
+    names = brief_names(
+        f"{found.function} ({brief_ranks(found.ranks, max_runs=3)})" for found in report.nondeterministic
+    )
+    text = (
+        f"{names}: compiled to other bytes than the store holds for the same request. The launch is right, "
+        "but the store holds more than it needs. Look for what the trace takes from time, chance or the host."
+    )
+    return [Step(level="look", title="Compiles that are not deterministic", text=text)]
+
+
+def _attempts(report: Report) -> list[Step]:
+    failed = [attempt for attempt in report.course.attempts if attempt.error]
+    if not failed or report.outcome != "warm":
+        return []
+    lines = [
+        f"Attempt {attempt.attempt} failed in {attempt.failed_stage or 'no stage'}: "
+        f"{attempt.error.splitlines()[0]}"
+        for attempt in failed
+    ]
+    title = f"It took {count_text(len(report.course.attempts), 'attempt')}"
+    return [Step(level="look", title=title, text="\n".join(lines))]
+
+
+def _slow(report: Report) -> list[Step]:
+    return [
+        Step(
+            level="look",
+            title=f"Rank {slow.rank} was slow in {slow.stage}" + (f" on {slow.host}" if slow.host else ""),
+            text=f"It took {slow.seconds:.1f} s, half of the ranks at most {slow.median_s:.1f} s; "
+            "all of them waited for it.",
+            command="warmrank doctor CONFIG --all-nodes",
+        )
+        for slow in slow_ranks(report.course, report.ranks)[:3]
+    ]
+
+
+def _compiled(report: Report) -> list[Step]:
+    reasons: dict[str, dict[str, None]] = {}
+    for rank in report.ranks:
+        for function in rank.functions:
+            if function.outcome == "compiled":
+                reasons.setdefault(function.reason or "no reason given", {})[function.function] = None
+    if not reasons or report.outcome != "warm":
+        return []
+    lines = [f"{brief_names(names)}: {reason}" for reason, names in list(reasons.items())[:MAX_REASONS]]
+    if len(reasons) > MAX_REASONS:
+        lines.append(f"And {len(reasons) - MAX_REASONS} more reasons, below.")
+    compiled = count_text(report.totals.num_compiled, "function")
+    if report.record:
+        title = f"The next launch loads what was compiled now ({compiled})"
+        command = "warmrank launch CONFIG --no-compile"
+        return [Step(level="good", title=title, text="\n".join(lines), command=command)]
+    if report.store:
+        return [Step(level="look", title=f"Why {compiled} had to be compiled", text="\n".join(lines))]
+    lines.append("Without a store only these nodes load it again; `store:` in the config shares it with all.")
+    return [
+        Step(level="look", title=f"{compiled} compiled, and kept on these nodes only", text="\n".join(lines))
+    ]
+
+
+def _warm(report: Report) -> list[Step]:
+    if report.outcome != "warm" or report.totals.num_compiled:
+        return []
+    text = "With --no-compile a launch fails rather than compile, which guards that it stays so."
+    return [
+        Step(
+            level="good",
+            title="Nothing was compiled",
+            text=text,
+            command="warmrank launch CONFIG --no-compile",
+        )
+    ]

@@ -1,0 +1,83 @@
+"""Where a launch leaves what it has to tell: files in up to four formats, each written whole or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.show.report import Report, prepare_report, to_json
+
+STDOUT = Path("-")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """The files that were asked for; None for none.
+
+    Attributes:
+        json: the report as JSON; `STDOUT` is the caller's business.
+        html: the report as one page.
+        trace: the timeline for Perfetto.
+        metrics: the totals for Prometheus.
+    """
+
+    json: Path | None = None
+    html: Path | None = None
+    trace: Path | None = None
+    metrics: Path | None = None
+
+    @property
+    def json_to_stdout(self) -> bool:
+        """Whether stdout is for the report, and nothing else."""
+        return self.json == STDOUT
+
+    def prepare(self) -> None:
+        """Make way for the files before anything is done that they tell of.
+
+        Metrics stay: a collector reads them at any time, and keeps the last launch's until the next ones.
+
+        Raises:
+            ConfigError: one of them cannot be written.
+        """
+        for option, path in (("--json", self.json), ("--report", self.html), ("--trace", self.trace)):
+            if path is not None and path != STDOUT:
+                prepare_report(path, option=option)
+
+    def write(self, report: Report) -> tuple[tuple[str, Path], ...]:
+        """Write every file; returns what each is, and where."""
+        written = []
+        for what, path, render in (
+            ("report", self.json, to_json),
+            ("report", self.html, _html),
+            ("trace", self.trace, _trace),
+            ("metrics", self.metrics, _metrics),
+        ):
+            if path is not None and path != STDOUT:
+                _write(path, render(report))
+                written.append((what, path))
+        return tuple(written)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.tmp")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
+
+
+def _html(report: Report) -> str:
+    from orchestrator.show.html_report import render_html
+
+    return render_html(report)
+
+
+def _trace(report: Report) -> str:
+    from orchestrator.show.chrome_trace import trace_json
+
+    return trace_json(report)
+
+
+def _metrics(report: Report) -> str:
+    from orchestrator.show.metrics import exposition, samples
+
+    return exposition(samples(report))

@@ -1,0 +1,70 @@
+"""Ranks that kept the others waiting, stage by stage: pure functions of a launch's course."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median_low
+
+from orchestrator.show.course import Course, StageSpan
+from orchestrator.show.report import RankReport
+
+SLOW_FACTOR = 1.5
+"""How many times as long as half of the ranks makes a rank a slow one."""
+
+SLOW_MIN_S = 1.0
+"""Less than this, waited for in vain, is not worth a word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowRank:
+    """The last rank of a stage.
+
+    Attributes:
+        stage: the stage.
+        attempt: of which attempt.
+        rank: the rank that answered last.
+        host: its host; empty where it had no place.
+        seconds: what it took.
+        median_s: what half of the ranks took at most.
+        num_ranks: ranks that took part.
+    """
+
+    stage: str
+    attempt: int
+    rank: int
+    host: str
+    seconds: float
+    median_s: float
+    num_ranks: int
+
+
+def last_ranks(course: Course, ranks: Sequence[RankReport]) -> tuple[SlowRank, ...]:
+    """The last rank of every span of the timeline, in order of time."""
+    hosts = {rank.rank: rank.host for rank in ranks}
+    return tuple(_last(span, hosts) for span in course.timeline if span.ranks)
+
+
+def slow_ranks(course: Course, ranks: Sequence[RankReport]) -> tuple[SlowRank, ...]:
+    """Those of them that the others waited for in vain, those that cost most first."""
+    found = [
+        slow
+        for slow in last_ranks(course, ranks)
+        if slow.num_ranks > 2
+        and slow.seconds > SLOW_FACTOR * slow.median_s
+        and slow.seconds - slow.median_s >= SLOW_MIN_S
+    ]
+    return tuple(sorted(found, key=lambda slow: slow.median_s - slow.seconds))
+
+
+def _last(span: StageSpan, hosts: dict[int, str]) -> SlowRank:
+    end_s, rank = max(zip(span.rank_end_s, span.ranks, strict=True))
+    return SlowRank(
+        stage=span.stage,
+        attempt=span.attempt,
+        rank=rank,
+        host=hosts.get(rank, ""),
+        seconds=end_s - span.start_s,
+        median_s=median_low(span.rank_end_s) - span.start_s,
+        num_ranks=len(span.ranks),
+    )

@@ -1,0 +1,34 @@
+"""A Ray cluster of real nodes, for the tests that leave it whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.netns import why_not
+from tests.support.netns_cluster import Cluster, ray_nodes
+from tests.support.netns_store import CountingStore
+from tests.support.s3_server import ENVIRONMENT
+
+
+@pytest.fixture(scope="session", autouse=True)
+def namespaces() -> None:
+    """Skips where this machine cannot have such nodes."""
+    if reason := why_not():
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def nodes(namespaces: None) -> Iterator[Cluster]:
+    """Four nodes of two CPUs; whatever a test makes of them, they are there for the next."""
+    with ray_nodes(4, num_cpus=2, environ=ENVIRONMENT) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def counting_store(nodes: Cluster) -> CountingStore:
+    """An S3 server on the nodes' network that notes what it is asked."""
+    pytest.importorskip("obstore", reason="object stores are an extra: pip install 'warmrank[s3]'")
+    pytest.importorskip("moto", reason="the local S3 server comes with pip install 'warmrank[test]'")
+    return CountingStore(nodes.net.switch, nodes.net.base / "requests.log", nodes.environ)

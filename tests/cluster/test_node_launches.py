@@ -1,0 +1,96 @@
+"""Launches of eight ranks on four nodes: what crosses the network once, and what a node more or less costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.show.report import Report
+from tests.support.netns_cluster import ROOT, Cluster
+from tests.support.netns_store import CountingStore, blob_reads
+
+pytestmark = [pytest.mark.ray, pytest.mark.netns, pytest.mark.timeout(180)]
+
+FUNCTIONS = 2
+RANKS = 8
+
+
+def counts(report: Report) -> tuple[int, int, int]:
+    return report.totals.num_compiled, report.totals.num_loaded, report.totals.num_adopted
+
+
+@pytest.fixture(scope="module")
+def config(nodes: Cluster, counting_store: CountingStore) -> Path:
+    """Tensor parallel 2 x data parallel 4, out of a store that counts."""
+    return nodes.config("tiny", store=counting_store.config("tiny"))
+
+
+@pytest.fixture(scope="module")
+def cold(nodes: Cluster, config: Path) -> Report:
+    return nodes.launch(config)
+
+
+@pytest.fixture(scope="module")
+def warm(nodes: Cluster, config: Path, cold: Report) -> Report:
+    return nodes.launch(config, "--no-compile")
+
+
+def test_cold_launch_compiles_each_function_once_for_all_nodes(cold: Report) -> None:
+    assert counts(cold) == (FUNCTIONS, 0, FUNCTIONS * (RANKS - 1))
+
+
+def test_ranks_fill_nodes_in_pairs(cold: Report) -> None:
+    hosts = [rank.host for rank in cold.ranks]
+    assert sorted(hosts[::2]) == ["n1", "n2", "n3", "n4"]
+    assert hosts[::2] == hosts[1::2]
+
+
+def test_sums_over_tensor_parallel_ranks_are_right(cold: Report, warm: Report) -> None:
+    for report in (cold, warm):
+        assert all(rank.verification is not None and rank.verification.ok for rank in report.ranks)
+
+
+def test_warm_launch_compiles_nothing(warm: Report) -> None:
+    assert counts(warm) == (0, FUNCTIONS * RANKS, 0)
+
+
+def test_no_process_outlives_its_launch(nodes: Cluster, warm: Report) -> None:
+    assert nodes.left_over() == {}
+
+
+def test_new_node_disks_read_each_blob_once(
+    nodes: Cluster, config: Path, counting_store: CountingStore, warm: Report
+) -> None:
+    before = blob_reads(counting_store.requests("tiny"))
+    report = nodes.launch(config, "--no-compile", "--set", f"cache_dir={nodes.net.disk / 'other'}")
+    assert counts(report) == (0, FUNCTIONS * RANKS, 0)
+    reads = blob_reads(counting_store.requests("tiny")) - before
+    assert {client for client, _ in reads} == {node.address for node in nodes.net.nodes.values()}
+    assert max(reads.values()) == 1
+
+
+@pytest.mark.parametrize(("ranks", "data_parallel"), [(4, 2), (2, 1)])
+def test_smaller_world_compiles_nothing(
+    nodes: Cluster, config: Path, warm: Report, ranks: int, data_parallel: int
+) -> None:
+    report = nodes.launch(
+        config, "--no-compile", "--set", f"ranks={ranks}", "--set", f"parallel.dp={data_parallel}"
+    )
+    assert counts(report)[0] == 0
+    assert len(report.ranks) == ranks
+
+
+def test_job_runs_on_the_nodes(nodes: Cluster) -> None:
+    """Its code goes along: no import path of the nodes holds the workload."""
+    project = nodes.shared / "project"
+    project.mkdir()
+    (project / "mine.py").write_text((ROOT / "tests" / "support" / "tiny_workload.py").read_text())
+    workload = {"entrypoint": "mine:workload"}
+    nodes.config("job", workload=workload, ray={}).rename(project / "job.yaml")
+    ended = nodes.warmrank("submit", "job.yaml", "--address", nodes.dashboard, cwd=project)
+    assert ended.exit_code == 0, ended.said
+    assert f"{FUNCTIONS} compiled" in ended.said
+    assert "SUCCEEDED" in ended.said
+    assert list((nodes.shared / "job" / "launch").rglob("*/*/*"))
+    assert nodes.left_over() == {}

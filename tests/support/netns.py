@@ -1,0 +1,255 @@
+"""Nodes on this machine that are nodes to all that runs in them: own network, host name, disk and processes.
+
+Each node is one process in namespaces of its own (`tests.support.netns_init`), joined by veth pairs to a bridge
+in one more. Nothing has a name outside: no two runs can clash, and when the process that made a `Network`
+ends, however it ends, the kernel removes nodes, links and mounts.
+
+All nodes see this machine's files but for one directory, `Network.disk`, which each has to itself: what a path
+below it holds differs from node to node, as a node's own disk does. Its files are at `Node.disk` outside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from tests.support.processes import still_there
+
+SUBNET = "10.77.0"
+SWITCH = "switch"
+START_S = 20.0
+_COMMANDS = ("ip", "tc", "unshare", "nsenter", "mount")
+_NEEDED = "ip link add name v0 type veth peer name v1 && ip link add name br0 type bridge && mount -t tmpfs tmpfs /dev/shm"
+_UNSHARE = ("unshare", "--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc")
+_ENTER = ("--net", "--uts", "--mount", "--ipc", "--pid")
+
+
+def why_not() -> str:
+    """Why this machine cannot have such nodes; empty where it can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if missing := [command for command in _COMMANDS if shutil.which(command) is None]:
+        return f"not installed: {', '.join(missing)} (iproute2, util-linux)"
+    tried = subprocess.run((*_UNSHARE, "sh", "-c", _NEEDED), capture_output=True, text=True, check=False)
+    return f"this kernel gives no namespaces: {tried.stderr.strip()}" if tried.returncode else ""
+
+
+def until(found: Callable[[], bool], *, timeout_s: float, what: str) -> None:
+    """Wait for something to become true.
+
+    Raises:
+        TimeoutError: it has not.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not found():
+        if time.monotonic() > deadline:
+            msg = f"not within {timeout_s:g} s: {what}"
+            raise TimeoutError(msg)
+        time.sleep(0.02)
+
+
+class Node:
+    """One node; made by `Network.add`.
+
+    Attributes:
+        name: its host name.
+        address: its address, which the others reach it by.
+        link: the name of its end of the cable at the bridge.
+        disk: where `Network.disk` of this node lies on this machine.
+    """
+
+    def __init__(self, name: str, index: int, disk: Path, *, binds: Mapping[Path, Path]) -> None:
+        self.name = name
+        self.address = f"{SUBNET}.{index}"
+        self.link = f"v{index}"
+        self.disk = disk
+        self._running: list[subprocess.Popen[str]] = []
+        spec = {"host": name, "binds": {str(source): str(target) for source, target in binds.items()}}
+        script = str(Path(__file__).with_name("netns_init.py"))
+        self._holder = subprocess.Popen(
+            (*_UNSHARE, sys.executable, "-S", script, json.dumps(spec)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for the tests, which take their nodes down themselves
+        )
+        assert self._holder.stdout is not None
+        if self._holder.stdout.readline() != "up\n":
+            msg = f"node {name} did not come up"
+            raise RuntimeError(msg)
+        (self.init,) = _children(self._holder.pid)
+
+    def enter(self, *words: str, cwd: Path = Path("/")) -> tuple[str, ...]:
+        """A command line that runs a command in this node; the directory is the node's."""
+        there = ("sh", "-c", 'cd "$0" && exec "$@"', str(cwd))
+        return ("nsenter", f"--target={self.init}", *_ENTER, "--", *there, *words)
+
+    def run(self, *words: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
+        """Run a command in this node to its end."""
+        return subprocess.run(
+            self.enter(*words), capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+
+    def popen(
+        self, *words: str, output: Path, environ: Mapping[str, str], cwd: Path = Path("/")
+    ) -> subprocess.Popen[str]:
+        """Start a command in this node, which ends with the node at the latest; what it says goes to a file."""
+        with output.open("w") as file:
+            started = subprocess.Popen(
+                self.enter(*words, cwd=cwd),
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=dict(environ),
+                text=True,
+                start_new_session=True,
+            )
+        self._running.append(started)
+        return started
+
+    def send(self, started: subprocess.Popen[str], number: signal.Signals) -> None:
+        """Send a signal to a command that `popen` started (and not to what entered the node for it)."""
+        for pid in _children(started.pid):
+            os.kill(pid, number)
+
+    def processes(self) -> dict[int, str]:
+        """Every process of this node but its first: process id on this machine, and command line."""
+        own = os.readlink(f"/proc/{self.init}/ns/pid") if self.is_up else "gone"
+        found = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # gone meanwhile
+                if os.readlink(path / "ns" / "pid") == own and int(path.name) != self.init:
+                    found[int(path.name)] = _command_line(path)
+        return found
+
+    def kill_process(self, pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to a process by the id that it has inside of the node."""
+        done = self.run("kill", f"-{number.value}", str(pid))
+        assert done.returncode == 0, done.stderr
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the node has not been killed."""
+        return self._holder.poll() is None
+
+    def kill(self) -> None:
+        """End every process of the node at once, as a power cut does; its links go with it."""
+        everyone = [self.init, *self.processes()]
+        self._holder.kill()
+        self._holder.communicate()
+        for started in self._running:
+            started.communicate()
+        assert still_there(everyone) == []
+
+
+class Network:
+    """The bridge and the nodes; use `network`."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.disk = base / "d"
+        self.disk.mkdir()
+        (base / "shared").mkdir()
+        self.nodes: dict[str, Node] = {}
+        self.switch = self._node(SWITCH, 254)
+        _sh(self.switch, "ip link add br0 type bridge && ip link set br0 up")
+        _sh(self.switch, f"ip addr add {self.switch.address}/24 dev br0")
+
+    def add(self, name: str, index: int) -> Node:
+        """A new node, connected to the bridge."""
+        node = self._node(name, index)
+        self.nodes[name] = node
+        _run("nsenter", f"--target={self.switch.init}", "--net", "--", *_cable(node))
+        _sh(self.switch, f"ip link set {node.link} master br0 up")
+        _sh(node, f"ip addr add {node.address}/24 dev eth0 && ip link set eth0 up")
+        return node
+
+    def cut(self, node: Node) -> None:
+        """Pull the cable of a node."""
+        _sh(self.switch, f"ip link set {node.link} down")
+
+    def mend(self, node: Node) -> None:
+        """Put the cable of a node back in."""
+        _sh(self.switch, f"ip link set {node.link} up")
+
+    def throttle(self, node: Node, rate: str) -> None:
+        """Let through only so much in each direction, in words of tc such as ``20mbit``; `` lets all through."""
+        for place, device in ((self.switch, node.link), (node, "eth0")):
+            if rate:
+                _sh(
+                    place,
+                    f"tc qdisc replace dev {device} root tbf rate {rate} burst 128kb latency 200ms",
+                )
+            else:
+                _sh(place, f"tc qdisc del dev {device} root")
+
+    def kill(self, node: Node) -> None:
+        """End a node at once; its disk stays."""
+        del self.nodes[node.name]
+        node.kill()
+
+    def close(self) -> None:
+        """End every node."""
+        for node in [*self.nodes.values(), self.switch]:
+            node.kill()
+
+    def _node(self, name: str, index: int) -> Node:
+        own = self.base / name
+        disk = own / "d"
+        for directory in ("home", "tmp"):
+            (disk / directory).mkdir(parents=True)
+        hosts, resolver = own / "hosts", own / "resolv.conf"
+        hosts.write_text(f"127.0.0.1 localhost\n{SUBNET}.{index} {name}\n")
+        resolver.write_text("")  # asking a name server that cannot be reached would take 20 s
+        binds = {disk: self.disk, hosts: Path("/etc/hosts")}
+        if (real := Path("/etc/resolv.conf").resolve()).is_file():
+            binds[resolver] = real
+        return Node(name, index, disk, binds=binds)
+
+
+@contextlib.contextmanager
+def network() -> Iterator[Network]:
+    """A bridge without nodes yet, in a directory with a short path, for as long as the context lasts."""
+    base = Path(tempfile.mkdtemp(prefix="wr", dir="/tmp"))  # a socket's path may have 107 bytes
+    made = Network(base)
+    try:
+        yield made
+    finally:
+        made.close()
+        shutil.rmtree(base)
+
+
+def _cable(node: Node) -> tuple[str, ...]:
+    far_end = ("peer", "name", "eth0", "netns", str(node.init))
+    return ("ip", "link", "add", node.link, "type", "veth", *far_end)
+
+
+def _sh(node: Node, line: str) -> None:
+    _run(*node.enter("sh", "-c", line))
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=START_S, check=False)
+    assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # gone meanwhile
+            after_name = path.read_text().rpartition(")")[2].split()
+            if int(after_name[1]) == pid:
+                found.append(int(path.parent.name))
+    return found
+
+
+def _command_line(path: Path) -> str:
+    return (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()

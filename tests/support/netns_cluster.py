@@ -1,0 +1,263 @@
+"""A Ray cluster on nodes in network namespaces, and warmrank's commands run in it as an operator runs them.
+
+The head is n1; commands run there, too, as on a login node. Everything that a node keeps on its own disk (cache
+directory, Ray's files, home, temporary files) lies below `Network.disk`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from orchestrator.show.report import Report, from_json
+from tests.support.netns import Network, Node, network, until
+
+ROOT = Path(__file__).parents[2]
+PORT = 6379
+DASHBOARD_PORT = 8265
+COMMAND_S = 120.0
+_RAY_START_S = 90.0
+# A node that does not answer is dead to Ray after about 8 s; by default after a minute.
+_HEALTH = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
+}
+_FOREIGN = ("RAY_", "WARMRANK_", "AWS_", "XDG_")
+# Ray's own processes that come later than its start, and those that it keeps for the next task.
+_OF_RAY = ("/bin/ray start", "/ray/core/src/", "ray-dashboard-", "ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray::IDLE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A command of warmrank that ended; ``said`` is all that it wrote."""
+
+    exit_code: int
+    said: str
+    seconds: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Running:
+    """A command of warmrank that runs in a node; its plain lines go to a file."""
+
+    node: Node
+    process: subprocess.Popen[str]
+    lines: Path
+    began_s: float = field(default_factory=time.monotonic)
+
+    def said(self) -> str:
+        """What it has said so far."""
+        return self.lines.read_text()
+
+    def await_said(self, text: str, *, timeout_s: float = COMMAND_S) -> None:
+        """Wait until it says something; fails when it ends before."""
+
+        def is_there() -> bool:
+            has_ended = self.process.poll() is not None
+            if text in self.said():
+                return True
+            assert not has_ended, f"ended without saying {text!r}:\n{self.said()}"
+            return False
+
+        until(is_there, timeout_s=timeout_s, what=f"{text!r} in {self.said()}")
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self.node.send(self.process, number)
+
+    def wait(self, *, timeout_s: float = COMMAND_S) -> Ended:
+        """Wait for its end."""
+        try:
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.send(signal.SIGKILL)
+            msg = f"still running after {timeout_s:g} s:\n{self.said()}"
+            raise AssertionError(msg) from None
+        seconds = time.monotonic() - self.began_s
+        return Ended(exit_code=self.process.returncode, said=self.said(), seconds=seconds)
+
+
+class Cluster:
+    """A running Ray cluster; use `ray_nodes`.
+
+    Args:
+        net: where its nodes are added.
+        num_cpus: that each node says to have, and so of ranks on it.
+        environ: what everything that runs in its nodes has in its environment besides.
+    """
+
+    def __init__(self, net: Network, *, num_cpus: int, environ: Mapping[str, str]) -> None:
+        self.net = net
+        self.num_cpus = num_cpus
+        self._more_environ = dict(environ)
+        self._num_added = 0
+        self._num_commands = 0
+        self.head = self._prepared()
+        _await_up(*self._begin(self.head, "--head", f"--port={PORT}", f"--dashboard-host={self.head.address}"))
+        until(self._has_dashboard, timeout_s=_RAY_START_S, what="the dashboard's processes")
+        self._of_head = frozenset(self.head.processes())
+
+    @property
+    def address(self) -> str:
+        """Where drivers join it."""
+        return f"{self.head.address}:{PORT}"
+
+    @property
+    def dashboard(self) -> str:
+        """The URL of its job server."""
+        return f"http://{self.head.address}:{DASHBOARD_PORT}"
+
+    @property
+    def shared(self) -> Path:
+        """A directory that all nodes share."""
+        return self.net.base / "shared"
+
+    @property
+    def cache_dir(self) -> Path:
+        """A cache directory that each node has by itself."""
+        return self.net.disk / "cache"
+
+    def cache_of(self, node: Node) -> Path:
+        """Where a node's cache directory lies on this machine."""
+        return node.disk / "cache"
+
+    def add_nodes(self, count: int) -> tuple[Node, ...]:
+        """New nodes that join, all at once."""
+        added = tuple(self._prepared() for _ in range(count))
+        logs = [self._begin(node, f"--address={self.address}") for node in added]
+        for log in logs:
+            _await_up(*log)
+        return added
+
+    def kill_node(self, node: Node) -> None:
+        """End a node at once."""
+        self.net.kill(node)
+
+    def config(self, name: str, **changes: Any) -> Path:
+        """A config file of a launch of this cluster, in the shared directory, with what is given changed."""
+        data = {
+            "name": name,
+            "workload": {"entrypoint": "tests.support.tiny_workload:workload"},
+            "ranks": 8,
+            "parallel": {"tp": 2, "dp": 4},
+            "cache_dir": str(self.cache_dir),
+            "store": {"path": str(self.shared / name), "trust": {"policy": "off"}},
+            # The nodes have the code: PYTHONPATH names it.
+            "ray": {"address": self.address, "ship_code": False},
+            **changes,
+        }
+        path = self.shared / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(data))
+        return path
+
+    def start(self, *words: str, cwd: Path | None = None) -> Running:
+        """Start a command of warmrank on the head."""
+        self._num_commands += 1
+        lines = self.net.base / f"command{self._num_commands}.log"
+        command = (sys.executable, "-m", "orchestrator", *words)
+        process = self.head.popen(*command, output=lines, environ=self.environ, cwd=cwd or self.shared)
+        return Running(node=self.head, process=process, lines=lines)
+
+    def warmrank(self, *words: str, cwd: Path | None = None, timeout_s: float = COMMAND_S) -> Ended:
+        """Run a command of warmrank on the head to its end."""
+        return self.start(*words, cwd=cwd).wait(timeout_s=timeout_s)
+
+    def launch(self, config: Path, *options: str) -> Report:
+        """Launch on the head, which must succeed; the report."""
+        ended = self.warmrank("launch", str(config), "--json", str(config.with_suffix(".json")), *options)
+        assert ended.exit_code == 0, ended.said
+        return self.report_of(config)
+
+    def report_of(self, config: Path) -> Report:
+        """The report of the newest launch of a config."""
+        return from_json(config.with_suffix(".json").read_text())
+
+    def preseed(self, config: Path, *options: str) -> list[dict[str, Any]]:
+        """Preseed from the head, which must succeed; what became of each node."""
+        ended = self.warmrank("preseed", str(config), "--json", *options)
+        assert ended.exit_code == 0, ended.said
+        seeds: list[dict[str, Any]] = json.loads(ended.said)
+        return seeds
+
+    def left_over(self, *, timeout_s: float = 15.0) -> dict[str, list[str]]:
+        """Processes that are neither Ray's own nor idle, by node, once those that end have ended."""
+        with contextlib.suppress(TimeoutError):
+            until(lambda: not self._foreign(), timeout_s=timeout_s, what="processes end")
+        return self._foreign()
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The environment of everything that runs in a node."""
+        kept = {name: text for name, text in os.environ.items() if not name.startswith(_FOREIGN)}
+        return {
+            **kept,
+            **_HEALTH,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "HOME": str(self.net.disk / "home"),
+            "TMPDIR": str(self.net.disk / "tmp"),
+            "RAY_AUTH_MODE": "disabled",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+            **self._more_environ,
+        }
+
+    def _has_dashboard(self) -> bool:
+        return any("ray-dashboard-" in text for text in self.head.processes().values())
+
+    def _foreign(self) -> dict[str, list[str]]:
+        found = {
+            name: [
+                text
+                for pid, text in node.processes().items()
+                if pid not in self._of_head and not any(mark in text for mark in _OF_RAY)
+            ]
+            for name, node in self.net.nodes.items()
+        }
+        return {name: texts for name, texts in found.items() if texts}
+
+    def _prepared(self) -> Node:
+        self._num_added += 1
+        return self.net.add(f"n{self._num_added}", self._num_added)
+
+    def _begin(self, node: Node, *options: str) -> tuple[subprocess.Popen[str], Path]:
+        log = self.net.base / node.name / "ray.log"
+        process = node.popen(
+            *("ray", "start", "--block", "--disable-usage-stats", f"--num-cpus={self.num_cpus}"),
+            *(f"--node-ip-address={node.address}", f"--temp-dir={self.net.disk / 'r'}"),
+            *("--object-store-memory=100000000", "--include-log-monitor=false", *options),
+            output=log,
+            environ=self.environ,
+            cwd=self.net.disk,
+        )
+        return process, log
+
+
+def _await_up(process: subprocess.Popen[str], log: Path) -> None:
+    def is_up() -> bool:
+        assert process.poll() is None, f"ray start ended: {log.read_text()}"
+        return "--block" in log.read_text()  # once all is up it prints that it runs until it is told to end
+
+    until(is_up, timeout_s=_RAY_START_S, what=f"ray start: {log.read_text()}")
+
+
+@contextlib.contextmanager
+def ray_nodes(count: int, *, num_cpus: int, environ: Mapping[str, str] | None = None) -> Iterator[Cluster]:
+    """A Ray cluster of so many nodes; nothing of it is left afterwards."""
+    with network() as net:
+        cluster = Cluster(net, num_cpus=num_cpus, environ=environ or {})
+        cluster.add_nodes(count - 1)
+        yield cluster
