@@ -1,9 +1,9 @@
 """How do plan, commit and look-up of a launch grow with the number of its ranks?
 
-From 16 to 16,384 ranks, four times as many each time, without any process for them: what they would answer is
-made up (`scale_parts/world.py`), and given to the real planner, and as real signed manifests and a real launch
-record to a real store in a directory. Tensor parallel 8, pipeline 4, data parallel the rest: four classes of
-ranks for each of two functions. torch is never imported; each stage checks that.
+From 16 to 16,384 ranks, four times as many each time, without any process for them. What they would answer
+is made up (`scale_parts/world.py`) and given to the real planner; their manifests are real and signed, and go
+into a real store in a directory. Tensor parallel 8, pipeline 4, data parallel the rest: four classes of ranks
+for each of two functions. torch is never imported; each stage checks that.
 
     plan      begin to end of a cold launch in which every other rank refuses its leader's artifact, of a warm
               one, and of one of another size; and the order of captures
@@ -15,9 +15,10 @@ ranks for each of two functions. torch is never imported; each stage checks that
     resized   what a node of a launch of another size asks: the distinct artifacts of all manifests
 
 Every stage of every size runs in a process of its own, so that its peak memory is its own. The exponent is
-that of the growth since the size before: 1.0 is linear. It says little below 1,024 ranks, where what does not
-grow takes most of the time. In a launch the manifests come from as many processes as there are ranks, side by
-side; here one process makes them all, so the commit is an upper limit.
+that of the growth of CPU seconds since the size before: 1.0 is linear. (Of wall seconds it would say what
+else the machine does.) It says little below 1,024 ranks, where what does not grow takes most of the time. In
+a launch the manifests come from as many processes as there are ranks, side by side; here one process makes
+them all, so the commit is an upper limit.
 
 Goal: at most linear, and plan, commit and look-up together under 10 s at 16,384 ranks.
 

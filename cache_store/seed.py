@@ -124,7 +124,7 @@ def seed(
     records = [stored.record for stored in chosen]
     room = _Room(cache_root=cache_root, intake=intake or Intake(), on_progress=on_progress)
     node = _seed_node(store, records, wanted, room, faults)
-    refs = _choose(store, records, wanted, faults)
+    refs = _choose(store, records, wanted, cache_root, faults)
     outcome = _fetch(store, refs, room, faults)
     fetched = _merge(outcome.partitions) if outcome is not None else ()
     if fetched:
@@ -220,10 +220,15 @@ def _none_fits(launches: Sequence[LaunchSummary], wanted: Wanted, faults: Sequen
 
 
 def _choose(
-    store: Store, records: Sequence[LaunchRecord], wanted: Wanted, faults: list[str]
+    store: Store, records: Sequence[LaunchRecord], wanted: Wanted, cache_root: Path, faults: list[str]
 ) -> tuple[PartitionRef, ...]:
     """What to fetch: of the own world the partitions of its ranks, of another one each distinct set."""
-    refs = [ref for record in records for ref in sorted(record.partitions, key=lambda ref: ref.rank)]
+    there = {path.name for path in cache_root.glob("*/world*")}  # of equal sets, what need not be brought
+    refs = [
+        ref
+        for record in records
+        for ref in sorted(record.partitions, key=lambda ref: (ref.partition not in there, ref.rank))
+    ]
     if not records or records[0].world_size == wanted.world_size:
         return tuple(dict.fromkeys(ref for ref in refs if wanted.ranks is None or ref.rank in wanted.ranks))
     try:

@@ -183,7 +183,7 @@ class Store(StorePlaces):
         trust = self._trust
         with (
             single_flight(cache_root, timeout_s=lock_timeout_s) as flight,
-            incoming(cache_root, intake, flight) as room,
+            incoming(cache_root, intake) as room,
         ):
             outcome = self._supervisor.run(
                 lambda view: spreading.fetch_partitions(
@@ -215,8 +215,8 @@ class Store(StorePlaces):
         """
         fetch_files = node_artifacts.fetch_node_files
         with (
-            single_flight(cache_root, timeout_s=lock_timeout_s) as flight,
-            incoming(cache_root, intake, flight) as room,
+            single_flight(cache_root, timeout_s=lock_timeout_s),
+            incoming(cache_root, intake) as room,
         ):
             found = self._run(lambda documents: fetch_files(documents, refs, destinations, cache_root, room))
         tell_held(room, found.copies)

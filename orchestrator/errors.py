@@ -217,6 +217,13 @@ class CompileForbidden(OrchestratorError):
         super().__init__("\n".join([head, *lines, f"  remedy: {remedy}"]))
 
 
+def in_words(error: BaseException) -> str:
+    """What an error says; what stops a launch from outside says nothing itself."""
+    if isinstance(error, KeyboardInterrupt):
+        return f"stopped ({'SIGTERM' if type(error) is not KeyboardInterrupt else 'Ctrl-C'})"
+    return str(error).strip() or type(error).__name__
+
+
 def ranks_text(ranks: Iterable[int]) -> str:
     """Ranks for people: ``rank 3``, ``ranks 0-2, 5``."""
     ordered = sorted(set(ranks))

@@ -94,7 +94,7 @@ def _attempt(slot: Slot, action: Action, made: Mapping[Slot, str], *, refuses: b
     elif isinstance(action, Load | Adopt):
         offered = action.digest
     else:
-        raise RuntimeError(f"no leader failed, and the plan gives up: {action}")
+        raise TypeError(f"no leader failed, and yet the plan says {action}")
     if refuses and offered.startswith("0"):
         return Attempt(ok=False, digest=offered, reason="another constant was burned in")
     return Attempt(ok=True, digest=offered)

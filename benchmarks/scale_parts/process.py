@@ -18,15 +18,16 @@ class Watch:
 
     def __init__(self) -> None:
         self._start_bytes = peak_bytes()
-        self.figures: dict[str, Any] = {"seconds": 0.0, "steps": {}}
+        self.figures: dict[str, Any] = {"seconds": 0.0, "cpu_s": 0.0, "steps": {}}
 
     def step(self, name: str, call: Callable[[], Any]) -> Any:
         """Do one step."""
         wall, cpu = perf_counter(), process_time()
         value = call()
-        taken = perf_counter() - wall
-        self.figures["steps"][name] = {"seconds": taken, "cpu_s": process_time() - cpu}
-        self.figures["seconds"] += taken
+        taken = {"seconds": perf_counter() - wall, "cpu_s": process_time() - cpu}
+        self.figures["steps"][name] = taken
+        for unit, amount in taken.items():
+            self.figures[unit] += amount
         self.figures["peak_bytes"] = peak_bytes() - self._start_bytes
         return value
 

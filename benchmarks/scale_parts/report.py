@@ -29,7 +29,8 @@ def summary(runs: Sequence[dict[str, Any]], stages: Sequence[str]) -> list[dict[
                 "seconds": best["seconds"],
                 "microseconds_a_rank": best["seconds"] / ranks * 1e6,
                 "peak_bytes": max(figures["peak_bytes"] for figures in of_stage),
-                "exponent": exponent(before.get(stage), ranks, best["seconds"]),
+                "cpu_s": best["cpu_s"],
+                "exponent": exponent(before.get(stage), ranks, best["cpu_s"]),
                 "steps": best["steps"],
             }
             before[stage] = line
@@ -37,11 +38,11 @@ def summary(runs: Sequence[dict[str, Any]], stages: Sequence[str]) -> list[dict[
     return lines
 
 
-def exponent(before: dict[str, Any] | None, ranks: int, seconds: float) -> float | None:
-    """Of the growth since the size before: 1 is linear, 2 quadratic; None for the first size."""
+def exponent(before: dict[str, Any] | None, ranks: int, cpu_s: float) -> float | None:
+    """Of the growth of CPU seconds since the size before: 1 is linear; None for the first size."""
     if before is None:
         return None
-    return math.log(seconds / before["seconds"]) / math.log(ranks / before["ranks"])
+    return math.log(cpu_s / before["cpu_s"]) / math.log(ranks / before["ranks"])
 
 
 def verdict(lines: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -56,7 +57,7 @@ def verdict(lines: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         "total": {
             "seconds": total_s,
             "met": total_s < GOAL_S,
-            "text": f"{', '.join(GOAL_STAGES)} at {ranks:,} ranks: {total_s:.2f} s together, goal {GOAL_S:g} s",
+            "text": f"{', '.join(GOAL_STAGES)} at {ranks:,} ranks: {total_s:.2f} s in all, goal {GOAL_S:g} s",
         }
     }
     if worst is not None:
@@ -72,16 +73,15 @@ def verdict(lines: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def report(lines: Sequence[dict[str, Any]], ranks: int) -> None:
     """Print the lines of one size, after a heading if it is the first."""
     if ranks == lines[0]["ranks"]:
-        print(
-            f"{'ranks':>7}  {'stage':<9}{'s':>9}{'us a rank':>11}{'peak MiB':>10}{'exponent':>10}  steps, s"
+        heading = (
+            f"{'ranks':>7}  {'stage':<9}{'s':>8}{'CPU s':>8}{'us a rank':>10}{'peak MiB':>10}{'exponent':>10}"
         )
+        print(f"{heading}  steps, s")
     for line in lines:
         if line["ranks"] != ranks:
             continue
         grown = "-" if line["exponent"] is None else f"{line['exponent']:.2f}"
         steps = ", ".join(f"{name} {step['seconds']:.3f}" for name, step in line["steps"].items())
-        print(
-            f"{ranks:>7}  {line['stage']:<9}{line['seconds']:>9.3f}{line['microseconds_a_rank']:>11.0f}"
-            f"{line['peak_bytes'] / MIB:>10.1f}{grown:>10}  {steps}",
-            flush=True,
-        )
+        taken = f"{line['seconds']:>8.3f}{line['cpu_s']:>8.3f}{line['microseconds_a_rank']:>10.0f}"
+        memory = f"{line['peak_bytes'] / MIB:>10.1f}"
+        print(f"{ranks:>7}  {line['stage']:<9}{taken}{memory}{grown:>10}  {steps}", flush=True)

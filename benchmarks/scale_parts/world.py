@@ -70,7 +70,7 @@ def request_key(function: str, stage: int) -> str:
 
 
 def probes(world: World, *, state: str) -> dict[int, tuple[FunctionProbe, ...]]:
-    """What all ranks find: ``miss`` in a cold launch, ``hit`` in a warm one, ``adoptable`` after a change of size."""
+    """What all ranks find: a ``miss`` if cold, a ``hit`` if warm, ``adoptable`` after a change of size."""
     by_stage = {
         stage: tuple(_probe(function, stage, state) for function in FUNCTIONS) for stage in range(world.pp)
     }

@@ -63,11 +63,11 @@ def flush_all(paths: Iterable[Path], *, root: Path, flush: Flush) -> None:
     Raises:
         OSError: at least one may not be durable.
     """
-    distinct = sorted(set(paths))
+    distinct = set(paths)
     if flush == "syncfs" and len(distinct) > _FEW:
         _sync_file_system(root)
     else:
-        each(_fsync, distinct, num_threads=_NUM_THREADS if len(distinct) > _FEW else 1)
+        each(_fsync, sorted(distinct), num_threads=_NUM_THREADS if len(distinct) > _FEW else 1)
 
 
 def _fsync(path: Path) -> None:

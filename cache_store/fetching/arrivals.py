@@ -1,20 +1,26 @@
 """Blobs of a cache directory on their way in: verified, and not laid out yet.
 
-Layout: ``<cache root>/.incoming/<sha256>``, whole and verified when it got that name, and
-``.incoming/.<unique>.part`` while it is copied.
+Layout: ``<cache root>/.incoming/<unique>/<sha256>``, whole and verified when it got that name, and
+``<n>.part`` while it is copied, where ``<unique>`` names the process (`private_files.temporary_name`), or
+begins with ``left-`` once that has no use for it.
 
-Invariants: only who holds the lock of the cache directory (`node.single_flight`) uses it, so that a fetch
-that was killed leaves to the next one what it had verified, and takes nothing from one that runs; what an
-earlier process left is read and verified again before it is used; what nobody came for within `DEBRIS_AGE_S`
-goes.
+Invariants: a process uses its own directory only, so no lock is needed; from another's it takes, by renaming,
+what that left: because it ended, or said so. So a fetch that was killed, or that failed, leaves to the next
+one what it had verified. It is read and verified again before it is used; what nobody came for within
+`DEBRIS_AGE_S` goes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
+import os
+import re
+import shutil
 import time
-from collections.abc import Callable, Iterable
+import uuid
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from cache_store.digests import Digest, is_sha256
@@ -22,6 +28,7 @@ from cache_store.errors import Corrupt, UnusableCache
 from cache_store.node.private_files import (
     DEBRIS_AGE_S,
     digest_private,
+    is_running,
     make_private_directories,
     os_errors_are_unusable,
     sweep_debris,
@@ -31,7 +38,10 @@ from cache_store.node.private_files import (
 logger = logging.getLogger(__name__)
 
 INCOMING = ".incoming"
+_LEFT = "left-"
 _PART = ".part"
+# Directories of this process: after a container was started again, an ended process may have had its id.
+_open_names: set[str] = set()
 
 
 class Arrivals:
@@ -41,18 +51,22 @@ class Arrivals:
         cache_root: the cache directory.
 
     Attributes:
-        resumed: blobs that an earlier process left.
+        resumed: blobs that an earlier fetch left.
         brought: blobs that came in this one, not out of the store.
     """
 
     def __init__(self, cache_root: Path) -> None:
         self.resumed: set[Digest] = set()
         self.brought: set[Digest] = set()
-        self._directory = cache_root / INCOMING
+        self._incoming = cache_root / INCOMING
+        self._name = temporary_name()
+        self._directory = self._incoming / self._name
         self._here: set[Digest] = set()
+        self._numbers = itertools.count()
+        _open_names.add(self._name)
 
     def resume(self, digests: Iterable[Digest], count: Callable[[int], None]) -> list[Digest]:
-        """Verify what an earlier process left of these.
+        """Take over what earlier fetches left of these, verified.
 
         Args:
             digests: the blobs that are wanted.
@@ -61,19 +75,16 @@ class Arrivals:
         Returns:
             Those that have not arrived.
         """
-        missing: list[Digest] = []
-        for digest in dict.fromkeys(digests):
-            if digest in self._here:
-                continue
-            if self._is_whole(digest):
-                self._here.add(digest)
+        missing = [digest for digest in dict.fromkeys(digests) if digest not in self._here]
+        left = {path.name: path for directory in self._left() for path in _blobs(directory)}
+        for digest in missing:
+            if digest.sha256 in left and self._take_over(left[digest.sha256], digest):
                 self.resumed.add(digest)
                 count(digest.size_bytes)
-            else:
-                missing.append(digest)
+        self._tidy()
         if self.resumed:
             logger.info("%d blobs that were copied before need not be copied again", len(self.resumed))
-        return missing
+        return [digest for digest in missing if digest not in self._here]
 
     def has(self, digest: Digest) -> bool:
         """Whether the blob is here, verified by this process."""
@@ -91,7 +102,7 @@ class Arrivals:
         """
         with os_errors_are_unusable("directory", self._directory):
             make_private_directories(self._directory)
-        return self._directory / f".{temporary_name()}{_PART}"
+        return self._directory / f"{next(self._numbers)}{_PART}"
 
     def keep(self, part: Path, digest: Digest) -> Path:
         """Give a file of `part`, verified while it was copied, the name of its blob.
@@ -123,31 +134,76 @@ class Arrivals:
         """Move an arrived blob to ``target``, on the same file system.
 
         Raises:
-            UnusableCache: it is not here any more, or cannot be moved.
+            UnusableCache: it cannot be moved.
         """
         with os_errors_are_unusable("file", target):
             self.path(digest).replace(target)
         self._here.discard(digest)
 
     def close(self) -> None:
-        """Remove what nobody came for, and the directory when it is empty; what stays costs space only."""
-        sweep_debris(self._directory, ".", _PART)
+        """Leave what was not used to the next fetch, and remove what nobody came for."""
+        _open_names.discard(self._name)
+        sweep_debris(self._incoming)
+        with contextlib.suppress(OSError):  # what stays costs space only
+            for part in self._directory.glob(f"*{_PART}"):
+                part.unlink()
+            if not _remove_if_empty(self._directory):
+                self._directory.rename(self._incoming / f"{_LEFT}{uuid.uuid4().hex}")
         with contextlib.suppress(OSError):
-            for path in sorted(self._directory.iterdir()):
-                if is_sha256(path.name) and time.time() - path.lstat().st_mtime > DEBRIS_AGE_S:
-                    path.unlink(missing_ok=True)
-            self._directory.rmdir()
+            for directory in self._incoming.glob(f"{_LEFT}*"):
+                is_old = time.time() - directory.stat().st_mtime > DEBRIS_AGE_S
+                if is_old or _remove_if_empty(directory):
+                    shutil.rmtree(directory, ignore_errors=True)
 
-    def _is_whole(self, digest: Digest) -> bool:
-        path = self.path(digest)
+    def _tidy(self) -> None:
+        """Remove what ended processes had begun to copy: one that is started again and again fills no disk."""
+        for directory in self._left():
+            with contextlib.suppress(OSError):
+                for part in directory.glob(f"*{_PART}"):
+                    part.unlink()
+                _remove_if_empty(directory)
+
+    def _left(self) -> Iterator[Path]:
+        with contextlib.suppress(OSError):
+            for directory in sorted(self._incoming.iterdir()):
+                if directory.name.startswith(_LEFT) or _has_ended(directory.name):
+                    yield directory
+
+    def _take_over(self, path: Path, digest: Digest) -> bool:
+        part = self.part()
         try:
-            if path.lstat().st_size == digest.size_bytes and digest_private(path) == digest:
+            path.replace(part)
+            if digest_private(part) == digest:
+                self.keep(part, digest)
                 return True
-            path.unlink()
-        except FileNotFoundError:
-            return False
+            part.unlink()
         except (OSError, UnusableCache) as error:
             logger.warning("Not used, so it is copied again: %s", error)
             return False
         logger.warning("%s is not what its name says, so it is copied again", path)
         return False
+
+
+def _blobs(directory: Path) -> list[Path]:
+    try:
+        return [path for path in sorted(directory.iterdir()) if is_sha256(path.name)]
+    except OSError:
+        return []  # gone meanwhile
+
+
+def _has_ended(name: str) -> bool:
+    """Whether the process of this host that a directory belongs to has ended."""
+    if name in _open_names:
+        return False
+    match = re.fullmatch(rf"{re.escape(os.uname().nodename)}-([0-9]+)-[0-9a-f]{{32}}", name, re.ASCII)
+    return match is not None and (int(match[1]) == os.getpid() or not is_running(int(match[1])))
+
+
+def _remove_if_empty(directory: Path) -> bool:
+    try:
+        directory.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True

@@ -41,7 +41,7 @@ class Intake:
         pace: the bandwidth limit; None for none.
         supply: asked for blobs before the store is; None for nobody.
         held: told of verified private copies of all blobs that the node has after a fetch.
-        arrivals: where blobs wait until all have arrived; None where another process may use that place.
+        arrivals: where blobs wait until all have arrived; None where none are kept for the next fetch.
         reread: what is there already is read and verified, though nothing says that it changed.
     """
 
@@ -68,15 +68,11 @@ def tell_held(intake: Intake, copies: Sequence[NewFile]) -> None:
 
 
 @contextlib.contextmanager
-def incoming(cache_root: Path, intake: Intake | None, flight: Flight) -> Iterator[Intake]:
-    """The intake with a place for blobs that arrive, where this process has the cache directory to itself."""
-    intake = intake or Intake()
-    if not flight.is_held:
-        yield intake
-        return
+def incoming(cache_root: Path, intake: Intake | None) -> Iterator[Intake]:
+    """The intake with a place for blobs that arrive."""
     arrivals = Arrivals(cache_root)
     try:
-        yield replace(intake, arrivals=arrivals)
+        yield replace(intake or Intake(), arrivals=arrivals)
     finally:
         arrivals.close()
 

@@ -37,6 +37,8 @@ from cache_store.parallel import each
 from cache_store.steps import Step, reached
 
 NUM_THREADS = 8
+NUM_PACED_THREADS = 2
+"""Under a limit more threads bring nothing sooner, and leave more half done when they are killed."""
 _STAGING = ".tmp-"
 
 
@@ -75,7 +77,8 @@ class Staging:
             return self._copy(backend, copies, meter)
 
         faults: dict[Target, StoreError] = {}
-        for found in each(run, list(by_digest(self._paths).values()), num_threads=NUM_THREADS):
+        num_threads = NUM_THREADS if self._intake.pace is None else NUM_PACED_THREADS
+        for found in each(run, list(by_digest(self._paths).values()), num_threads=num_threads):
             faults.update(found)
         return faults
 

@@ -151,7 +151,7 @@ def sweep_debris(directory: Path, prefix: str = "", suffix: str = "") -> None:
     with contextlib.suppress(OSError):
         for path in sorted(directory.iterdir()):
             match = name.fullmatch(path.name)
-            if match and not _is_running(int(match[1])):
+            if match and not is_running(int(match[1])):
                 _remove_if_old(path)
 
 
@@ -217,7 +217,8 @@ def _remove_if_old(path: Path) -> None:
         logger.info("Removed %s, left by a process that ended", path)
 
 
-def _is_running(pid: int) -> bool:
+def is_running(pid: int) -> bool:
+    """Whether this host has a process of that id, as far as this one can see."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

@@ -135,8 +135,10 @@ def session(*, debug: bool = False, bad_input: tuple[type[StoreError], ...] = ()
         ) from None
 
 
-def exit_code_of(error: Exception) -> int:
+def exit_code_of(error: BaseException) -> int:
     """The exit code that stands for an error."""
+    if isinstance(error, KeyboardInterrupt):
+        return signals.exit_code_of(error)
     from orchestrator.launch.retries import is_lost
 
     if isinstance(error, DemoFailed):

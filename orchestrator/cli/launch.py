@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.console import output, session
+from orchestrator.cli.console import exit_code_of, output, session
 from orchestrator.cli.options import ConfigFile, Debug, Overrides, load_config
+from orchestrator.signals import undisturbed
+
+if TYPE_CHECKING:
+    from orchestrator.show.report import Report
 
 HtmlFile = Annotated[
     Path | None,
@@ -43,7 +47,7 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     """Bring every rank to a warm state; compile only what is nowhere stored."""
     with session(debug=debug):
         from orchestrator.emulation import emulate
-        from orchestrator.launch.driver import launch as run
+        from orchestrator.launch.driver import Launch
         from orchestrator.show.events import all_of
         from orchestrator.show.outputs import Outputs
         from orchestrator.show.progress import progress
@@ -57,14 +61,25 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
         outputs = Outputs(json=json_file, html=html_file, trace=trace_file, metrics=metrics_file)
         outputs.prepare()
         console = output(stderr=outputs.json_to_stdout)
+
+        def tell(report: Report) -> None:
+            if outputs.json_to_stdout:
+                typer.echo(to_json(report), nl=False)
+            for what, path in outputs.write(report):
+                console.print(f"{what}: {path}", soft_wrap=True, markup=False)
+
         with progress(console, loaded.ranks, name=loaded.name) as shown:
-            report = run(loaded, no_compile=no_compile, listener=all_of(shown, RayMetrics(loaded.name)))
+            run = Launch(loaded, no_compile=no_compile, listener=all_of(shown, RayMetrics(loaded.name)))
+            try:
+                report = run.run()
+            except (Exception, KeyboardInterrupt) as error:
+                failed = run.failed(error, exit_code=exit_code_of(error))
+                with undisturbed():
+                    tell(failed)
+                raise
         console.print()
         console.print(render(report))
-        if outputs.json_to_stdout:
-            typer.echo(to_json(report), nl=False)
-        for what, path in outputs.write(report):
-            console.print(f"{what}: {path}", soft_wrap=True, markup=False)
+        tell(report)
 
 
 def report(

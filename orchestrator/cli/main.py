@@ -13,19 +13,22 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli import build as cli_build
+from orchestrator.cli import cluster as cli_cluster
 from orchestrator.cli import doctor as cli_doctor
 from orchestrator.cli import evict as cli_evict
 from orchestrator.cli import keys as cli_keys
 from orchestrator.cli import launch as cli_launch
 from orchestrator.cli import look as cli_look
+from orchestrator.cli import preseed as cli_preseed
 from orchestrator.cli import publish as cli_publish
 from orchestrator.cli import sync as cli_sync
-from orchestrator.cli.console import ExitCode, output, print_json, session
-from orchestrator.cli.options import AsJson, ConfigFile, Debug, Overrides, load_config
+from orchestrator.cli.console import output, session
+from orchestrator.cli.options import ConfigFile, Debug, Overrides, load_config
+from orchestrator.leaving import leave_at_once_if_needed
 from worker.settings import settings
 
 # The panels of --help; a command that belongs to none of them is hard to find.
-LAUNCH, LOOK, STORE, KEYS = "Launch", "Look", "Store", "Keys"
+LAUNCH, CLUSTER, LOOK, STORE, KEYS = "Launch", "Cluster", "Look", "Store", "Keys"
 
 app = typer.Typer(
     name="warmrank",
@@ -41,7 +44,11 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line."""
-    app(prog_name="warmrank")
+    try:
+        app(prog_name="warmrank")
+    except SystemExit as end:
+        leave_at_once_if_needed(end.code)
+        raise
 
 
 def _print_version(wanted: bool) -> None:
@@ -112,47 +119,10 @@ def submit(
     raise typer.Exit(outcome.exit_code)
 
 
-@app.command(rich_help_panel=LAUNCH)
-def preseed(
-    config: ConfigFile,
-    here: Annotated[
-        bool, typer.Option("--here", help="This node only; imports neither torch nor Ray.")
-    ] = False,
-    nodes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--node", metavar="ID", help="Node id, address or host name. Repeatable; else all nodes."
-        ),
-    ] = None,
-    overrides: Overrides = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Bring a launch's partitions from the store onto nodes' local disks, verified."""
-    if here and nodes:
-        raise typer.BadParameter("--here and --node exclude each other")
-    with session(debug=debug):
-        from orchestrator.look.tables import render_seeds
-        from orchestrator.seed import preseed as seeding
-        from orchestrator.show.fetch_progress import fetch_progress
-
-        loaded = load_config(config, overrides)
-        if here:
-            with fetch_progress(output(stderr=True)) as on_progress:
-                seeds: tuple[seeding.NodeSeed, ...] = (seeding.seed_here(loaded, on_progress=on_progress),)
-        else:
-            seeds = seeding.preseed(loaded, nodes or ())
-        if as_json:
-            print_json(seeds)
-        else:
-            output().print(render_seeds(seeds))
-    if any(seed.faults for seed in seeds):
-        raise typer.Exit(ExitCode.FAULT)
-    if not all(seed.found for seed in seeds):
-        raise typer.Exit(ExitCode.MISSED)
-
-
+app.command(rich_help_panel=LAUNCH)(cli_preseed.preseed)
 app.command(rich_help_panel=LAUNCH)(cli_build.build)
+app.command(rich_help_panel=CLUSTER)(cli_cluster.up)
+app.command(rich_help_panel=CLUSTER)(cli_cluster.down)
 app.command("ls", rich_help_panel=LOOK)(cli_look.list_)
 app.command(rich_help_panel=LOOK)(cli_launch.report)
 app.command(rich_help_panel=LOOK)(cli_build.environment)

@@ -100,8 +100,7 @@ def up(hosts: Hosts, *, on_answer: Listener = lambda _: None) -> ClusterReport:
             failed,
             num_hosts=len(hosts.all),
             running=[name for name in right if name not in lost],
-            remedy=f"mend them, and run warmrank up {hosts.path} again: it leaves alone what is up; "
-            f"or take all down with warmrank down {hosts.path}",
+            remedy="mend them, and run warmrank up again: what is up is left alone; or warmrank down",
         )
     return _report(hosts, address, tuple(started.values()), joined)
 
@@ -130,7 +129,7 @@ def down(hosts: Hosts, *, on_answer: Listener = lambda _: None) -> ClusterReport
             failed,
             num_hosts=len(hosts.all),
             running=[answer.host for answer in failed if not answer.silent],
-            remedy=f"once it answers, run warmrank down {hosts.path} again",
+            remedy="mend them, and run warmrank down again",
         )
     reports = [
         HostReport(

@@ -40,15 +40,17 @@ class HostsFailed(OrchestratorError):
 
 def _lines(error: HostsFailed) -> Iterable[str]:
     yield f"{len(error.answers)} of {error.num_hosts} hosts did not {error.what}"
-    groups: dict[tuple[str, tuple[str, ...], bool], list[str]] = {}
+    groups: dict[tuple[str, ...], list[Answer]] = {}
     for answer in error.answers:
-        groups.setdefault((answer.trouble, answer.lines, answer.silent), []).append(answer.host)
-    for (trouble, lines, silent), hosts in groups.items():
-        yield f"  {hosts_text(hosts)}: {trouble}"
-        yield from (f"    | {line}" for line in lines)
-        if silent:
-            yield f"    what runs on {'it' if len(hosts) == 1 else 'them'} is not known"
-    yield f"  running: {hosts_text(error.running) if error.running else 'no host'}"
+        # Of a hundred hosts that refuse a connection each names itself.
+        cause = tuple(line.replace(answer.host, "") for line in (answer.trouble, *answer.lines))
+        groups.setdefault(cause, []).append(answer)
+    for answers in groups.values():
+        yield f"  {hosts_text(answer.host for answer in answers)}: {answers[0].trouble}"
+        yield from (f"    | {line}" for line in answers[0].lines)
+    if unknown := [answer.host for answer in error.answers if answer.silent]:
+        yield f"  not known what runs there: {hosts_text(unknown)}"
+    yield f"  running: {hosts_text(error.running) if error.running else 'no other host'}"
     yield f"  remedy: {error.remedy}"
 
 

@@ -24,6 +24,8 @@ MARK = "WARMRANK_HOST"
 _MADE_BY_US = "made-by-warmrank"
 _POLL_S = 0.1
 _TAIL_LINES = 12
+_GRACE_S = 5.0
+"""Seconds from SIGTERM to SIGKILL: with a dashboard one of the processes of the head takes its time."""
 
 
 class Refused(Exception):
@@ -155,8 +157,8 @@ def _end(mark: str, deadline: float) -> set[int]:
     left = marked(mark)
     raylets = {pid for pid, words in left.items() if Path(words[0]).name == "raylet"}
     seconds = max(deadline - time.monotonic(), 0.0)
-    _signal(mark, raylets, signal.SIGTERM, seconds / 3)
-    _signal(mark, set(marked(mark)), signal.SIGTERM, seconds / 3)
+    _signal(mark, raylets, signal.SIGTERM, min(seconds / 3, _GRACE_S))
+    _signal(mark, set(marked(mark)), signal.SIGTERM, min(seconds / 3, _GRACE_S))
     _signal(mark, set(marked(mark)), signal.SIGKILL, seconds / 3)
     return set(marked(mark))
 

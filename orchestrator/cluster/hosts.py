@@ -23,8 +23,8 @@ from orchestrator.config.problems import shown
 from orchestrator.config.yaml_files import problem, read_mapping, refuse_odd_values
 from orchestrator.errors import ConfigError, ConfigProblem
 
-_LONGEST_DIRECTORY = 48
-"""Bytes of a host's directory: paths of sockets, which Ray makes below it, end at 107."""
+_LONGEST_DIRECTORY = 40
+"""Bytes of a host's directory: paths of sockets, which Ray makes up to 67 bytes further down, end at 107."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +183,7 @@ def host_directory(base: str, cluster: str, host: str) -> str:
     plain = f"{base.rstrip('/')}/wr-{cluster}-{host}"
     if len(plain) <= _LONGEST_DIRECTORY:
         return plain
-    digest = hashlib.sha256(f"{cluster}/{host}".encode()).hexdigest()[:16]
+    digest = hashlib.sha256(f"{cluster}/{host}".encode()).hexdigest()[:12]
     return f"{base.rstrip('/')}/wr-{digest}"
 
 

@@ -17,7 +17,7 @@ from orchestrator.config.strict import Seconds, Strict
 HOST_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.:@%-]{0,252}$"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$"
 VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
-DIRECTORY_PATTERN = r"^/[^\n\r]{0,39}$"
+DIRECTORY_PATTERN = r"^/[^\n\r]{0,23}$"
 CONNECT = "ssh -o BatchMode=yes -o ConnectTimeout=10 {host}"
 
 OWN_OPTIONS = (
@@ -131,7 +131,7 @@ class HostsFile(Strict):
     temp_dir: str = Field(
         default="/tmp",  # noqa: S108 - a directory below it is made for this user alone
         pattern=DIRECTORY_PATTERN,
-        description="directory on the hosts that Ray's own directory is made in; at most 40 characters",
+        description="directory on the hosts that Ray's own directory is made in; at most 24 characters",
     )
     start_s: Seconds = Field(default=120.0, description="seconds for each host to start, or to answer")
     stop_s: Seconds = Field(default=60.0, description="seconds for each host to stop")

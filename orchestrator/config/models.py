@@ -180,7 +180,9 @@ class Config(Strict):
     timeouts: Timeouts = Field(default=Timeouts(), description="mapping such as {compile_s: 600}")
     retries: Retries = Field(default=Retries(), description="mapping such as {node: 3}")
     watch: WatchConfig = Field(default=WatchConfig(), description="mapping such as {node_silent_s: 30}")
-    exec: ExecConfig = Field(default=ExecConfig(), description="mapping with sync and keys, for warmrank exec")
+    exec: ExecConfig = Field(
+        default=ExecConfig(), description="mapping with sync and keys, for warmrank exec"
+    )
 
     @field_validator("node_caches")
     @classmethod

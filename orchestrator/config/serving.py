@@ -24,9 +24,7 @@ KNOWN_VARIABLES = {
 class SyncedCache(Strict):
     """A cache directory of a tool, brought to each node before the command and back when it is ready."""
 
-    tool: str = Field(
-        pattern=TOOL_PATTERN, description="inductor, triton, vllm, or the name of another tool"
-    )
+    tool: str = Field(pattern=TOOL_PATTERN, description="inductor, triton, vllm, or the name of another tool")
     path: str = Field(
         default="",
         pattern=r"^([/~$].*)?$",

@@ -28,7 +28,7 @@ from orchestrator.doctor import store as doctor_store
 from orchestrator.doctor import versions as doctor_versions
 from orchestrator.doctor.findings import Diagnosis, Finding, NodeFindings, diagnosis, unknown
 from orchestrator.gang import ray_session
-from orchestrator.seed.preseed import Node, this_node
+from orchestrator.seed.nodes import Node, this_node
 from worker.devices.streams import Captures
 from worker.environment import environment
 from worker.settings import settings

@@ -17,7 +17,7 @@ from orchestrator.doctor.cluster import Member
 from orchestrator.doctor.examine import Answer, Request, examine, request_of
 from orchestrator.doctor.findings import Diagnosis, Finding, NodeFindings, diagnosis
 from orchestrator.gang import ray_session
-from orchestrator.seed.preseed import Node
+from orchestrator.seed.nodes import Node
 
 NODE_S = 180.0
 """Longest wait for a node: a first import of torch, and every place of the store silent, in one."""

@@ -138,9 +138,13 @@ class Guardian:
         while (left := self._left(table())) and time.monotonic() < deadline_s:
             kill(left)
             time.sleep(0.02)
-        if not self.is_over:
+        while not self.is_over and time.monotonic() < deadline_s:
+            # More than once: what is about to end may write there still.
             for path in self.remove:
                 shutil.rmtree(path, ignore_errors=True)
+            if not any(os.path.lexists(path) for path in self.remove):
+                break
+            time.sleep(0.2)
 
     def _left(self, processes: dict[int, tuple[int, int]]) -> set[Process]:
         ranks = set(self._ranks.items())

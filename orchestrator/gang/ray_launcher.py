@@ -51,7 +51,6 @@ class RayLauncher:
         self._actors: list[Any] = []
         self._watch: RayWatch | None = None
         self._head: HeadWatch | None = None
-        self._is_lost = False
 
     def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
         """Reserve resources, start a process for each rank, and seat the ranks node by node."""
@@ -108,18 +107,15 @@ class RayLauncher:
     def _failures(self, stage: str) -> tuple[WorkerFailure, ...]:
         """What nodes and head make known of ranks, whether or not these are called."""
         assert self._watch is not None  # noqa: S101 - `start` comes first
-        lost = self._head.failure(0, stage) if self._head is not None else None
-        if lost is not None:
-            self._is_lost = True
-            return (lost,)
-        return self._watch.failures(stage)
+        lost = self._head.failures(len(self._actors), stage) if self._head is not None else ()
+        return lost or self._watch.failures(stage)
 
     def release(self) -> None:
         """Kill every actor and whatever it started, and free the resources."""
         actors, self._actors = self._actors, []
         group, self._group = self._group, None
         watch, self._watch = self._watch, None
-        if self._session is None or self._is_lost:
+        if self._head is None or not self._head.is_there():
             return  # without a head nothing can be told to anybody: the guardians' leases run out
         import ray
 
@@ -137,10 +133,10 @@ class RayLauncher:
         """Release the ranks, and end an own Ray."""
         self.release()
         session, self._session = self._session, None
-        if self._head is not None:
-            self._head.stop()
-        if session is not None:
-            ray_session.leave(session)
+        head, self._head = self._head, None
+        if session is not None and head is not None:
+            head.stop()
+            (ray_session.leave if head.is_there() else ray_session.abandon)(session)
 
     def _reserve(self, num_ranks: int, deadline: float) -> Any:
         import ray
@@ -152,8 +148,11 @@ class RayLauncher:
         total = ray.cluster_resources()  # type: ignore[no-untyped-call]
         # An own Ray never grows, so there what is missing now is missing for ever.
         lacking = any(num_ranks * need > total.get(name, 0) for name, need in bundle.items())
-        if not (self._is_own and lacking) and group.wait(_left(deadline)):
-            return group
+        if not (self._is_own and lacking):
+            while _left(deadline) > 0:
+                if group.wait(min(_left(deadline), _TICK_S)):
+                    return group
+                self._check_head()
         state = placement_group_table(group)["stats"]["scheduling_state"]
         available = ray.available_resources()  # type: ignore[no-untyped-call]
         everyone = ray.nodes()  # type: ignore[no-untyped-call]
@@ -161,6 +160,10 @@ class RayLauncher:
         ray.util.remove_placement_group(group)
         supply = Supply(total=total, available=available, nodes=nodes)
         raise CannotStart(describe_shortage(bundle, num_ranks, supply, state=state, own=self._is_own))
+
+    def _check_head(self) -> None:
+        if self._head is not None and self._head.loss:
+            raise CannotStart(f"{self._head.loss}; start the cluster anew, then launch again")
 
     @property
     def _is_own(self) -> bool:
@@ -199,7 +202,10 @@ class RayLauncher:
         """
         import ray
 
-        ready, late = ray.wait(list(refs), num_returns=len(refs), timeout=_left(deadline))
+        ready, late = ray.wait(list(refs), num_returns=len(refs), timeout=_TICK_S)
+        while late and _left(deadline) > 0:
+            self._check_head()
+            ready, late = ray.wait(list(refs), num_returns=len(refs), timeout=min(_left(deadline), _TICK_S))
         failures = [answer for ref in ready if isinstance(answer := _get(ref, 0, "start"), WorkerFailure)]
         if failures:
             first = failures[0]

@@ -8,6 +8,7 @@ paths, and a cluster joined by address gets a copy of the current directory.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import secrets
@@ -18,13 +19,15 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from orchestrator.config.models import RayConfig
 from orchestrator.environ import inherited
 from orchestrator.errors import CannotStart
+from orchestrator.gang import guardian
+from orchestrator.leaving import leave_at_once_later
 from orchestrator.signals import kept, undisturbed
 from worker.settings import settings
 
@@ -46,10 +49,12 @@ class Session:
     Attributes:
         way_in: which of the four ways.
         temp_dir: private directory that an own Ray gets a directory in; empty otherwise.
+        children: processes of an own Ray that are children of this process; empty otherwise.
     """
 
     way_in: WayIn
     temp_dir: str
+    children: frozenset[guardian.Process] = frozenset()
 
     @property
     def left_behind(self) -> tuple[str, ...]:
@@ -79,6 +84,7 @@ def enter(config: RayConfig) -> Session:
     import ray
 
     session = Session(way_in=way, temp_dir=_short_temp_dir() if way == "local" else "")
+    before = _own_children()
     try:
         # Ray puts a handler of its own there: better than none, and worse than the command line's.
         with kept(signal.SIGTERM) if callable(signal.getsignal(signal.SIGTERM)) else nullcontext():
@@ -90,7 +96,7 @@ def enter(config: RayConfig) -> Session:
         leave(session)
         raise
     logger.info("On Ray, way in: %s", way)
-    return session
+    return replace(session, children=_own_children() - before) if way == "local" else session
 
 
 def head_address() -> str:
@@ -111,6 +117,25 @@ def leave(session: Session) -> None:
         ray.shutdown()
         if session.temp_dir:
             shutil.rmtree(session.temp_dir, ignore_errors=True)
+
+
+def abandon(session: Session) -> None:
+    """Get off a Ray whose head is gone: its ways out would wait for the head, and then end this process."""
+    import ray
+
+    atexit.unregister(ray.shutdown)
+    leave_at_once_later()
+    with undisturbed():
+        processes = guardian.table()
+        below = guardian.descendants(processes, {pid for pid, _ in session.children if pid in processes})
+        guardian.kill({*session.children, *below})
+        if session.temp_dir:
+            shutil.rmtree(session.temp_dir, ignore_errors=True)
+
+
+def _own_children() -> frozenset[guardian.Process]:
+    own = os.getpid()
+    return frozenset((pid, started) for pid, (parent, started) in guardian.table().items() if parent == own)
 
 
 _DEVICE_RESOURCES = {"cuda": "GPU", "npu": "NPU"}

@@ -11,9 +11,7 @@ from orchestrator.causes import DIED, NODE_LOST, WorkerFailure
 _EXIT_DETAIL = re.compile(
     r"Worker exit type: (\w+) Worker exit detail: (.*?)(?: There are some potential|\n|$)"
 )
-_LOST_NODE = re.compile(
-    r"(?i)node (?:was terminated|is dead|has died|died|failure)|NODE_DIED"
-)
+_LOST_NODE = re.compile(r"(?i)node (?:was terminated|is dead|has died|died|failure)|NODE_DIED")
 _MISSING_MODULE = re.compile(r"(?:ModuleNotFoundError|ImportError): (.*)")
 
 

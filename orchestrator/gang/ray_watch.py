@@ -12,7 +12,6 @@ import socket
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from orchestrator.causes import CLUSTER_LOST, WorkerFailure
@@ -120,20 +119,30 @@ class HeadWatch:
         self._port = int(port)
         self._settings = settings
         self._reached_s = time.monotonic()
+        self._is_lost = False
         self._over = threading.Event()
         threading.Thread(target=self._run, name="head-watch", daemon=True).start()
 
-    def failure(self, rank: int, stage: str) -> WorkerFailure | None:
-        """What stands for a cluster without a head, on one rank; None while there is one."""
+    @property
+    def loss(self) -> str:
+        """What stands for a cluster without a head; empty while there is one. Once lost, it stays so."""
         silent_s = time.monotonic() - self._reached_s
-        if silent_s < self._settings.node_silent_s:
-            return None
-        return WorkerFailure(
-            rank=rank,
-            stage=stage,
-            kind=CLUSTER_LOST,
-            message=f"the cluster's head at {self._host}:{self._port} has not answered for {silent_s:.0f} s",
-            remedy="start the cluster anew, then launch again: what was compiled is kept",
+        self._is_lost = self._is_lost or silent_s >= self._settings.node_silent_s
+        where = f"{self._host}:{self._port}"
+        return f"the cluster's head at {where} has not answered for {silent_s:.0f} s" if self._is_lost else ""
+
+    def is_there(self) -> bool:
+        """Whether the head answers right now; Ray would try for a minute, and then end this process."""
+        self._is_lost = self._is_lost or not self._reaches()
+        return not self._is_lost
+
+    def failures(self, num_ranks: int, stage: str) -> tuple[WorkerFailure, ...]:
+        """The failures of all ranks that stand for `loss`; none while there is a head."""
+        loss = self.loss
+        remedy = "start the cluster anew, then launch again: what was compiled is kept"
+        return tuple(
+            WorkerFailure(rank=rank, stage=stage, kind=CLUSTER_LOST, message=loss, remedy=remedy)
+            for rank in range(num_ranks if loss else 0)
         )
 
     def stop(self) -> None:
@@ -142,9 +151,15 @@ class HeadWatch:
 
     def _run(self) -> None:
         while not self._over.wait(self._settings.every_s):
-            with suppress(OSError):
-                socket.create_connection((self._host.strip("[]"), self._port), timeout=_CONNECT_S).close()
-                self._reached_s = time.monotonic()
+            self._reaches()
+
+    def _reaches(self) -> bool:
+        try:
+            socket.create_connection((self._host.strip("[]"), self._port), timeout=_CONNECT_S).close()
+        except OSError:
+            return False
+        self._reached_s = time.monotonic()
+        return True
 
 
 def _actor(node_id: str) -> Any:

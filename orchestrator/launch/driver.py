@@ -80,7 +80,7 @@ class Launch:
             with undisturbed():
                 self._launcher.stop()
 
-    def failed(self, error: Exception, *, exit_code: int) -> Report:
+    def failed(self, error: BaseException, *, exit_code: int) -> Report:
         """The report of a launch whose `run` ended with this error."""
         course = self._recorder.course(now_s=self._stages.wall_s())
         return failed_report(self._stages, self._known, course, error, exit_code)
@@ -98,7 +98,7 @@ class Launch:
                 if not reason:
                     raise
                 self._stages.problem(f"attempt {self._stages.attempt} was given up: {reason}")
-            except Exception as error:
+            except BaseException as error:
                 self._stages.attempt_failed(error, is_last=True)
                 raise
             with undisturbed():

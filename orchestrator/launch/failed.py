@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cache_store.backends.tier import TierState
-from orchestrator.errors import LaunchFailed
+from orchestrator.errors import LaunchFailed, in_words
 from orchestrator.launch.identity import identity, launch_key
 from orchestrator.launch.stages import Stages
 from orchestrator.show.course import Course
@@ -38,7 +38,9 @@ class Known:
         self.results.clear()
 
 
-def failed_report(stages: Stages, known: Known, course: Course, error: Exception, exit_code: int) -> Report:
+def failed_report(
+    stages: Stages, known: Known, course: Course, error: BaseException, exit_code: int
+) -> Report:
     """The report of a launch that ended with an error."""
     config = stages.config
     ranks = tuple(
@@ -82,8 +84,8 @@ def failed_report(stages: Stages, known: Known, course: Course, error: Exception
     )
 
 
-def _failure(error: Exception, stage: str) -> Failure:
-    message = str(error).strip() or type(error).__name__
+def _failure(error: BaseException, stage: str) -> Failure:
+    message = in_words(error)
     if isinstance(error, LaunchFailed):
         return Failure(
             kind=type(error).__name__,

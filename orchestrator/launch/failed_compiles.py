@@ -46,9 +46,8 @@ class CompileCut(LaunchFailed):
     """
 
     def __init__(self, error: LaunchFailed, compiling: Iterable[Compiling]) -> None:
-        super().__init__(
-            error.stage, error.failures, num_ranks=error.num_ranks, silent=error.silent, logs=error.logs
-        )
+        Exception.__init__(self, *error.args)
+        self.__dict__.update(error.__dict__)
         self.compiling = tuple(compiling)
 
 
@@ -82,23 +81,22 @@ def retries(failed: Iterable[Failed], situation: Situation, seats: Seats) -> tup
     )
 
 
-def failure_of(situation: Situation, seats: Seats, *, num_ranks: int, logs: str) -> LaunchFailed:
-    """The error of a launch in which something was given up: functions, leaders, nodes and causes."""
+def failures_of(situation: Situation, seats: Seats) -> list[WorkerFailure]:
+    """Why something was given up: functions, leaders, nodes and causes."""
     wanted: dict[str, set[int]] = {}
     for demand in situation.lost:
         wanted.setdefault(demand.function, set()).add(demand.rank)
-    lost = {demand.class_key for demand in situation.lost} | {demand.own_key for demand in situation.lost}
+    lost = {key for demand in situation.lost for key in (demand.class_key, demand.own_key)}
     tried: dict[tuple[str, str], list[int]] = {}
     for failed in situation.failed:
         if failed.class_key in lost:
             tried.setdefault((failed.class_key[0], failed.reason), []).append(failed.rank)
-    failures = [
+    return [
         _failure(rank, function, reason, remedy)
         for (function, reason), ranks in tried.items()
         for remedy in [_remedy(_where(ranks, seats), wanted[function])]
         for rank in dict.fromkeys(ranks)
     ]
-    return LaunchFailed("compile", failures, num_ranks=num_ranks, logs=logs)
 
 
 def _failure(rank: int, function: str, reason: str, remedy: str) -> WorkerFailure:

@@ -164,8 +164,9 @@ def _leaders(
         leader: int | None = None
         for key in families[family]:
             ranks = {demand.rank for demand in needy[key]}
-            if leader is None or leader not in ranks:
-                leader = leaders.choose(ranks, _cost(needy[key]), tried.get(key[:2], NOWHERE))
+            where = tried.get(key[:2], NOWHERE)
+            if leader is None or leader not in ranks or leader in where.ranks:
+                leader = leaders.choose(ranks, _cost(needy[key]), where)
             else:
                 leaders.add(leader, _cost(needy[key]))
             found[key] = leader

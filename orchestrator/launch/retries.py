@@ -12,7 +12,7 @@ from typing import Literal
 
 from orchestrator.causes import CLUSTER_LOST, DIED, NODE_LOST, STOPPED, TIMEOUT
 from orchestrator.config.models import Retries
-from orchestrator.errors import CannotStart, LaunchFailed
+from orchestrator.errors import CannotStart, LaunchFailed, ranks_text
 
 Budget = Literal["rank", "node", "hang", "start"]
 
@@ -59,6 +59,12 @@ class Spent:
         if self._spent[budget] >= allowed:
             return ""
         self._spent[budget] += 1
-        first = str(error).splitlines()
-        cause = first[1].strip() if len(first) > 1 else first[0]
-        return f"{cause} (retries.{budget}: {self._spent[budget]} of {allowed})"
+        return f"{_in_short(error)} (retries.{budget}: {self._spent[budget]} of {allowed})"
+
+
+def _in_short(error: Exception) -> str:
+    """The first cause without its details, which stand in the error itself."""
+    if isinstance(error, LaunchFailed):
+        first = error.causes[0]
+        return f"stage {error.stage}: {ranks_text(first.ranks)}: {first.kind}"
+    return str(error).partition("\n")[0]

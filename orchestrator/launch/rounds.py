@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from orchestrator.causes import WorkerFailure
 from orchestrator.errors import CompileForbidden, LaunchFailed
 from orchestrator.gang.launcher import Gang
-from orchestrator.launch.failed_compiles import CompileCut, Compiling, avoided, failure_of, retries
+from orchestrator.launch.failed_compiles import CompileCut, Compiling, avoided, failures_of, retries
 from orchestrator.launch.leaders import lanes_of
 from orchestrator.launch.plan import forbidden, plan_round, rank_classes
 from orchestrator.launch.situation import (
@@ -72,7 +72,7 @@ def settle_all(
         for text in retries(situation.failed[before:], situation, seats):
             stages.problem(text)
     if situation.lost:
-        raise failure_of(situation, seats, num_ranks=stages.config.ranks, logs=stages.gang.logs)
+        stages.fail("compile", failures_of(situation, seats))
     return ledger
 
 

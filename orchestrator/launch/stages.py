@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from orchestrator.causes import TIMEOUT, WorkerFailure
 from orchestrator.config.models import Config, ScriptWorkload
-from orchestrator.errors import CompileForbidden, ForbiddenCompile, LaunchFailed
+from orchestrator.errors import CompileForbidden, ForbiddenCompile, LaunchFailed, in_words
 from orchestrator.gang.launcher import Gang, Launcher, Sight
 from orchestrator.show import events
 from orchestrator.show.events import Event, Listener, RankClass
@@ -71,14 +71,14 @@ class Stages:
         self._sights.clear()
         self._tell(events.AttemptStarted(at_s=self.wall_s(), attempt=self.attempt, reason=reason))
 
-    def attempt_failed(self, error: Exception, *, is_last: bool) -> None:
+    def attempt_failed(self, error: BaseException, *, is_last: bool) -> None:
         """Tell that the attempt is over."""
         self._tell(
             events.AttemptFailed(
                 at_s=self.wall_s(),
                 attempt=self.attempt,
                 stage=self.running,
-                text=str(error),
+                text=in_words(error),
                 is_last=is_last,
             )
         )

@@ -1,4 +1,4 @@
-"""Renders what `look`, `explain`, `verify` and `preseed` found, for people; fits 100 columns."""
+"""Renders what `look`, `explain` and `verify` found, for people; fits 100 columns."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from orchestrator.look.explain import CachedView, Explanation, FunctionView
 from orchestrator.look.listing import LaunchLine, Listing
 from orchestrator.look.store_contents import PartitionView, time_text
 from orchestrator.look.verify import Verified
-from orchestrator.seed.preseed import NodeSeed
-from orchestrator.show.report_table import count_text, node_artifacts_text, seconds_text, size_text
+from orchestrator.show.report_table import count_text, size_text
 from worker.runtime_state import in_words
 
 KEY_CHARS = 12
@@ -134,40 +133,11 @@ def render_verified(found: Verified) -> RenderableType:
     return Group(*(Text(line) for line in lines), *faults, *repairs, *end)
 
 
-def render_seeds(seeds: Sequence[NodeSeed]) -> RenderableType:
-    """One line for each node, then why, equal reasons together."""
-    table = _table("node", "address", "outcome", "partitions", "files", "there before", "copied", "seconds")
-    for item in seeds:
-        outcome = _outcome(item)
-        table.add_row(
-            Text(item.node.host),
-            item.node.address or "-",
-            outcome,
-            str(item.num_partitions),
-            str(item.num_files),
-            str(item.num_already_there),
-            size_text(item.bytes_copied),
-            seconds_text(item.seconds),
-        )
-    reasons: dict[str, list[str]] = {}
-    for item in seeds:
-        node = node_artifacts_text(item.node_artifacts) if item.node_artifacts is not None else ()
-        for line in dict.fromkeys((item.reason, *item.faults, *node)):
-            reasons.setdefault(line, []).append(item.node.host)
-    return Group(table, *(Text(f"{', '.join(hosts)}: {line}") for line, hosts in reasons.items()))
-
-
 def short_signature(signature: str) -> str:
     """Shapes as lists, and runs of equal ones once, with their number."""
     parts = re.findall(r"[^\s,()\[\]]*\[[^\]]*\]|[^\s,()\[\]]+", signature.replace("torch.Size(", ""))
     runs = [(shape, len(list(run))) for shape, run in itertools.groupby(parts)]
     return " ".join(f"{shape} x{count}" if count > 1 else shape for shape, count in runs)
-
-
-def _outcome(item: NodeSeed) -> Text:
-    if item.faults:
-        return Text("faults", style="bold red")
-    return Text("seeded", style="green") if item.found else Text("miss", style="yellow")
 
 
 def _launch_cells(line: LaunchLine) -> tuple[Text | str, ...]:

@@ -22,6 +22,7 @@ from orchestrator.seed.chunks import CHUNK_BYTES, Chunk, Segment, plan_chunks, s
 Ref = TypeVar("Ref")
 
 ROOM_BYTES = 256 << 20
+BEGIN_TIMEOUT_S = 30.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,6 +52,7 @@ class Serving(Generic[Ref]):
         self._room_bytes = ROOM_BYTES
         self._there: OrderedDict[int, _Put[Ref]] = OrderedDict()
         self._lock = threading.Lock()
+        self._begun = threading.Event()
 
     def hold(self, copies: Sequence[NewFile]) -> None:
         """Take note of verified local copies of blobs."""
@@ -63,10 +65,12 @@ class Serving(Generic[Ref]):
             self._by_sha256 = {digest.sha256: path for digest, path in self._paths.items()}
             self._num_receivers, self._room_bytes = num_receivers, room_bytes
             self._there.clear()
+        self._begun.set()
         return len(self._chunks)
 
     def plan(self) -> tuple[Chunk, ...]:
-        """The chunks, in their order."""
+        """The chunks, in their order; none where it did not `begin` within `BEGIN_TIMEOUT_S`."""
+        self._begun.wait(BEGIN_TIMEOUT_S)
         return self._chunks
 
     def chunk(self, index: int) -> Ref:

@@ -67,6 +67,7 @@ class Keeper:
         self._is_heard = True
         self._kill_at = float("inf")
         self._text = b""
+        self._told: set[int] = set()
 
     def keep(self) -> None:
         """Until the command and all its descendants have ended."""
@@ -78,6 +79,8 @@ class Keeper:
             if time.monotonic() >= self._kill_at:
                 for pid in descendants(os.getpid()):
                     _send(pid, signal.SIGKILL)
+            elif self._has_ended:
+                self._end_rest()
 
     def _reap(self) -> bool:
         """Take the status of who ended; whether anybody is left."""
@@ -92,13 +95,15 @@ class Keeper:
                 code = os.waitstatus_to_exitcode(status)
                 self.status = code if code >= 0 else 128 - code
                 self._has_ended = True
-                self._end_all(signal.SIGTERM)
+                self._allow_grace()
+                self._end_rest()
 
-    def _end_all(self, number: int) -> None:
-        """End what the command left behind, also what has a session of its own."""
+    def _end_rest(self) -> None:
+        """Tell what the command left behind, each once; some may have been started since the last look."""
         for pid in descendants(os.getpid()):
-            _send(pid, number)
-        self._allow_grace()
+            if pid not in self._told:
+                self._told.add(pid)
+                _send(pid, signal.SIGTERM)
 
     def _allow_grace(self) -> None:
         self._kill_at = min(self._kill_at, time.monotonic() + self._grace_s)

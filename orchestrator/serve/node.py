@@ -16,21 +16,23 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from cache_store.errors import StoreError, is_final
+from cache_store.errors import StoreError, UnusableCache, is_final
 from cache_store.node.admission import admit
 from cache_store.node.private_files import ensure_cache_dir, make_private_directories
+from cache_store.seed import SeedReport, Wanted, seed
 from cache_store.store import Store
 from orchestrator.config.models import Config
+from orchestrator.config.store import StoreConfig
 from orchestrator.gang.node_artifacts import NodeKeeper, keeper_of
 from orchestrator.gang.ports import free_port
-from orchestrator.seed.preseed import Node as SeededNode
-from orchestrator.seed.preseed import NodeSeed, seed_here
+from orchestrator.launch.identity import launch_key
 from orchestrator.serve.command import Chunk, Command
 from orchestrator.serve.places import Place, filled, variables
 from orchestrator.serve.publishing import RankWork, publish_ranks, work_in
 from orchestrator.serve.readiness import Readiness, When
 from orchestrator.serve.tools import ToolDirectory, pull_all, push_all, tool_directories, tool_variables
-from orchestrator.store.stores import open_store, open_to_fetch
+from orchestrator.show.report_table import count_text
+from orchestrator.store.stores import is_writable, may_publish, open_store, open_to_fetch
 from worker.environment import environment
 from worker.results import Published
 
@@ -63,13 +65,13 @@ class Prepared:
     """What became of a node's caches before the command.
 
     Attributes:
-        seed: of the ranks' partitions; None where the store was not asked.
-        said: what else is worth a line.
+        found: the store has the launch.
+        said: what is worth a line.
         problems: what went wrong.
         environment: named components of the node's environment.
     """
 
-    seed: NodeSeed | None
+    found: bool
     said: tuple[str, ...]
     problems: tuple[str, ...]
     environment: dict[str, str]
@@ -104,12 +106,10 @@ class ServingNode:
 
     Args:
         config: the launch.
-        node: this node's names; None where there is no cluster.
     """
 
-    def __init__(self, config: Config, node: SeededNode | None = None) -> None:
+    def __init__(self, config: Config) -> None:
         self._config = config
-        self._node = node
         self._tools: tuple[ToolDirectory, ...] = ()
         self._keeper: NodeKeeper | None = None
         self._journals: Path | None = None
@@ -139,18 +139,38 @@ class ServingNode:
         if self._keeper is not None:
             self._keeper.begin()
         self._tools = tool_directories(config, place)
-        here = environment()
         if config.store is None:
-            said = ("the config names no store: nothing to fetch, and nothing is published",)
-            return Prepared(seed=None, said=said, problems=(), environment=here)
+            said = ("the config names no store: nothing is fetched, and nothing published",)
+            return Prepared(found=False, said=said, problems=(), environment=environment())
         try:
-            seed = seed_here(config, self._node)
-            said, problems = pull_all(open_to_fetch(config.store), self._tools) if self._tools else ((), ())
+            return self._fetch(config.store)
         except StoreError as error:
-            if is_final(error) or not _is_of_store(error):
+            if is_final(error) or isinstance(error, UnusableCache):
                 raise
-            return Prepared(seed=None, said=(), problems=(str(error),), environment=here)
-        return Prepared(seed=seed, said=said, problems=problems, environment=here)
+            return Prepared(found=False, said=(), problems=(str(error),), environment=environment())
+
+    def _fetch(self, config: StoreConfig) -> Prepared:
+        """Partitions of all ranks, because the command may place them as it likes; then the directories."""
+        # A store that is to be filled is made, as by a launch.
+        to_fill = is_writable(config.tiers) and may_publish(config.trust)
+        store = open_store(config, to_sign=False) if to_fill else open_to_fetch(config)
+        keeper = self._keeper
+        wanted = Wanted(
+            launch_key=launch_key(self._config),
+            environment=environment(),
+            world_size=self._config.ranks,
+            node_caches=keeper.destinations if keeper is not None else None,
+        )
+        report = seed(store, wanted, self._config.cache_dir)
+        if keeper is not None:
+            keeper.take_over(report.node)
+        said, problems = pull_all(store, self._tools)
+        return Prepared(
+            found=report.found,
+            said=(_seeded(report), *said),
+            problems=(*report.faults, *problems),
+            environment=environment(),
+        )
 
     def start(self, order: Order) -> None:
         """Start the command.
@@ -257,11 +277,13 @@ class ServingNode:
             return None, str(error)
 
 
-def _is_of_store(error: StoreError) -> bool:
-    """Whether a command may start cold because of it; a cache directory that is unusable is in its way."""
-    from cache_store.errors import UnusableCache
-
-    return not isinstance(error, UnusableCache)
+def _seeded(report: SeedReport) -> str:
+    """What the store had, in a line."""
+    if not report.found:
+        return f"nothing fetched, so what is not on this disk is compiled: {report.reason}"
+    num_bytes = sum(part.bytes_copied for part in report.partitions)
+    num = count_text(len(report.partitions), "partition")
+    return f"{num} in the cache, {num_bytes} bytes copied in {report.seconds:.2f} s: {report.reason}"
 
 
 def _own_environ() -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Any
 from orchestrator.config.models import Config
 from orchestrator.errors import CannotStart
 from orchestrator.gang import ray_session
-from orchestrator.seed.preseed import Node, alive_nodes, choose
+from orchestrator.seed.nodes import alive, choose
 from orchestrator.serve.crew import Lost
 from orchestrator.serve.node import ServingNode
 from orchestrator.serve.places import Host, choose_hosts
@@ -35,8 +35,8 @@ class Raised:
 class NodeActor:
     """The thin shell around a `ServingNode` in a process of Ray."""
 
-    def __init__(self, config: Config, node: Node) -> None:
-        self._node = ServingNode(config, node)
+    def __init__(self, config: Config) -> None:
+        self._node = ServingNode(config)
 
     def call(self, method: str, arguments: Sequence[Any]) -> Any:
         """Call a method; what it raises is a value."""
@@ -79,7 +79,7 @@ class RayCrew:
         each = ray_session.rank_resources(config.ray, config.device)
         needed = {name: amount * num_here for name, amount in each.items()}
         self._actors = [_actor(config, host, needed, environ) for host in self.hosts]
-        everyone: dict[int, Sequence[Any]] = {index: ("127.0.0.1",) for index in range(len(self.hosts))}
+        everyone: dict[int, Sequence[Any]] = dict.fromkeys(range(len(self.hosts)), ("127.0.0.1",))
         answers = self.ask("port", everyone, timeout_s=config.timeouts.start_s)
         silent = [str(self.hosts[index].host) for index, answer in answers.items() if isinstance(answer, Lost)]
         if silent:
@@ -133,7 +133,7 @@ def _hosts(config: Config, wanted: Sequence[str], *, replicate: bool) -> tuple[H
 
     known = ray.nodes()  # type: ignore[no-untyped-call]
     resources = {node["NodeID"]: node["Resources"] for node in known}
-    chosen = choose(alive_nodes(known), wanted)
+    chosen = choose(alive(known), wanted)
     hosts = [
         Host(node_id=node.node_id, address=node.address, host=node.host, resources=resources[node.node_id])
         for node in chosen
@@ -156,7 +156,7 @@ def _actor(config: Config, host: Host, needed: Mapping[str, float], environ: Map
         scheduling_strategy=NodeAffinitySchedulingStrategy(host.node_id, soft=False),
         runtime_env={"env_vars": dict(environ)},
     )
-    return remote.remote(config, Node(node_id=host.node_id, address=host.address, host=host.host))
+    return remote.remote(config)
 
 
 def _text(needed: Mapping[str, float]) -> str:

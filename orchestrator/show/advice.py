@@ -21,6 +21,8 @@ MAX_REASONS = 4
 ENVIRONMENT_DIFFERS = "another environment than rank 0"
 """How the problem begins that a launch notes for ranks in different environments."""
 
+_OF_SIGNATURES = ("unsigned", "signature", "signing key", "unknown_signer")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
@@ -46,6 +48,7 @@ def next_steps(report: Report) -> tuple[Step, ...]:
         *_queued(report),
         *_places(report),
         *_environments(report),
+        *_signatures(report),
         *_nondeterministic(report),
         *_attempts(report),
         *_slow(report),
@@ -72,7 +75,7 @@ def _failure(report: Report) -> list[Step]:
     if logs:
         text = f"Each rank writes a log on its node, such as {logs[0]}."
         steps.append(Step(level="look", title="Read the log of a rank that failed", text=text))
-    again = "A launch that fails commits nothing, so the store is as it was. Launch again once this is mended."
+    again = "A launch that fails commits nothing: the store is as it was. Launch again once this is mended."
     steps.append(Step(level="look", title="Nothing was committed", text=again))
     return steps
 
@@ -119,6 +122,20 @@ def _environments(report: Report) -> list[Step]:
             + "\n".join(found[:MAX_REASONS])
             + more,
             command="warmrank doctor CONFIG --all-nodes",
+        )
+    ]
+
+
+def _signatures(report: Report) -> list[Step]:
+    found = [problem for problem in report.problems if any(word in problem for word in _OF_SIGNATURES)]
+    if not found:
+        return []
+    return [
+        Step(
+            level="do",
+            title="Artifacts are not signed, or not by whom this launch trusts",
+            text="\n".join(found[:MAX_REASONS]) + "\nAn artifact is code: sign what is shared.",
+            command="warmrank keys list",
         )
     ]
 

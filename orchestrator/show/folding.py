@@ -56,7 +56,7 @@ class Row:
 
 
 def runs_text(ranks: Iterable[int], *, max_runs: int = MAX_RUNS) -> str:
-    """Ranks without the noun, such as ``0-7, 9``; long lists end in their number, ``0, 2 ... (512 in all)``."""
+    """Ranks without the noun, such as ``0-7, 9``; many runs end in a number, ``0, 2 ... (512 in all)``."""
     ordered = sorted(set(ranks))
     runs: list[tuple[int, int]] = []
     for rank in ordered:

@@ -24,7 +24,7 @@ def escaped(text: str) -> Html:
     return Html(html.escape(text, quote=True))
 
 
-def tag(name: str, *children: object, **attributes: str | bool | None) -> Html:
+def tag(name: str, /, *children: object, **attributes: str | bool | None) -> Html:
     """An element; children are `Html`, texts, or lists of both, and None is left out.
 
     An attribute's name loses a ``_`` at its end, and others become ``-``; True stands for itself, None and

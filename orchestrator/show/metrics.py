@@ -1,4 +1,4 @@
-"""A launch in numbers for Prometheus: what is counted, under which names, and the text that a collector reads.
+"""A launch in numbers for Prometheus: what is counted, under which names, and the text of a collector.
 
 Layout of the text: https://prometheus.io/docs/instrumenting/exposition_formats/ (text format 0.0.4). Every
 metric is a gauge of the last launch: what counts over launches is for the server that scrapes them.

@@ -1,4 +1,4 @@
-"""Where a launch leaves what it has to tell: files in up to four formats, each written whole or not at all."""
+"""Where a launch leaves what it has to tell: files in four formats, each written whole or not at all."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.errors import ranks_text
+from orchestrator.show.failure_lines import attempt_lines, failure_lines
+from orchestrator.show.folding import brief_ranks, runs_text
 from orchestrator.show.report import FunctionReport, Report
 from orchestrator.show.store_report import NodeArtifacts
 from worker.results import StageSeconds
@@ -28,7 +29,9 @@ _STYLES = {"compiled": "yellow", "loaded": "green", "adopted": "cyan"}
 def render(report: Report) -> RenderableType:
     """The report as a table with lines below; fits 80 columns for usual function names."""
     lines = [
+        *failure_lines(report),
         _totals(report),
+        *attempt_lines(report),
         *_reasons(report),
         *_runtime_state(report),
         *_verification(report),
@@ -38,7 +41,7 @@ def render(report: Report) -> RenderableType:
         *_problems(report),
         *_queued(report),
     ]
-    return Group(_table(report), *lines)
+    return Group(*([_table(report)] if any(rank.functions for rank in report.ranks) else []), *lines)
 
 
 def seconds_text(seconds: float) -> str:
@@ -111,7 +114,7 @@ def _rows(report: Report) -> Iterable[tuple[str, FunctionReport, StageSeconds]]:
         alike.setdefault((function.function, function.outcome, function.digest), []).append((rank, function))
     return [
         (
-            ranks_text(rank for rank, _ in members).partition(" ")[2],
+            runs_text(rank for rank, _ in members),
             members[0][1],
             _slowest(function.seconds for _, function in members),
         )
@@ -146,10 +149,18 @@ def _reasons(report: Report) -> list[Text]:
         for function in rank.functions:
             if function.outcome == "compiled":
                 ranks.setdefault((function.function, function.reason), []).append(rank.rank)
-    return [
-        Text(f"compiled {name} on {ranks_text(members)}: {reason or 'no reason given'}", style="dim")
+    return _some(
+        f"compiled {name} on {brief_ranks(members)}: {reason or 'no reason given'}"
         for (name, reason), members in ranks.items()
-    ]
+    )
+
+
+def _some(lines: Iterable[str]) -> list[Text]:
+    """The first few lines, and how many there are more."""
+    every = list(lines)
+    more = len(every) - MAX_NAMES_SHOWN
+    shown = [*every[:MAX_NAMES_SHOWN], *([f"and {more} more, in the JSON report"] if more > 0 else [])]
+    return [Text(line, style="dim") for line in shown]
 
 
 def _runtime_state(report: Report) -> list[Text]:
@@ -161,13 +172,10 @@ def _runtime_state(report: Report) -> list[Text]:
                 ranks.setdefault((in_words(function.runtime_state), function.function), []).append(rank.rank)
     functions: dict[tuple[str, str], list[str]] = {}
     for (state, function_name), members in ranks.items():
-        functions.setdefault((state, ranks_text(members)), []).append(function_name)
-    lines = [
+        functions.setdefault((state, brief_ranks(members)), []).append(function_name)
+    return _some(
         f"runtime state of {_names(names)} on {where}: {state}" for (state, where), names in functions.items()
-    ]
-    more = len(lines) - MAX_NAMES_SHOWN
-    shown = [*lines[:MAX_NAMES_SHOWN], *([f"and {more} more, in the JSON report"] if more > 0 else [])]
-    return [Text(line, style="dim") for line in shown]
+    )
 
 
 def _names(names: Iterable[str]) -> str:
@@ -222,7 +230,8 @@ def _nondeterministic(report: Report) -> list[Text]:
     if not count:
         return []
     names = ", ".join(
-        f"{found.function} ({ranks_text(found.ranks)})" for found in report.nondeterministic[:MAX_NAMES_SHOWN]
+        f"{found.function} ({brief_ranks(found.ranks)})"
+        for found in report.nondeterministic[:MAX_NAMES_SHOWN]
     )
     more = f" and {count - MAX_NAMES_SHOWN} more" if count > MAX_NAMES_SHOWN else ""
     return [Text(f"nondeterministic compiles: {count}: {names}{more}", style="bold yellow")]

@@ -15,6 +15,9 @@ SLOW_FACTOR = 1.5
 SLOW_MIN_S = 1.0
 """Less than this, waited for in vain, is not worth a word."""
 
+_UNEVEN = frozenset({"compile", "script"})
+"""Stages in which ranks have different work to do, so that the last one is not a slow one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowRank:
@@ -28,6 +31,7 @@ class SlowRank:
         seconds: what it took.
         median_s: what half of the ranks took at most.
         num_ranks: ranks that took part.
+        ok: false for the stage that the attempt ended in, in which ranks may not have answered at all.
     """
 
     stage: str
@@ -37,6 +41,7 @@ class SlowRank:
     seconds: float
     median_s: float
     num_ranks: int
+    ok: bool
 
 
 def last_ranks(course: Course, ranks: Sequence[RankReport]) -> tuple[SlowRank, ...]:
@@ -46,15 +51,18 @@ def last_ranks(course: Course, ranks: Sequence[RankReport]) -> tuple[SlowRank, .
 
 
 def slow_ranks(course: Course, ranks: Sequence[RankReport]) -> tuple[SlowRank, ...]:
-    """Those of them that the others waited for in vain, those that cost most first."""
+    """Those of them that the others waited for in vain, each once a stage, those that cost most first."""
     found = [
         slow
         for slow in last_ranks(course, ranks)
-        if slow.num_ranks > 2
+        if slow.ok
+        and slow.stage not in _UNEVEN
+        and slow.num_ranks > 2
         and slow.seconds > SLOW_FACTOR * slow.median_s
         and slow.seconds - slow.median_s >= SLOW_MIN_S
     ]
-    return tuple(sorted(found, key=lambda slow: slow.median_s - slow.seconds))
+    worst = sorted(found, key=lambda slow: slow.median_s - slow.seconds)
+    return tuple({(slow.stage, slow.rank): slow for slow in reversed(worst)}.values())[::-1]
 
 
 def _last(span: StageSpan, hosts: dict[int, str]) -> SlowRank:
@@ -67,4 +75,5 @@ def _last(span: StageSpan, hosts: dict[int, str]) -> SlowRank:
         seconds=end_s - span.start_s,
         median_s=median_low(span.rank_end_s) - span.start_s,
         num_ranks=len(span.ranks),
+        ok=span.ok,
     )

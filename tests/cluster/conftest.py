@@ -1,11 +1,13 @@
-"""A Ray cluster of real nodes, for the tests that leave it whole."""
+"""Ray clusters of real nodes, and a launch of eight ranks on four of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from orchestrator.show.report import Report
 from tests.support.netns import why_not
 from tests.support.netns_cluster import Cluster, ray_nodes
 from tests.support.netns_store import CountingStore
@@ -21,7 +23,7 @@ def namespaces() -> None:
 
 @pytest.fixture(scope="session")
 def nodes(namespaces: None) -> Iterator[Cluster]:
-    """Four nodes of two CPUs; whatever a test makes of them, they are there for the next."""
+    """Four nodes of two CPUs; a test that changes them changes them back."""
     with ray_nodes(4, num_cpus=2, environ=ENVIRONMENT) as cluster:
         yield cluster
 
@@ -32,3 +34,15 @@ def counting_store(nodes: Cluster) -> CountingStore:
     pytest.importorskip("obstore", reason="object stores are an extra: pip install 'warmrank[s3]'")
     pytest.importorskip("moto", reason="the local S3 server comes with pip install 'warmrank[test]'")
     return CountingStore(nodes.net.switch, nodes.net.base / "requests.log", nodes.environ)
+
+
+@pytest.fixture(scope="session")
+def tiny(nodes: Cluster, counting_store: CountingStore) -> Path:
+    """The config of a launch: tensor parallel 2 x data parallel 4, out of the store that counts."""
+    return nodes.config("tiny", store=counting_store.config("tiny"))
+
+
+@pytest.fixture(scope="session")
+def cold(nodes: Cluster, tiny: Path) -> Report:
+    """Its first launch."""
+    return nodes.launch(tiny)

@@ -21,19 +21,8 @@ def counts(report: Report) -> tuple[int, int, int]:
 
 
 @pytest.fixture(scope="module")
-def config(nodes: Cluster, counting_store: CountingStore) -> Path:
-    """Tensor parallel 2 x data parallel 4, out of a store that counts."""
-    return nodes.config("tiny", store=counting_store.config("tiny"))
-
-
-@pytest.fixture(scope="module")
-def cold(nodes: Cluster, config: Path) -> Report:
-    return nodes.launch(config)
-
-
-@pytest.fixture(scope="module")
-def warm(nodes: Cluster, config: Path, cold: Report) -> Report:
-    return nodes.launch(config, "--no-compile")
+def warm(nodes: Cluster, tiny: Path, cold: Report) -> Report:
+    return nodes.launch(tiny, "--no-compile")
 
 
 def test_cold_launch_compiles_each_function_once_for_all_nodes(cold: Report) -> None:
@@ -60,25 +49,20 @@ def test_no_process_outlives_its_launch(nodes: Cluster, warm: Report) -> None:
 
 
 def test_new_node_disks_read_each_blob_once(
-    nodes: Cluster, config: Path, counting_store: CountingStore, warm: Report
+    nodes: Cluster, tiny: Path, counting_store: CountingStore, warm: Report
 ) -> None:
     before = blob_reads(counting_store.requests("tiny"))
-    report = nodes.launch(config, "--no-compile", "--set", f"cache_dir={nodes.net.disk / 'other'}")
+    report = nodes.launch(tiny, "--no-compile", "--set", f"cache_dir={nodes.net.disk / 'other'}")
     assert counts(report) == (0, FUNCTIONS * RANKS, 0)
     reads = blob_reads(counting_store.requests("tiny")) - before
     assert {client for client, _ in reads} == {node.address for node in nodes.net.nodes.values()}
     assert max(reads.values()) == 1
 
 
-@pytest.mark.parametrize(("ranks", "data_parallel"), [(4, 2), (2, 1)])
-def test_smaller_world_compiles_nothing(
-    nodes: Cluster, config: Path, warm: Report, ranks: int, data_parallel: int
-) -> None:
-    report = nodes.launch(
-        config, "--no-compile", "--set", f"ranks={ranks}", "--set", f"parallel.dp={data_parallel}"
-    )
+def test_smaller_world_compiles_nothing(nodes: Cluster, tiny: Path, warm: Report) -> None:
+    report = nodes.launch(tiny, "--no-compile", "--set", "ranks=4", "--set", "parallel.dp=2")
     assert counts(report)[0] == 0
-    assert len(report.ranks) == ranks
+    assert len(report.ranks) == 4
 
 
 def test_job_runs_on_the_nodes(nodes: Cluster) -> None:

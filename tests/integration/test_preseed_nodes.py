@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestrator.look.verify import cached_files
 from tests.support.launched import loaded_config, store_launch
 from tests.support.ray_cluster import RayCluster, ray_cluster
+from tests.support.stored import FUNCTIONS, tree
 
 REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_S = 120
@@ -22,7 +26,7 @@ pytestmark = pytest.mark.ray
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    with ray_cluster(num_nodes=2) as running:
+    with ray_cluster(num_nodes=3) as running:
         yield running
 
 
@@ -45,13 +49,52 @@ def test_every_node_is_seeded_once(cluster: RayCluster, project: Path):
     done = preseed(cluster, project)
     assert done.returncode == 0, done.stderr
     seeds = json.loads(done.stdout)
-    assert len({seed["node"]["node_id"] for seed in seeds}) == 2
-    assert [(seed["found"], seed["num_partitions"]) for seed in seeds] == [(True, 2), (True, 2)]
+    assert len({seed["node"]["node_id"] for seed in seeds}) == 3
+    assert [(seed["found"], seed["num_partitions"]) for seed in seeds] == [(True, 2)] * 3
     assert len(cached_files(project / "cache")) == 4
 
 
 def test_unknown_node_lists_the_nodes(cluster: RayCluster, project: Path):
     done = preseed(cluster, project, "--node", "elsewhere")
     assert (done.returncode, done.stdout) == (2, "")
-    assert len([line for line in done.stderr.splitlines() if line.startswith("  ")]) == 2
+    assert len([line for line in done.stderr.splitlines() if line.startswith("  ")]) == 3
     assert not (project / "cache").exists()
+
+
+LARGE = random.Random(5).randbytes(20 << 20)
+
+
+def disks(cluster: RayCluster, project: Path, fan_out: str) -> tuple[list[Any], dict[str, dict[str, int]]]:
+    """What became of nodes that have a disk each, and how often each opened each blob of the store."""
+    config = loaded_config(project, ray={"address": cluster.address, "ship_code": False})
+    store_launch(config, project / "work", functions={**FUNCTIONS, "Llama.large": LARGE})
+    command = [sys.executable, "-m", "tests.support.fan_out_child", str(project / "tiny.yaml"), fan_out]
+    environ = {**cluster.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    return answer["seeds"], answer["reads"]
+
+
+def of_each_node(project: Path, seeds: list[Any]) -> list[dict[str, bytes]]:
+    return [tree(project / "cache" / seed["node"]["node_id"]) for seed in seeds]
+
+
+def test_fan_out_reads_the_store_once_for_all_nodes(cluster: RayCluster, tmp_path: Path):
+    seeds, reads = disks(cluster, tmp_path, "always")
+    assert [seed["faults"] for seed in seeds] == [[], [], []]
+    opened = sum((Counter(blobs) for blobs in reads.values()), Counter())
+    assert sorted(opened.values()) == [1, 1, 1]
+    first, *others = of_each_node(tmp_path, seeds)
+    assert LARGE in first.values()
+    assert others == [first, first]
+    assert sorted(seed["bytes_from_nodes"] > len(LARGE) for seed in seeds) == [False, True, True]
+
+
+def test_without_fan_out_each_node_reads_each_blob_once(cluster: RayCluster, tmp_path: Path):
+    seeds, reads = disks(cluster, tmp_path, "never")
+    assert [seed["faults"] for seed in seeds] == [[], [], []]
+    assert [sorted(blobs.values()) for blobs in reads.values()] == [[1, 1, 1]] * 3
+    assert {seed["bytes_from_nodes"] for seed in seeds} == {0}

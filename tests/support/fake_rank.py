@@ -35,6 +35,7 @@ class FakeWorld:
         asks: ranks that ask for the same have the same request key.
         num_captures: calls that each rank captures.
         raises: what a method of a rank raises.
+        broken: functions that compile nowhere, and why.
         max_error: what verification finds.
         conflicts: functions of each rank whose compile is not deterministic.
         stream_problem: what ranks on NPUs say of the streams that captures take.
@@ -48,6 +49,7 @@ class FakeWorld:
     num_captures: Callable[[int], int] = lambda rank: 2
     raises: dict[tuple[str, int], Exception] = field(default_factory=dict)
     bad_results: set[tuple[str, int]] = field(default_factory=set)
+    broken: dict[str, str] = field(default_factory=dict)
     max_error: float = 0.0
     environments: Mapping[int, dict[str, str]] = field(default_factory=dict)
     conflicts: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -101,7 +103,8 @@ class FakeRank:
             digest = digest_of(function, kind)
             self.world.known[digest] = kind
             seconds = StageSeconds(trace_s=1.0, compile_s=2.0)
-            self._settled(function, "compiled", digest, seconds, ok=not self._bad("compile"))
+            is_ok = function not in self.world.broken and not self._bad("compile")
+            self._settled(function, "compiled", digest, seconds, ok=is_ok)
         return tuple(self.results[function] for function in functions)
 
     def load(self, functions: tuple[str, ...]) -> tuple[FunctionResult, ...]:
@@ -133,7 +136,7 @@ class FakeRank:
             function=function,
             ok=ok,
             outcome=outcome,
-            reason="" if ok else "it broke",
+            reason="" if ok else self.world.broken.get(function, "it broke"),
             digest=digest,
             size_bytes=100,
             path=f"{self.spec.cache_dir}/{function}/compiled_module",
@@ -165,7 +168,10 @@ class FakeRank:
 
     def first_call(self) -> tuple[FunctionResult, ...]:
         self._enter("first_call")
-        return tuple(self._spent(function, first_call_s=0.25) for function in self.world.functions)
+        found = (self._spent(function, first_call_s=0.25) for function in self.world.functions)
+        if self._bad("first_call"):
+            return tuple(replace(result, ok=False, reason="it broke") for result in found)
+        return tuple(found)
 
     def _spent(self, function: str, **seconds: float) -> FunctionResult:
         known = self.results[function]

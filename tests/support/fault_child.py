@@ -98,7 +98,9 @@ def recover(store: str, source: str, cache: str, seed: int) -> Act:
 def debris(store: Path, cache: Path) -> list[str]:
     """Temporary files and directories in a store and in a cache directory."""
     found = list((store / "tmp").glob("*"))
-    found += [path for path in cache.rglob("*") if path.name.startswith(".tmp-") or path.suffix in {".tmp", ".part"}]
+    found += [
+        path for path in cache.rglob("*") if path.name.startswith(".tmp-") or path.suffix in {".tmp", ".part"}
+    ]
     return [str(path) for path in found]
 
 

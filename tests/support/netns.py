@@ -102,12 +102,15 @@ class Node:
     def popen(
         self, *words: str, output: Path, environ: Mapping[str, str], cwd: Path = Path("/")
     ) -> subprocess.Popen[str]:
-        """Start a command in this node, which ends with the node at the latest; what it says goes to a file."""
-        with output.open("w") as file:
+        """Start a command in this node, which ends with the node at the latest.
+
+        What it says goes to a file, and what it says of errors to one beside it that ends in ``.err``.
+        """
+        with output.open("w") as file, output.with_suffix(".err").open("w") as errors:
             started = subprocess.Popen(
                 self.enter(*words, cwd=cwd),
                 stdout=file,
-                stderr=subprocess.STDOUT,
+                stderr=errors,
                 env=dict(environ),
                 text=True,
                 start_new_session=True,

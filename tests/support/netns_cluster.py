@@ -28,13 +28,14 @@ PORT = 6379
 DASHBOARD_PORT = 8265
 COMMAND_S = 120.0
 _RAY_START_S = 90.0
-# A node that does not answer is dead to Ray after about 8 s; by default after a minute.
+# A node that does not answer is dead to Ray after about 6 s; by default after a minute.
 _HEALTH = {
     "RAY_health_check_initial_delay_ms": "1000",
-    "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "1500",
     "RAY_health_check_failure_threshold": "3",
 }
+_DEATH_S = 30.0
 _FOREIGN = ("RAY_", "WARMRANK_", "AWS_", "XDG_")
 # Ray's own processes that come later than its start, and those that it keeps for the next task.
 _OF_RAY = ("/bin/ray start", "/ray/core/src/", "ray-dashboard-", "ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray::IDLE")
@@ -42,16 +43,17 @@ _OF_RAY = ("/bin/ray start", "/ray/core/src/", "ray-dashboard-", "ray::Dashboard
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A command of warmrank that ended; ``said`` is all that it wrote."""
+    """A command of warmrank that ended; ``said`` is its output and its errors."""
 
     exit_code: int
+    output: str
     said: str
     seconds: float
 
 
 @dataclass(slots=True, kw_only=True)
 class Running:
-    """A command of warmrank that runs in a node; its plain lines go to a file."""
+    """A command of warmrank that runs in a node; what it says goes to ``lines`` and a file beside it."""
 
     node: Node
     process: subprocess.Popen[str]
@@ -59,8 +61,8 @@ class Running:
     began_s: float = field(default_factory=time.monotonic)
 
     def said(self) -> str:
-        """What it has said so far."""
-        return self.lines.read_text()
+        """Its output and its errors so far."""
+        return self.lines.read_text() + self.lines.with_suffix(".err").read_text()
 
     def await_said(self, text: str, *, timeout_s: float = COMMAND_S) -> None:
         """Wait until it says something; fails when it ends before."""
@@ -87,7 +89,8 @@ class Running:
             msg = f"still running after {timeout_s:g} s:\n{self.said()}"
             raise AssertionError(msg) from None
         seconds = time.monotonic() - self.began_s
-        return Ended(exit_code=self.process.returncode, said=self.said(), seconds=seconds)
+        output = self.lines.read_text()
+        return Ended(exit_code=self.process.returncode, output=output, said=self.said(), seconds=seconds)
 
 
 class Cluster:
@@ -146,6 +149,17 @@ class Cluster:
         """End a node at once."""
         self.net.kill(node)
 
+    def await_alive(self) -> None:
+        """Wait until Ray believes of the nodes that are up that they are alive, and of no other."""
+        wanted = sorted(self.net.nodes)
+        until(lambda: self._alive() == wanted, timeout_s=_DEATH_S, what=f"alive {self._alive()} is {wanted}")
+
+    def _alive(self) -> list[str]:
+        ask = f"import urllib.request as r; print(r.urlopen('{self.dashboard}/nodes?view=summary').read().decode())"
+        answer = json.loads(self.head.run(sys.executable, "-S", "-c", ask).stdout)
+        found = answer["data"]["summary"]
+        return sorted(each["hostname"] for each in found if each["raylet"].get("state") == "ALIVE")
+
     def config(self, name: str, **changes: Any) -> Path:
         """A config file of a launch of this cluster, in the shared directory, with what is given changed."""
         data = {
@@ -175,21 +189,18 @@ class Cluster:
         """Run a command of warmrank on the head to its end."""
         return self.start(*words, cwd=cwd).wait(timeout_s=timeout_s)
 
-    def launch(self, config: Path, *options: str) -> Report:
+    def launch(self, config: Path | str, *options: str) -> Report:
         """Launch on the head, which must succeed; the report."""
-        ended = self.warmrank("launch", str(config), "--json", str(config.with_suffix(".json")), *options)
+        report = self.net.base / "report.json"
+        ended = self.warmrank("launch", str(config), "--json", str(report), *options)
         assert ended.exit_code == 0, ended.said
-        return self.report_of(config)
+        return from_json(report.read_text())
 
-    def report_of(self, config: Path) -> Report:
-        """The report of the newest launch of a config."""
-        return from_json(config.with_suffix(".json").read_text())
-
-    def preseed(self, config: Path, *options: str) -> list[dict[str, Any]]:
+    def preseed(self, config: Path | str, *options: str) -> list[dict[str, Any]]:
         """Preseed from the head, which must succeed; what became of each node."""
         ended = self.warmrank("preseed", str(config), "--json", *options)
         assert ended.exit_code == 0, ended.said
-        seeds: list[dict[str, Any]] = json.loads(ended.said)
+        seeds: list[dict[str, Any]] = json.loads(ended.output)
         return seeds
 
     def left_over(self, *, timeout_s: float = 15.0) -> dict[str, list[str]]:
@@ -248,10 +259,10 @@ class Cluster:
 
 def _await_up(process: subprocess.Popen[str], log: Path) -> None:
     def is_up() -> bool:
-        assert process.poll() is None, f"ray start ended: {log.read_text()}"
+        assert process.poll() is None, f"ray start ended: {log.with_suffix('.err').read_text()}"
         return "--block" in log.read_text()  # once all is up it prints that it runs until it is told to end
 
-    until(is_up, timeout_s=_RAY_START_S, what=f"ray start: {log.read_text()}")
+    until(is_up, timeout_s=_RAY_START_S, what="ray start says that it is up")
 
 
 @contextlib.contextmanager

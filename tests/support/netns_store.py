@@ -47,7 +47,7 @@ class CountingStore:
         make_bucket = f"import urllib.request as r; r.urlopen(r.Request('{self.endpoint}/{BUCKET}', method='PUT'))"
 
         def answers() -> bool:
-            assert self._process.poll() is None, words.read_text()
+            assert self._process.poll() is None, words.with_suffix(".err").read_text()
             return node.run(sys.executable, "-S", "-c", make_bucket).returncode == 0
 
         until(answers, timeout_s=_START_S, what="the S3 server answers")

@@ -53,7 +53,7 @@ def _as_main(script: Path, work_dir: Path, output: Path) -> int:
 def main() -> None:
     pairs = json.load(sys.stdin)
     trace_something()
-    gc.freeze()  # else each fork's collector goes through all of torch
+    gc.disable()  # else each fork's collector goes through all of torch; frozen, it would be counted instead
     sys.stdout.write(json.dumps([forked(Path(script), Path(work_dir)) for script, work_dir in pairs]))
 
 

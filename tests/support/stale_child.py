@@ -183,7 +183,7 @@ def main() -> None:
     importlib.import_module("worker.cached_function")
     if "--fork-with-tracer" in sys.argv:
         trace_something()
-    gc.freeze()  # else each fork's collector goes through all of torch
+    gc.disable()  # else each fork's collector goes through all of torch; frozen, it would be counted instead
     together = [job for job in jobs if not job.alone]
     for share in (together, *([job] for job in jobs if job.alone)):
         sys.stdout.write(forked(share))

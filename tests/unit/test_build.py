@@ -154,7 +154,7 @@ def test_report_round_trips(tmp_path):
 
 def test_failure_of_a_rank_leaves_the_store_as_it_was(tmp_path):
     config = config_of(tmp_path)
-    world = FakeWorld(raises={("compile", 0): RuntimeError("out of luck")})
+    world = FakeWorld(raises={("compile", rank): RuntimeError("out of luck") for rank in range(16)})
     with pytest.raises(LaunchFailed, match="out of luck"):
         built(config, world)
     assert config.store is not None

@@ -207,7 +207,6 @@ STAGE_OF = {
     "start": "start",
     "build": "build",
     "probe": "probe",
-    "compile": "compile",
     "adopt": "load",
     "capture": "capture",
     "first_call": "first_call",
@@ -242,8 +241,15 @@ def test_failure_survives_pickling(launches: Launches) -> None:
 
 
 def test_function_that_fails_where_all_must_succeed_is_named(launches: Launches) -> None:
-    launches.world.bad_results = {("compile", 0)}
+    launches.world.bad_results = {("first_call", 0)}
     assert "rank 0: FunctionFailed in Model.prefill: it broke" in str(launches.failure())
+
+
+def test_function_that_compiles_nowhere_fails_the_launch(launches: Launches) -> None:
+    launches.world.broken = {FUNCTIONS[0]: "GraphBreak: it broke"}
+    error = launches.failure()
+    assert error.stage == "compile"
+    assert "ranks 0-1: GraphBreak in Model.prefill: it broke" in str(error)
 
 
 def test_output_that_differs_from_the_reference_fails_the_launch(launches: Launches) -> None:

@@ -17,12 +17,13 @@ from orchestrator.look.tables import (
     render_explanation,
     render_listing,
     render_partition,
-    render_seeds,
     render_verified,
     short_signature,
 )
 from orchestrator.look.verify import Verified
-from orchestrator.seed.preseed import Node, NodeSeed
+from orchestrator.seed.nodes import Node
+from orchestrator.seed.outcome import NodeSeed
+from orchestrator.seed.table import render_seeds
 from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import open_store
 from worker.environment import environment

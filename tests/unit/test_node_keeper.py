@@ -23,7 +23,7 @@ from orchestrator.gang.opening import Opening
 from orchestrator.gang.rank_host import RankHost
 from orchestrator.launch.identity import identity, launch_key
 from orchestrator.look.verify import verify_cache
-from orchestrator.seed.preseed import seed_here
+from orchestrator.seed.here import seed_here
 from orchestrator.show.report_table import node_artifacts_text
 from orchestrator.show.store_report import NodeArtifacts
 from tests.support.fake_rank import FakeWorld

@@ -1,28 +1,28 @@
-"""The planner, without I/O: single rounds by example, whole launches by simulation."""
+"""The planner, without I/O: single rounds by example; whole launches are in `test_plan_launches`."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
-from hypothesis import given
-from hypothesis import strategies as st
+import pytest
 
 from orchestrator.launch.plan import (
     Action,
     Adopt,
     Attempt,
+    Avoided,
     AwaitLeader,
     Compile,
+    GiveUp,
     Load,
     Situation,
     Slot,
     advance,
     begin,
-    classes,
     forbidden,
     plan_round,
+    rank_classes,
 )
 from worker.results import FunctionProbe, ProbeState
 
@@ -163,7 +163,8 @@ def test_refusal_is_added_to_the_reason() -> None:
 def test_after_the_last_round_each_rank_compiles_for_itself() -> None:
     situation = begin({rank: (probe("miss"),) for rank in range(3)})
     situation = refused(situation, plan_round(situation, max_rounds=1), (1, "f"), (2, "f"), made="x")
-    assert plan_round(situation, max_rounds=1) == {(1, "f"): Compile(), (2, "f"): Compile()}
+    alone = Compile(alone=True)
+    assert plan_round(situation, max_rounds=1) == {(1, "f"): alone, (2, "f"): alone}
 
 
 def test_forbidden_lists_functions_with_ranks_grouped_by_reason() -> None:
@@ -177,119 +178,123 @@ def test_nothing_is_forbidden_where_nothing_compiles() -> None:
     assert forbidden(situation, plan_round(situation, max_rounds=4)) == ()
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """A made-up cluster: what ranks ask for, what they hold, and which artifacts fit where."""
-
-    nodes: dict[int, int]
-    kinds: dict[Slot, int]
-    keys: dict[Slot, str]
-    held: dict[Slot, tuple[ProbeState, int]] = field(default_factory=dict)
-
-    def probes(self) -> dict[int, tuple[FunctionProbe, ...]]:
-        found: dict[int, list[FunctionProbe]] = {rank: [] for rank in self.nodes}
-        for (rank, function), key in self.keys.items():
-            state, kind = self.held.get((rank, function), ("miss", 0))
-            digest = "" if state == "miss" else f"{function}{kind}"
-            found[rank].append(probe(state, digest, function=function, key=key))
-        return {rank: tuple(probes) for rank, probes in found.items()}
-
-    def attempt(self, slot: Slot, plan: Mapping[Slot, Action]) -> Attempt:
-        """An artifact fits where it is of the rank's own kind."""
-        action = plan[slot]
-        own = f"{slot[1]}{self.kinds[slot]}"
-        if isinstance(action, Compile):
-            return Attempt(ok=True, digest=own)
-        leader = (action.leader, slot[1]) if isinstance(action, AwaitLeader) else None
-        digest = f"{slot[1]}{self.kinds[leader]}" if leader else action.digest  # type: ignore[union-attr]
-        return Attempt(ok=digest == own, digest=digest, reason="another kind")
+def failed(situation: Situation, actions: Mapping[Slot, Action], reason: str = "no luck") -> Situation:
+    """The next situation, when every leader fails, and everybody else has what it wants."""
+    attempts = {
+        slot: Attempt(ok=isinstance(action, Load | Adopt), digest="", reason=reason)
+        for slot, action in actions.items()
+    }
+    return advance(situation, actions, attempts)
 
 
-@st.composite
-def clusters(draw: st.DrawFn) -> Cluster:
-    num_ranks = draw(st.integers(1, 8))
-    slots = [(rank, name) for rank in range(num_ranks) for name in ("f", "f[1]", "g")]
-    state: st.SearchStrategy[ProbeState] = st.sampled_from(["hit", "adoptable", "miss"])
-    return Cluster(
-        nodes={rank: draw(st.integers(0, 2)) for rank in range(num_ranks)},
-        kinds={slot: draw(st.integers(0, 3)) for slot in slots},
-        keys={slot: draw(st.sampled_from(["k", "l"])) for slot in slots},
-        held={slot: (draw(state), draw(st.integers(0, 3))) for slot in slots},
-    )
+def test_class_whose_leader_failed_gets_a_leader_on_another_node() -> None:
+    nodes = {0: 0, 1: 0, 2: 1}
+    situation = begin({rank: (probe("miss"),) for rank in range(3)})
+    situation = failed(situation, plan_round(situation, max_rounds=4, nodes=nodes))
+    assert plan_round(situation, max_rounds=4, nodes=nodes) == {
+        (0, "f"): AwaitLeader(leader=2),
+        (1, "f"): AwaitLeader(leader=2),
+        (2, "f"): Compile(),
+    }
 
 
-def rounds_of(cluster: Cluster, max_rounds: int) -> list[tuple[Situation, dict[Slot, Action]]]:
-    """Every situation and its plan, until nothing is wanted."""
-    rounds = []
-    situation = begin(cluster.probes())
-    while situation.demands:
-        plan = plan_round(situation, max_rounds=max_rounds, nodes=cluster.nodes)
-        rounds.append((situation, plan))
-        situation = advance(situation, plan, {slot: cluster.attempt(slot, plan) for slot in plan})
-        assert len(rounds) <= max_rounds + 1, "the process does not end"
-    return rounds
+def test_on_a_single_node_another_rank_tries() -> None:
+    nodes = dict.fromkeys(range(2), 0)
+    situation = begin({rank: (probe("miss"),) for rank in range(2)})
+    situation = failed(situation, plan_round(situation, max_rounds=4, nodes=nodes))
+    assert leaders(plan_round(situation, max_rounds=4, nodes=nodes)) == {"f": 1}
 
 
-bounds = st.integers(1, 6)
+def test_class_of_one_rank_tries_there_again() -> None:
+    situation = begin({0: (probe("miss"),)})
+    situation = failed(situation, plan_round(situation, max_rounds=4))
+    assert plan_round(situation, max_rounds=4) == {(0, "f"): Compile()}
 
 
-@given(clusters(), bounds)
-def test_every_launch_ends_within_its_rounds(cluster: Cluster, max_rounds: int) -> None:
-    rounds_of(cluster, max_rounds)
+def test_class_is_given_up_after_its_second_leader_and_nobody_else() -> None:
+    situation = begin({0: (probe("miss"),), 1: (probe("miss"),), 2: (probe("hit", "a", key="l"),)})
+    for _ in range(2):
+        situation = failed(situation, plan_round(situation, max_rounds=4))
+    actions = plan_round(situation, max_rounds=4)
+    assert actions == {(0, "f"): GiveUp(), (1, "f"): GiveUp()}
+    end = advance(situation, actions, {})
+    assert (end.demands, [demand.rank for demand in end.lost]) == ((), [0, 1])
+    assert [(found.rank, found.reason) for found in end.failed] == [(0, "no luck"), (1, "no luck")]
 
 
-@given(clusters(), bounds)
-def test_every_demand_gets_exactly_one_action_each_round(cluster: Cluster, max_rounds: int) -> None:
-    for situation, plan in rounds_of(cluster, max_rounds):
-        assert Counter(plan.keys()) == Counter(demand.slot for demand in situation.demands)
+def test_failed_compile_takes_no_round_from_those_who_wait() -> None:
+    situation = begin({rank: (probe("miss"),) for rank in range(3)})
+    situation = failed(situation, plan_round(situation, max_rounds=1))
+    assert leaders(plan_round(situation, max_rounds=1)) == {"f": 1}
 
 
-@given(clusters(), bounds)
-def test_leaders_are_members_of_their_class_and_compile(cluster: Cluster, max_rounds: int) -> None:
-    for situation, plan in rounds_of(cluster, max_rounds):
-        for (function, _), members in classes(situation.demands).items():
-            ranks = {demand.rank for demand in members}
-            for demand in members:
-                action = plan[demand.slot]
-                if isinstance(action, AwaitLeader):
-                    assert action.leader in ranks
-                    assert plan[action.leader, function] == Compile()
+def test_failed_compile_is_no_refusal() -> None:
+    situation = begin({rank: (probe("miss"),) for rank in range(2)})
+    situation = failed(situation, plan_round(situation, max_rounds=4))
+    assert {demand.reason for demand in situation.demands} == {"not there"}
 
 
-@given(clusters(), bounds)
-def test_a_class_has_one_leader_until_the_last_round(cluster: Cluster, max_rounds: int) -> None:
-    for situation, plan in rounds_of(cluster, max_rounds)[:max_rounds]:
-        for members in classes(situation.demands).values():
-            assert sum(plan[demand.slot] == Compile() for demand in members) <= 1
+def test_what_a_former_attempt_was_lost_in_is_compiled_elsewhere() -> None:
+    probes = {rank: (probe("miss"), probe("miss", function="g")) for rank in range(4)}
+    nodes = {0: 0, 1: 0, 2: 1, 3: 1}
+    lost = Avoided(function="f", request_key="k", rank=0, node=0)
+    plan = plan_round(begin(probes, avoided=[lost]), max_rounds=4, nodes=nodes)
+    assert leaders(plan) == {"f": 2, "g": 0}
 
 
-@given(clusters(), bounds)
-def test_nothing_that_was_refused_is_offered_again(cluster: Cluster, max_rounds: int) -> None:
-    for situation, plan in rounds_of(cluster, max_rounds):
-        for demand in situation.demands:
-            action = plan[demand.slot]
-            if isinstance(action, Load | Adopt):
-                assert action.digest not in demand.refused
+def test_ranks_that_refuse_for_the_same_reason_share_a_leader() -> None:
+    situation = begin({rank: (probe("miss"),) for rank in range(5)})
+    actions = plan_round(situation, max_rounds=4)
+    stages = {1: "stage 1", 2: "stage 2", 3: "stage 1", 4: "stage 2"}
+    attempts = {(0, "f"): Attempt(ok=True, digest="x")} | {
+        (rank, "f"): Attempt(ok=False, digest="x", reason=stage) for rank, stage in stages.items()
+    }
+    assert plan_round(advance(situation, actions, attempts), max_rounds=4) == {
+        (1, "f"): Compile(),
+        (2, "f"): Compile(),
+        (3, "f"): AwaitLeader(leader=1),
+        (4, "f"): AwaitLeader(leader=2),
+    }
 
 
-@given(clusters())
-def test_planning_twice_gives_the_same_plan(cluster: Cluster) -> None:
-    situation = begin(cluster.probes())
-    assert plan_round(situation, max_rounds=4, nodes=cluster.nodes) == plan_round(
-        begin(dict(reversed(cluster.probes().items()))), max_rounds=4, nodes=cluster.nodes
-    )
+def test_reasons_about_older_artifacts_keep_nobody_apart() -> None:
+    situation = begin({0: (probe("adoptable", "a"),), 1: (probe("adoptable", "b"),)})
+    for _ in range(2):  # each refuses its own find, then the other's
+        actions = plan_round(situation, max_rounds=4)
+        situation = refused(situation, actions, (0, "f"), (1, "f"))
+    assert leaders(plan_round(situation, max_rounds=4)) == {"f": 0}
 
 
-@given(st.integers(1, 8), st.integers(1, 4))
-def test_equal_ranks_compile_each_function_once(num_ranks: int, max_rounds: int) -> None:
-    slots = [(rank, name) for rank in range(num_ranks) for name in ("f", "g")]
-    cluster = Cluster(
-        nodes=dict.fromkeys(range(num_ranks), 0),
-        kinds=dict.fromkeys(slots, 0),
-        keys=dict.fromkeys(slots, "k"),
-    )
-    actions = [action for _, plan in rounds_of(cluster, max_rounds) for action in plan.values()]
-    assert actions.count(Compile()) == 2
+def test_nodes_that_cannot_reach_an_artifact_compile_once_each() -> None:
+    nodes = {rank: rank // 2 for rank in range(6)}
+    situation = begin({rank: (probe("miss"),) for rank in range(6)})
+    actions = plan_round(situation, max_rounds=4, nodes=nodes)
+    attempts = {(rank, "f"): Attempt(ok=True, digest="x") for rank in (0, 1)} | {
+        (rank, "f"): Attempt(ok=False, digest="x", reason=f"not on /disk/{rank}", out_of_reach=True)
+        for rank in (2, 3, 4, 5)
+    }
+    plan = plan_round(advance(situation, actions, attempts, nodes=nodes), max_rounds=4, nodes=nodes)
+    assert plan == {
+        (2, "f"): Compile(),
+        (3, "f"): AwaitLeader(leader=2),
+        (4, "f"): Compile(),
+        (5, "f"): AwaitLeader(leader=4),
+    }
+
+
+def test_plan_is_shown_by_class_and_by_how_its_ranks_get_it() -> None:
+    situation = begin({0: (probe("hit", "a"),), 1: (probe("miss"),), 2: (probe("miss", key="l"),)})
+    seen = rank_classes(situation, plan_round(situation, max_rounds=4))
+    assert [(found.request_key, found.ranks, found.action, found.leader) for found in seen] == [
+        ("k", (0,), "load", None),
+        ("k", (1,), "adopt", None),
+        ("l", (2,), "compile", 2),
+    ]
+
+
+def test_what_was_given_up_is_not_shown() -> None:
+    situation = begin({0: (probe("miss"),)})
+    assert rank_classes(situation, {(0, "f"): GiveUp()}) == ()
 
 
 def test_thousands_of_equal_ranks_have_one_leader_for_each_function() -> None:
@@ -297,3 +302,22 @@ def test_thousands_of_equal_ranks_have_one_leader_for_each_function() -> None:
     situation = functions_missed("f", "g", num_ranks=num_ranks)
     plan = plan_round(situation, max_rounds=4, nodes={rank: rank // 8 for rank in range(num_ranks)})
     assert Counter(type(action) for action in plan.values()) == {Compile: 2, AwaitLeader: 2 * num_ranks - 2}
+
+
+class Counted(dict[int, int]):
+    """Nodes of ranks; counts how often it is asked."""
+
+    num_asked = 0
+
+    def __getitem__(self, rank: int) -> int:
+        self.num_asked += 1
+        return super().__getitem__(rank)
+
+
+@pytest.mark.parametrize("num_classes", [1, 64, 1024])
+def test_planning_asks_for_each_rank_a_few_times_whatever_the_number_of_classes(num_classes: int) -> None:
+    nodes = Counted({rank: rank // 8 for rank in range(1024)})
+    probes = {rank: (probe("miss", key=f"k{rank % num_classes}"),) for rank in nodes}
+    plan = plan_round(begin(probes), max_rounds=4, nodes=nodes)
+    assert sum(action == Compile() for action in plan.values()) == num_classes
+    assert nodes.num_asked <= 2 * len(nodes)

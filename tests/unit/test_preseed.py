@@ -13,7 +13,9 @@ from cache_store.errors import StoreUnavailable
 from cache_store.node.local import check_private
 from orchestrator.errors import NoStore, UnknownNode
 from orchestrator.look.verify import cached_files
-from orchestrator.seed.preseed import Node, choose, preseed, seed_here, this_node
+from orchestrator.seed.here import seed_here
+from orchestrator.seed.nodes import Node, choose, this_node
+from orchestrator.seed.preseed import preseed
 from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import blob_path, overwrite
 

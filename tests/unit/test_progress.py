@@ -1,13 +1,18 @@
-"""What a watcher of a launch sees, in a terminal and elsewhere."""
+"""What a watcher of a launch sees: a live view in a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 
+import pytest
 from rich.console import Console
 
-from orchestrator.show.listener import Silence
-from orchestrator.show.progress import LiveTable, PlainLines, progress
+from orchestrator.show import events as e
+from orchestrator.show.live_view import LiveView
+from orchestrator.show.plain_lines import FIRST_BEAT_S, PlainLines
+from orchestrator.show.progress import progress
+from tests.support.made_reports import failing, result, seats, until_compile, whole
 from worker.results import FunctionResult
 
 
@@ -15,14 +20,10 @@ class Clock:
     """Seconds that pass only when told."""
 
     def __init__(self) -> None:
-        self.now_s = 100.0
+        self.now_s = 0.0
 
     def __call__(self) -> float:
         return self.now_s
-
-
-def result(*, ok: bool = True) -> FunctionResult:
-    return FunctionResult(function="Model.decode", ok=ok, outcome="compiled", reason="nothing lies there")
 
 
 def lines_of(console: Console) -> list[str]:
@@ -30,129 +31,217 @@ def lines_of(console: Console) -> list[str]:
     return console.file.getvalue().splitlines()
 
 
-def plain() -> tuple[PlainLines, Console]:
+def plain(*heard: Iterable[e.Event], num_ranks: int = 2) -> list[str]:
     console = Console(file=io.StringIO(), width=40)
-    return PlainLines(console), console
+    listener = PlainLines(console, num_ranks)
+    for events in heard:
+        for event in events:
+            listener(event)
+    return lines_of(console)
 
 
-def rows_of(table: LiveTable, width: int = 120) -> list[list[str]]:
-    console = Console(width=width, file=io.StringIO())
-    console.print(table.render())
-    return [line.split() for line in lines_of(console) if line.strip()]
+def live(
+    heard: Iterable[e.Event],
+    num_ranks: int,
+    *,
+    width: int = 100,
+    height: int = 40,
+    later_s: float = 0.0,
+) -> list[str]:
+    """The screen when these events were heard, and some time passed."""
+    clock = Clock()
+    view = LiveView(num_ranks, name="tiny", clock=clock)
+    for event in heard:
+        clock.now_s = event.at_s
+        view(event)
+    clock.now_s += later_s
+    console = Console(
+        file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None, no_color=True
+    )
+    console.print(view)
+    return lines_of(console)
+
+
+def refused(rank: int, stage: str = "load") -> e.FunctionFinished:
+    why = FunctionResult(function="Model.decode", ok=False, outcome="adopted", reason="a guard does not hold")
+    return e.FunctionFinished(at_s=1.0, stage=stage, rank=rank, result=why)
+
+
+def stage(name: str, *ranks: int, at_s: float = 0.0) -> e.StageStarted:
+    return e.StageStarted(at_s=at_s, stage=name, ranks=ranks)
+
+
+def finished(name: str, rank: int, at_s: float) -> e.RankFinished:
+    return e.RankFinished(at_s=at_s, stage=name, rank=rank, ok=True)
 
 
 def test_plain_lines_tell_the_beginning_and_end_of_a_stage() -> None:
-    listener, console = plain()
-    listener.stage_started("build", (0, 1, 2))
-    listener.rank_finished("build", 0, 1.0)
-    listener.stage_finished("build", 1.5)
-    assert lines_of(console) == ["build: on ranks 0-2", "build: 1.50 s"]
+    heard: list[e.Event] = [
+        stage("build", 0, 1, 2),
+        finished("build", 0, 1.0),
+        e.StageFinished(at_s=1.5, stage="build", seconds=1.5),
+    ]
+    assert plain(heard) == ["build: on ranks 0-2", "build: 1.50 s"]
 
 
-def test_plain_lines_tell_how_a_function_got_its_artifact_without_wrapping() -> None:
-    listener, console = plain()
-    listener.function_finished("compile", 0, result())
-    assert lines_of(console) == ["  rank 0: Model.decode compiled (nothing lies there)"]
+def test_plain_lines_tell_how_functions_got_their_artifacts_once_for_equal_ranks_without_wrapping() -> None:
+    heard = [
+        e.FunctionFinished(at_s=1.0, stage="load", rank=rank, result=result("Model.decode", compiled=False))
+        for rank in (1, 2, 3)
+    ]
+    lines = plain([stage("load", 1, 2, 3), *heard, e.StageFinished(at_s=1.0, stage="load", seconds=1.0)])
+    assert lines[1] == "  Model.decode adopted on ranks 1-3 (from rank 0)"
 
 
 def test_plain_lines_tell_a_refusal_as_such() -> None:
-    listener, console = plain()
-    listener.function_finished("load", 0, result(ok=False))
-    assert "refused" in lines_of(console)[0]
+    lines = plain([refused(0), e.StageFinished(at_s=1.0, stage="load", seconds=1.0)])
+    assert "refused on rank 0 (a guard does not hold)" in lines[0]
 
 
-def test_plain_lines_of_many_ranks_are_no_flood() -> None:
-    listener, console = plain()
-    listener.stage_started("load", tuple(range(1000)))
-    for rank in range(1000):
-        listener.function_finished("load", rank, result())
-    assert len(lines_of(console)) < 50
+def test_plain_lines_of_many_ranks_are_as_many_as_of_few() -> None:
+    few, many = plain(whole(64), num_ranks=64), plain(whole(4096), num_ranks=4096)
+    assert len(few) == len(many)
+    assert max(map(len, many)) < 200
 
 
-def test_live_table_shows_running_seconds_and_those_of_ranks_that_are_done() -> None:
-    clock = Clock()
-    table = LiveTable(2, clock=clock)
-    table.stage_started("build", (0, 1))
-    clock.now_s += 1.5
-    table.rank_finished("build", 0, 1.5)
-    clock.now_s += 2.0
-    assert rows_of(table) == [["rank", "build"], ["0", "1.5"], ["1", "3.5"]]
+def test_plain_lines_of_many_kinds_of_results_are_bounded() -> None:
+    heard = [
+        e.FunctionFinished(at_s=1.0, stage="load", rank=rank, result=result(f"f{rank}", compiled=True))
+        for rank in range(500)
+    ]
+    assert len(plain(heard, [e.StageFinished(at_s=1.0, stage="load", seconds=1.0)])) < 20
 
 
-def test_live_table_marks_ranks_with_nothing_to_do() -> None:
-    table = LiveTable(2, clock=Clock())
-    table.stage_started("compile", (0,))
-    assert rows_of(table)[2] == ["1", "-"]
+def test_plain_lines_tell_a_problem_once_and_not_without_end() -> None:
+    heard = [e.Problem(at_s=1.0, text=f"problem {index // 2}") for index in range(400)]
+    lines = plain(heard)
+    assert lines[:2] == ["problem: problem 0", "problem: problem 1"]
+    assert lines[-1] == "problem: further ones stand in the report"
+    assert len(lines) < 30
 
 
-def test_live_table_counts_a_stage_of_several_steps_from_its_beginning() -> None:
-    clock = Clock()
-    table = LiveTable(1, clock=clock)
-    table.stage_started("capture", (0,))
-    for _ in range(3):
-        clock.now_s += 1.0
-        table.rank_finished("capture", 0, 1.0)
-    assert rows_of(table)[1] == ["0", "3.0"]
+def test_plain_lines_tell_why_there_is_another_attempt() -> None:
+    lines = plain(failing(8), num_ranks=8)
+    assert "attempt 1 failed in stage compile" in lines
+    assert "    rank 0: node lost" in lines
+    assert "attempt 2: node node-0 was lost" in lines
 
 
-def test_live_table_of_many_ranks_counts_them_by_stage() -> None:
-    clock = Clock()
-    table = LiveTable(64, clock=clock)
-    table.stage_started("build", tuple(range(64)))
-    clock.now_s += 2.0
-    for rank in range(10):
-        table.rank_finished("build", rank, 2.0)
-    assert rows_of(table)[1] == ["build", "10/64", "2.0"]
+def test_plain_lines_leave_the_last_error_to_whoever_raises_it() -> None:
+    lines = plain(failing(8), num_ranks=8)
+    assert lines[-1] == "attempt 2 failed in stage compile"
 
 
-def test_live_table_fits_eighty_columns_with_all_stages() -> None:
-    clock = Clock()
-    table = LiveTable(1, clock=clock)
-    for stage in (
-        "start",
-        "fetch",
-        "build",
-        "probe",
-        "compile",
-        "load",
-        "capture",
-        "first_call",
-        "verify",
-        "commit",
-    ):
-        table.stage_started(stage, (0,))
-        clock.now_s += 12.0
-        table.rank_finished(stage, 0, 12.0)
-        table.stage_finished(stage, 12.0)
-    assert [len(row) for row in rows_of(table, 80)] == [11, 11]
+def test_plain_lines_tell_of_a_long_stage_ever_more_rarely_and_name_who_is_late() -> None:
+    busy = [
+        e.RankBusy(at_s=at_s, rank=1, doing="compile f", cpu_s=1.0, resident_bytes=1)
+        for at_s in range(1, 1000)
+    ]
+    lines = plain([e.Seated(at_s=0.0, seats=seats(2, 1)), stage("compile", 0, 1)], busy[:3])
+    assert len(lines) == 2
+    lines = plain(
+        [e.Seated(at_s=0.0, seats=seats(2, 1)), stage("compile", 0, 1), finished("compile", 0, 0.5)], busy
+    )
+    beats = lines[2:]
+    assert beats[0] == (
+        f"compile: 1 of 2 ranks after {FIRST_BEAT_S:.0f} s; waiting for rank 1; rank 1 on node-1: compile f"
+    )
+    assert len(beats) == 6  # after 30, 60, 120, 240, 480, 960 s
 
 
-def test_problem_is_shown_below_the_live_table() -> None:
-    table = LiveTable(1, clock=Clock())
-    table.problem("the store [here] was away")
-    assert ["problem:", "the", "store", "[here]", "was", "away"] in rows_of(table)
+def test_live_view_of_few_ranks_shows_every_rank_with_its_functions() -> None:
+    text = "\n".join(live(until_compile(2, 1), 2, width=120, later_s=1.5))
+    assert "2 ranks on 2 nodes (node-0, node-1) | 17.0 s" in text
+    assert "> compile 7.5s <" in text
+    (row,) = [line for line in text.splitlines() if line.strip().startswith("1 ")]
+    assert row.split()[:3] == ["1", "node-1", "compiling"]
+    assert "compile Llama.decode (cpu 31 s, 3.0 GiB)" in row
 
 
-def test_terminal_gets_the_live_table_and_keeps_its_last_state() -> None:
+def test_live_view_says_how_a_function_was_got() -> None:
+    rows = [line.split() for line in live(whole(2), 2) if line.strip().startswith("0 ")]
+    assert rows[0][:4] == ["0", "compiled", "12.00", "s"]
+
+
+def test_live_view_of_many_ranks_folds_them_by_class() -> None:
+    screen = live(until_compile(1024), 1024)
+    rows = [line.split() for line in screen if line.startswith("Llama.prefill")]
+    assert rows[1][:6] == ["Llama.prefill", "compile", "256:", "256-511", "256", "node-32"]
+    assert len(rows) == 4
+
+
+def test_live_view_names_the_ranks_that_a_stage_waits_for() -> None:
+    heard: list[e.Event] = [
+        e.Seated(at_s=0.0, seats=seats(1024, 8)),
+        stage("build", *range(1024)),
+        *(finished("build", rank, 2.0) for rank in range(1024) if rank != 77),
+        e.RankBusy(at_s=2.5, rank=77, doing="build", cpu_s=0.1, resident_bytes=1 << 30),
+    ]
+    text = "\n".join(live(heard, 1024, later_s=30.0))
+    assert "1,023 of 1024 ranks done" in text
+    assert "rank 77 node-9: build (cpu 0 s, 1.0 GiB), 32.5 s" in text
+
+
+def test_live_view_counts_the_steps_of_a_stage_and_who_is_behind() -> None:
+    heard: list[e.Event] = [stage("capture", *range(40))]
+    heard += [finished("capture", rank, 1.0) for rank in range(40)]
+    heard += [finished("capture", rank, 2.0) for rank in range(39)]
+    text = "\n".join(live(heard, 40))
+    assert "39 of 40 ranks done  step 2" in text
+    assert "waiting for rank 39" in text
+
+
+def test_live_view_tells_of_attempts_and_problems() -> None:
+    heard = [*failing(8), e.Problem(at_s=41.0, text="the store [here] was away")]
+    text = "\n".join(live(heard, 8))
+    assert "attempt 1 failed in compile: stage compile failed on 1 of 8 ranks" in text
+    assert "problem: the store [here] was away" in text
+    assert "| attempt 2 |" in text
+
+
+def test_ranks_that_a_later_round_moves_leave_their_class() -> None:
+    first = e.RankClass(function="f", request_key="a", ranks=tuple(range(64)), action="adopt")
+    moved = e.RankClass(function="f", request_key="a", ranks=(5, 6), action="compile", leader=5)
+    heard = [
+        e.Planned(at_s=0.0, round=0, classes=(first,)),
+        e.Planned(at_s=1.0, round=1, classes=(moved,)),
+    ]
+    rows = [line.split() for line in live(heard, 64) if line.startswith("f ")]
+    assert [row[1:3] for row in rows] == [["adopt", "62:"], ["compile", "2:"]]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 16, 1024])
+@pytest.mark.parametrize(("width", "height"), [(200, 60), (80, 24), (40, 10), (20, 4), (7, 2), (1, 1)])
+def test_live_view_is_never_larger_than_the_screen(num_ranks: int, width: int, height: int) -> None:
+    many = [e.Problem(at_s=1.0, text=f"problem {index} " * 20) for index in range(9)]
+    for heard in (until_compile(num_ranks), whole(num_ranks), failing(num_ranks)):
+        screen = live([*heard, *many], num_ranks, width=width, height=height)
+        assert max(map(len, screen), default=0) <= width
+        assert len(screen) <= max(height - 1, 1)
+
+
+def test_live_view_of_many_ranks_draws_no_more_than_of_few() -> None:
+    few, many = live(until_compile(64), 64), live(until_compile(8192), 8192)
+    assert len(few) == len(many)
+
+
+def test_terminal_gets_the_live_view_and_keeps_its_last_state() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=80)
     with progress(console, 1) as listener:
-        assert isinstance(listener, LiveTable)
-        listener.stage_started("build", (0,))
-        listener.rank_finished("build", 0, 1.0)
+        assert isinstance(listener, LiveView)
+        listener(stage("build", 0))
+        listener(finished("build", 0, 1.0))
     assert "build" in "".join(lines_of(console))
 
 
 def test_elsewhere_lines_are_printed() -> None:
     console = Console(file=io.StringIO())
     with progress(console, 1) as listener:
-        listener.stage_finished("build", 1.0)
+        listener(e.StageFinished(at_s=1.0, stage="build", seconds=1.0))
     assert lines_of(console) == ["build: 1.00 s"]
 
 
-def test_silence_hears_every_event_and_says_nothing() -> None:
-    silence = Silence()
-    silence.stage_started("build", (0,))
-    silence.rank_finished("build", 0, 1.0)
-    silence.function_finished("load", 0, result())
-    silence.stage_finished("build", 1.0)
-    silence.problem("none")
+def test_silence_hears_every_event_and_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    for event in whole(2):
+        e.silence(event)
+    assert capsys.readouterr() == ("", "")

@@ -139,6 +139,30 @@ def test_refused_function_that_would_compile_is_told_apart(tmp_path: Path) -> No
     )
 
 
+def test_compile_that_raises_is_a_result_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    world = FakeWorld()
+    host = RankHost(world.make_worker)
+    host.open(opening(tmp_path))
+    real = host._worker.compile
+
+    def compile_some(functions: tuple[str, ...]) -> Any:
+        return real(functions) if functions != FUNCTIONS[:1] else 1 // 0
+
+    host._worker.compile = compile_some
+    first, second = answer(host, 1, "compile", "compile", (FUNCTIONS,))
+    assert (first.function, first.ok, first.outcome) == (FUNCTIONS[0], False, "compiled")
+    assert first.reason.startswith("ZeroDivisionError: ")
+    assert "(test_rank_host.py:" in first.reason
+    assert (second.function, second.ok) == (FUNCTIONS[1], True)
+
+
+def test_compile_that_is_not_ok_is_a_result(tmp_path: Path) -> None:
+    host = RankHost(FakeWorld(broken={FUNCTIONS[0]: "GraphBreak: line 3"}).make_worker)
+    host.open(opening(tmp_path))
+    found = answer(host, 1, "compile", "compile", (FUNCTIONS,))
+    assert [(result.ok, result.reason) for result in found] == [(False, "GraphBreak: line 3"), (True, "")]
+
+
 def test_rank_is_closed_once(tmp_path: Path) -> None:
     world = FakeWorld()
     host = RankHost(world.make_worker)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from cache_store.backends.tier import TierState
+from orchestrator.show.course import Course
 from orchestrator.show.report import (
     SCHEMA_VERSION,
     FunctionReport,
@@ -75,6 +76,10 @@ def report(*ranks: RankReport, **changes: Any) -> Report:
     )
     whole = Report(
         schema_version=SCHEMA_VERSION,
+        outcome="warm",
+        exit_code=0,
+        failure=None,
+        course=Course(),
         name="tiny",
         launch_key="cd",
         identity={"entrypoint": "a:b"},

@@ -80,6 +80,14 @@ def test_seed_of_another_world_lays_out_each_distinct_set_once(store, source, ca
     assert partitions(report) == ["world4global_rank0", "world4global_rank3"]
 
 
+def test_seed_of_another_world_takes_of_equal_sets_the_one_that_lies_there(store, source, cache):
+    publish_launch(store, source, world_size=4)
+    run(store, cache, world_size=4, ranks=(2, 3))
+    report = run(store, cache, world_size=8, ranks=(6, 7))
+    assert partitions(report) == ["world4global_rank2"]
+    assert [item.bytes_copied for item in report.partitions] == [0]
+
+
 def test_seed_prefers_the_same_world_to_a_newer_launch(store, source, cache):
     publish_launch(store, source, world_size=2, created=EARLY)
     publish_launch(store, source, world_size=4, created=LATE)

@@ -1,0 +1,49 @@
+"""The model that all ways of a launch build and warm: the example's Llama, whole on every rank.
+
+Data parallel only, so all ranks are equal and no call waits for another rank.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from worker.workload import RankContext, Workload
+
+PROMPT_LEN = 32
+
+
+def build(layers: int, device: Any) -> Any:
+    """The model with its weights."""
+    from examples.llama_model import build_model
+    from examples.llama_weights import LlamaSizes, full_weights
+
+    sizes = LlamaSizes(layers=layers)
+    return build_model(sizes, full_weights(sizes), group=None, device=device)
+
+
+def calls(device: Any) -> tuple[tuple[str, tuple[Any, ...]], ...]:
+    """The first calls of its functions, by name."""
+    from examples.llama import positions, prompts
+    from examples.llama_weights import LlamaSizes
+
+    prompt = prompts(LlamaSizes().batch, PROMPT_LEN).to(device)
+    token = prompt[:, -1:].clone()
+    return (
+        ("prefill", (prompt, positions(0, prompt))),
+        ("decode", (token, positions(PROMPT_LEN, token))),
+    )
+
+
+def workload(context: RankContext, *, layers: int) -> Workload:
+    """The entrypoint of the launches that are measured; nothing is checked, as the other ways check nothing."""
+    from worker.workload import Call, Workload
+
+    model = build(layers, context.device)
+    return Workload(
+        model=model,
+        calls=tuple(
+            Call(function=getattr(model, f"cached_{name}"), args=args)
+            for name, args in calls(context.device)
+        ),
+    )

@@ -1,0 +1,75 @@
+"""One launch by warmrank, watched from the driver: seconds of each stage, CPU seconds of all ranks in it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+from benchmarks.launch_parts.processes import cpu_s, total_cpu_s
+
+
+def config_of(work: Path, cache: str, *, ranks: int, layers: int) -> Any:
+    """The launch: equal ranks on a Ray of its own, a store in a directory."""
+    from orchestrator.config.reading import parse
+
+    return parse(
+        {
+            "name": "benchmark",
+            "workload": {
+                "entrypoint": "benchmarks.launch_parts.model:workload",
+                "arguments": {"layers": layers},
+            },
+            "ranks": ranks,
+            "parallel": {"dp": ranks},
+            "cache_dir": str(work / cache),
+            "store": {"path": str(work / "store"), "trust": {"policy": "off"}},
+            "ray": {"num_cpus": ranks},
+        }
+    )
+
+
+class Watch:
+    """A listener that notes CPU seconds of all ranks at the borders of stages."""
+
+    def __init__(self) -> None:
+        self.stages: dict[str, dict[str, float]] = {}
+        self._pids: tuple[int, ...] = ()
+        self._ranks_s = self._driver_s = 0.0
+
+    def __call__(self, event: Any) -> None:
+        """Take one event."""
+        kind = type(event).__name__
+        if kind == "Seated":
+            self._pids = tuple(seat.pid for seat in event.seats)
+        elif kind == "StageStarted":
+            self._ranks_s, self._driver_s = total_cpu_s(self._pids), process_time()
+        elif kind == "StageFinished":
+            ranks_s, driver_s = total_cpu_s(self._pids), process_time()
+            known = self.stages.setdefault(event.stage, {"seconds": 0.0, "ranks_cpu_s": 0.0, "driver_cpu_s": 0.0})
+            known["seconds"] += event.seconds
+            known["ranks_cpu_s"] += ranks_s - self._ranks_s
+            known["driver_cpu_s"] += driver_s - self._driver_s
+
+
+def run(work: Path, cache: str, *, ranks: int, layers: int) -> dict[str, Any]:
+    """One launch; what came of it, and what it took.
+
+    Raises:
+        RuntimeError: it had problems, so its figures say nothing.
+    """
+    from orchestrator.launch.driver import launch
+
+    watch = Watch()
+    report = launch(config_of(work, cache, ranks=ranks, layers=layers), listener=watch)
+    if report.problems:
+        raise RuntimeError(f"the launch had problems: {report.problems}")
+    outcomes = [function.outcome for rank in report.ranks for function in rank.functions]
+    return {
+        "outcomes": {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))},
+        "distinct": len({function.digest for rank in report.ranks for function in rank.functions}),
+        "stages": watch.stages,
+        "launch_s": report.totals.wall_s,
+        "driver_cpu_s": cpu_s(os.getpid()),
+    }

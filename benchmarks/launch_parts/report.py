@@ -1,0 +1,2 @@
+def summary(runs): return {}
+def report(s): pass

@@ -1,0 +1,113 @@
+"""``warmrank exec``: the user's own command on warm nodes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli.console import output, plain, session, show_error
+from orchestrator.cli.options import ConfigFile, Debug, Overrides, load_config
+
+if TYPE_CHECKING:
+    from orchestrator.config.reading import Config
+    from orchestrator.serve.driver import Options, Outcome
+
+_GRACE_S = 30.0
+
+_Words = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="-- COMMAND...",
+        help="After --. {node_rank}, {nnodes}, {nproc}, {ranks}, {master_addr}, {master_port} and {cache_dir} "
+        "are replaced on each node.",
+        show_default=False,
+    ),
+]
+_When = Annotated[
+    str,
+    typer.Option(
+        metavar="FILE|PORT|exit|none",
+        help="When to publish what the command added: a file appears, a port accepts connections (PORT or "
+        "HOST:PORT), or the command ends with status 0.",
+    ),
+]
+
+
+def exec_(  # noqa: PLR0913 - a command has one parameter for each option
+    config: ConfigFile,
+    words: _Words,
+    *,
+    here: Annotated[bool, typer.Option("--here", help="This node only, without Ray.")] = False,
+    nodes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--node", metavar="ID", help="Node id, address or host name. Repeatable; else those needed."
+        ),
+    ] = None,
+    replicate: Annotated[
+        bool, typer.Option("--replicate", help="A whole world of ranks on each node, not one over all.")
+    ] = False,
+    publish_when: _When = "exit",
+    grace: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.0, help="From SIGTERM or Ctrl-C to SIGKILL.")
+    ] = _GRACE_S,
+    launch_first: Annotated[
+        bool, typer.Option("--launch", help="First launch CONFIG, which compiles what is nowhere stored.")
+    ] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write what became of it there.")
+    ] = None,
+    overrides: Overrides = None,
+    debug: Debug = False,
+) -> None:
+    """Run your own command (vLLM, torchrun) on warm nodes, and publish what it added."""
+    if here and nodes:
+        raise typer.BadParameter("--here and --node exclude each other")
+    with session(debug=debug):
+        from orchestrator.serve.driver import Options
+        from orchestrator.serve.readiness import parse_when
+
+        options = Options(
+            here=here,
+            nodes=tuple(nodes or ()),
+            replicate=replicate,
+            when=parse_when(publish_when),
+            grace_s=grace,
+        )
+        loaded = load_config(config, overrides)
+        if launch_first:
+            _launch(loaded)
+        outcome = _execute(loaded, words, options)
+        if json_file is not None:
+            json_file.write_text(json.dumps(plain(outcome), indent=2) + "\n", encoding="utf-8")
+    raise typer.Exit(outcome.exit_code)
+
+
+def _launch(config: Config) -> None:
+    from orchestrator.launch.driver import launch
+    from orchestrator.show.progress import progress
+
+    with progress(output(stderr=True), config.ranks) as listener:
+        launch(config, listener=listener)
+
+
+def _execute(config: Config, words: list[str], options: Options) -> Outcome:
+    from orchestrator.serve.command import CannotRun
+    from orchestrator.serve.driver import execute
+    from orchestrator.serve.streams import Streams
+
+    def say(line: str) -> None:
+        output(stderr=True).print(f"warmrank: {line}", soft_wrap=True, markup=False)
+
+    def streams(names: tuple[str, ...]) -> Streams:
+        return Streams(names, sys.stdout.buffer, sys.stderr.buffer)
+
+    try:
+        return execute(config, words, options, say=say, streams=streams)
+    except CannotRun as error:
+        show_error(error)
+        raise typer.Exit(error.exit_code) from None

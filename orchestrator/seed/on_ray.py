@@ -1,0 +1,147 @@
+"""A `SeedCluster` of Ray: one actor on each node that is being seeded, gone when nobody needs it any more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cache_store.fetching.progress import Progress
+from orchestrator.config.reading import Config
+from orchestrator.seed.node_actor import CONCURRENCY, NodeSeeder
+from orchestrator.seed.nodes import Node, alive
+from orchestrator.seed.options import SeedOptions
+from orchestrator.seed.outcome import NodeSeed, failed
+from orchestrator.seed.serving import ROOM_BYTES
+
+ROOM_SHARE = 4
+"""A source takes a quarter of its node's object store at most: a launch beside it needs the rest."""
+
+
+class RaySeedCluster:
+    """The cluster that this process is on.
+
+    Args:
+        config: the launch.
+        options: how each node is seeded.
+        environ: environment variables of the actors.
+        seeder: the actors' class; a test's counts what it reads.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        options: SeedOptions,
+        environ: Mapping[str, str],
+        *,
+        seeder: type[NodeSeeder] = NodeSeeder,
+    ) -> None:
+        self._config = config
+        self._options = options
+        self._environ = dict(environ)
+        self._seeder = seeder
+        self._room_bytes: dict[str, int] = {}
+        self._actors: dict[str, Any] = {}
+        self._running: dict[Any, Node] = {}
+        self._asked: dict[Any, str] = {}
+        self._progress: dict[str, Progress] = {}
+
+    def nodes(self) -> tuple[Node, ...]:
+        """See `SeedCluster.nodes`."""
+        import ray
+
+        found = ray.nodes()  # type: ignore[no-untyped-call]
+        for node in found:
+            store_bytes = node.get("Resources", {}).get("object_store_memory", ROOM_BYTES)
+            self._room_bytes[node["NodeID"]] = min(ROOM_BYTES, int(store_bytes) // ROOM_SHARE)
+        return alive(found)
+
+    def start(self, nodes: Sequence[Node], source: Node | None) -> None:
+        """See `SeedCluster.start`."""
+        serving = self._actors.get(source.node_id) if source is not None else None
+        if source is not None and serving is not None:
+            room_bytes = self._room_bytes.get(source.node_id, ROOM_BYTES)
+            serving.serve.remote(len(nodes), room_bytes)
+        for node in nodes:
+            self._discard(node)
+            actor = self._actors[node.node_id] = self._actor(node)
+            ref = actor.seed.remote(source, [serving]) if serving is not None else actor.seed.remote()
+            self._running[ref] = node
+
+    def ended(self) -> list[NodeSeed]:
+        """See `SeedCluster.ended`."""
+        import ray
+
+        if not self._running:
+            return []
+        ready, _ = ray.wait(list(self._running), num_returns=len(self._running), timeout=0)
+        seeds: list[NodeSeed] = []
+        for ref in ready:
+            node = self._running.pop(ref)
+            seeds.append(_answer(ref, node))
+        return seeds
+
+    def progress(self) -> dict[str, Progress]:
+        """See `SeedCluster.progress`."""
+        import ray
+
+        if self._asked:
+            ready, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
+            for ref in ready:
+                self._hear(self._asked.pop(ref), ref)
+        waiting = set(self._asked.values())
+        for node in self._running.values():
+            if node.node_id not in waiting and node.node_id in self._actors:
+                self._asked[self._actors[node.node_id].progress.remote()] = node.node_id
+        running = {node.node_id for node in self._running.values()}
+        return {node_id: state for node_id, state in self._progress.items() if node_id in running}
+
+    def stop(self, node: Node) -> None:
+        """See `SeedCluster.stop`."""
+        self._running = {ref: other for ref, other in self._running.items() if other != node}
+        self._discard(node)
+
+    def _hear(self, node_id: str, ref: Any) -> None:
+        import ray
+
+        try:
+            progress: Progress | None = ray.get(ref)
+        except ray.exceptions.RayError:
+            return  # what became of its node is said by what the node was asked for first
+        if progress is not None:
+            self._progress[node_id] = progress
+
+    def _actor(self, node: Node) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        # No CPU is asked for: a node may be seeded while a launch holds all of them.
+        return (
+            ray.remote(self._seeder)
+            .options(
+                num_cpus=0,
+                max_restarts=0,
+                max_concurrency=CONCURRENCY,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
+                runtime_env={"env_vars": self._environ},
+            )
+            .remote(self._config, node, self._options)
+        )
+
+    def _discard(self, node: Node) -> None:
+        import ray
+
+        actor = self._actors.pop(node.node_id, None)
+        self._progress.pop(node.node_id, None)
+        if actor is not None:
+            ray.kill(actor)
+
+
+def _answer(ref: Any, node: Node) -> NodeSeed:
+    import ray
+
+    try:
+        answer: NodeSeed = ray.get(ref)
+    except ray.exceptions.RayError as error:
+        first = str(error).strip().partition("\n")[0] or type(error).__name__
+        return failed(node, f"the seeding process on the node failed: {first}")
+    return answer

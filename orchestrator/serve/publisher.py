@@ -1,0 +1,187 @@
+"""Brings what a command added to the store while the command goes on, or at its end.
+
+Stepped by the driver, never waited for: `step` returns at once. Order: the tools' directories; then, once
+every rank of the world has loaded or compiled something, their partitions, on the node of each; then, here,
+the record of the launch. Invariant: only nodes of the first world publish; other worlds made the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from cache_store.errors import StoreError, is_final
+from cache_store.store import Store
+from orchestrator.config.models import Config
+from orchestrator.config.store import StoreConfig
+from orchestrator.serve.crew import Crew, Lost
+from orchestrator.serve.node import Added
+from orchestrator.serve.publishing import RankWork, commit_launch, not_whole
+from orchestrator.show.report_table import count_text
+from orchestrator.store.stores import is_writable, may_publish, open_store
+from worker.results import Published
+
+Phase = Literal["waiting", "pushing", "looking", "publishing", "done"]
+Say = Callable[[str], None]
+ASK_S = 60.0
+
+_NO_KEY = (
+    "nothing will be published: trust.policy is require, and store.trust.signing_key is not set; make a key "
+    "with warmrank keys generate and name it there"
+)
+_READ_ONLY = "nothing will be published: the store is only read (mode: ro)"
+
+
+class Publisher:
+    """Publishes once.
+
+    Args:
+        config: the launch.
+        crew: the nodes.
+        nodes: those of the first world, by position, and the environment of each.
+        say: takes lines for people.
+    """
+
+    def __init__(
+        self, config: Config, crew: Crew, nodes: Mapping[int, Mapping[str, str]], say: Say
+    ) -> None:
+        self.phase: Phase = "waiting"
+        self.record = ""
+        self.problems: list[str] = []
+        self._config = config
+        self._crew = crew
+        self._nodes = nodes
+        self._say = say
+        self._expected: set[int] = set()
+        self._homes: dict[int, tuple[int, ...]] = {}
+        self._published: dict[int, Published] = {}
+
+    def is_possible(self, store: StoreConfig | None) -> bool:
+        """Whether anything can be published at all; says why not."""
+        why = ""
+        if store is not None and not is_writable(store.tiers):
+            why = _READ_ONLY
+        elif store is not None and not may_publish(store.trust):
+            why = _NO_KEY
+        if why:
+            self.problem(why)
+        if why or store is None:
+            self.phase = "done"
+        return self.phase != "done"
+
+    def problem(self, text: str) -> None:
+        """Something that did not work."""
+        self.problems.append(text)
+        self._say(text)
+
+    def begin(self) -> None:
+        """The command is ready."""
+        self._begin("begin_push", dict.fromkeys(self._nodes, ()), "pushing")
+
+    def step(self, *, has_ended: bool) -> None:
+        """Go on as far as that is possible now.
+
+        Args:
+            has_ended: the command will add nothing more.
+        """
+        if self.phase in ("pushing", "publishing"):
+            self._collect()
+        elif self.phase == "looking":
+            self._look(has_ended=has_ended)
+
+    def give_up(self, why: str) -> None:
+        """Publish nothing, or nothing more."""
+        if self.phase != "done":
+            self.phase = "done"
+            self.problem(f"not published: {why}")
+
+    def _ask(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        return self._crew.ask(method, arguments, timeout_s=ASK_S)
+
+    def _begin(self, method: str, arguments: Mapping[int, tuple[Any, ...]], phase: Phase) -> None:
+        answers = self._ask(method, arguments)
+        if any(isinstance(answer, Lost) for answer in answers.values()):
+            self.give_up("a node was lost")
+            return
+        self.phase, self._expected = phase, set(arguments)
+
+    def _collect(self) -> None:
+        """Take what nodes have done; go on when all have."""
+        answers = self._ask("added", dict.fromkeys(self._expected, ()))
+        for index, answer in answers.items():
+            if isinstance(answer, Lost):
+                self.give_up("a node was lost")
+                return
+            if isinstance(answer, Added):
+                self._expected.discard(index)
+                self._take(answer)
+        if not self._expected:
+            if self.phase == "pushing":
+                self.phase = "looking"
+            else:
+                self._commit()
+
+    def _take(self, added: Added) -> None:
+        for line in added.said:
+            self._say(line)
+        for problem in added.problems:
+            self.problem(problem)
+        self._published |= added.published
+
+    def _look(self, *, has_ended: bool) -> None:
+        """Have all ranks of the world done something? If so each node publishes those that it has."""
+        answers = self._ask("work", dict.fromkeys(self._nodes, ()))
+        if any(isinstance(answer, Lost) for answer in answers.values()):
+            self.give_up("a node was lost")
+            return
+        work: list[RankWork] = [each for index in sorted(answers) for each in answers[index]]
+        why_not = not_whole(work, self._config.ranks)
+        if not work and has_ended:
+            self.phase = "done"  # nothing of the command goes through cache_compile
+        elif why_not and has_ended:
+            self.give_up(why_not)
+        elif work and not why_not:
+            self._begin_ranks(answers, work)
+
+    def _begin_ranks(self, answers: Mapping[int, tuple[RankWork, ...]], work: list[RankWork]) -> None:
+        num_new = sum(each.num_new for each in work)
+        if not num_new:
+            num_loaded = sum(each.num_loaded for each in work)
+            self._say(f"nothing new to publish: {count_text(num_loaded, 'function')} loaded, 0 compiled")
+            self.phase = "done"
+            return
+        taken: set[int] = set()
+        for index in sorted(answers):
+            there = {each.rank for each in answers[index] if each.world_size == self._config.ranks}
+            self._homes[index] = tuple(sorted(there - taken))
+            taken |= there
+        self._homes = {index: ranks for index, ranks in self._homes.items() if ranks}
+        self._begin("begin_publish", {index: (ranks,) for index, ranks in self._homes.items()}, "publishing")
+
+    def _commit(self) -> None:
+        self.phase = "done"
+        if len(self._published) < self._config.ranks:
+            self.problem("not committed: some ranks' partitions could not be published")
+            return
+        home = next(index for index, ranks in self._homes.items() if 0 in ranks)
+        store = self._store()
+        try:
+            self.record, reason = commit_launch(self._config, store, self._nodes[home], self._published)
+        except StoreError as error:
+            self.problem(f"not committed: {error}")
+            return
+        if reason:
+            self.problem(f"not published yet, waits for warmrank publish: {reason}")
+        num_new = sum(part.num_blobs_new for part in self._published.values())
+        if self.record:
+            num = count_text(self._config.ranks, "rank")
+            self._say(f"published {num}, {num_new} new artifacts, launch {self.record[:12]}")
+
+    def _store(self) -> Store | None:
+        assert self._config.store is not None  # noqa: S101 - `is_possible` said so
+        try:
+            return open_store(self._config.store)
+        except StoreError as error:
+            if is_final(error):
+                raise
+            return None

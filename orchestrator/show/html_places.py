@@ -1,0 +1,84 @@
+"""Nodes, problems, and what was launched where, as sections of a launch's page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from orchestrator.show.folding import runs_text
+from orchestrator.show.html_tables import closed, table
+from orchestrator.show.markup import Html, join, tag
+from orchestrator.show.report import Report
+from orchestrator.show.report_table import count_text, size_text
+
+
+def nodes(report: Report) -> Html | None:
+    """Every node: its ranks, what it moved, and the stage in which it was furthest behind."""
+    members: dict[int, list[int]] = {}
+    hosts: dict[int, str] = {}
+    for rank in report.ranks:
+        members.setdefault(rank.node_rank, []).append(rank.rank)
+        hosts[rank.node_rank] = rank.host
+    if not members:
+        return None
+    fetched = {node.node_rank: node for node in report.fetches}
+    published = {node.node_rank: node for node in report.publishes}
+    rows = []
+    for node in sorted(members):
+        fetch, publish = fetched.get(node), published.get(node)
+        rows.append(
+            (
+                str(node),
+                hosts[node],
+                runs_text(members[node]),
+                size_text(fetch.bytes_copied) if fetch else "-",
+                (fetch.reason or ("found" if fetch.found else "nothing there")) if fetch else "-",
+                size_text(publish.bytes_new) if publish else "-",
+                f"{publish.num_queued:,}" if publish else "-",
+            )
+        )
+    heads = ("node", "host", "ranks", "fetched", "in the store", "published", "queued")
+    return closed(table(heads, rows, numbers=frozenset({0, 3, 5, 6})), len(rows), "node")
+
+
+def problems(report: Report) -> Html | None:
+    """What did not stop the launch, but should be looked at."""
+    if not report.problems:
+        return None
+    shown = tag("ul", [tag("li", text) for text in report.problems[:200]])
+    return closed(shown, len(report.problems), "problem")
+
+
+def facts(report: Report) -> Html:
+    """What was launched where, in named components."""
+    checks = [rank.verification for rank in report.ranks if rank.verification and rank.verification.compared]
+    plain = {
+        "launch key": report.launch_key,
+        "launch record": report.record or "none",
+        "cache directory": report.cache_dir,
+    }
+    plain["store"] = (
+        "; ".join(f"{tier.location} ({tier.mode}, {tier.state})" for tier in report.tiers)
+        or report.store
+        or "none"
+    )
+    if checks:
+        worst = max(checks, key=lambda check: check.max_error)
+        plain["verified"] = (
+            f"on {count_text(len(checks), 'rank')}: {worst.compared}; largest difference "
+            f"{worst.max_error:.3g}, allowed {worst.tolerance:.3g}"
+        )
+    shown = [_pairs(plain)]
+    for title, pairs in (("Identity", report.identity), ("Environment of rank 0", report.environment)):
+        if pairs:
+            shown.append(
+                tag(
+                    "details",
+                    tag("summary", f"{title}: {count_text(len(pairs), 'component')}"),
+                    _pairs(pairs),
+                )
+            )
+    return join(shown)
+
+
+def _pairs(pairs: Mapping[str, str]) -> Html:
+    return tag("dl", [[tag("dt", name), tag("dd", value)] for name, value in pairs.items()], class_="kv")

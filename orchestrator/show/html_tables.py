@@ -1,0 +1,38 @@
+"""Tables of the page of a launch, and long content behind its number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from orchestrator.show.markup import Html, tag
+from orchestrator.show.report_table import count_text
+
+MAX_OPEN_ROWS = 32
+"""Longer tables are closed until they are asked for."""
+
+
+def table(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    numbers: frozenset[int] = frozenset(),
+    wide: int | None = None,
+) -> Html:
+    """A table; columns with an index in ``numbers`` stand to the right, column ``wide`` takes the room."""
+    classes = ["n" if at in numbers else "wide" if at == wide else None for at in range(len(heads))]
+    head = tag(
+        "tr",
+        [tag("th", name, class_=class_, scope="col") for name, class_ in zip(heads, classes, strict=True)],
+    )
+    body = [
+        tag("tr", [tag("td", cell, class_=class_) for cell, class_ in zip(row, classes, strict=True)])
+        for row in rows
+    ]
+    return tag("div", tag("table", tag("thead", head), tag("tbody", body)), class_="scroll", tabindex="0")
+
+
+def closed(body: Html, num_rows: int, noun: str) -> Html:
+    """Long content behind its number."""
+    if num_rows <= MAX_OPEN_ROWS:
+        return body
+    return tag("details", tag("summary", f"Show {count_text(num_rows, noun)}"), body)

@@ -1,0 +1,164 @@
+"""Launches that grow, shrink and lose nodes, with real workers and a disk for each node: what each costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+
+from cache_store.backends.directory import DirectoryBackend
+from orchestrator.config.reading import parse
+from orchestrator.errors import LaunchFailed
+from orchestrator.launch.driver import launch
+from orchestrator.show.events import Event, Listener, Planned, StageFinished, silence
+from orchestrator.show.report import Report
+from tests.support.node_launcher import NodeLauncher
+
+TINY = "tests.support.tiny_workload:workload"
+NUM_FUNCTIONS = 2
+
+
+class House:
+    """A store, and any number of nodes; counts the blobs that each launch reads from the store."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self.blobs: list[str] = []
+        real = DirectoryBackend.open
+
+        def opened(backend: DirectoryBackend, name: str) -> BinaryIO:
+            if name.startswith("cas/"):
+                self.blobs.append(name)
+            return real(backend, name)
+
+        monkeypatch.setattr(DirectoryBackend, "open", opened)
+
+    def launch(
+        self, nodes: Sequence[str], *, entrypoint: str = TINY, listener: Listener = silence, **changes: Any
+    ) -> Report:
+        self.blobs.clear()
+        arguments = changes.pop("arguments", {})
+        data = {
+            "workload": {"entrypoint": entrypoint, "arguments": arguments},
+            "ranks": len(nodes),
+            "parallel": {"dp": len(nodes)},
+            "store": {"path": str(self.root / "store"), "trust": {"policy": "off"}},
+            **changes,
+        }
+        launcher = NodeLauncher(nodes, self.root / "disks")
+        return launch(parse(data), listener=listener, launcher=launcher)
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
+    return House(tmp_path, monkeypatch)
+
+
+def outcomes(report: Report) -> tuple[int, int, int]:
+    return report.totals.num_compiled, report.totals.num_loaded, report.totals.num_adopted
+
+
+def fetching(report: Report) -> list[str]:
+    """Nodes that copied something from the store."""
+    return [fetch.host for fetch in report.fetches if fetch.bytes_copied]
+
+
+AB, ABCD = ("a", "a", "b", "b"), ("a", "a", "b", "b", "c", "c", "d", "d")
+
+
+def test_equal_ranks_on_two_nodes_compile_once_each_function_on_its_own_node(house: House) -> None:
+    report = house.launch(AB)
+    assert outcomes(report) == (NUM_FUNCTIONS, 0, NUM_FUNCTIONS * 3)
+    leaders = [rank.host for rank in report.ranks for found in rank.functions if found.outcome == "compiled"]
+    assert leaders == ["a", "b"]
+    assert len(house.blobs) == NUM_FUNCTIONS  # each node takes from the store what the other compiled
+
+
+def test_more_nodes_compile_nothing_and_fetch_each_blob_once(house: House) -> None:
+    house.launch(AB)
+    report = house.launch(ABCD)
+    assert report.totals.num_compiled == 0
+    assert fetching(report) == ["c", "d"]
+    assert len(house.blobs) == NUM_FUNCTIONS * 2
+
+
+def test_fewer_nodes_neither_compile_nor_fetch(house: House) -> None:
+    house.launch(ABCD)
+    report = house.launch(("b",))
+    assert (report.totals.num_compiled, fetching(report), house.blobs) == (0, [], [])
+
+
+def test_replaced_node_is_the_only_one_that_fetches(house: House) -> None:
+    house.launch(AB)
+    report = house.launch(("a", "a", "e", "e"))
+    assert outcomes(report) == (0, NUM_FUNCTIONS * 4, 0)
+    assert fetching(report) == ["e"]
+    assert len(house.blobs) == NUM_FUNCTIONS
+
+
+def test_other_places_of_ranks_cost_nothing(house: House) -> None:
+    house.launch(AB)
+    report = house.launch(("b", "b", "a", "a"))
+    assert report.totals.num_compiled == 0
+
+
+def test_launch_while_the_ranks_of_another_are_there_costs_only_what_is_new(house: House) -> None:
+    beside: list[Report] = []
+
+    def when_committed(event: Event) -> None:
+        if isinstance(event, StageFinished) and event.stage == "commit":
+            beside.append(house.launch(("c", "c")))
+
+    first = house.launch(AB, listener=when_committed)
+    (second,) = beside
+    assert (first.totals.num_compiled, second.totals.num_compiled) == (NUM_FUNCTIONS, 0)
+    assert fetching(second) == ["c"]
+    assert len(house.blobs) == NUM_FUNCTIONS
+
+
+def test_without_a_store_each_node_compiles_once(house: House) -> None:
+    nodes = ("a", "a", "b", "b", "c", "c", "d", "d", "e", "e", "f", "f")
+    rounds: list[Event] = []
+    report = house.launch(nodes, store=None, listener=rounds.append)
+    assert report.totals.num_compiled == NUM_FUNCTIONS * 6
+    assert sum(isinstance(event, Planned) for event in rounds) == 2
+
+
+def test_classes_that_no_request_shows_compile_once_each_in_two_rounds(house: House) -> None:
+    rounds: list[Event] = []
+    report = house.launch(
+        ABCD,
+        entrypoint="tests.support.elastic_workload:by_rank",
+        arguments={"num_kinds": 6},
+        listener=rounds.append,
+    )
+    assert outcomes(report) == (6, 0, 2)
+    assert sum(isinstance(event, Planned) for event in rounds) == 2
+    again = house.launch(
+        ABCD[:4], entrypoint="tests.support.elastic_workload:by_rank", arguments={"num_kinds": 6}
+    )
+    assert again.totals.num_compiled == 0
+
+
+PICKY = "tests.support.elastic_workload:picky"
+
+
+def test_compile_that_fails_on_one_rank_is_made_by_another(house: House) -> None:
+    with pytest.raises(LaunchFailed) as caught:
+        house.launch(AB, entrypoint=PICKY, arguments={"broken": [0]})
+    # Rank 0 refuses what rank 2 compiled, for it is another class: it is the only one that is given up.
+    assert {(failure.rank, failure.function) for failure in caught.value.failures} == {(0, "Picky.fragile")}
+    assert "for rank 0;" in str(caught.value)
+
+
+def test_launch_after_a_failed_compile_compiles_only_what_failed(house: House) -> None:
+    with pytest.raises(LaunchFailed) as caught:
+        house.launch(AB, entrypoint=PICKY, arguments={"broken": [0, 1, 2, 3]})
+    assert [failure.kind for failure in caught.value.failures] == ["GraphBreak", "GraphBreak"]
+    report = house.launch(AB, entrypoint=PICKY, arguments={"broken": []})
+    compiled = [
+        found.function for rank in report.ranks for found in rank.functions if found.outcome == "compiled"
+    ]
+    assert compiled == ["Picky.fragile"]

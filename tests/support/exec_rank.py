@@ -1,0 +1,68 @@
+"""A command for `warmrank exec` that does what ranks do, without torch: artifacts, entries in the journal.
+
+``exec_rank.py [--ranks 0,1] [--outcome compiled] [--port N] [--file PATH] [--status N] [--stay]``. Told to stay,
+it serves until it is ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from cache_store.digests import digest_file
+from cache_store.node.local import add_variant
+from worker import journal
+from worker.results import FunctionResult
+
+
+def look_up(rank: int, world_size: int, outcome: Any) -> None:
+    """Leave an artifact and an entry in the journal."""
+    root = Path(os.environ["TORCHAIR_CACHE_HOME"])
+    directory = root / "M_dynamic_aclgraphcache_0f" / f"world{world_size}global_rank{rank}" / "decode"
+    there = directory / "compiled_module"
+    path = there if there.exists() else add_variant(directory, b"def decode(): ...\n")
+    digest = digest_file(path)
+    result = FunctionResult(
+        function="M.decode",
+        ok=True,
+        outcome=outcome,
+        reason="",
+        digest=digest.sha256,
+        size_bytes=digest.size_bytes,
+        path=str(path),
+    )
+    artifact: Any = SimpleNamespace(components={"engine": "graph 1"}, provenance=lambda: "0" * 64, files=())
+    journal.append(result, artifact, root)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ranks", default="0,1")
+    parser.add_argument("--world", type=int, default=2)
+    parser.add_argument("--outcome", default="compiled")
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--file", type=Path)
+    parser.add_argument("--status", type=int, default=0)
+    parser.add_argument("--stay", action="store_true")
+    given = parser.parse_args()
+    for rank in filter(None, given.ranks.split(",")):
+        look_up(int(rank), given.world, given.outcome)
+    if given.file is not None:
+        given.file.touch()
+    if given.port is not None:
+        server = socket.create_server(("127.0.0.1", given.port))
+        server.listen()
+    print("ready", flush=True)
+    while given.stay:
+        time.sleep(1)
+    return int(given.status)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

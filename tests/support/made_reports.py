@@ -1,0 +1,289 @@
+"""Reports and events of launches that never ran: of any number of ranks, warm or failed in two attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cache_store.backends.tier import TierState
+from orchestrator.causes import Cause
+from orchestrator.gang.launcher import Seat
+from orchestrator.show import events as e
+from orchestrator.show.course import Course, Recorder
+from orchestrator.show.report import (
+    SCHEMA_VERSION,
+    Failure,
+    FunctionReport,
+    RankReport,
+    Report,
+    StageReport,
+    totals,
+)
+from orchestrator.show.store_report import Committed, NodeFetch, NodePublish
+from worker.results import FunctionResult, StageSeconds, Verification
+
+FUNCTIONS = ("Llama.prefill", "Llama.decode")
+MIB = 1 << 20
+_STAGES = (("fetch", 0.8), ("build", 5.2), ("probe", 0.4))
+_LATER = (("load", 0.9), ("capture", 2.4), ("first_call", 0.3), ("verify", 0.5), ("commit", 1.1))
+
+
+def seats(num_ranks: int, per_node: int) -> tuple[Seat, ...]:
+    return tuple(
+        Seat(
+            rank=rank,
+            local_rank=rank % per_node,
+            local_world_size=per_node,
+            node_rank=rank // per_node,
+            host=f"node-{rank // per_node}",
+            pid=4000 + rank,
+        )
+        for rank in range(num_ranks)
+    )
+
+
+def classes(num_ranks: int) -> tuple[e.RankClass, ...]:
+    """Four pipeline stages at most, whose leaders compile one function each."""
+    num = min(4, num_ranks)
+    found = []
+    for function in FUNCTIONS:
+        for part in range(num):
+            ranks = tuple(range(part * num_ranks // num, (part + 1) * num_ranks // num))
+            leader = ranks[0 if function == FUNCTIONS[0] else -1]
+            found.append(
+                e.RankClass(
+                    function=function,
+                    request_key=f"{part:064x}",
+                    ranks=ranks,
+                    action="compile",
+                    leader=leader,
+                )
+            )
+    return tuple(found)
+
+
+def result(name: str, *, compiled: bool) -> FunctionResult:
+    return FunctionResult(
+        function=name,
+        ok=True,
+        outcome="compiled" if compiled else "adopted",
+        reason="torch 2.13.0 -> 2.13.1; source of model.py:Block.forward changed"
+        if compiled
+        else "from rank 0",
+        digest=name.encode().hex(),
+        size_bytes=3 * MIB,
+        seconds=StageSeconds(trace_s=4.1, compile_s=7.9) if compiled else StageSeconds(load_s=0.034),
+    )
+
+
+def _step(
+    stage: str, at_s: float, seconds: float, ranks: tuple[int, ...], *, slow: int = -1
+) -> Iterator[e.Event]:
+    yield e.StageStarted(at_s=at_s, stage=stage, ranks=ranks)
+    for rank in ranks:
+        part = 1.0 if rank == slow else 0.5 + 0.2 * ((rank * 7919) % 97) / 97
+        yield e.RankFinished(at_s=at_s + seconds * part, stage=stage, rank=rank, ok=True)
+    yield e.StageFinished(at_s=at_s + seconds, stage=stage, seconds=seconds)
+
+
+def until_compile(
+    num_ranks: int, per_node: int = 8, *, at_s: float = 0.0, attempt: int = 1, reason: str = ""
+) -> Iterator[e.Event]:
+    """A launch up to the moment in which its leaders compile."""
+    everyone = tuple(range(num_ranks))
+    yield e.AttemptStarted(at_s=at_s, attempt=attempt, reason=reason)
+    yield e.StageStarted(at_s=at_s, stage="start", ranks=everyone)
+    yield e.Seated(at_s=at_s + 1.9, seats=seats(num_ranks, per_node))
+    yield e.StageFinished(at_s=at_s + 3.1, stage="start", seconds=3.1)
+    at_s += 3.1
+    for stage, seconds in _STAGES:
+        yield from _step(stage, at_s, seconds, everyone, slow=num_ranks // 3 if stage == "build" else -1)
+        at_s += seconds
+    planned = classes(num_ranks)
+    yield e.Planned(at_s=at_s, round=0, classes=planned)
+    leaders = tuple(sorted({found.leader for found in planned if found.leader is not None}))
+    yield e.StageStarted(at_s=at_s, stage="compile", ranks=leaders)
+    for rank in leaders:
+        yield e.RankBusy(
+            at_s=at_s + 6, rank=rank, doing="compile Llama.decode", cpu_s=31.2, resident_bytes=3 << 30
+        )
+
+
+def whole(num_ranks: int, per_node: int = 8, *, at_s: float = 0.0) -> Iterator[e.Event]:
+    """A launch to its end, cold."""
+    begun = list(until_compile(num_ranks, per_node, at_s=at_s))
+    yield from begun
+    at_s += 9.5
+    planned = classes(num_ranks)
+    leaders = tuple(sorted({found.leader for found in planned if found.leader is not None}))
+    for index, rank in enumerate(leaders):
+        yield e.RankFinished(at_s=at_s + 10 + index, stage="compile", rank=rank, ok=True)
+    for found in planned:
+        assert found.leader is not None
+        yield e.FunctionFinished(
+            at_s=at_s + 20, stage="compile", rank=found.leader, result=result(found.function, compiled=True)
+        )
+    yield e.StageFinished(at_s=at_s + 20, stage="compile", seconds=20.0)
+    at_s += 20
+    everyone = tuple(range(num_ranks))
+    for stage, seconds in _LATER:
+        yield from _step(stage, at_s, seconds, everyone)
+        if stage == "load":
+            for found in planned:
+                for rank in set(found.ranks) - {found.leader}:
+                    yield e.FunctionFinished(
+                        at_s=at_s + seconds,
+                        stage="load",
+                        rank=rank,
+                        result=result(found.function, compiled=False),
+                    )
+        at_s += seconds
+
+
+def failing(num_ranks: int, per_node: int = 8) -> Iterator[e.Event]:
+    """A launch of two attempts: a node is lost in the first, and in the second too."""
+    text = "stage compile failed on 1 of 8 ranks; all ranks were stopped\n  rank 0: node lost"
+    yield from until_compile(num_ranks, per_node)
+    yield e.AttemptFailed(at_s=21.0, attempt=1, stage="compile", text=text, is_last=False)
+    yield from until_compile(num_ranks, per_node, at_s=22.0, attempt=2, reason="node node-0 was lost")
+    yield e.AttemptFailed(at_s=40.5, attempt=2, stage="compile", text=text, is_last=True)
+
+
+def course_of(heard: Iterator[e.Event]) -> Course:
+    recorder = Recorder()
+    for event in heard:
+        recorder(event)
+    return recorder.course()
+
+
+def _ranks(num_ranks: int, per_node: int) -> tuple[RankReport, ...]:
+    leaders = {(found.function, found.leader) for found in classes(num_ranks)}
+    check = Verification(ok=True, max_error=1e-6, tolerance=1e-4, compared="logits with eager")
+    return tuple(
+        RankReport(
+            rank=seat.rank,
+            host=seat.host,
+            node_rank=seat.node_rank,
+            local_rank=seat.local_rank,
+            pid=seat.pid,
+            log=f"/tmp/ray/session/logs/warmrank/rank-{seat.rank}.log",  # noqa: S108 - nothing is written
+            functions=tuple(
+                _function(name, compiled=(name, seat.rank) in leaders, part=seat.rank * 4 // num_ranks)
+                for name in FUNCTIONS
+            ),
+            verification=check,
+        )
+        for seat in seats(num_ranks, per_node)
+    )
+
+
+def _function(name: str, *, compiled: bool, part: int) -> FunctionReport:
+    made = result(name, compiled=compiled)
+    return FunctionReport(
+        function=name,
+        outcome=made.outcome,
+        reason=made.reason,
+        request_key=f"{part:064x}",
+        digest=f"{made.digest}{part}",
+        size_bytes=made.size_bytes,
+        path="/cache/compiled_module",
+        seconds=made.seconds,
+    )
+
+
+def made_report(num_ranks: int, *, per_node: int = 8, failed: bool = False) -> Report:
+    """The report of such a launch."""
+    ranks = _ranks(num_ranks, per_node)
+    if failed:
+        ranks = tuple(
+            RankReport(
+                rank=rank.rank,
+                host=rank.host,
+                node_rank=rank.node_rank,
+                local_rank=rank.local_rank,
+                pid=rank.pid,
+                log=rank.log,
+                functions=(),
+                verification=None,
+            )
+            for rank in ranks
+        )
+    course = course_of(failing(num_ranks, per_node) if failed else whole(num_ranks, per_node))
+    nodes = [rank for rank in ranks if rank.local_rank == 0]
+    fetches = tuple(
+        NodeFetch(
+            node_rank=rank.node_rank,
+            host=rank.host,
+            found=False,
+            reason="no launch that fits",
+            num_partitions=0,
+            bytes_copied=0,
+            seconds=0.2,
+        )
+        for rank in nodes
+    )
+    publishes = (
+        ()
+        if failed
+        else tuple(
+            NodePublish(
+                node_rank=rank.node_rank,
+                host=rank.host,
+                num_partitions=per_node,
+                num_blobs_new=2 if rank.node_rank == 0 else 0,
+                bytes_new=6 * MIB if rank.node_rank == 0 else 0,
+                num_queued=0,
+            )
+            for rank in nodes
+        )
+    )
+    committed = Committed(record="" if failed else "ef" * 32, publishes=publishes)
+    seconds: dict[str, float] = {}
+    for span in course.timeline:
+        seconds[span.stage] = seconds.get(span.stage, 0.0) + span.end_s - span.start_s
+    end_s = max(span.end_s for span in course.timeline)
+    return Report(
+        schema_version=SCHEMA_VERSION,
+        outcome="failed" if failed else "warm",
+        exit_code=1 if failed else 0,
+        failure=_failure(num_ranks, per_node) if failed else None,
+        course=course,
+        name="llama-70b",
+        launch_key="cd" * 32,
+        identity={"entrypoint": "examples.llama:build", "ranks": str(num_ranks)},
+        environment={"python": "3.11.9", "torch": "2.13.1", "device": "npu"},
+        world_size=num_ranks,
+        parallel={"tp": min(8, num_ranks), "pp": 4 if num_ranks >= 32 else 1, "dp": max(num_ranks // 32, 1)},
+        started="2026-11-21T12:00:00+00:00",
+        cache_dir="/var/cache/warmrank",
+        store="/mnt/store",
+        tiers=(TierState(location="/mnt/store", mode="rw", state="used", reason=""),),
+        record=committed.record,
+        ranks=ranks,
+        fetches=fetches,
+        publishes=publishes,
+        nondeterministic=(),
+        queued_on=(),
+        stages=tuple(StageReport(stage=stage, seconds=spent) for stage, spent in seconds.items()),
+        totals=totals(ranks, fetches, committed, end_s),
+        problems=("rank 3: another environment than rank 0: cann 8.0.0 -> 8.0.1",) if num_ranks > 3 else (),
+    )
+
+
+def _failure(num_ranks: int, per_node: int) -> Failure:
+    lost = tuple(range(min(per_node, num_ranks)))
+    return Failure(
+        kind="LaunchFailed",
+        message=f"stage compile failed on {len(lost)} of {num_ranks} ranks; all ranks were stopped",
+        stage="compile",
+        causes=(
+            Cause(
+                ranks=lost,
+                kind="node lost",
+                function="",
+                message="node-0 gave no sign of life for 10 s",
+                remedy="look whether node-0 is up and reachable, and launch again",
+                hosts=("node-0",),
+            ),
+        ),
+        silent=(num_ranks - 1,),
+    )

@@ -1,0 +1,204 @@
+"""`warmrank up` and `down`: hosts that are this machine, real shells and processes, a stand-in for Ray."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cluster import bring
+from orchestrator.cluster.connections import Errand, read_answer, run_all
+from orchestrator.cluster.errors import HostsFailed
+from orchestrator.cluster.host_side import MARK
+from orchestrator.cluster.hosts import Hosts, load_hosts
+from tests.support.fake_hosts import calls, fake_hosts
+from tests.support.processes import marked, still_there
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[Path]:
+    with fake_hosts(tmp_path, "one", "two", "three", start_s=30, stop_s=20) as path:
+        yield path
+
+
+@pytest.fixture
+def hosts(file: Path) -> Iterator[Hosts]:
+    loaded = load_hosts(file)
+    yield loaded
+    bring.down(loaded)
+
+
+def states(report: bring.ClusterReport) -> dict[str, str]:
+    return {host.host: host.state for host in report.hosts}
+
+
+def processes(hosts: Hosts, name: str = "") -> dict[int, str]:
+    return marked(f"{MARK}={hosts.name}/{name}")
+
+
+def end(hosts: Hosts, name: str) -> None:
+    pids = processes(hosts, name)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    assert not still_there(pids)
+
+
+def test_up_starts_the_head_and_then_the_others_at_its_address(file: Path, hosts: Hosts):
+    report = bring.up(hosts)
+    assert states(report) == {"one": "started", "two": "started", "three": "started"}
+    assert (report.all_up, report.address) == (True, "10.9.9.9:6379")
+    first, *others = calls(file)
+    assert first.startswith("one start --head --port=6379 ")
+    assert sorted(line.split()[0] for line in others) == ["three", "two"]
+    assert all("start --address=10.9.9.9:6379 " in line for line in others)
+
+
+def test_hosts_offer_what_the_head_counts_without_memory_and_names(hosts: Hosts):
+    assert [host.resources for host in bring.up(hosts).hosts] == [{"CPU": 2.0}] * 3
+
+
+def test_hosts_that_are_up_are_left_alone(file: Path, hosts: Hosts):
+    bring.up(hosts)
+    before = processes(hosts)
+    assert set(states(bring.up(hosts)).values()) == {"up"}
+    assert (processes(hosts), len(calls(file))) == (before, 3)
+
+
+def test_host_that_was_lost_is_started_again_alone(file: Path, hosts: Hosts):
+    bring.up(hosts)
+    end(hosts, "two")
+    assert states(bring.status(hosts)) == {"one": "up", "two": "down", "three": "up"}
+    assert states(bring.up(hosts)) == {"one": "up", "two": "started", "three": "up"}
+
+
+def test_hosts_of_a_head_that_is_gone_join_the_new_one(hosts: Hosts):
+    bring.up(hosts)
+    end(hosts, "one")
+    before = processes(hosts)
+    assert states(bring.up(hosts)) == {"one": "started", "two": "started", "three": "started"}
+    assert not still_there(before)
+
+
+def test_down_ends_every_process_and_removes_every_directory(hosts: Hosts):
+    bring.up(hosts)
+    directories = [Path(host.directory) for host in hosts.all]
+    assert all((path.stat().st_mode & 0o777) == 0o700 for path in directories)
+    assert set(states(bring.down(hosts)).values()) == {"stopped"}
+    assert (processes(hosts), [path for path in directories if path.exists()]) == ({}, [])
+
+
+def test_down_of_what_is_down_is_no_error(hosts: Hosts):
+    assert set(states(bring.down(hosts)).values()) == {"down"}
+
+
+def test_down_ends_a_process_that_ignores_sigterm(hosts: Hosts):
+    bring.up(hosts)
+    stubborn = (
+        *("env", f"{MARK}={hosts.head.mark}", "bash", "-c"),
+        "trap '' TERM; echo up; exec >&- 2>&-; while :; do sleep 1; done & wait",
+    )
+    starting = Errand(host="one", connect=("setsid", "-f", *stubborn), script="", timeout_s=20)
+    run_all((starting,))
+    assert len(processes(hosts, "one")) > 1
+    bring.down(dataclasses.replace(hosts, stop_s=3.0))
+    assert processes(hosts) == {}
+
+
+def test_status_of_what_is_down_changes_nothing(file: Path, hosts: Hosts):
+    report = bring.status(hosts)
+    assert (set(states(report).values()), report.address, calls(file)) == ({"down"}, "", [])
+
+
+def test_hosts_that_fail_are_one_error_and_the_rest_stays_up(tmp_path: Path):
+    env = {"FAKE_RAY_FAILS": "two three"}
+    with fake_hosts(tmp_path, "one", "two", "three", "four", start_s=30, env=env) as path:
+        loaded = load_hosts(path)
+        with pytest.raises(HostsFailed) as caught:
+            bring.up(loaded)
+        assert str(caught.value).splitlines() == [
+            "2 of 4 hosts did not come up",
+            "  two, three: ray start ended with 3",
+            "    | line one",
+            "    | cannot reach the head",
+            "  running: one, four",
+            "  remedy: mend them, and run warmrank up again: what is up is left alone; or warmrank down",
+        ]
+        assert states(bring.status(loaded)) == {"one": "up", "two": "down", "three": "down", "four": "up"}
+        bring.down(loaded)
+
+
+def test_head_that_fails_ends_it_before_others_are_asked(tmp_path: Path):
+    with fake_hosts(tmp_path, "one", "two", env={"FAKE_RAY_FAILS": "one"}) as path:
+        with pytest.raises(HostsFailed, match="1 of 2 hosts did not come up") as caught:
+            bring.up(load_hosts(path))
+        assert [line.split()[0] for line in calls(path)] == ["one"]
+        assert "the other hosts were not asked" in caught.value.remedy
+        bring.down(load_hosts(path))
+
+
+def test_host_that_starts_and_does_not_join_is_named(tmp_path: Path):
+    with fake_hosts(tmp_path, "one", "two", env={"FAKE_RAY_LOST": "two"}, start_s=3) as path:
+        with pytest.raises(HostsFailed, match="two: it started, and did not join the head within 3 s"):
+            bring.up(load_hosts(path))
+        bring.down(load_hosts(path))
+
+
+def test_silent_host_is_given_up_and_does_not_hold_up_the_others(tmp_path: Path):
+    silent = {"host": "mute", "connect": "bash -c 'echo Connecting; sleep 600'"}
+    with fake_hosts(tmp_path, "one", hosts=["one", silent], connect="env", start_s=4, stop_s=1) as path:
+        loaded = load_hosts(path)
+        with pytest.raises(HostsFailed) as caught:
+            bring.up(loaded)
+        text = str(caught.value)
+        assert "  mute: no answer within 4 s\n    | Connecting\n  not known what runs there: mute\n" in text
+        assert "  running: one\n" in text
+        with pytest.raises(HostsFailed, match="1 of 2 hosts did not stop"):
+            bring.down(loaded)
+        assert processes(loaded) == {}
+
+
+def test_directory_that_is_not_ours_is_neither_used_nor_removed(hosts: Hosts):
+    directory = Path(hosts.head.directory)
+    directory.mkdir()
+    try:
+        with pytest.raises(HostsFailed, match=f"{directory} is there, and warmrank did not make it"):
+            bring.up(hosts)
+        bring.down(hosts)
+        assert directory.is_dir()
+    finally:
+        directory.rmdir()
+
+
+def test_causes_are_equal_though_each_host_names_itself():
+    answers = [read_answer(name, f"ssh: {name}: refused\n", 255) for name in ("a1", "a2")]
+    error = HostsFailed("come up", answers, num_hosts=2, remedy="mend")
+    assert "  a1, a2: the command that connects ended with 255\n    | ssh: a1: refused\n" in str(error)
+
+
+def test_command_that_is_not_there_is_named():
+    (answer,) = run_all((Errand(host="a", connect=("no-such-command",), script="", timeout_s=9),))
+    assert (answer.trouble, answer.silent) == ("no-such-command: No such file or directory", True)
+
+
+def test_interrupt_ends_what_was_started_here(tmp_path: Path):
+    mark = f"CLUS_TEST={tmp_path}"
+    waiting = Errand(host="a", connect=("env", mark, "sleep", "600"), script="", timeout_s=500)
+    answered = Errand(host="b", connect=("true",), script="", timeout_s=500)
+
+    def interrupt(_answer: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_all((waiting, answered), on_answer=interrupt)
+    assert marked(mark) == {}
+    assert threading.active_count() == 1
+
+
+def test_answer_is_found_among_what_else_a_host_prints():
+    answer = read_answer("a", 'Welcome!\nwarmrank-host: {"up": true}\nlogout\n', 0)
+    assert (answer.values, answer.trouble) == ({"up": True}, "")

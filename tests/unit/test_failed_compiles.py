@@ -1,0 +1,225 @@
+"""Compiles that fail in a launch: retried once elsewhere, no reason to stop who does not need them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.causes import WorkerFailure
+from orchestrator.config.reading import parse
+from orchestrator.errors import CompileForbidden, LaunchFailed
+from orchestrator.launch import steps
+from orchestrator.launch.failed_compiles import CompileCut, Compiling
+from orchestrator.launch.rounds import settle_all
+from orchestrator.launch.stages import Stages
+from orchestrator.show.events import Planned
+from tests.support.fake_rank import FUNCTIONS, FakeWorld
+from tests.support.node_launcher import NodeLauncher
+from tests.support.recorder import Recorder
+from worker.errors import GraphBreak
+
+NODES = ("a", "a", "b", "b")
+PREFILL, DECODE = FUNCTIONS
+
+
+class Rounds:
+    """The rounds of launches of four ranks on two nodes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.world = FakeWorld()
+        self.recorder = Recorder()
+
+    def __call__(self, avoid: tuple[Compiling, ...] = (), *, nodes: tuple[str, ...] = NODES) -> Any:
+        self.world.calls.clear()
+        self.recorder = Recorder()
+        launcher = NodeLauncher(nodes, self.root, self.world.make_worker)
+        return self.on(launcher, nodes, avoid)
+
+    def on(self, launcher: NodeLauncher, nodes: tuple[str, ...], avoid: tuple[Compiling, ...] = ()) -> Any:
+        num_ranks = len(nodes)
+        config = parse({"workload": {"entrypoint": "a:b"}, "ranks": num_ranks, "parallel": {"dp": num_ranks}})
+        stages = Stages(config, launcher, self.recorder)
+        steps.start(stages, None, no_compile=False)
+        steps.build(stages)
+        probes = steps.probe(stages)
+        return settle_all(stages, probes, no_compile=False, avoid=avoid)
+
+    def compiled(self) -> list[tuple[int, str]]:
+        return [(rank, *functions) for rank, functions in self.world.called("compile")]
+
+
+@pytest.fixture
+def rounds(tmp_path: Path) -> Rounds:
+    return Rounds(tmp_path)
+
+
+def fail(rounds: Rounds, *ranks: int, error: Exception | None = None) -> None:
+    rounds.world.raises = {("compile", rank): error or RuntimeError("no such luck") for rank in ranks}
+
+
+def test_failed_compile_is_retried_on_another_node(rounds: Rounds) -> None:
+    fail(rounds, 0)
+    ledger = rounds()
+    assert rounds.compiled() == [(0, PREFILL), (2, DECODE), (2, PREFILL)]
+    assert {slot: result.outcome for slot, result in ledger.items() if slot[1] == PREFILL} == {
+        (0, PREFILL): "adopted",
+        (1, PREFILL): "adopted",
+        (2, PREFILL): "compiled",
+        (3, PREFILL): "adopted",
+    }
+
+
+def test_retry_is_told_as_a_problem_with_the_cause(rounds: Rounds) -> None:
+    fail(rounds, 0)
+    rounds()
+    (problem,) = rounds.recorder.problems
+    assert problem.startswith(f"{PREFILL} did not compile on rank 0 on node 0 (a), and is tried once more: ")
+    assert "RuntimeError: no such luck" in problem
+
+
+def test_one_node_retries_on_another_rank(rounds: Rounds) -> None:
+    fail(rounds, 0)
+    rounds(nodes=("a", "a"))
+    assert rounds.compiled() == [(0, PREFILL), (1, DECODE), (1, PREFILL)]
+
+
+def test_a_single_rank_retries_on_itself(rounds: Rounds) -> None:
+    fail(rounds, 0)
+    with pytest.raises(LaunchFailed):
+        rounds(nodes=("a",))
+    assert rounds.compiled() == [(0, PREFILL), (0, DECODE)] * 2
+
+
+def broken_prefill(rounds: Rounds) -> LaunchFailed:
+    """Prefill compiles nowhere, decode everywhere."""
+    rounds.world.broken = {PREFILL: "GraphBreak: line 3"}
+    with pytest.raises(LaunchFailed) as caught:
+        rounds()
+    return caught.value
+
+
+def test_second_failure_ends_the_launch_when_the_others_have_loaded(rounds: Rounds) -> None:
+    error = broken_prefill(rounds)
+    assert error.stage == "compile"
+    assert [(failure.rank, failure.kind, failure.function) for failure in error.failures] == [
+        (0, "GraphBreak", PREFILL),
+        (2, "GraphBreak", PREFILL),
+    ]
+    assert {slot for slot in rounds.world.held if slot[1] == DECODE} == {(rank, DECODE) for rank in range(4)}
+
+
+def test_error_names_function_leaders_nodes_cause_and_ranks_that_wait(rounds: Rounds) -> None:
+    text = str(broken_prefill(rounds))
+    assert "stage compile failed on 2 of 4 ranks" in text
+    assert f"ranks 0, 2 on a, b: GraphBreak in {PREFILL}: line 3" in text
+    assert "rank 0 on node 0 (a), rank 2 on node 1 (b)" in text
+    assert "for ranks 0-3" in text
+    assert text.count("line 3") == 1
+
+
+def test_next_launch_compiles_only_what_failed(rounds: Rounds) -> None:
+    broken_prefill(rounds)
+    rounds.world.broken = {}
+    rounds()
+    assert rounds.compiled() == [(0, PREFILL)]
+
+
+def test_failure_is_not_remembered(rounds: Rounds) -> None:
+    broken_prefill(rounds)
+    assert PREFILL not in {function for _, function in rounds.world.held}
+
+
+def test_classes_that_fail_for_one_cause_are_one_line(rounds: Rounds) -> None:
+    rounds.world.asks = str
+    text = str(broken_prefill(rounds))
+    assert "failed on 4 of 4 ranks" in text
+    assert text.count("line 3") == 1
+
+
+def test_class_that_fails_stops_no_other_class(rounds: Rounds) -> None:
+    rounds.world.asks = lambda rank: "odd" if rank % 2 else "even"
+    fail(rounds, 1, 3)
+    with pytest.raises(LaunchFailed) as caught:
+        rounds()
+    assert {failure.rank for failure in caught.value.failures} == {1, 3}
+    assert {(rank, name) for rank in (0, 2) for name in FUNCTIONS} <= rounds.world.held.keys()
+
+
+def test_result_of_the_worker_that_is_not_ok_is_a_failed_compile_too(rounds: Rounds) -> None:
+    rounds.world.bad_results = {("compile", 0)}
+    rounds()
+    assert rounds.compiled() == [(0, PREFILL), (2, DECODE), (2, PREFILL)]
+
+
+def test_own_error_of_a_rank_is_named_without_its_line(rounds: Rounds) -> None:
+    fail(rounds, 0, 1, 2, 3, error=GraphBreak("rank 0: line 3 breaks the graph", function=PREFILL))
+    with pytest.raises(LaunchFailed) as caught:
+        rounds()
+    assert {failure.kind for failure in caught.value.failures} == {"GraphBreak"}
+
+
+def test_forbidden_compile_ends_the_launch_at_once(rounds: Rounds) -> None:
+    rounds.world.broken = {PREFILL: "CompileForbidden: not here"}
+    with pytest.raises(CompileForbidden, match="not here"):
+        rounds()
+
+
+def test_every_round_is_told_once(rounds: Rounds) -> None:
+    fail(rounds, 0)
+    rounds()
+    told = [event for event in rounds.recorder.events if isinstance(event, Planned)]
+    assert [event.round for event in told] == [0, 1]
+    (again,) = told[1].classes
+    assert (again.function, again.ranks, again.action, again.leader) == (PREFILL, (0, 1, 2, 3), "compile", 2)
+
+
+class DeadlyLauncher(NodeLauncher):
+    """Rank 0 dies when it is to compile."""
+
+    def call(
+        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
+    ) -> Iterator[tuple[int, Any]]:
+        for rank, found in super().call(stage, method, arguments, timeout_s=timeout_s):
+            if (method, rank) == ("compile", 0):
+                yield rank, WorkerFailure(rank=0, stage=stage, kind="died", message="its process ended")
+                return
+            yield rank, found
+
+
+def cut(rounds: Rounds) -> CompileCut:
+    launcher = DeadlyLauncher(NODES, rounds.root, rounds.world.make_worker)
+    with pytest.raises(CompileCut) as caught:
+        rounds.on(launcher, NODES)
+    return caught.value
+
+
+def test_leader_that_dies_says_what_it_compiled_where(rounds: Rounds) -> None:
+    error = cut(rounds)
+    assert [(lost.function, lost.rank, lost.host) for lost in error.compiling] == [(PREFILL, 0, "a")]
+    assert [failure.kind for failure in error.failures] == ["died"]
+    assert error.silent == (2,)
+
+
+def test_cut_off_compile_survives_pickling(rounds: Rounds) -> None:
+    error = cut(rounds)
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+    assert (copy.compiling, copy.failures, str(copy)) == (error.compiling, error.failures, str(error))
+
+
+def test_next_attempt_compiles_it_on_another_node(rounds: Rounds) -> None:
+    lost = cut(rounds).compiling
+    rounds.world.held.clear()
+    rounds(lost)
+    assert (2, PREFILL) in rounds.compiled()
+
+
+def test_next_attempt_on_other_nodes_avoids_nobody(rounds: Rounds) -> None:
+    lost = cut(rounds).compiling
+    rounds.world.held.clear()
+    rounds(lost, nodes=("c", "c", "d", "d"))
+    assert rounds.compiled() == [(0, PREFILL), (2, DECODE)]
