@@ -8,15 +8,23 @@ NPU_STAMP := $(NPU_VENV)/.installed
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: run test test-slow test-gpu test-npu faults lint bench clean
+.PHONY: run test test-cluster test-slow test-gpu test-npu faults lint bench clean
 
 run: $(STAMP)   ## cold launch, then warm launch, of the embedded defaults
 	$(BIN)/warmrank demo
 
+RAY_TESTS = $(shell grep -rl --include='test_*.py' 'mark\.ray' tests | sort)
+
 # Files in the order of their paths: by default those with the fewest tests run last, which are the longest ones.
+# Bytecode is written, so that the second command need not rewrite the tests' assertions once more.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP)  ## the whole test suite
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not ray and not slow and not torchair"
-	$(BIN)/python -m pytest -m "ray and not torchair"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+		-m "ray and not slow and not netns and not torchair" $(RAY_TESTS)
+
+test-cluster: $(STAMP) ## launches on real nodes, in network namespaces: needs root, iproute2 and util-linux
+	$(BIN)/python -m pytest -m netns tests/cluster
 
 test-slow: $(NPU_STAMP) ## longer variants of what `make test` and `make test-npu` run
 	$(BIN)/python -m pytest -m "slow and not torchair"

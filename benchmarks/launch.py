@@ -11,8 +11,8 @@ as ranks, and is timed from the start of that process to its end; all ways take 
              torch, build the same model, and nothing else
     groups   the same, and a process group of all ranks, without which no distributed model can be built; a
              launch makes it too
-    fx       instead of warmrank: every rank compiles for itself (``torch.compile``), with Inductor's caches in
-             one directory, filled by a run before
+    fx       instead of warmrank: every rank compiles for itself (``torch.compile``), with Inductor's caches
+             in one directory, filled by a run before
     shared   instead of the driver: every rank calls ``cache_compile``, all in one cache directory: the first
              time (cold) and the next
 
@@ -23,8 +23,8 @@ wall seconds on a few cores would not.
 Goals: compile CPU seconds of all ranks at most 1.2 times one rank's; a warm launch at most 1.1 times the
 program that does nothing (``build``).
 
-Run: ``python benchmarks/launch.py [--ranks 1,2,4,8] [--layers L] [--runs N] [--quick] [--json FILE]``. The
-defaults take 15 to 30 minutes on four cores, ``--quick`` about one.
+Run: ``python benchmarks/launch.py [--ranks 1,2,4,8] [--layers L] [--runs N] [--without fx,shared]
+[--quick] [--json FILE]``. The defaults take 15 to 30 minutes on four cores, ``--quick`` about one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from benchmarks.load import cpu_model  # noqa: E402
 
 LAUNCHES = ("cold", "warm", "node")
 WARM_WAYS = ("warm", "build", "groups")  # those whose wall seconds are compared, so most often repeated
-OTHER_WAYS = ("node", "fx", "shared")
+_CHILD_LIMIT_S = 600
 
 
 def main() -> None:
@@ -60,6 +60,7 @@ def main() -> None:
     parser.add_argument("--ranks", default="1,2,4,8", help="numbers of ranks, with commas")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--runs", type=int, default=3, help="of warm and its baselines; the others run once")
+    parser.add_argument("--without", default="", help="ways to leave out, with commas: node, fx, shared")
     parser.add_argument("--quick", action="store_true", help="one and two ranks, two layers, one run")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -76,10 +77,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as work:
         for number in map(int, options.ranks.split(",")):
             figures["runs"] += compare(options, number, Path(work))
-    figures["summary"] = summary(figures["runs"])
+            figures["summary"] = summary(figures["runs"])
+            if options.json:  # after each size, for the last ones take longest
+                options.json.write_text(json.dumps(figures, indent=2))
     report(figures["summary"])
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2))
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -104,8 +105,10 @@ def compare(options: argparse.Namespace, ranks: int, work: Path) -> list[dict[st
         # The first to run finds other files in memory than the last, so each is first in its turn.
         turn = number % len(WARM_WAYS)
         found += [child(options, way, ranks, own) for way in (*WARM_WAYS[turn:], *WARM_WAYS[:turn])]
-    found.append(child(options, "node", ranks, own, cache="fresh"))
-    for way in ("fx", "shared"):
+    left_out = options.without.split(",")
+    if "node" not in left_out:
+        found.append(child(options, "node", ranks, own, cache="fresh"))
+    for way in (way for way in ("fx", "shared") if way not in left_out):
         found += [{**child(options, way, ranks, own), "way": f"{way} {state}"} for state in ("cold", "warm")]
     return found
 
@@ -118,7 +121,18 @@ def child(
     command += ["--layers", str(options.layers), "--cache", cache]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
     began = perf_counter()
-    done = subprocess.run(command, env=environ, cwd=work, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            command,
+            env=environ,
+            cwd=work,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_CHILD_LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        sys.exit(f"{way}, {ranks} ranks: not through after {_CHILD_LIMIT_S} s; is Ray able to start?")
     wall_s = perf_counter() - began
     if done.returncode:
         sys.exit(f"{way}, {ranks} ranks: exit status {done.returncode}\n{done.stderr}")

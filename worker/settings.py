@@ -24,8 +24,8 @@ class Settings(Value):
         cache_home: ``TORCHAIR_CACHE_HOME``, or ``.torchair_cache`` in the working directory.
         no_compile: ``WARMRANK_NO_COMPILE`` is 1: a miss is an error.
         journal: ``WARMRANK_JOURNAL``: file to which each look-up's outcome is appended, or None.
-        journal_dir: ``WARMRANK_JOURNAL_DIR``: directory in which each process appends them to a file of its own,
-            or None; ``WARMRANK_JOURNAL`` comes first.
+        journal_dir: ``WARMRANK_JOURNAL_DIR``: directory in which each process appends them to a file of
+            its own, or None; ``WARMRANK_JOURNAL`` comes first.
         keyring: ``warmrank/keys`` below ``XDG_CONFIG_HOME``, or below ``~/.config``; None for a user without
             a home.
         compiler: ``CXX``: the C++ compiler, a name or a path; ``g++`` where it is not set.

@@ -19,7 +19,7 @@ import socket
 import sys
 import tempfile
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 WAYS = ("build", "groups", "fx", "shared")
@@ -69,7 +69,9 @@ def _call_all(way: str, model: Any) -> None:
 
     with torch.no_grad():
         for name, args in calls(torch.device("cpu")):
-            function = getattr(model, f"cached_{name}") if way == "shared" else torch.compile(getattr(model, name))
+            function = (
+                getattr(model, f"cached_{name}") if way == "shared" else torch.compile(getattr(model, name))
+            )
             function(*args)
 
 
@@ -79,7 +81,7 @@ def run(work: Path, way: str, *, ranks: int, layers: int) -> dict[str, Any]:
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     import ray
 
-    with tempfile.TemporaryDirectory(prefix="wrb-", dir="/tmp") as temp_dir:  # noqa: S108 - paths of sockets
+    with tempfile.TemporaryDirectory(prefix="wrb-", dir="/tmp") as temp_dir:
         ray.init(
             "local",
             num_cpus=ranks,
@@ -93,6 +95,7 @@ def run(work: Path, way: str, *, ranks: int, layers: int) -> dict[str, Any]:
         finally:
             ray.shutdown()
     return {
+        "driver_cpu_s": process_time(),
         "ranks_cpu_s": sum(answer["cpu_s"] for answer in answers),
         "after_build_cpu_s": sum(answer["after_build_cpu_s"] for answer in answers),
         "after_build_s": max(answer["after_build_s"] for answer in answers),
@@ -106,7 +109,7 @@ def _answers(work: Path, way: str, ranks: int, layers: int) -> list[dict[str, fl
 
     group = placement_group([{"CPU": 1}] * ranks, strategy="PACK")
     ray.get(group.ready(), timeout=_TIMEOUT_S)
-    actors = [
+    actors: list[Any] = [
         ray.remote(Rank)
         .options(
             num_cpus=1,

@@ -36,14 +36,13 @@ def calls(device: Any) -> tuple[tuple[str, tuple[Any, ...]], ...]:
 
 
 def workload(context: RankContext, *, layers: int) -> Workload:
-    """The entrypoint of the launches that are measured; nothing is checked, as the other ways check nothing."""
+    """The entrypoint of the launches that are measured; without a check, as the other ways have none."""
     from worker.workload import Call, Workload
 
     model = build(layers, context.device)
     return Workload(
         model=model,
         calls=tuple(
-            Call(function=getattr(model, f"cached_{name}"), args=args)
-            for name, args in calls(context.device)
+            Call(function=getattr(model, f"cached_{name}"), args=args) for name, args in calls(context.device)
         ),
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from time import process_time
 from typing import Any
 
-from benchmarks.launch_parts.processes import cpu_s, total_cpu_s
+from benchmarks.launch_parts.processes import total_cpu_s
+
+_CPU = ("ranks_cpu_s", "driver_cpu_s")
 
 
 def config_of(work: Path, cache: str, *, ranks: int, layers: int) -> Any:
@@ -35,6 +36,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.stages: dict[str, dict[str, float]] = {}
+        self.ranks_cpu_s = 0.0
         self._pids: tuple[int, ...] = ()
         self._ranks_s = self._driver_s = 0.0
 
@@ -47,7 +49,8 @@ class Watch:
             self._ranks_s, self._driver_s = total_cpu_s(self._pids), process_time()
         elif kind == "StageFinished":
             ranks_s, driver_s = total_cpu_s(self._pids), process_time()
-            known = self.stages.setdefault(event.stage, {"seconds": 0.0, "ranks_cpu_s": 0.0, "driver_cpu_s": 0.0})
+            self.ranks_cpu_s = ranks_s
+            known = self.stages.setdefault(event.stage, dict.fromkeys(("seconds", *_CPU), 0.0))
             known["seconds"] += event.seconds
             known["ranks_cpu_s"] += ranks_s - self._ranks_s
             known["driver_cpu_s"] += driver_s - self._driver_s
@@ -71,5 +74,6 @@ def run(work: Path, cache: str, *, ranks: int, layers: int) -> dict[str, Any]:
         "distinct": len({function.digest for rank in report.ranks for function in rank.functions}),
         "stages": watch.stages,
         "launch_s": report.totals.wall_s,
-        "driver_cpu_s": cpu_s(os.getpid()),
+        "ranks_cpu_s": watch.ranks_cpu_s,
+        "driver_cpu_s": process_time(),
     }

@@ -156,7 +156,7 @@ class Arrivals:
                     shutil.rmtree(directory, ignore_errors=True)
 
     def _tidy(self) -> None:
-        """Remove what ended processes had begun to copy: one that is started again and again fills no disk."""
+        """Remove what ended processes had begun to copy, or a container that keeps failing fills the disk."""
         for directory in self._left():
             with contextlib.suppress(OSError):
                 for part in directory.glob(f"*{_PART}"):

@@ -65,7 +65,7 @@ def single_flight(cache_root: Path, *, timeout_s: float) -> Iterator[Flight]:
     beat_file = locks / BEAT_NAME
     is_held = False
     try:
-        _acquire(lock, beat_file, timeout_s)
+        acquire(lock, beat_file, timeout_s)
         is_held = True
     except Timeout:
         logger.warning("%s was held for %.0f s; fetching beside its holder", lock.lock_file, timeout_s)
@@ -77,10 +77,10 @@ def single_flight(cache_root: Path, *, timeout_s: float) -> Iterator[Flight]:
         lock.release()
 
 
-def _acquire(
+def acquire(
     lock: FileLock, beat_file: Path, timeout_s: float, *, clock: Callable[[], float] = time.monotonic
 ) -> None:
-    """Wait for the lock for ``timeout_s``, counted anew each time that its holder gets on."""
+    """Wait for the lock for ``timeout_s``, counted anew each time its holder gets on; raises `Timeout`."""
     last_beat, since_s = _beat_ns(beat_file), clock()
     while True:
         try:

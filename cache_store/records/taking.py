@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from cache_store.backends.backend import BlobBackend
 from cache_store.errors import NotInStore, StoreError, is_final
-from cache_store.parallel import each_short
+from cache_store.parallel import each
 from cache_store.records.documents import quarantine_if_damaged
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def take_usable(
             return error
 
     found: list[T] = []
-    for name, outcome in zip(names, each_short(attempt, names, num_threads=READERS), strict=True):
+    for name, outcome in zip(names, each(attempt, names, num_threads=READERS), strict=True):
         if not isinstance(outcome, StoreError):
             found.append(outcome)
         elif not isinstance(outcome, NotInStore):  # else evicted, or put into quarantine, since the listing

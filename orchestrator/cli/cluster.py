@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from orchestrator.cli.completion import config_arguments
 from orchestrator.cli.console import ExitCode, output, print_json, session
 from orchestrator.cli.options import AsJson, Debug
 
@@ -14,7 +15,13 @@ if TYPE_CHECKING:
     from orchestrator.cluster.connections import Answer
 
 HostsPath = Annotated[
-    Path, typer.Argument(metavar="HOSTS", help="YAML file; see cluster_configs/hosts/.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="HOSTS",
+        help="YAML file; see cluster_configs/hosts/.",
+        show_default=False,
+        autocompletion=config_arguments,
+    ),
 ]
 
 

@@ -26,7 +26,7 @@ from orchestrator.show.report_table import seconds_text
 from orchestrator.signals import Terminated, undisturbed
 
 MARKER = ".made-by-warmrank-demo"
-_STATE = ("cache", "store", "cold.json", "warm.json")
+_STATE = ("cache", "store", "cold.json", "warm.json", "cold.html", "warm.html")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,8 @@ def prepare(out: Path) -> None:
 def launch_command(config: Path, out: Path, report: Path) -> tuple[str, ...]:
     """The command of one launch."""
     settings = ("--set", f"cache_dir={out / 'cache'}", "--set", f"store.path={out / 'store'}")
-    return (sys.executable, "-m", "orchestrator", "launch", str(config), *settings, "--json", str(report))
+    files = ("--json", str(report), "--report", str(report.with_suffix(".html")))
+    return (sys.executable, "-m", "orchestrator", "launch", str(config), *settings, *files)
 
 
 def run_process(command: Sequence[str]) -> int:
@@ -144,7 +145,7 @@ def closing_lines(report: Report, config: Path, out: Path) -> tuple[Text, ...]:
         Text(f"The warm launch compiled nothing: {kept}.", style="bold green"),
         Text(f"  artifacts  {out / 'cache'}"),
         Text(f"  store      {out / 'store'}"),
-        Text(f"  reports    {out / 'cold.json'}, {out / 'warm.json'}"),
+        Text(f"  reports    {out / 'cold.html'}, {out / 'warm.html'}, for a browser; beside them as JSON"),
         Text("Try next, with twice the ranks: they adopt, and nothing is compiled either."),
         Text(f"  {program()} launch {config} --set ranks=4 --set parallel.dp=2{sets}", style="bold"),
         Text(f"  {program()} explain {config}{sets}", style="bold"),

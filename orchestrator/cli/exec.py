@@ -14,7 +14,7 @@ from orchestrator.cli.options import ConfigFile, Debug, Overrides, load_config
 
 if TYPE_CHECKING:
     from orchestrator.config.reading import Config
-    from orchestrator.serve.driver import Options, Outcome
+    from orchestrator.serve.outcome import Options, Outcome
 
 _GRACE_S = 30.0
 
@@ -22,8 +22,8 @@ _Words = Annotated[
     list[str],
     typer.Argument(
         metavar="-- COMMAND...",
-        help="After --. {node_rank}, {nnodes}, {nproc}, {ranks}, {master_addr}, {master_port} and {cache_dir} "
-        "are replaced on each node.",
+        help="After --. {node_rank}, {nnodes}, {nproc}, {ranks}, {master_addr}, {master_port} and "
+        "{cache_dir} are replaced on each node.",
         show_default=False,
     ),
 ]
@@ -68,7 +68,7 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
     if here and nodes:
         raise typer.BadParameter("--here and --node exclude each other")
     with session(debug=debug):
-        from orchestrator.serve.driver import Options
+        from orchestrator.serve.outcome import Options
         from orchestrator.serve.readiness import parse_when
 
         options = Options(
@@ -91,7 +91,7 @@ def _launch(config: Config) -> None:
     from orchestrator.launch.driver import launch
     from orchestrator.show.progress import progress
 
-    with progress(output(stderr=True), config.ranks) as listener:
+    with progress(output(stderr=True), config.ranks, name=config.name) as listener:
         launch(config, listener=listener)
 
 

@@ -14,14 +14,17 @@ import typer
 
 from orchestrator.cli import build as cli_build
 from orchestrator.cli import cluster as cli_cluster
+from orchestrator.cli import config as cli_config
 from orchestrator.cli import doctor as cli_doctor
 from orchestrator.cli import evict as cli_evict
+from orchestrator.cli import exec as cli_exec
 from orchestrator.cli import keys as cli_keys
 from orchestrator.cli import launch as cli_launch
 from orchestrator.cli import look as cli_look
 from orchestrator.cli import preseed as cli_preseed
 from orchestrator.cli import publish as cli_publish
 from orchestrator.cli import sync as cli_sync
+from orchestrator.cli.completion import for_bash
 from orchestrator.cli.console import output, session
 from orchestrator.cli.options import ConfigFile, Debug, Overrides, load_config
 from orchestrator.leaving import leave_at_once_if_needed
@@ -45,7 +48,8 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line."""
     try:
-        app(prog_name="warmrank")
+        with for_bash():
+            app(prog_name="warmrank")
     except SystemExit as end:
         leave_at_once_if_needed(end.code)
         raise
@@ -120,9 +124,11 @@ def submit(
 
 
 app.command(rich_help_panel=LAUNCH)(cli_preseed.preseed)
+app.command("exec", rich_help_panel=LAUNCH)(cli_exec.exec_)
 app.command(rich_help_panel=LAUNCH)(cli_build.build)
 app.command(rich_help_panel=CLUSTER)(cli_cluster.up)
 app.command(rich_help_panel=CLUSTER)(cli_cluster.down)
+app.add_typer(cli_config.app, rich_help_panel=LOOK)
 app.command("ls", rich_help_panel=LOOK)(cli_look.list_)
 app.command(rich_help_panel=LOOK)(cli_launch.report)
 app.command(rich_help_panel=LOOK)(cli_build.environment)

@@ -7,22 +7,36 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from orchestrator.cli import completion
+
 if TYPE_CHECKING:
     from orchestrator.config.reading import Config
 
 ConfigFile = Annotated[
-    Path, typer.Argument(metavar="CONFIG", help="YAML file; see cluster_configs/.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="CONFIG",
+        help="YAML file; see cluster_configs/.",
+        show_default=False,
+        autocompletion=completion.config_arguments,
+    ),
 ]
 OptionalConfig = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[CONFIG]", help="Config that names the store and whom to trust.", show_default=False
+        metavar="[CONFIG]",
+        help="Config that names the store and whom to trust.",
+        show_default=False,
+        autocompletion=completion.config_arguments,
     ),
 ]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override a key of the config, e.g. ranks=4. Repeatable."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a key of the config, e.g. ranks=4. Repeatable.",
+        autocompletion=completion.overrides,
     ),
 ]
 StorePath = Annotated[

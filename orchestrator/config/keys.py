@@ -161,4 +161,4 @@ def _default(field: FieldInfo) -> str:
         return "{}"
     if isinstance(value, tuple):
         return f"[{', '.join(map(repr, value))}]".replace("'", '"')
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else str(value) or '""'

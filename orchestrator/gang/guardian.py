@@ -120,7 +120,8 @@ class Guardian:
             self.lease_s, self.remove = command["lease_s"], command["remove"]
             self._marks = {int(pid): mark for pid, mark in command["guard"].items()}
             processes = table()
-            self._ranks = {pid: processes[pid][1] for pid in self._marks if pid in processes}
+            # One that is gone by now has no start time that fits: the first look ends what it left.
+            self._ranks = {pid: processes.get(pid, (0, -1))[1] for pid in self._marks}
         self.lease_ends_s = time.monotonic() + self.lease_s
 
     def look(self) -> None:

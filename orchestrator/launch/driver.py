@@ -18,6 +18,7 @@ from orchestrator.launch import steps
 from orchestrator.launch.assemble import Moved, Warm, assemble
 from orchestrator.launch.commit import commit
 from orchestrator.launch.failed import Known, failed_report
+from orchestrator.launch.failed_compiles import CompileCut, Compiling
 from orchestrator.launch.retries import Spent
 from orchestrator.launch.rounds import settle_all
 from orchestrator.launch.stages import Stages
@@ -59,6 +60,7 @@ class Launch:
         self._recorder = Recorder()
         self._stages = Stages(config, self._launcher, all_of(self._recorder, listener or silence))
         self._known = Known(started=utc_now())
+        self._avoid: tuple[Compiling, ...] = ()
 
     def run(self) -> Report:
         """Launch until every rank is warm.
@@ -93,6 +95,7 @@ class Launch:
             try:
                 return self._attempt(access)
             except (LaunchFailed, CannotStart) as error:
+                self._avoid += error.compiling if isinstance(error, CompileCut) else ()
                 reason = spent.another(error)
                 self._stages.attempt_failed(error, is_last=not reason)
                 if not reason:
@@ -113,7 +116,7 @@ class Launch:
         warm = (
             run_scripts(stages)
             if stages.is_script
-            else warm_up(stages, no_compile=self._no_compile, planned=fetched.captures)
+            else warm_up(stages, no_compile=self._no_compile, planned=fetched.captures, avoid=self._avoid)
         )
         moved = Moved()
         if access is not None:
@@ -143,17 +146,24 @@ def launch(
     return Launch(config, no_compile=no_compile, listener=listener, launcher=launcher).run()
 
 
-def warm_up(stages: Stages, *, no_compile: bool, planned: tuple[CaptureEntry, ...] = ()) -> Warm:
+def warm_up(
+    stages: Stages,
+    *,
+    no_compile: bool,
+    planned: tuple[CaptureEntry, ...] = (),
+    avoid: tuple[Compiling, ...] = (),
+) -> Warm:
     """Bring every function of every rank to a captured, called and verified artifact.
 
     Args:
         stages: of the launch.
         no_compile: whether a miss is an error.
         planned: what earlier launches captured: captured again before the first call.
+        avoid: what former attempts were lost in, and where.
     """
     steps.build(stages)
     probes = steps.probe(stages)
-    ledger = settle_all(stages, probes, no_compile=no_compile)
+    ledger = settle_all(stages, probes, no_compile=no_compile, avoid=avoid)
     steps.capture(stages, ledger, planned)
     steps.first_call(stages, ledger)
     checks = steps.verify(stages)

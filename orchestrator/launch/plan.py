@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from orchestrator.errors import ForbiddenCompile
+from orchestrator.launch.advance import advance, begin
 from orchestrator.launch.leaders import NOWHERE, Leaders, Tried
 from orchestrator.launch.situation import (
     Action,
@@ -34,8 +35,6 @@ from orchestrator.launch.situation import (
     Offer,
     Situation,
     Slot,
-    advance,
-    begin,
 )
 from orchestrator.show.events import ClassAction, RankClass
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from orchestrator.causes import WorkerFailure
 from orchestrator.errors import CompileForbidden, LaunchFailed
 from orchestrator.gang.launcher import Gang
+from orchestrator.launch.advance import advance, begin
 from orchestrator.launch.failed_compiles import CompileCut, Compiling, avoided, failures_of, retries
 from orchestrator.launch.leaders import lanes_of
 from orchestrator.launch.plan import forbidden, plan_round, rank_classes
@@ -24,8 +25,6 @@ from orchestrator.launch.situation import (
     Load,
     Situation,
     Slot,
-    advance,
-    begin,
 )
 from orchestrator.launch.stages import Stages
 from worker.results import FunctionProbe, FunctionResult
@@ -137,7 +136,7 @@ def _check_answers(
             host=seats[failure.rank].host,
         )
         for failure in failures
-        for function in functions[failure.rank]
+        for function in functions.get(failure.rank, ())  # who dies meanwhile need not be a leader
     ]
     try:
         stages.fail("compile", failures, silent=tuple(set(functions) - set(answers)))

@@ -7,6 +7,7 @@ SIGTERM, which reach it with its parent, because the parent decides.
 from __future__ import annotations
 
 import multiprocessing
+import os
 from multiprocessing.connection import Connection
 
 from orchestrator.config.reading import Config
@@ -29,6 +30,8 @@ def run_child(
 ) -> None:
     """Seed until the parent closes its end of the pipe."""
     plan = plan_of(config, wanted, options, watch=True, seeded=seeded)
+    # What Ray's core would print into the parent's terminal when a head is away is said there in words.
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     with undisturbed():
         try:
             with seed_cluster(config, options) as cluster:

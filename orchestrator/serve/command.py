@@ -73,7 +73,14 @@ class Command:
         pipe = subprocess.PIPE if captured else None
         try:
             self._keeper = subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
-                [sys.executable, "-IS", str(Path(keeper.__file__)), str(theirs.fileno()), str(grace_s), *words],
+                [
+                    sys.executable,
+                    "-IS",
+                    str(Path(keeper.__file__)),
+                    str(theirs.fileno()),
+                    str(grace_s),
+                    *words,
+                ],
                 env=dict(environ),
                 stdin=subprocess.DEVNULL if captured else None,
                 stdout=pipe,

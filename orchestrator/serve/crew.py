@@ -1,4 +1,4 @@
-"""The nodes that run a command, as the driver talks to them: here, in this process, or by Ray (`ray_crew`)."""
+"""The nodes that run a command, as the driver talks to them: here in this process, or by Ray (`ray_crew`)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ class Crew(Protocol):
     captured: bool
     """Whether the output of the nodes comes through `orchestrator.serve.node.State`."""
 
-    def ask(
-        self, method: str, arguments: Mapping[int, Sequence[Any]], *, timeout_s: float
-    ) -> dict[int, Any]:
+    def ask(self, method: str, arguments: Mapping[int, Sequence[Any]], *, timeout_s: float) -> dict[int, Any]:
         """Call a method of `ServingNode` on nodes, all at once.
 
         Returns:
@@ -51,9 +49,7 @@ class LocalCrew:
         self.captured = False
         self._node = ServingNode(config)
 
-    def ask(
-        self, method: str, arguments: Mapping[int, Sequence[Any]], *, timeout_s: float
-    ) -> dict[int, Any]:
+    def ask(self, method: str, arguments: Mapping[int, Sequence[Any]], *, timeout_s: float) -> dict[int, Any]:
         """See `Crew.ask`; nothing here needs the time-out."""
         del timeout_s
         return {index: getattr(self._node, method)(*given) for index, given in arguments.items()}

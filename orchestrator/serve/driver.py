@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -21,9 +20,9 @@ from orchestrator.errors import CannotStart
 from orchestrator.gang import ray_session
 from orchestrator.serve.crew import Crew, LocalCrew, Lost
 from orchestrator.serve.node import Order, Prepared, State
+from orchestrator.serve.outcome import NodeOutcome, Options, Outcome
 from orchestrator.serve.places import Place, places
 from orchestrator.serve.publisher import ASK_S, Publisher
-from orchestrator.serve.readiness import When
 from orchestrator.serve.streams import Streams
 from orchestrator.signals import kept, undisturbed
 from orchestrator.store.stores import decided
@@ -35,56 +34,6 @@ EXIT_LOST = 1
 
 Say = Callable[[str], None]
 MakeStreams = Callable[[tuple[str, ...]], Streams]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """How a command is run.
-
-    Attributes:
-        here: on this node only, without Ray.
-        nodes: names of the nodes; none for as many as the ranks need.
-        replicate: each node runs a world of its own.
-        when: what the command added is published.
-        grace_s: seconds from SIGTERM to SIGKILL.
-    """
-
-    here: bool
-    nodes: tuple[str, ...]
-    replicate: bool
-    when: When
-    grace_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeOutcome:
-    """What became of the command on one node; the status is None where the node was lost."""
-
-    host: str
-    address: str
-    world: int
-    node_rank: int
-    found: bool
-    status: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What became of the command.
-
-    Attributes:
-        exit_code: what this command ends with.
-        nodes: each node.
-        record: key of the launch record that was committed; empty for none.
-        problems: what went wrong with caches and store.
-        seconds: from the command's start to its end.
-    """
-
-    exit_code: int
-    nodes: tuple[NodeOutcome, ...]
-    record: str
-    problems: tuple[str, ...]
-    seconds: float
 
 
 def execute(
@@ -304,7 +253,9 @@ class _Run:
             if arrived:
                 publisher.give_up("stopped")
             elif time.monotonic() > deadline:
-                publisher.give_up(f"it took longer than timeouts.commit_s, {self._config.timeouts.commit_s:g} s")
+                publisher.give_up(
+                    f"it took longer than timeouts.commit_s, {self._config.timeouts.commit_s:g} s"
+                )
             elif publisher.phase in ("pushing", "publishing"):
                 time.sleep(_HERE_WAIT_S)
 

@@ -1,12 +1,12 @@
 """The parent of a user's command: a small program of its own, so that no process outlives whoever started it.
 
 Run by path, with the standard library alone: ``python -IS keeper.py FD GRACE_S COMMAND...``. ``FD`` is a
-socket. It takes lines ``signal NUMBER`` and ``kill``; its end, whatever the reason (the other side was killed,
-say), means SIGTERM. It gives one JSON object per line: ``{"pid": N}`` or ``{"errno": N, "error": TEXT}`` when
-the command started or did not, then ``{"ended": STATUS}``, its exit status as a shell has it.
+socket. It takes lines ``signal NUMBER`` and ``kill``; its end, whatever the reason (the other side was
+killed, say), means SIGTERM. It gives one JSON object per line: ``{"pid": N}`` or ``{"errno": N, "error":
+TEXT}`` when the command started or did not, then ``{"ended": STATUS}``, its exit status as a shell has it.
 
-Invariants: after a signal the command has ``GRACE_S`` to end, then everything below it is killed; what is left
-of its descendants when it ends is ended too, sessions of their own included, because the kernel gives orphans
+Invariants: after a signal the command has ``GRACE_S`` to end, then everything below it is killed; what is
+left of its descendants when it ends is ended too, sessions of their own included, because the kernel gives orphans
 to this process (a "child subreaper", prctl(2)); it ends when no descendant is left, and not before. Should
 this process itself be killed, the kernel sends the command a SIGTERM.
 """

@@ -246,7 +246,7 @@ class ServingNode:
         def run() -> None:
             try:
                 self._added = act()
-            except Exception as error:  # the thread's edge: nothing of it may stop the command
+            except Exception as error:  # noqa: BLE001 - the thread's edge: nothing may stop the command
                 self._added = Added(problems=(f"not published: {error}",))
 
         self._added = None
@@ -289,7 +289,5 @@ def _seeded(report: SeedReport) -> str:
 def _own_environ() -> dict[str, str]:
     """This process's environment, without what Ray tells its own workers."""
     return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(_RAY) or name in _KEPT_OF_RAY
+        name: value for name, value in os.environ.items() if not name.startswith(_RAY) or name in _KEPT_OF_RAY
     }

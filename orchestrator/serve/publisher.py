@@ -42,9 +42,7 @@ class Publisher:
         say: takes lines for people.
     """
 
-    def __init__(
-        self, config: Config, crew: Crew, nodes: Mapping[int, Mapping[str, str]], say: Say
-    ) -> None:
+    def __init__(self, config: Config, crew: Crew, nodes: Mapping[int, Mapping[str, str]], say: Say) -> None:
         self.phase: Phase = "waiting"
         self.record = ""
         self.problems: list[str] = []

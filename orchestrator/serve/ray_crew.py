@@ -81,17 +81,17 @@ class RayCrew:
         self._actors = [_actor(config, host, needed, environ) for host in self.hosts]
         everyone: dict[int, Sequence[Any]] = dict.fromkeys(range(len(self.hosts)), ("127.0.0.1",))
         answers = self.ask("port", everyone, timeout_s=config.timeouts.start_s)
-        silent = [str(self.hosts[index].host) for index, answer in answers.items() if isinstance(answer, Lost)]
+        silent = [
+            str(self.hosts[index].host) for index, answer in answers.items() if isinstance(answer, Lost)
+        ]
         if silent:
             msg = (
                 f"{', '.join(silent)}: the command's place was not free in {config.timeouts.start_s:g} s "
-                f"(wanted on each node: {_text(needed)}). Wait until other jobs end, or raise timeouts.start_s"
+                f"(wanted on each node: {_text(needed)}). Wait until others end, or raise timeouts.start_s"
             )
             raise CannotStart(msg)
 
-    def ask(
-        self, method: str, arguments: Mapping[int, Sequence[Any]], *, timeout_s: float
-    ) -> dict[int, Any]:
+    def ask(self, method: str, arguments: Mapping[int, Sequence[Any]], *, timeout_s: float) -> dict[int, Any]:
         """See `Crew.ask`."""
         import ray
 

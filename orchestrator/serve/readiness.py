@@ -52,8 +52,8 @@ def parse_when(text: str) -> When:
         return When(kind="port", host=(match["host"] or "").strip("[]"), port=int(match["port"]))
     if match is not None or not text:
         msg = (
-            f"--publish-when {text!r}: expected exit, none, a port from 1 to 65535 (or HOST:PORT), or the path "
-            "of a file (./NAME for one whose name is a number)"
+            f"--publish-when {text!r}: expected exit, none, a port from 1 to 65535 (or HOST:PORT), or the "
+            "path of a file (./NAME for one whose name is a number)"
         )
         raise BadArgument(msg)
     return When(kind="file", path=text)

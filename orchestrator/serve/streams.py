@@ -1,4 +1,4 @@
-"""The command's output on its way out: as it is from one node, line by line with the node's name from several."""
+"""The command's output on its way out: as it is from one node, line by line with names from several."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Cache directories of the tools that a command uses: pulled before it, pushed when it is ready.
 
-The same as `warmrank sync`, with the config's store and keys. Invariants: what cannot be pulled or pushed never
-stops the command; several nodes of one world keep their directories apart, because their ranks differ.
+The same as `warmrank sync`, with the config's store and keys. Invariants: what cannot be pulled or pushed
+never stops the command; several nodes of one world keep their directories apart, because their ranks differ.
 """
 
 from __future__ import annotations
@@ -94,9 +94,8 @@ def push_all(store: Store, directories: Sequence[ToolDirectory]) -> tuple[tuple[
                 raise
             problems.append(f"{each.tool}: not pushed: {error}")
         else:
-            said.append(
-                f"{each.tool}: pushed {report.num_files} files, {report.num_blobs_new} of them new to the store"
-            )
+            num_new = report.num_blobs_new
+            said.append(f"{each.tool}: pushed {report.num_files} files, {num_new} of them new to the store")
     return tuple(said), tuple(problems)
 
 

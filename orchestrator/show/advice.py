@@ -5,6 +5,7 @@ Invariant: every step follows from something that stands in the report, and name
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 from typing import Literal
@@ -70,14 +71,31 @@ def _failure(report: Report) -> list[Step]:
         for (kind, text), members in list(ranks.items())[:MAX_REMEDIES]
     ]
     if not steps:
-        steps.append(Step(level="do", title=report.failure.kind, text=report.failure.message))
+        steps.append(
+            Step(level="do", title=_words(report.failure.kind), text=_remedy(report.failure.message))
+        )
     logs = [rank.log for rank in report.ranks if rank.log]
-    if logs:
+    if logs and report.failure.causes:
         text = f"Each rank writes a log on its node, such as {logs[0]}."
         steps.append(Step(level="look", title="Read the log of a rank that failed", text=text))
-    again = "A launch that fails commits nothing: the store is as it was. Launch again once this is mended."
+    again = (
+        "There is no record of this launch in the store. What was compiled stays on its nodes, so a launch "
+        "on the same nodes, once this is mended, compiles only what is left."
+    )
     steps.append(Step(level="look", title="Nothing was committed", text=again))
     return steps
+
+
+def _words(kind: str) -> str:
+    """The name of an error's type as words: ``CannotStart`` -> ``Cannot start``."""
+    return re.sub(r"(?<=[a-z])[A-Z]", lambda found: f" {found[0].lower()}", kind)
+
+
+def _remedy(message: str) -> str:
+    """The lines of an error that say what to do; all of it where none does."""
+    lines = [line.strip() for line in message.splitlines()]
+    found = [line.removeprefix("remedy: ") for line in lines if line.startswith("remedy: ")]
+    return "\n".join(found) or message
 
 
 def _queued(report: Report) -> list[Step]:
@@ -194,7 +212,8 @@ def _compiled(report: Report) -> list[Step]:
     if report.record:
         title = f"The next launch loads what was compiled now ({compiled})"
         command = "warmrank launch CONFIG --no-compile"
-        return [Step(level="good", title=title, text="\n".join(lines), command=command)]
+        text = "It was compiled because nothing stored fitted:\n" + "\n".join(lines)
+        return [Step(level="good", title=title, text=text, command=command)]
     if report.store:
         return [Step(level="look", title=f"Why {compiled} had to be compiled", text="\n".join(lines))]
     lines.append("Without a store only these nodes load it again; `store:` in the config shares it with all.")

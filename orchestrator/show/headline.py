@@ -40,7 +40,7 @@ def _where(report: Report) -> str:
     stage = f" in stage {failure.stage.replace('_', ' ')}" if failure.stage else ""
     if not failure.causes:
         first = failure.message.splitlines()[0] if failure.message else failure.kind
-        return f"{stage}: {first}"
+        return f"{stage}: {first.rstrip(':')}."
     cause = failure.causes[0]
     on = f" ({brief_names(cause.hosts)})" if cause.hosts else ""
     more = len(failure.causes) - 1

@@ -83,5 +83,5 @@ def _stage_table(report: Report) -> Html:
             last_ranks(report.course, report.ranks), (span for span in spans if span.ranks), strict=True
         )
     ]
-    heads = ("stage", "attempt", "began at", "took", "ranks", "half of them after", "last after", "last rank")
+    heads = ("stage", "attempt", "began at", "took", "ranks", "half after", "last after", "last rank")
     return table(heads, rows, numbers=frozenset({1, 2, 3, 4, 5, 6}))

@@ -71,7 +71,7 @@ def _header(report: Report, sections: list[tuple[str, str]]) -> Html:
     about = [
         count_text(report.world_size, "rank") + (f" on {count_text(num_nodes, 'node')}" if num_nodes else ""),
         parallel_text(report),
-        f"started {report.started}",
+        f"started {report.started[:19].replace('T', ' ')} UTC",
     ]
     return tag(
         "header",
@@ -110,7 +110,8 @@ def _failed_card(report: Report) -> list[tuple[str, str, str]]:
         return []
     num_failed = len({rank for cause in report.failure.causes for rank in cause.ranks})
     stage = report.failure.stage.replace("_", " ")
-    return [("Failed in", stage, f"{num_failed:,} of {count_text(report.world_size, 'rank')}")]
+    on = f"{num_failed:,} of {count_text(report.world_size, 'rank')}" if num_failed else ""
+    return [("Failed in", stage, on)]
 
 
 def _steps(steps: tuple[Step, ...]) -> Html | None:

@@ -84,6 +84,8 @@ class LiveView:
             parts.append(f"attempt {standing.attempt}")
         if standing.round:
             parts.append(f"round {standing.round} of the plan")
+        if standing.is_over:
+            parts.append("failed")
         parts.append(f"{now_s:.1f} s")
         return Text.assemble((f"{self._name}  " if self._name else "", "bold"), " | ".join(parts))
 

@@ -1,4 +1,4 @@
-"""Launches of eight ranks on four nodes: what crosses the network once, and what a node more or less costs."""
+"""Launches of eight ranks on four nodes: what is compiled, what crosses the network, what is left."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Preseeding nodes over the network: one fetch a node, counted at the store, and nodes that come later."""
+"""Preseeding nodes over the network: what is read, counted at the store, and nodes that come later."""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,48 +19,82 @@ pytestmark = [pytest.mark.ray, pytest.mark.netns, pytest.mark.timeout(180)]
 
 RANKS = 8
 FUNCTIONS = 2
-CACHE = "seeded"
+
+Reads = Counter[tuple[str, str]]
 
 
-@pytest.fixture(scope="module")
-def stored(nodes: Cluster, tiny: Path, cold: Report) -> tuple[str, ...]:
-    """A config whose launch is in the store, with a cache directory that is on no node's disk yet."""
-    assert cold.totals.num_compiled == FUNCTIONS
-    return str(tiny), "--set", f"cache_dir={nodes.net.disk / CACHE}"
+class Seeding:
+    """Nodes whose disks do not have the stored launch yet, in a cache directory of a test's own."""
+
+    def __init__(self, nodes: Cluster, store: CountingStore, config: Path, cache: str) -> None:
+        self.nodes = nodes
+        self.cache = cache
+        self.config = (str(config), "--set", f"cache_dir={nodes.net.disk / cache}")
+        self._store = store
+        self._before = self._all_reads()
+
+    def reads(self) -> Reads:
+        """How often each node read each blob since."""
+        return self._all_reads() - self._before
+
+    def num_files(self, node: Node) -> int:
+        """Artifacts on a node's disk."""
+        return len(cached_files(node.disk / self.cache))
+
+    def _all_reads(self) -> Reads:
+        return blob_reads(self._store.requests("tiny"))
 
 
 @pytest.fixture
-def fifth(nodes: Cluster) -> Iterator[Node]:
-    """A node that joins the other four, for one test."""
-    (node,) = nodes.add_nodes(1)
-    yield node
-    nodes.kill_node(node)
+def seeding(
+    request: pytest.FixtureRequest, nodes: Cluster, counting_store: CountingStore, tiny: Path, cold: Report
+) -> Seeding:
+    assert cold.totals.num_compiled == FUNCTIONS
+    return Seeding(nodes, counting_store, tiny, request.node.name)
+
+
+def test_every_node_reads_each_blob_once(seeding: Seeding) -> None:
+    nodes = seeding.nodes.net.nodes
+    seeds = seeding.nodes.preseed(*seeding.config, "--fan-out", "never")
+    assert sorted(seed["node"]["host"] for seed in seeds) == sorted(nodes)
+    assert [seed["num_partitions"] for seed in seeds] == [RANKS] * len(nodes)
+    assert {client for client, _ in seeding.reads()} == {node.address for node in nodes.values()}
+    assert max(seeding.reads().values()) == 1
+    assert {seeding.num_files(node) for node in nodes.values()} == {RANKS * FUNCTIONS}
+
+
+def test_fan_out_reads_the_store_once_for_all_nodes_one_of_them_slow(seeding: Seeding) -> None:
+    nodes = seeding.nodes.net.nodes
+    with seeding.nodes.net.throttled(nodes[max(nodes)], "8mbit"):
+        seeds = seeding.nodes.preseed(*seeding.config, "--fan-out", "always")
+    assert sorted(seed["node"]["host"] for seed in seeds) == sorted(nodes)
+    of_all_nodes = Counter(blob for _, blob in seeding.reads().elements())
+    assert len(of_all_nodes) == FUNCTIONS
+    assert max(of_all_nodes.values()) == 1
+    assert {seeding.num_files(node) for node in nodes.values()} == {RANKS * FUNCTIONS}
+
+
+@pytest.fixture
+def whole(nodes: Cluster) -> Iterator[Cluster]:
+    """The cluster, with the nodes that it has now afterwards."""
+    before = set(nodes.net.nodes)
+    yield nodes
+    for name in set(nodes.net.nodes) - before:
+        nodes.kill_node(nodes.net.nodes[name])
     nodes.await_alive()
 
 
-def test_every_node_reads_each_blob_once(
-    nodes: Cluster, counting_store: CountingStore, stored: tuple[str, ...]
+def test_node_that_joins_is_seeded_by_the_watch_and_a_larger_launch_compiles_nothing(
+    whole: Cluster, seeding: Seeding
 ) -> None:
-    before = blob_reads(counting_store.requests("tiny"))
-    seeds = nodes.preseed(*stored)
-    reads = blob_reads(counting_store.requests("tiny")) - before
-    assert sorted(seed["node"]["host"] for seed in seeds) == sorted(nodes.net.nodes)
-    assert [seed["num_partitions"] for seed in seeds] == [RANKS] * len(seeds)
-    assert {client for client, _ in reads} == {node.address for node in nodes.net.nodes.values()}
-    assert max(reads.values()) == 1
-    for node in nodes.net.nodes.values():
-        assert len(cached_files(node.disk / CACHE)) == RANKS * FUNCTIONS
-
-
-def test_node_that_joins_is_seeded_alone_and_its_launch_compiles_nothing(
-    nodes: Cluster, counting_store: CountingStore, stored: tuple[str, ...], fifth: Node
-) -> None:
-    before = blob_reads(counting_store.requests("tiny"))
-    (seed,) = nodes.preseed(*stored, "--node", fifth.name)
-    reads = blob_reads(counting_store.requests("tiny")) - before
-    assert (seed["node"]["host"], seed["num_partitions"]) == (fifth.name, RANKS)
-    assert {client for client, _ in reads} == {fifth.address}
-    assert max(reads.values()) == 1
-    report = nodes.launch(*stored, "--no-compile", "--set", "ranks=10", "--set", "parallel.dp=5")
+    watch = whole.start("preseed", *seeding.config, "--watch", "--until", "5", "--json")
+    (fifth,) = whole.add_nodes(1)
+    ended = watch.wait()
+    assert ended.exit_code == 0, ended.said
+    seeds = [json.loads(line) for line in ended.output.splitlines()]
+    assert sorted(seed["node"]["host"] for seed in seeds) == sorted(whole.net.nodes)
+    assert max(seeding.reads().values()) == 1
+    assert seeding.num_files(fifth) == RANKS * FUNCTIONS
+    report = whole.launch(*seeding.config, "--no-compile", "--set", "ranks=10", "--set", "parallel.dp=5")
     assert report.totals.num_compiled == 0
-    assert {rank.host for rank in report.ranks} == set(nodes.net.nodes)
+    assert {rank.host for rank in report.ranks} == set(whole.net.nodes)

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import os
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
 import uuid
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from orchestrator.config.reading import Config, parse
 from orchestrator.errors import CannotStart, LaunchFailed
 from orchestrator.gang.launcher import Gang
 from orchestrator.gang.ray_launcher import RayLauncher
 from orchestrator.launch.driver import launch
-from orchestrator.show.report import Report, from_json
+from orchestrator.show.report import Report
 from tests.support.processes import marked, still_there
+from tests.support.tiny_launches import ENTRYPOINT, counts, data_of
 
 ROOT = Path(__file__).parents[2]
-ENTRYPOINT = "tests.support.tiny_workload:workload"
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 
@@ -43,18 +36,6 @@ class WatchedLauncher(RayLauncher):
         return still_there(seat.pid for seat in self.gang.seats) if self.gang else []
 
 
-def data_of(tmp_path: Path, **changes: Any) -> dict[str, Any]:
-    return {
-        "name": "tiny",
-        "workload": {"entrypoint": ENTRYPOINT},
-        "ranks": 2,
-        "parallel": {"tp": 2},
-        "cache_dir": str(tmp_path / "cache"),
-        "store": {"path": str(tmp_path / "store"), "trust": {"policy": "off"}},
-        **changes,
-    }
-
-
 def config_of(tmp_path: Path, **changes: Any) -> Config:
     return parse(data_of(tmp_path, **changes))
 
@@ -68,10 +49,6 @@ def failure(config: Config) -> tuple[LaunchFailed, WatchedLauncher]:
     with pytest.raises(LaunchFailed) as caught:
         launch(config, launcher=launcher)
     return caught.value, launcher
-
-
-def counts(report: Report) -> tuple[int, int, int]:
-    return report.totals.num_compiled, report.totals.num_loaded, report.totals.num_adopted
 
 
 Pair = tuple[Report, Report]
@@ -210,74 +187,3 @@ def test_script_that_hangs_is_ended_with_its_rank(cluster: str, tmp_path: Path, 
     assert error.stage == "script"
     assert launcher.left_over() == []
     assert still_there(pid for pid, command in marked("RANK=").items() if mark in command) == []
-
-
-def alone(fault: str) -> dict[str, Any]:
-    """A single rank that fails."""
-    arguments = {"fault": fault, "faulty_rank": 0}
-    workload = {"entrypoint": "here:workload", "arguments": arguments}
-    return {"workload": workload, "ranks": 1, "parallel": {}}
-
-
-StartDriver = Callable[..., "subprocess.Popen[str]"]
-
-
-@pytest.fixture
-def short_tmp() -> Iterator[Path]:
-    """A directory for temporary files with a path short enough for sockets."""
-    path = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
-    yield path
-    shutil.rmtree(path)
-
-
-@pytest.fixture
-def start_driver(tmp_path: Path, short_tmp: Path) -> Iterator[StartDriver]:
-    """Starts drivers in a directory that holds nothing but an entrypoint; none outlives the test."""
-    started = []
-    (tmp_path / "here.py").write_text(f"from {ENTRYPOINT.replace(':', ' import ')}\n")
-
-    def start(mark: str, **changes: Any) -> subprocess.Popen[str]:
-        data = data_of(tmp_path, **{"workload": {"entrypoint": "here:workload"}, **changes})
-        (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(data))
-        environ = {
-            name: value for name, value in os.environ.items() if not name.startswith("RAY_ADDRESS")
-        } | {"PYTHONPATH": str(ROOT), "WARMRANK_TEST": mark, "TMPDIR": str(short_tmp)}
-        driver = subprocess.Popen(
-            [sys.executable, str(ROOT / "tests" / "support" / "driver.py"), "tiny.yaml"],
-            cwd=tmp_path,
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(driver)
-        return driver
-
-    yield start
-    for driver in started:
-        driver.kill()
-        driver.communicate()
-
-
-def test_cluster_is_joined_by_address_with_a_copy_of_the_directory(
-    cluster: str, start_driver: StartDriver
-) -> None:
-    output, errors = start_driver(uuid.uuid4().hex, ray={"address": cluster}).communicate(timeout=100)
-    assert counts(from_json(output)) == (2, 0, 2), errors
-
-
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_stopped_launch_ends_its_local_ray_and_leaves_no_process(
-    start_driver: StartDriver, short_tmp: Path, number: signal.Signals, status: int
-) -> None:
-    mark = uuid.uuid4().hex
-    driver = start_driver(mark, **alone("hang"))
-    assert driver.stderr is not None
-    assert any(line.startswith("build: on") for line in driver.stderr)
-    (own,) = short_tmp.glob("warmrank-*")
-    assert own.stat().st_mode & 0o777 == 0o700
-    driver.send_signal(number)
-    driver.communicate(timeout=60)
-    assert driver.returncode == status
-    assert still_there(marked(mark)) == []
-    assert list(short_tmp.glob("warmrank-*")) == []

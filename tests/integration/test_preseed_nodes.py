@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -15,7 +16,7 @@ import pytest
 
 from orchestrator.look.verify import cached_files
 from tests.support.launched import loaded_config, store_launch
-from tests.support.ray_cluster import RayCluster, ray_cluster
+from tests.support.ray_cluster import RayCluster, free_ports, ray_cluster
 from tests.support.stored import FUNCTIONS, tree
 
 REPOSITORY = Path(__file__).parents[2]
@@ -98,3 +99,32 @@ def test_without_fan_out_each_node_reads_each_blob_once(cluster: RayCluster, tmp
     assert [seed["faults"] for seed in seeds] == [[], [], []]
     assert [sorted(blobs.values()) for blobs in reads.values()] == [[1, 1, 1]] * 3
     assert {seed["bytes_from_nodes"] for seed in seeds} == {0}
+
+
+def test_watch_seeds_all_nodes_and_ends_when_enough_are(cluster: RayCluster, project: Path):
+    done = preseed(cluster, project, "--watch", "--until", "3", "--for", str(TIMEOUT_S))
+    assert done.returncode == 0, done.stderr
+    seeds = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [seed["found"] for seed in seeds] == [True] * 3
+    assert "3 nodes found" in done.stderr
+    assert len(cached_files(project / "cache")) == 4
+
+
+def test_watch_of_a_head_that_is_away_says_so_and_ends_when_told(cluster: RayCluster, project: Path):
+    (port,) = free_ports(1)
+    options = ("--watch", "--for", str(TIMEOUT_S), "--set", f"ray.address=127.0.0.1:{port}")
+    with subprocess.Popen(
+        [sys.executable, "-m", "orchestrator", "preseed", "tiny.yaml", *options],
+        cwd=project,
+        env={**cluster.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as watch:
+        assert watch.stdout is not None
+        assert watch.stderr is not None
+        first = watch.stderr.readline()  # it gives up by itself, so this ends
+        watch.send_signal(signal.SIGTERM)
+        assert "the cluster is away, and asked again until it is back: no Ray cluster" in first
+        assert watch.wait(TIMEOUT_S) == 143
+        assert (watch.stdout.read(), watch.stderr.read()) == ("", "stopped\n")

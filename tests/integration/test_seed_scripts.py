@@ -1,6 +1,7 @@
 """Scripts as the seeds teach them, changed only in import and device, run twice.
 
-The first run is in a fork of a process that has imported the tracer, the second one in a fresh process.
+The first run is in a fork of a process that has imported the tracer, the second one in a fork of a process
+that has not.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ import re
 import socket
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.support.script_child import ScriptJob
 
 ROOT = Path(__file__).parents[2]
 SEEDS = ROOT / "tests" / "support" / "seeds"
@@ -44,20 +48,20 @@ PRINTED_BY_GEARS = f"{torch.full((2, 2), 2.0)}\n{torch.full((4, 2), 2.0)}\n"
 CacheEvent = tuple[str, str, str, str]
 
 
-def started(arguments: list[str], work_dir: Path, given: str = "") -> str:
-    """What a fresh Python process wrote."""
+def ran(groups: list[list[ScriptJob]], *options: str) -> list[tuple[int, str]]:
+    """Exit status and output of each job; those of a group run at the same time."""
     result = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=work_dir,
+        [sys.executable, "-m", "tests.support.script_child", *options],
+        cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        input=given,
+        input=json.dumps([[asdict(job) for job in group] for group in groups]),
         capture_output=True,
         text=True,
         check=False,
         timeout=200,
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout + result.stderr
+    return [(status, output) for status, output in json.loads(result.stdout)]
 
 
 def events(output: str) -> list[CacheEvent]:
@@ -67,31 +71,39 @@ def events(output: str) -> list[CacheEvent]:
 
 
 class Runs:
-    """Runs each script twice in a directory of its own; first runs are all made at the start."""
+    """Runs each script twice in a directory of its own: all first runs, then all second ones."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        pairs = [(script, self.work_dir(script)) for script in (*FUNCTIONS, *UNKEPT)]
-        for _, work_dir in pairs:
-            work_dir.mkdir()
-        given = json.dumps([[str(path) for path in pair] for pair in pairs])
-        found = json.loads(started(["-m", "tests.support.script_child"], ROOT, given))
-        self._first = {script: result for (script, _), result in zip(pairs, found, strict=True)}
-        self._second: dict[Path, list[CacheEvent]] = {}
+        scripts = (*FUNCTIONS, *UNKEPT)
+        for script in scripts:
+            self.work_dir(script).mkdir()
+        first = ran([[self._job(script)] for script in scripts])
+        self._first = dict(zip(scripts, first, strict=True))
+        second = ran([[self._job(script)] for script in FUNCTIONS], "--untraced")
+        self._second = dict(zip(FUNCTIONS, second, strict=True))
 
     def work_dir(self, script: Path) -> Path:
         return self.root / script.stem
 
     def first(self, script: Path) -> list[CacheEvent]:
-        status, output = self._first[script]
-        assert status == 0, output
-        return events(output)
+        return _events_of(self._first[script])
 
-    def of(self, script: Path) -> tuple[list[CacheEvent], list[CacheEvent]]:
-        first = self.first(script)
-        if script not in self._second:
-            self._second[script] = events(started([str(script)], self.work_dir(script)))
-        return first, self._second[script]
+    def second(self, script: Path) -> list[CacheEvent]:
+        return _events_of(self._second[script])
+
+    def printed(self, script: Path) -> str:
+        """What the first run wrote."""
+        return self._first[script][1]
+
+    def _job(self, script: Path) -> ScriptJob:
+        return ScriptJob(script=str(script), work_dir=str(self.work_dir(script)))
+
+
+def _events_of(result: tuple[int, str]) -> list[CacheEvent]:
+    status, output = result
+    assert status == 0, output
+    return events(output)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +120,7 @@ def free_port() -> int:
 
 @pytest.mark.parametrize("script", FUNCTIONS, ids=lambda script: script.stem)
 def test_second_run_loads_what_the_first_one_saved(script: Path, runs: Runs) -> None:
-    first, second = runs.of(script)
+    first, second = runs.first(script), runs.second(script)
     functions = FUNCTIONS[script]
     assert [verb for verb, *_ in first] == ["saved to"] * len(functions)
     assert [verb for verb, *_ in second] == ["loaded from"] * len(functions)
@@ -146,26 +158,22 @@ def test_script_with_torch_compile_runs_end_to_end_and_keeps_nothing(script: Pat
 @pytest.mark.parametrize("script", GEARS, ids=lambda script: script.stem)
 def test_gears_script_prints_the_sums(script: Path, runs: Runs) -> None:
     runs.first(script)
-    assert (runs.work_dir(script) / "output.txt").read_text() == PRINTED_BY_GEARS
+    assert runs.printed(script) == PRINTED_BY_GEARS
 
 
 def test_script_on_every_rank_has_its_own_place_in_the_cache(tmp_path: Path) -> None:
     script = ROOT / "examples" / "plain_script.py"
-    common = {**os.environ, "PYTHONPATH": str(ROOT), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script)],
-            cwd=tmp_path,
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        ScriptJob(
+            script=str(script),
+            work_dir=str(tmp_path),
+            environment={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(2)
     ]
-    outputs = [rank.communicate(timeout=200)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    results = ran([ranks])
+    assert [status for status, _ in results] == [0, 0], results
     found = sorted(path.parts[-3:-1] for path in tmp_path.rglob("compiled_module"))
     assert found == [
         ("world2global_rank0", "decode"),

@@ -1,7 +1,7 @@
 """A command for `warmrank exec` that does what ranks do, without torch: artifacts, entries in the journal.
 
-``exec_rank.py [--ranks 0,1] [--outcome compiled] [--port N] [--file PATH] [--status N] [--stay]``. Told to stay,
-it serves until it is ended.
+``exec_rank.py [--ranks 0,1] [--outcome compiled] [--port N] [--file PATH] [--status N] [--stay]``. Told to
+stay, it serves until it is ended.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> int:
     if given.port is not None:
         server = socket.create_server(("127.0.0.1", given.port))
         server.listen()
-    print("ready", flush=True)
+    print("ready", flush=True)  # noqa: T201 - its output is what a test reads
     while given.stay:
         time.sleep(1)
     return int(given.status)

@@ -10,6 +10,7 @@ import yaml
 from cache_store.records.manifest import LaunchRecord
 from orchestrator.config.reading import Config, load
 from orchestrator.launch.identity import identity, launch_key
+from orchestrator.show.course import Course
 from orchestrator.show.report import SCHEMA_VERSION, FunctionReport, RankReport, Report, totals
 from orchestrator.show.store_report import Committed
 from tests.support.stored import FUNCTIONS, make_partition, make_record, open_store
@@ -91,6 +92,10 @@ def make_report(outcome: Outcome = "loaded", *, trace_s: float = 0.0, wall_s: fl
     )
     return Report(
         schema_version=SCHEMA_VERSION,
+        outcome="warm",
+        exit_code=0,
+        failure=None,
+        course=Course(),
         name="tiny",
         launch_key="ef" * 32,
         identity={},

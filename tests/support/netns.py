@@ -1,11 +1,11 @@
 """Nodes on this machine that are nodes to all that runs in them: own network, host name, disk and processes.
 
-Each node is one process in namespaces of its own (`tests.support.netns_init`), joined by veth pairs to a bridge
+Each node is one process in namespaces of its own (`tests.support.netns_init`); cables join them to a bridge
 in one more. Nothing has a name outside: no two runs can clash, and when the process that made a `Network`
-ends, however it ends, the kernel removes nodes, links and mounts.
+ends, however it ends, the kernel removes nodes, cables and mounts.
 
-All nodes see this machine's files but for one directory, `Network.disk`, which each has to itself: what a path
-below it holds differs from node to node, as a node's own disk does. Its files are at `Node.disk` outside.
+All nodes see this machine's files but for one directory, `Network.disk`, which each has to itself: what lies
+below it differs from node to node, as on nodes' own disks. From outside it is at `Node.disk`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ SUBNET = "10.77.0"
 SWITCH = "switch"
 START_S = 20.0
 _COMMANDS = ("ip", "tc", "unshare", "nsenter", "mount")
-_NEEDED = "ip link add name v0 type veth peer name v1 && ip link add name br0 type bridge && mount -t tmpfs tmpfs /dev/shm"
-_UNSHARE = ("unshare", "--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc")
-_ENTER = ("--net", "--uts", "--mount", "--ipc", "--pid")
+_NEEDED = (
+    "ip link add name v0 type veth peer name v1 && ip link add name br0 type bridge && "
+    "mount -t tmpfs tmpfs /dev/shm"
+)
+_OWN = ("--net", "--uts", "--mount", "--ipc", "--pid")
+_UNSHARE = ("unshare", *_OWN, "--fork", "--kill-child", "--mount-proc")
 
 
 def why_not() -> str:
@@ -43,16 +46,16 @@ def why_not() -> str:
     return f"this kernel gives no namespaces: {tried.stderr.strip()}" if tried.returncode else ""
 
 
-def until(found: Callable[[], bool], *, timeout_s: float, what: str) -> None:
+def until(found: Callable[[], bool], *, timeout_s: float, what: str | Callable[[], str]) -> None:
     """Wait for something to become true.
 
     Raises:
-        TimeoutError: it has not.
+        TimeoutError: it has not; says ``what``, asked then where it is a function.
     """
     deadline = time.monotonic() + timeout_s
     while not found():
         if time.monotonic() > deadline:
-            msg = f"not within {timeout_s:g} s: {what}"
+            msg = f"not within {timeout_s:g} s: {what if isinstance(what, str) else what()}"
             raise TimeoutError(msg)
         time.sleep(0.02)
 
@@ -91,7 +94,7 @@ class Node:
     def enter(self, *words: str, cwd: Path = Path("/")) -> tuple[str, ...]:
         """A command line that runs a command in this node; the directory is the node's."""
         there = ("sh", "-c", 'cd "$0" && exec "$@"', str(cwd))
-        return ("nsenter", f"--target={self.init}", *_ENTER, "--", *there, *words)
+        return ("nsenter", f"--target={self.init}", *_OWN, "--", *there, *words)
 
     def run(self, *words: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
         """Run a command in this node to its end."""
@@ -125,11 +128,13 @@ class Node:
 
     def processes(self) -> dict[int, str]:
         """Every process of this node but its first: process id on this machine, and command line."""
-        own = os.readlink(f"/proc/{self.init}/ns/pid") if self.is_up else "gone"
+        if not self.is_up:
+            return {}
+        own = Path(f"/proc/{self.init}/ns/pid").readlink()
         found = {}
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # gone meanwhile
-                if os.readlink(path / "ns" / "pid") == own and int(path.name) != self.init:
+                if (path / "ns" / "pid").readlink() == own and int(path.name) != self.init:
                     found[int(path.name)] = _command_line(path)
         return found
 
@@ -144,7 +149,7 @@ class Node:
         return self._holder.poll() is None
 
     def kill(self) -> None:
-        """End every process of the node at once, as a power cut does; its links go with it."""
+        """End every process of the node at once; its cable goes with it."""
         everyone = [self.init, *self.processes()]
         self._holder.kill()
         self._holder.communicate()
@@ -183,20 +188,28 @@ class Network:
         """Put the cable of a node back in."""
         _sh(self.switch, f"ip link set {node.link} up")
 
-    def throttle(self, node: Node, rate: str) -> None:
-        """Let through only so much in each direction, in words of tc such as ``20mbit``; `` lets all through."""
-        for place, device in ((self.switch, node.link), (node, "eth0")):
-            if rate:
-                _sh(
-                    place,
-                    f"tc qdisc replace dev {device} root tbf rate {rate} burst 128kb latency 200ms",
-                )
-            else:
+    @contextlib.contextmanager
+    def throttled(self, node: Node, rate: str) -> Iterator[None]:
+        """Let a node send and receive only so much for a while, in tc's words, such as ``20mbit``."""
+        ends = ((self.switch, node.link), (node, "eth0"))
+        for place, device in ends:
+            _sh(place, f"tc qdisc replace dev {device} root tbf rate {rate} burst 128kb latency 200ms")
+        try:
+            yield
+        finally:
+            for place, device in ends:
                 _sh(place, f"tc qdisc del dev {device} root")
 
-    def kill(self, node: Node) -> None:
-        """End a node at once; its disk stays."""
+    def kill(self, node: Node, *, silently: bool = True) -> None:
+        """End a node at once; its disk stays.
+
+        Args:
+            node: which.
+            silently: nobody hears of it, as when the power goes; otherwise its kernel closes its connections.
+        """
         del self.nodes[node.name]
+        if silently:
+            self.cut(node)
         node.kill()
 
     def close(self) -> None:

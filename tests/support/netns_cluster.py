@@ -1,6 +1,6 @@
 """A Ray cluster on nodes in network namespaces, and warmrank's commands run in it as an operator runs them.
 
-The head is n1; commands run there, too, as on a login node. Everything that a node keeps on its own disk (cache
+The head is n1; commands run there, too, as on a login node. What a node keeps on its own disk (cache
 directory, Ray's files, home, temporary files) lies below `Network.disk`.
 """
 
@@ -38,7 +38,10 @@ _HEALTH = {
 _DEATH_S = 30.0
 _FOREIGN = ("RAY_", "WARMRANK_", "AWS_", "XDG_")
 # Ray's own processes that come later than its start, and those that it keeps for the next task.
-_OF_RAY = ("/bin/ray start", "/ray/core/src/", "ray-dashboard-", "ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray::IDLE")
+_OF_RAY = (
+    *("/bin/ray start", "/ray/core/src/", "ray-dashboard-"),
+    *("ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray::IDLE"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +77,7 @@ class Running:
             assert not has_ended, f"ended without saying {text!r}:\n{self.said()}"
             return False
 
-        until(is_there, timeout_s=timeout_s, what=f"{text!r} in {self.said()}")
+        until(is_there, timeout_s=timeout_s, what=lambda: f"{text!r} in {self.said()}")
 
     def send(self, number: signal.Signals) -> None:
         """Send it a signal."""
@@ -109,7 +112,8 @@ class Cluster:
         self._num_added = 0
         self._num_commands = 0
         self.head = self._prepared()
-        _await_up(*self._begin(self.head, "--head", f"--port={PORT}", f"--dashboard-host={self.head.address}"))
+        head = ("--head", f"--port={PORT}", f"--dashboard-host={self.head.address}")
+        _await_up(*self._begin(self.head, *head))
         until(self._has_dashboard, timeout_s=_RAY_START_S, what="the dashboard's processes")
         self._of_head = frozenset(self.head.processes())
 
@@ -145,17 +149,23 @@ class Cluster:
             _await_up(*log)
         return added
 
-    def kill_node(self, node: Node) -> None:
-        """End a node at once."""
-        self.net.kill(node)
+    def kill_node(self, node: Node, *, silently: bool = True) -> None:
+        """End a node at once; see `Network.kill`."""
+        self.net.kill(node, silently=silently)
 
     def await_alive(self) -> None:
         """Wait until Ray believes of the nodes that are up that they are alive, and of no other."""
         wanted = sorted(self.net.nodes)
-        until(lambda: self._alive() == wanted, timeout_s=_DEATH_S, what=f"alive {self._alive()} is {wanted}")
+        until(
+            lambda: self.alive() == wanted,
+            timeout_s=_DEATH_S,
+            what=lambda: f"alive are {wanted}; to Ray {self.alive()}",
+        )
 
-    def _alive(self) -> list[str]:
-        ask = f"import urllib.request as r; print(r.urlopen('{self.dashboard}/nodes?view=summary').read().decode())"
+    def alive(self) -> list[str]:
+        """The nodes that Ray believes to be alive."""
+        url = f"{self.dashboard}/nodes?view=summary"
+        ask = f"import urllib.request as r; print(r.urlopen('{url}').read().decode())"
         answer = json.loads(self.head.run(sys.executable, "-S", "-c", ask).stdout)
         found = answer["data"]["summary"]
         return sorted(each["hostname"] for each in found if each["raylet"].get("state") == "ALIVE")
@@ -204,7 +214,7 @@ class Cluster:
         return seeds
 
     def left_over(self, *, timeout_s: float = 15.0) -> dict[str, list[str]]:
-        """Processes that are neither Ray's own nor idle, by node, once those that end have ended."""
+        """Processes that run and are neither Ray's own nor idle, by node, once those that end have ended."""
         with contextlib.suppress(TimeoutError):
             until(lambda: not self._foreign(), timeout_s=timeout_s, what="processes end")
         return self._foreign()
@@ -234,7 +244,7 @@ class Cluster:
             name: [
                 text
                 for pid, text in node.processes().items()
-                if pid not in self._of_head and not any(mark in text for mark in _OF_RAY)
+                if pid not in self._of_head and text and not any(mark in text for mark in _OF_RAY)
             ]
             for name, node in self.net.nodes.items()
         }

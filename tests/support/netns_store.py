@@ -1,14 +1,17 @@
 """An S3 server at an address of a network, which notes who asked for what: ``netns_store.py ADDRESS LOG``.
 
-Run as a script it is the server, which writes one line of JSON for each request before it answers.
+Run as a script it is the server, which writes one line of JSON for each request before it answers, and leaves
+without an answer for a while what `CountingStore.holding` names.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,11 +43,13 @@ class CountingStore:
 
     def __init__(self, node: Node, log: Path, environ: dict[str, str]) -> None:
         self._log = log
+        self._hold = log.with_suffix(".hold")
         self._address = node.address
         words = log.with_suffix(".out")
         command = (sys.executable, "-m", "tests.support.netns_store", node.address, str(log))
         self._process = node.popen(*command, output=words, environ=environ)
-        make_bucket = f"import urllib.request as r; r.urlopen(r.Request('{self.endpoint}/{BUCKET}', method='PUT'))"
+        request = f"r.Request('{self.endpoint}/{BUCKET}', method='PUT')"
+        make_bucket = f"import urllib.request as r; r.urlopen({request})"
 
         def answers() -> bool:
             assert self._process.poll() is None, words.with_suffix(".err").read_text()
@@ -70,6 +75,21 @@ class CountingStore:
             "trust": {"policy": "off"},
         }
 
+    @contextlib.contextmanager
+    def holding(self, client: str, text: str) -> Iterator[Path]:
+        """Let requests of a client wait that ask for something with a text in it.
+
+        Yields:
+            A file that is there once one waits.
+        """
+        self._hold.write_text(json.dumps([client, text]))
+        held = self._hold.with_suffix(".held")
+        try:
+            yield held
+        finally:
+            self._hold.unlink()
+            held.unlink(missing_ok=True)
+
     def requests(self, prefix: str) -> tuple[Request, ...]:
         """What was asked below a prefix, so far."""
         lines = self._log.read_text().splitlines()
@@ -89,21 +109,30 @@ def blob_reads(requests: Iterable[Request]) -> Counter[tuple[str, str]]:
     )
 
 
+def _await_release(client: str, asked: str, hold: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        while True:
+            held_client, text = json.loads(hold.read_text())
+            if client != held_client or text not in asked:
+                return
+            hold.with_suffix(".held").touch()
+            time.sleep(0.05)
+
+
 def main() -> None:
     from werkzeug.serving import run_simple
 
     from tests.support.s3_child import application
 
     serve = application()
-    with Path(sys.argv[2]).open("w", buffering=1) as log:
+    path = Path(sys.argv[2])
+    with path.open("w", buffering=1) as log:
 
         def counted(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-            request = {
-                "client": environ["REMOTE_ADDR"],
-                "method": environ["REQUEST_METHOD"],
-                "path": environ["PATH_INFO"],
-            }
+            client, asked = environ["REMOTE_ADDR"], environ["PATH_INFO"]
+            request = {"client": client, "method": environ["REQUEST_METHOD"], "path": asked}
             log.write(f"{json.dumps(request)}\n")
+            _await_release(client, f"{asked}?{environ['QUERY_STRING']}", path.with_suffix(".hold"))
             return serve(environ, start_response)
 
         run_simple(sys.argv[1], PORT, counted, threaded=True)

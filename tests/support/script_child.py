@@ -1,46 +1,73 @@
 """Runs scripts, each in a fork of this process, which has imported torch and traced something else.
 
-Reads (script, working directory) pairs from standard input as JSON; prints what each one wrote, and its exit
-status. A script that starts Python itself spends most of its time on importing the tracer.
+With ``--untraced`` it has imported no tracer. Reads groups of jobs from standard input as JSON; the jobs of a
+group run at the same time. Prints the exit status of each job and what it wrote. A script that starts Python
+itself spends most of its time on imports.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import runpy
 import sys
 import traceback
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.stale_child import trace_something
+from tests.support.stale_child import FORBIDDEN, trace_something
 
 
-def forked(script: Path, work_dir: Path) -> tuple[int, str]:
-    """The exit status of a script, and its standard output and error."""
-    output = work_dir / "output.txt"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptJob:
+    """A script, and what it is run with.
+
+    Attributes:
+        script: its path.
+        work_dir: where it works, and where what it writes lies: ``output.txt``, with its rank if it has one.
+        environment: variables of its own.
+    """
+
+    script: str
+    work_dir: str
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def output(self) -> Path:
+        return Path(self.work_dir) / f"output{self.environment.get('RANK', '')}.txt"
+
+
+def forked(jobs: list[ScriptJob]) -> list[tuple[int, str]]:
+    """Exit status, and standard output and error, of scripts that run at the same time."""
     sys.stdout.flush()
+    children = [_fork(job) for job in jobs]
+    statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    return [(status, job.output.read_text()) for status, job in zip(statuses, jobs, strict=True)]
+
+
+def _fork(job: ScriptJob) -> int:
     child = os.fork()
     if child == 0:
         status = 1
         with contextlib.suppress(BaseException):
-            status = _as_main(script, work_dir, output)
+            status = _as_main(job)
         os._exit(status)
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status), output.read_text()
+    return child
 
 
-def _as_main(script: Path, work_dir: Path, output: Path) -> int:
+def _as_main(job: ScriptJob) -> int:
     """Run the script in this process, as ``python SCRIPT`` would."""
-    os.chdir(work_dir)
-    with output.open("w") as stream:
+    os.chdir(job.work_dir)
+    os.environ.update(job.environment)
+    with job.output.open("w") as stream:
         for descriptor in (1, 2):
             os.dup2(stream.fileno(), descriptor)
-        sys.argv, sys.path[0] = [str(script)], str(script.parent)
+        sys.argv, sys.path[0] = [job.script], str(Path(job.script).parent)
         try:
-            runpy.run_path(str(script), run_name="__main__")
+            runpy.run_path(job.script, run_name="__main__")
         except BaseException:  # noqa: BLE001 - the test shows it
             traceback.print_exc()
             return 1
@@ -51,10 +78,14 @@ def _as_main(script: Path, work_dir: Path, output: Path) -> int:
 
 
 def main() -> None:
-    pairs = json.load(sys.stdin)
-    trace_something()
+    groups = [[ScriptJob(**job) for job in group] for group in json.load(sys.stdin)]
+    if "--untraced" in sys.argv:
+        importlib.import_module("worker.cached_function")
+        assert not [name for name in FORBIDDEN if name in sys.modules]
+    else:
+        trace_something()
     gc.disable()  # else each fork's collector goes through all of torch; frozen, it would be counted instead
-    sys.stdout.write(json.dumps([forked(Path(script), Path(work_dir)) for script, work_dir in pairs]))
+    sys.stdout.write(json.dumps([result for group in groups for result in forked(group)]))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Runs all modules of the zoo, eagerly and cached: ``zoo_child CACHE_DIR [refused] [captured]``; prints JSON.
+"""Runs modules of the zoo, eagerly and cached; prints JSON.
 
-With ``captured`` each call is captured ahead, so that it replays; else a shape's first call runs its graph.
+``zoo_child CACHE_DIR [refused] [captured] [only=MODULE]...``; all of them without ``only``. With ``captured``
+each call is captured ahead, so that it replays; else a shape's first call runs its graph.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ def _sharing(wanted_call: Any, wanted: Any, got_call: Any, got: Any) -> str:
 def main() -> None:
     warnings.simplefilter("error")
     root = Path(sys.argv[1])
-    found = {name: run(name, case, root) for name, case in CASES.items()}
+    only = [argument.removeprefix("only=") for argument in sys.argv if argument.startswith("only=")]
+    found = {name: run(name, CASES[name], root) for name in only or CASES}
     imported = [name for name in FORBIDDEN if name in sys.modules]
     if "refused" in sys.argv:
         found |= {name: run(name, case, root) for name, case in REFUSED.items()}

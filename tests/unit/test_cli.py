@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from orchestrator.cli.main import app
 from orchestrator.config.reading import Config
 from orchestrator.errors import CompileForbidden, ForbiddenCompile, LaunchFailed
 from orchestrator.launch.identity import launch_key
-from orchestrator.show.report import Report, from_json
+from orchestrator.show.report import Failure, Report, from_json
 from tests.support.launched import loaded_config, make_report, store_launch, write_config
 from tests.support.stored import blob_path, make_partition, overwrite
 
@@ -49,15 +50,22 @@ def run(*arguments: str | Path) -> Result:
 
 
 class FakeLaunch:
-    """Stands in for the driver."""
+    """Stands in for the driver's class and its objects."""
 
     def __init__(self, answer: Report | BaseException) -> None:
         self.answer = answer
         self.config: Config | None = None
         self.options: dict[str, Any] = {}
 
-    def __call__(self, config: Config, **options: Any) -> Report:
+    def __call__(self, config: Config, **options: Any) -> FakeLaunch:
         self.config, self.options = config, options
+        return self
+
+    def failed(self, error: BaseException, *, exit_code: int) -> Report:
+        failure = Failure(kind=type(error).__name__, message=str(error))
+        return replace(make_report(), outcome="failed", exit_code=exit_code, failure=failure)
+
+    def run(self) -> Report:
         if isinstance(self.answer, BaseException):
             raise self.answer
         return self.answer
@@ -65,7 +73,7 @@ class FakeLaunch:
 
 def launching(monkeypatch: pytest.MonkeyPatch, answer: Report | BaseException) -> FakeLaunch:
     fake = FakeLaunch(answer)
-    monkeypatch.setattr("orchestrator.launch.driver.launch", fake)
+    monkeypatch.setattr("orchestrator.launch.driver.Launch", fake)
     return fake
 
 
@@ -150,12 +158,15 @@ def test_report_that_cannot_be_written_is_bad_input_before_the_launch(
     assert fake.config is None
 
 
-def test_failed_launch_leaves_no_older_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_failed_launch_leaves_a_report_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     launching(monkeypatch, failed())
     report = tmp_path / "report.json"
     report.write_text("from yesterday")
     run("launch", write_config(tmp_path), "--json", report)
-    assert not report.exists()
+    found = from_json(report.read_text())
+    assert (found.outcome, found.exit_code) == ("failed", 1)
+    assert found.failure is not None
+    assert "no weights here" in found.failure.message
 
 
 @pytest.mark.parametrize(

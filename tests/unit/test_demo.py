@@ -48,7 +48,7 @@ def cold() -> Report:
 def test_demo_launches_twice_with_one_cache_and_store(tmp_path: Path):
     runs = FakeRuns(cold(), make_report())
     shown(tmp_path / "out", runs)
-    first, second = ([word for word in command if "json" not in word] for command in runs.commands)
+    first, second = ([word for word in command if not word.endswith((".json", ".html"))] for command in runs.commands)
     assert first == second
     assert f"cache_dir={tmp_path / 'out' / 'cache'}" in first
 
@@ -62,7 +62,7 @@ def test_demo_says_how_much_faster_each_rank_was(tmp_path: Path):
 def test_demo_says_where_everything_lies_and_what_to_try(tmp_path: Path):
     text = shown(tmp_path / "out", FakeRuns(cold(), make_report()))
     assert "The warm launch compiled nothing: 2 loaded" in text
-    assert str(tmp_path / "out" / "warm.json") in text
+    assert str(tmp_path / "out" / "warm.html") in text
     assert "warmrank launch" in text
 
 

@@ -133,7 +133,7 @@ def test_what_the_command_leaves_in_sessions_of_their_own_is_ended_too(start: St
 
 
 def test_descendants_that_ignore_sigterm_are_killed(start: Start, mark: str) -> None:
-    code = f"setsid bash -c \"{IGNORES.replace('echo up', 'echo $$ > /dev/null')}\" & sleep 0.3; exit 0"
+    code = f'setsid bash -c "{IGNORES.replace("echo up", "echo $$ > /dev/null")}" & sleep 0.3; exit 0'
     assert ended(start("bash", "-c", code, grace_s=0.2))[0] == 0
     assert still_there(marked(mark), timeout_s=0) == []
 
@@ -142,7 +142,8 @@ def test_command_ends_with_whoever_started_it(mark: str) -> None:
     program = """
     import os, time
     from orchestrator.serve.command import Command
-    Command(["sh", "-c", "setsid sleep 600 & echo up; wait"], environ=os.environ, grace_s=5, captured=False)
+    words = ["sh", "-c", "setsid sleep 600 & echo up; wait"]
+    kept = Command(words, environ=os.environ, grace_s=5, captured=False)
     time.sleep(600)
     """
     driver = subprocess.Popen(

@@ -13,6 +13,7 @@ from orchestrator.causes import WorkerFailure
 from orchestrator.config.reading import parse
 from orchestrator.errors import CompileForbidden, LaunchFailed
 from orchestrator.launch import steps
+from orchestrator.launch.driver import launch
 from orchestrator.launch.failed_compiles import CompileCut, Compiling
 from orchestrator.launch.rounds import settle_all
 from orchestrator.launch.stages import Stages
@@ -150,6 +151,12 @@ def test_class_that_fails_stops_no_other_class(rounds: Rounds) -> None:
     assert {(rank, name) for rank in (0, 2) for name in FUNCTIONS} <= rounds.world.held.keys()
 
 
+def test_error_does_not_name_what_another_leader_compiled_after_all(rounds: Rounds) -> None:
+    rounds.world.bad_results = {("compile", 2)}  # rank 2 leads decode, which rank 0 compiles then
+    error = broken_prefill(rounds)
+    assert {failure.function for failure in error.failures} == {PREFILL}
+
+
 def test_result_of_the_worker_that_is_not_ok_is_a_failed_compile_too(rounds: Rounds) -> None:
     rounds.world.bad_results = {("compile", 0)}
     rounds()
@@ -179,16 +186,20 @@ def test_every_round_is_told_once(rounds: Rounds) -> None:
 
 
 class DeadlyLauncher(NodeLauncher):
-    """Rank 0 dies when it is to compile."""
+    """A rank dies, once, while ranks compile."""
+
+    victim = 0
+    is_dead = False
 
     def call(
         self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
     ) -> Iterator[tuple[int, Any]]:
-        for rank, found in super().call(stage, method, arguments, timeout_s=timeout_s):
-            if (method, rank) == ("compile", 0):
-                yield rank, WorkerFailure(rank=0, stage=stage, kind="died", message="its process ended")
-                return
-            yield rank, found
+        if method == "compile" and not self.is_dead:
+            self.is_dead = True
+            died = WorkerFailure(rank=self.victim, stage=stage, kind="died", message="its process ended")
+            yield self.victim, died
+            return
+        yield from super().call(stage, method, arguments, timeout_s=timeout_s)
 
 
 def cut(rounds: Rounds) -> CompileCut:
@@ -205,6 +216,27 @@ def test_leader_that_dies_says_what_it_compiled_where(rounds: Rounds) -> None:
     assert error.silent == (2,)
 
 
+def test_rank_that_dies_while_others_compile_is_no_reason_to_avoid_them(rounds: Rounds) -> None:
+    launcher = DeadlyLauncher(NODES, rounds.root, rounds.world.make_worker)
+    launcher.victim = 3
+    with pytest.raises(CompileCut) as caught:
+        rounds.on(launcher, NODES)
+    assert caught.value.compiling == ()
+
+
+def test_launch_goes_on_in_another_attempt_with_another_leader(rounds: Rounds, tmp_path: Path) -> None:
+    launcher = DeadlyLauncher(NODES, tmp_path, rounds.world.make_worker)
+    config = parse({"workload": {"entrypoint": "a:b"}, "ranks": 4, "parallel": {"dp": 4}})
+    report = launch(config, launcher=launcher)
+    compiled = [
+        (rank.host, found.function)
+        for rank in report.ranks
+        for found in rank.functions
+        if found.outcome == "compiled"
+    ]
+    assert sorted(compiled) == [("a", DECODE), ("b", PREFILL)]
+
+
 def test_cut_off_compile_survives_pickling(rounds: Rounds) -> None:
     error = cut(rounds)
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
@@ -213,13 +245,11 @@ def test_cut_off_compile_survives_pickling(rounds: Rounds) -> None:
 
 def test_next_attempt_compiles_it_on_another_node(rounds: Rounds) -> None:
     lost = cut(rounds).compiling
-    rounds.world.held.clear()
     rounds(lost)
     assert (2, PREFILL) in rounds.compiled()
 
 
 def test_next_attempt_on_other_nodes_avoids_nobody(rounds: Rounds) -> None:
     lost = cut(rounds).compiling
-    rounds.world.held.clear()
     rounds(lost, nodes=("c", "c", "d", "d"))
     assert rounds.compiled() == [(0, PREFILL), (2, DECODE)]

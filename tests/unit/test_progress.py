@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from rich.console import Console
@@ -196,7 +198,7 @@ def test_live_view_tells_of_attempts_and_problems() -> None:
     text = "\n".join(live(heard, 8))
     assert "attempt 1 failed in compile: stage compile failed on 1 of 8 ranks" in text
     assert "problem: the store [here] was away" in text
-    assert "| attempt 2 |" in text
+    assert "| attempt 2 | failed |" in text
 
 
 def test_ranks_that_a_later_round_moves_leave_their_class() -> None:
@@ -223,6 +225,25 @@ def test_live_view_is_never_larger_than_the_screen(num_ranks: int, width: int, h
 def test_live_view_of_many_ranks_draws_no_more_than_of_few() -> None:
     few, many = live(until_compile(64), 64), live(until_compile(8192), 8192)
     assert len(few) == len(many)
+
+
+def test_live_view_is_drawn_while_events_come_in() -> None:
+    view = LiveView(256, clock=Clock())
+    stop, drawn = threading.Event(), []
+
+    def draw() -> None:
+        while not stop.is_set():
+            console = Console(file=io.StringIO(), width=100, height=30, force_terminal=True)
+            console.print(view)
+            drawn.append(len(lines_of(console)))
+
+    with ThreadPoolExecutor(1) as pool:
+        drawing = pool.submit(draw)
+        for event in (*whole(256), *failing(256)):
+            view(event)
+        stop.set()
+        drawing.result(timeout=30)
+    assert drawn
 
 
 def test_terminal_gets_the_live_view_and_keeps_its_last_state() -> None:

@@ -181,6 +181,13 @@ def test_probe_says_what_is_asked_for(cache: Path) -> None:
     assert {other.request_key for other in others} == {probe.request_key}
 
 
+def test_probe_says_what_a_compile_costs_where_there_is_one(cache: Path) -> None:
+    modules = 2  # a linear layer, and the model around it
+    assert {probe.cost for probe in built(cache).probe()} == {modules}
+    compiled(cache)
+    assert {probe.cost for probe in built(cache).probe()} == {1}
+
+
 def test_probe_of_two_ranks_asks_for_the_same(cache: Path) -> None:
     keys = [built(cache, rank=rank, world_size=2).probe()[0].request_key for rank in (0, 1)]
     assert keys[0] == keys[1]

@@ -1,0 +1,144 @@
+"""The commands on configs: check one, show what it comes to, and describe all keys to editors and people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+import yaml
+
+from orchestrator.cli.console import ExitCode, output, print_json, session
+from orchestrator.cli.options import AsJson, ConfigFile, Debug, Overrides, load_config
+from orchestrator.config.schema import NAMES, SchemaOf
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
+    from orchestrator.config.doubts import Doubt
+    from orchestrator.config.origins import Origin
+
+app = typer.Typer(
+    name="config",
+    no_args_is_help=True,
+    help="Check a config, show what it comes to, and describe its keys.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+DocumentKind = Annotated[
+    SchemaOf, typer.Option("--of", metavar="KIND", help=f"Of which kind of document: {', '.join(NAMES)}.")
+]
+
+
+@app.command()
+def check(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    strict: Annotated[bool, typer.Option("--strict", help="End with 2 for warnings too.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Find everything that is wrong with a config, also between keys, without launching."""
+    with session(debug=debug):
+        from orchestrator.config.doubts import doubts, look
+
+        loaded = load_config(config, overrides)
+        found = doubts(loaded, look(loaded))
+        if as_json:
+            print_json(found)
+        elif found:
+            output().print(_rendered(found))
+        else:
+            ranks = f"{loaded.ranks} rank{'' if loaded.ranks == 1 else 's'} on {loaded.device}"
+            output().print(f"{config}: nothing is wrong with it; {ranks}", soft_wrap=True, markup=False)
+    if any(strict or doubt.level == "error" for doubt in found):
+        raise typer.Exit(ExitCode.BAD_INPUT)
+
+
+@app.command()
+def show(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    origin: Annotated[
+        bool, typer.Option("--origin", help="Where each value is from: line, --set or default.")
+    ] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Show a config as a launch would use it, with all defaults and absolute paths."""
+    with session(debug=debug):
+        from orchestrator.config.origins import as_plain, origins
+
+        loaded = load_config(config, overrides)
+        if origin:
+            found = origins(loaded, config, tuple(overrides or ()))
+            if as_json:
+                print_json(found)
+            else:
+                output().print(_origins_table(found))
+        elif as_json:
+            print_json(as_plain(loaded))
+        else:
+            typer.echo(yaml.safe_dump(as_plain(loaded), sort_keys=False, width=100), nl=False)
+
+
+@app.command()
+def schema(of: DocumentKind = "config") -> None:
+    """Print the JSON Schema of a kind of document, for editors."""
+    from orchestrator.config.schema import schema_text
+
+    typer.echo(schema_text(of), nl=False)
+
+
+@app.command()
+def reference(
+    of: DocumentKind = "config",
+    into: Annotated[
+        Path | None, typer.Option("--into", metavar="FILE", help="Make it anew in this document.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Print all keys with type, default and meaning, as Markdown."""
+    with session(debug=debug):
+        from orchestrator.config import reference as documents
+
+        made = documents.reference_of(of)
+        if into is None:
+            typer.echo(made)
+        else:
+            documents.update(into, made)
+
+
+def _rendered(found: Sequence[Doubt]) -> RenderableType:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    blocks: list[RenderableType] = []
+    for doubt in found:
+        style = "bold red" if doubt.level == "error" else "bold yellow"
+        blocks.append(Text.assemble((f"{doubt.level}: ", style), ", ".join(doubt.keys)))
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="bold")
+        table.add_column(overflow="fold")
+        table.add_row("  found", Text(doubt.found))
+        table.add_row("  remedy", Text(doubt.remedy))
+        blocks.append(table)
+    return Group(*blocks)
+
+
+def _origins_table(found: Sequence[Origin]) -> RenderableType:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for name in ("key", "value", "from"):
+        table.add_column(name, overflow="fold")
+    for item in found:
+        value = yaml.safe_dump(item.value, default_flow_style=True, width=1000).partition("\n")[0]
+        style = "dim" if item.source == "default" else ""
+        table.add_row(Text(item.key), Text(value), Text(item.source), style=style)
+    return table

@@ -1,0 +1,210 @@
+"""What is wrong, or looks wrong, between keys of a config that are right by themselves; pure but for `look`.
+
+An error can never work; a warning works somewhere, or does less than whoever wrote it believes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from orchestrator.bounded import all_within
+from orchestrator.config.models import Config, ScriptWorkload
+from orchestrator.config.store import StoreConfig, TrustConfig, is_url
+from orchestrator.config.trust import LOOK_S
+
+Level = Literal["error", "warning"]
+
+_MOUNTS = Path("/proc/self/mounts")
+
+_STAGES_WITH_COLLECTIVES = ("capture_s", "first_call_s", "verify_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """One thing that does not go together.
+
+    Attributes:
+        level: whether it can work at all.
+        keys: dotted paths of the keys.
+        found: what stands there, and why that is odd.
+        remedy: what to do.
+    """
+
+    level: Level
+    keys: tuple[str, ...]
+    found: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What of this machine the judgement depends on.
+
+    Attributes:
+        num_cpus: of this machine.
+        local_stores: places of the store that are there, on a disk of this machine alone.
+        script: whether the workload's script is there; true where it is none.
+    """
+
+    num_cpus: int
+    local_stores: tuple[str, ...]
+    script: bool
+
+
+def look(config: Config) -> Machine:
+    """Look at this machine; a disk that does not answer is taken for a shared one."""
+    paths = [tier.path for tier in config.store.tiers if not is_url(tier.path)] if config.store else []
+    mounts = _MOUNTS.read_text(encoding="utf-8")
+    found = all_within([partial(_is_local, Path(path), mounts) for path in paths], timeout_s=LOOK_S)
+    script = config.workload.script if isinstance(config.workload, ScriptWorkload) else ""
+    return Machine(
+        num_cpus=len(os.sched_getaffinity(0)),
+        local_stores=tuple(path for path, is_local in zip(paths, found, strict=True) if is_local),
+        script=not script or Path(script).is_file(),
+    )
+
+
+def _is_local(path: Path, mounts: str) -> bool:
+    """Whether a directory is there, on a disk of this machine alone."""
+    from cache_store.backends.durability import LOCAL_TYPES, file_system_type
+
+    return path.is_dir() and file_system_type(path.resolve(), mounts) in LOCAL_TYPES
+
+
+def doubts(config: Config, machine: Machine) -> tuple[Doubt, ...]:
+    """Everything that does not go together, errors first."""
+    found = [
+        *_cpus(config, machine),
+        *_script(config, machine),
+        *_timeouts(config),
+        *_engine(config),
+        *_no_compile(config),
+    ]
+    if config.store is not None:
+        found += [*_overlaps(config, config.store), *_reach(config, config.store, machine)]
+        found += _trust(config.store.trust, config.store)
+    return tuple(sorted(found, key=lambda doubt: doubt.level != "error"))
+
+
+def _cpus(config: Config, machine: Machine) -> Iterator[Doubt]:
+    asked = config.ranks * config.ray.num_cpus_per_rank
+    if config.ray.address is None:
+        offered = config.ray.num_cpus or machine.num_cpus
+        source = "ray.num_cpus" if config.ray.num_cpus else "this machine"
+        if asked > offered:
+            yield Doubt(
+                level="error" if config.ray.num_cpus else "warning",
+                keys=("ranks", "ray.num_cpus_per_rank", "ray.num_cpus"),
+                found=f"{config.ranks} ranks ask for {asked:g} CPUs, and {source} offers {offered}",
+                remedy=f"set ray.num_cpus to {asked:g} or more, or name a cluster with ray.address",
+            )
+    elif config.ray.num_cpus is not None:
+        yield Doubt(
+            level="warning",
+            keys=("ray.num_cpus", "ray.address"),
+            found="ray.num_cpus is that of a local Ray, and ray.address names a running one",
+            remedy="leave one of them out",
+        )
+    if config.ray.omp_num_threads > max(config.ray.num_cpus_per_rank, 1.0):
+        yield Doubt(
+            level="warning",
+            keys=("ray.omp_num_threads", "ray.num_cpus_per_rank"),
+            found=f"a rank runs {config.ray.omp_num_threads} threads, and has "
+            f"{config.ray.num_cpus_per_rank:g} CPU reserved",
+            remedy="set ray.num_cpus_per_rank to the number of threads",
+        )
+
+
+def _script(config: Config, machine: Machine) -> Iterator[Doubt]:
+    if isinstance(config.workload, ScriptWorkload) and not machine.script:
+        yield Doubt(
+            level="warning",
+            keys=("workload.script",),
+            found=f"no file {config.workload.script} from this directory",
+            remedy="start the command in the directory that a launch is started in, or correct the path",
+        )
+
+
+def _timeouts(config: Config) -> Iterator[Doubt]:
+    shorter = [
+        name
+        for name in _STAGES_WITH_COLLECTIVES
+        if getattr(config.timeouts, name) < config.timeouts.collective_s
+    ]
+    if shorter and config.ranks > 1:
+        yield Doubt(
+            level="warning",
+            keys=tuple(f"timeouts.{name}" for name in ("collective_s", *shorter)),
+            found=f"a collective waits {config.timeouts.collective_s:g} s, longer than {', '.join(shorter)}: "
+            "a rank that hangs there is told by the stage's time, not by the collective that it hangs in",
+            remedy="set timeouts.collective_s to less than these stages",
+        )
+
+
+def _engine(config: Config) -> Iterator[Doubt]:
+    if config.engine == "torchair" and config.device != "npu":
+        yield Doubt(
+            level="error",
+            keys=("engine", "device"),
+            found=f"engine torchair compiles for device npu, and device is {config.device}",
+            remedy="set device: npu, or engine: auto",
+        )
+
+
+def _no_compile(config: Config) -> Iterator[Doubt]:
+    if config.no_compile and config.store is None:
+        yield Doubt(
+            level="warning",
+            keys=("no_compile", "store"),
+            found="nothing may be compiled, and no store is named: every rank needs a filled cache_dir",
+            remedy="name a store, or launch with no_compile: false once",
+        )
+
+
+def _overlaps(config: Config, store: StoreConfig) -> Iterator[Doubt]:
+    cache = Path(os.path.normpath(config.cache_dir))
+    for tier in store.tiers:
+        place = Path(os.path.normpath(tier.path))
+        if not is_url(tier.path) and (cache.is_relative_to(place) or place.is_relative_to(cache)):
+            yield Doubt(
+                level="error",
+                keys=("cache_dir", "store"),
+                found=f"the cache directory {cache} and the store {place} lie in one another",
+                remedy="give each a directory of its own",
+            )
+
+
+def _reach(config: Config, store: StoreConfig, machine: Machine) -> Iterator[Doubt]:
+    own = {tier.path for tier in store.tiers} <= set(machine.local_stores)
+    if own and config.ray.address is not None:
+        yield Doubt(
+            level="warning",
+            keys=("store", "ray.address"),
+            found=f"{store.location} lies on a disk of this machine alone, and the ranks are on a cluster: "
+            "each node would have a store of its own",
+            remedy="put the store on a file system that all nodes mount, or into a bucket",
+        )
+
+
+def _trust(trust: TrustConfig, store: StoreConfig) -> Iterator[Doubt]:
+    if trust.policy != "require" or trust.signing_key is not None:
+        return
+    if not trust.trusted_keys and trust.keyring is None:
+        yield Doubt(
+            level="error",
+            keys=("store.trust.policy", "store.trust.trusted_keys"),
+            found="only signed artifacts are believed, and no key is trusted",
+            remedy="name a key that signs or keys that are trusted, see `warmrank keys`",
+        )
+    elif any(tier.mode in {"rw", "required"} for tier in store.tiers):
+        yield Doubt(
+            level="warning",
+            keys=("store.trust.policy", "store.trust.signing_key"),
+            found="policy require, and no key that signs: nothing that is compiled is published",
+            remedy="name store.trust.signing_key, or say that it only reads with mode: ro",
+        )

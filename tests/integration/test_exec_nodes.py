@@ -1,0 +1,87 @@
+"""`warmrank exec` on two nodes of a Ray cluster: places, output, the first failure, what is published."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.launched import loaded_config, write_config
+from tests.support.processes import marked, still_there
+from tests.support.ray_cluster import RayCluster, ray_cluster
+from tests.support.stored import open_store
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 100
+RANK = (sys.executable, "-m", "tests.support.exec_rank", "--ranks={node_rank}")
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    with ray_cluster(num_nodes=2) as running:
+        yield running
+
+
+class Project:
+    """A config of two ranks that need a node each."""
+
+    def __init__(self, directory: Path, cluster: RayCluster) -> None:
+        self.directory = directory
+        self.mark = uuid.uuid4().hex
+        self._environ = {**cluster.environ, "PYTHONPATH": str(ROOT), "WARMRANK_TEST": self.mark}
+        self.changes: dict[str, Any] = {
+            "ray": {"address": cluster.address, "num_cpus_per_rank": 3, "ship_code": False}
+        }
+        self.config = loaded_config(directory, **self.changes)
+
+    def exec(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "orchestrator", "exec", str(self.path), *arguments],
+            env=self._environ, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+        )  # fmt: skip
+
+    @property
+    def path(self) -> Path:
+        return write_config(self.directory, **self.changes)
+
+
+@pytest.fixture
+def project(tmp_path: Path, cluster: RayCluster) -> Project:
+    return Project(tmp_path, cluster)
+
+
+def test_each_node_runs_its_part_and_the_driver_commits_the_whole(project: Project) -> None:
+    report = project.directory / "out.json"
+    code = f'cd {ROOT} && echo "node {{node_rank}} of {{nnodes}}, $WARMRANK_NPROC of {{ranks}}" && exec "$@"'
+    done = project.exec("--json", str(report), "--", "sh", "-c", code, "sh", *RANK)
+    assert done.returncode == 0, done.stderr
+    lines = sorted(line.split(" | ")[1] for line in done.stdout.splitlines())
+    assert lines == ["node 0 of 2, 1 of 2", "node 1 of 2, 1 of 2", "ready", "ready"]
+    assert {line.split()[0] for line in done.stdout.splitlines()} == {"0", "1"}
+    found = json.loads(report.read_text())
+    assert [node["status"] for node in found["nodes"]] == [0, 0]
+    (record,) = open_store(project.directory / "store").launches()
+    assert [ref.rank for ref in record.partitions] == [0, 1]
+
+
+def test_first_failure_ends_the_command_on_all_nodes(project: Project) -> None:
+    code = 'if [ {node_rank} = 1 ]; then exit 5; fi; echo "$1" up; exec sleep 600'
+    done = project.exec("--publish-when", "none", "--", "sh", "-c", code, "sh", project.mark)
+    assert done.returncode == 5, done.stderr
+    assert "stopped on the other nodes" in done.stderr
+    left = [pid for pid, line in marked(str(project.config.cache_dir)).items() if "sleep" in line]
+    assert still_there(left) == []
+
+
+def test_program_that_nodes_lack_is_an_error_with_the_shells_status(project: Project) -> None:
+    done = project.exec("--", "nosuch-program")
+    assert done.returncode == 127, done.stderr
+    assert "'nosuch-program' cannot be run" in done.stderr

@@ -1,0 +1,46 @@
+"""`warmrank exec` around torchrun on two ranks: compiled on the first node, on the second nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.launched import write_config
+
+ROOT = Path(__file__).parents[2]
+TORCHRUN = (
+    *(sys.executable, "-m", "torch.distributed.run", "--nnodes={nnodes}", "--node-rank={node_rank}"),
+    *("--master-addr={master_addr}", "--master-port={master_port}", "--nproc-per-node={nproc}"),
+    str(ROOT / "tests" / "support" / "exec_model.py"),
+)
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def ranks_of(tmp_path: Path, *options: str, **changes: object) -> tuple[list[str], str]:
+    """What each rank printed, and what warmrank said."""
+    config = write_config(tmp_path, **changes)
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", "exec", str(config), "--here", *options, "--", *TORCHRUN],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return sorted(done.stdout.splitlines()), done.stderr
+
+
+def test_second_node_compiles_nothing(tmp_path: Path) -> None:
+    ranks, said = ranks_of(tmp_path)
+    assert ranks == ["rank 0 compiled", "rank 1 compiled"]
+    assert "published 2 ranks" in said
+    second = {"cache_dir": str(tmp_path / "second"), "no_compile": True}
+    ranks, said = ranks_of(tmp_path, **second)
+    assert ranks == ["rank 0 loaded", "rank 1 loaded"]
+    assert "2 partitions in the cache" in said

@@ -1,0 +1,72 @@
+"""Metrics of a launch, as a Prometheus server would scrape them from a node of Ray."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from orchestrator.show.ray_metrics import RayMetrics
+from tests.support.made_reports import until_compile
+
+pytestmark = pytest.mark.ray
+
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture
+def metrics_url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    import ray
+
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    temp_dir = tempfile.mkdtemp(prefix="wr-", dir="/tmp")  # a socket's path may have 107 bytes
+    try:
+        ray.init(
+            "local",
+            num_cpus=1,
+            include_dashboard=False,
+            object_store_memory=100_000_000,
+            log_to_driver=False,
+            _temp_dir=temp_dir,
+            _system_config={"metrics_report_interval_ms": 500},
+        )
+        (node,) = ray.nodes()
+        yield f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    finally:
+        ray.shutdown()
+        shutil.rmtree(temp_dir, ignore_errors=True)
+
+
+def scraped(url: str) -> dict[tuple[str, str, str], float]:
+    """Values of this package's metrics by name, stage and state; empty while nobody answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - a node of the test's own
+            text = answer.read().decode()
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return {}
+    return {
+        (sample.name, sample.labels.get("stage", ""), sample.labels.get("state", "")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("ray_warmrank_") and sample.labels.get("launch") == "tiny"
+    }
+
+
+def test_node_exports_what_the_driver_hears(metrics_url: str) -> None:
+    listener = RayMetrics("tiny")
+    for event in until_compile(16):
+        listener(event)
+    until_s = time.monotonic() + TIMEOUT_S
+    found: dict[tuple[str, str, str], float] = {}
+    while ("ray_warmrank_stage_ranks", "compile", "running") not in found and time.monotonic() < until_s:
+        found = scraped(metrics_url)
+    assert found["ray_warmrank_stage_ranks", "compile", "running"] == 8
+    assert found["ray_warmrank_stage_ranks", "build", "done"] == 16
+    assert found["ray_warmrank_ranks", "", ""] == 16
+    assert found["ray_warmrank_stage_seconds", "build", ""] == pytest.approx(5.2)

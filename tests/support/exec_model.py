@@ -1,0 +1,40 @@
+"""A script for torchrun: a cached function on every rank; prints how each got its artifact."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed
+
+import worker
+from worker import CompilerConfig
+
+
+class Model(torch.nn.Module):
+    """One cached function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+        config = CompilerConfig()
+        config.mode = "reduce-overhead"
+        self.cached_scale = worker.inference.cache_compile(self.scale, config=config)
+
+    def scale(self, x: torch.Tensor) -> torch.Tensor:
+        """Once each."""
+        return x * self.weight
+
+
+def main() -> None:
+    torch.distributed.init_process_group("gloo")
+    model = Model()
+    assert model.cached_scale(torch.ones(3, 2)).sum() == 6
+    result = model.cached_scale.last_result
+    assert result is not None
+    print(  # noqa: T201 - its output is what a test reads
+        f"rank {torch.distributed.get_rank()} {result.outcome}", flush=True
+    )
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""A driver that seeds the nodes of a cluster on one machine as if each had a disk of its own.
+
+Each node's actor gets a cache directory of its own, and writes down each file of the store that it opens.
+Prints what became of the nodes, and how often each blob of the store was opened by which node.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from orchestrator.cli.console import plain
+from orchestrator.config.reading import Config, load
+from orchestrator.gang import ray_session
+from orchestrator.seed.events import nobody
+from orchestrator.seed.node_actor import NodeSeeder
+from orchestrator.seed.nodes import Node
+from orchestrator.seed.on_ray import RaySeedCluster
+from orchestrator.seed.options import SeedOptions
+from orchestrator.seed.seeding import Seeding, SeedPlan
+from tests.support.stored import REPOSITORY
+
+READS = "reads"
+TIME_S = 60.0
+
+
+class CountedSeeder(NodeSeeder):
+    """Seeds a directory of its own, and notes what it opens in the store."""
+
+    def __init__(self, config: Config, node: Node, options: SeedOptions) -> None:
+        root = config.cache_dir
+        super().__init__(config.model_copy(update={"cache_dir": root / node.node_id}), node, options)
+        assert config.store is not None
+        blobs = f"{config.store.tiers[0].path}/cas/"
+        log = root / READS / node.node_id
+        log.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+        def note(event: str, arguments: tuple[Any, ...]) -> None:
+            if event == "open" and str(arguments[0]).startswith(blobs):
+                os.write(descriptor, f"{Path(arguments[0]).name}\n".encode())
+
+        sys.addaudithook(note)
+
+
+def main(config_file: Path, fan_out: Any) -> None:
+    config = load(config_file)
+    options = SeedOptions(fan_out=fan_out, limit_bytes_per_s=float(sys.argv[3]))
+    session = ray_session.enter(config.ray)
+    try:
+        environ = {"PYTHONPATH": str(REPOSITORY)}
+        cluster = RaySeedCluster(config, options, environ, seeder=CountedSeeder)
+        seeding = Seeding(cluster, SeedPlan(fan_out=fan_out), tell=nobody)
+        deadline_s = time.monotonic() + TIME_S
+        while not seeding.is_done and time.monotonic() < deadline_s:
+            seeding.step()
+            time.sleep(0.05)
+        seeds = seeding.results()
+    finally:
+        ray_session.leave(session)
+    reads = {
+        log.name: dict(Counter(log.read_text().split()))
+        for log in sorted((config.cache_dir / READS).iterdir())
+    }
+    print(json.dumps({"seeds": plain(seeds), "reads": reads}))  # noqa: T201 - the answer
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

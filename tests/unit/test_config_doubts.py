@@ -1,0 +1,190 @@
+"""What a config's keys say together, and where its values are from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.config.doubts import Machine, doubts, look
+from orchestrator.config.models import Config
+from orchestrator.config.origins import as_plain, key_lines, origins
+from orchestrator.config.reading import load, parse
+
+MACHINE = Machine(num_cpus=8, local_stores=(), script=True)
+
+
+def config(**data: Any) -> Config:
+    least = {"workload": {"entrypoint": "a:b"}, "ranks": 2, "parallel": {"dp": 2}}
+    return parse({**least, **data})
+
+
+def found(machine: Machine = MACHINE, **data: Any) -> list[tuple[str, tuple[str, ...]]]:
+    return [(doubt.level, doubt.keys) for doubt in doubts(config(**data), machine)]
+
+
+def test_plain_config_is_beyond_doubt():
+    assert found() == []
+    assert found(store={"path": "/mnt/shared"}, ray={"address": "auto"}) == []
+
+
+CPUS = ("ranks", "ray.num_cpus_per_rank", "ray.num_cpus")
+
+
+@pytest.mark.parametrize(
+    ("data", "level", "keys"),
+    [
+        ({"ray": {"num_cpus": 1}}, "error", CPUS),
+        ({"ray": {"num_cpus_per_rank": 5.0}}, "warning", CPUS),
+        ({"ray": {"num_cpus": 8, "address": "auto"}}, "warning", ("ray.num_cpus", "ray.address")),
+        ({"ray": {"omp_num_threads": 2}}, "warning", ("ray.omp_num_threads", "ray.num_cpus_per_rank")),
+        ({"engine": "torchair"}, "error", ("engine", "device")),
+        ({"no_compile": True}, "warning", ("no_compile", "store")),
+        ({"cache_dir": "/a/b", "store": {"path": "/a"}}, "error", ("cache_dir", "store")),
+        ({"cache_dir": "/a", "store": {"path": "/a/../a/b/"}}, "error", ("cache_dir", "store")),
+        (
+            {"timeouts": {"collective_s": 301.0}},
+            "warning",
+            ("timeouts.collective_s", "timeouts.first_call_s"),
+        ),
+        (
+            {"store": {"path": "/a", "trust": {"policy": "require"}}},
+            "error",
+            ("store.trust.policy", "store.trust.trusted_keys"),
+        ),
+        (
+            {"store": {"path": "/a", "trust": {"policy": "require", "trusted_keys": {"ci": "/k.pem"}}}},
+            "warning",
+            ("store.trust.policy", "store.trust.signing_key"),
+        ),
+    ],
+)
+def test_keys_that_do_not_go_together_are_named(data: dict[str, Any], level: str, keys: tuple[str, ...]):
+    assert found(**data) == [(level, keys)]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"engine": "torchair", "device": "npu"},
+        {"ray": {"num_cpus": 2}},
+        {"ray": {"omp_num_threads": 4, "num_cpus_per_rank": 4.0}},
+        {"cache_dir": "/a", "store": {"path": "/ab"}},
+        {"cache_dir": "/a", "store": {"path": "s3://b/a"}},
+        {"no_compile": True, "store": {"path": "/a"}},
+        {
+            "store": {
+                "path": "/a",
+                "mode": "ro",
+                "trust": {"policy": "require", "trusted_keys": {"ci": "/k.pem"}},
+            }
+        },
+    ],
+)
+def test_keys_that_go_together_are_not_named(data: dict[str, Any]):
+    assert found(**data) == []
+
+
+def test_store_on_a_disk_of_one_machine_is_named_where_the_ranks_are_on_a_cluster():
+    store = {"path": "/a"}
+    machine = Machine(num_cpus=8, local_stores=("/a",), script=True)
+    assert found(machine, store=store) == []
+    assert found(machine, store=store, ray={"address": "auto"}) == [("warning", ("store", "ray.address"))]
+    tiers = {"tiers": [{"path": "/a"}, {"path": "s3://b/c"}]}
+    assert found(machine, store=tiers, ray={"address": "auto"}) == []
+
+
+def test_script_that_is_not_there_is_named():
+    machine = Machine(num_cpus=8, local_stores=(), script=False)
+    assert found(machine, workload={"script": "x.py"}) == [("warning", ("workload.script",))]
+
+
+def test_errors_come_first():
+    levels = [level for level, _ in found(engine="torchair", no_compile=True, ray={"num_cpus": 1})]
+    assert levels == ["error", "error", "warning"]
+
+
+def test_look_finds_directories_on_local_disks_and_the_script(tmp_path: Path):
+    (tmp_path / "here.py").touch()
+    tiers = [{"path": str(tmp_path)}, {"path": str(tmp_path / "absent")}, {"path": "s3://b/c"}]
+    machine = look(config(store={"tiers": tiers}, workload={"script": str(tmp_path / "here.py")}))
+    assert (machine.local_stores, machine.script) == ((str(tmp_path),), True)
+    assert look(config(workload={"script": str(tmp_path / "absent.py")})).script is False
+
+
+FILE = """\
+workload: {entrypoint: "a:b", arguments: {layers: 4}}
+ranks: 2
+parallel:
+  dp: 2
+store:
+  path: /mnt/store
+  trust:
+    policy: require
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(FILE)
+    return path
+
+
+def sources(path: Path, *overrides: str) -> dict[str, str]:
+    return {
+        origin.key: origin.source.removeprefix(f"{path}:")
+        for origin in origins(load(path, overrides), path, overrides)
+    }
+
+
+def test_value_is_from_its_line_an_override_or_the_default(file: Path):
+    found = sources(file, "timeouts.compile_s=60", "parallel={dp: 1, tp: 2}")
+    assert {
+        key: found[key]
+        for key in (
+            "name",
+            "workload.arguments.layers",
+            "ranks",
+            "parallel.tp",
+            "timeouts.compile_s",
+            "device",
+        )
+    } == {
+        "name": "file name",
+        "workload.arguments.layers": "1",
+        "ranks": "2",
+        "parallel.tp": "--set parallel={dp: 1, tp: 2}",
+        "timeouts.compile_s": "--set timeouts.compile_s=60",
+        "device": "default",
+    }
+
+
+def test_value_of_a_store_in_short_is_from_where_it_stands(file: Path):
+    found = sources(file, "store.mode=ro")
+    assert (found["store.tiers.0.path"], found["store.trust.policy"]) == ("6", "8")
+    assert found["store.tiers.0.mode"] == "--set store.mode=ro"
+
+
+def test_value_of_a_tier_is_from_its_line(file: Path):
+    file.write_text(
+        FILE.partition("store:")[0] + "store:\n  tiers:\n  - path: /a\n  - {path: /b, mode: ro}\n"
+    )
+    found = sources(file)
+    assert (found["store.tiers.0.path"], found["store.tiers.1.mode"]) == ("7", "8")
+
+
+def test_last_override_of_a_key_wins(file: Path):
+    assert sources(file, "max_rounds=1", "max_rounds=2")["max_rounds"] == "--set max_rounds=2"
+
+
+def test_empty_text_has_no_keys():
+    assert key_lines("") == {}
+
+
+def test_what_is_shown_loads_to_the_same(file: Path, tmp_path: Path):
+    shown = tmp_path / "shown.yaml"
+    shown.write_text(yaml.safe_dump(as_plain(load(file))))
+    assert load(shown) == load(file)

@@ -1,0 +1,132 @@
+"""JSON Schemas and the reference: those that are kept are up to date, and accept what is shipped."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from orchestrator.config.keys import sections
+from orchestrator.config.models import Config
+from orchestrator.config.reference import in_document, reference_of
+from orchestrator.config.schema import NAMES, SchemaOf, schema, schema_text
+from orchestrator.show.report import report_schema
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "cluster_configs").glob("*.yaml"))
+HOSTS = sorted((ROOT / "cluster_configs" / "hosts").glob("*.yaml"))
+DOCUMENTS: tuple[tuple[SchemaOf, Path], ...] = (
+    ("config", ROOT / "docs" / "config.md"),
+    ("hosts", ROOT / "docs" / "clusters.md"),
+)
+LEAST: dict[str, Any] = {"workload": {"entrypoint": "a:b"}, "ranks": 2, "parallel": {"dp": 2}}
+
+
+def kept(name: str) -> Path:
+    return ROOT / "docs" / "schemas" / f"{name}.schema.json"
+
+
+def complaints(name: SchemaOf, data: object) -> list[str]:
+    return [error.message for error in jsonschema.Draft202012Validator(schema(name)).iter_errors(data)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_schema_that_is_kept_is_up_to_date(name: SchemaOf):
+    remedy = f"warmrank config schema --of {name} > docs/schemas/{name}.schema.json"
+    assert kept(name).read_text() == schema_text(name), remedy
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_schema_is_itself_valid(name: SchemaOf):
+    jsonschema.Draft202012Validator.check_schema(schema(name))
+
+
+def test_schema_of_a_report_is_that_of_the_report():
+    assert schema("report") == report_schema()
+
+
+@pytest.mark.parametrize(("name", "path"), DOCUMENTS)
+def test_reference_in_a_document_is_up_to_date(name: SchemaOf, path: Path):
+    text = path.read_text()
+    remedy = f"warmrank config reference --of {name} --into docs/{path.name}"
+    assert text == in_document(text, reference_of(name)), remedy
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_shipped_config_is_valid_and_names_its_schema(path: Path):
+    assert complaints("config", yaml.safe_load(path.read_text())) == []
+    assert named_schema(path) == kept("config")
+
+
+@pytest.mark.parametrize("path", HOSTS, ids=lambda path: path.stem)
+def test_shipped_hosts_file_is_valid_and_names_its_schema(path: Path):
+    assert complaints("hosts", yaml.safe_load(path.read_text())) == []
+    assert named_schema(path) == kept("hosts")
+
+
+def named_schema(path: Path) -> Path:
+    found = re.match(r"# yaml-language-server: \$schema=(\S+)\n", path.read_text())
+    assert found
+    return (path.parent / found[1]).resolve()
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        None,
+        {"path": "/a"},
+        {"path": "/a", "mode": "ro", "trust": {"policy": "off"}},
+        {"tiers": [{"path": "/a"}, {"path": "s3://b/c", "options": {"region": "x"}}], "trust": {}},
+    ],
+)
+def test_store_may_be_written_in_short_and_in_full(store: object):
+    assert complaints("config", {**LEAST, "store": store}) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ranks": "2"},
+        {"rankz": 2},
+        {"device": "tpu"},
+        {"store": {"pth": "/a"}},
+        {"store": {"path": "/a", "tiers": [{"path": "/a"}]}},
+        {"store": {"path": "/a", "trust": {"policy": "maybe"}}},
+        {"timeouts": {"compile_s": 0}},
+        {"workload": {"entrypoint": "no colon"}},
+        {"workload": {}},
+    ],
+)
+def test_mistake_in_a_config_is_one_to_an_editor_too(change: dict[str, Any]):
+    assert complaints("config", {**LEAST, **change})
+
+
+def test_host_may_be_a_name_or_a_mapping():
+    assert complaints("hosts", {"hosts": ["a", {"host": "b"}]}) == []
+    assert complaints("hosts", {"hosts": ["-x"]})
+    assert complaints("hosts", {"hosts": [{"hst": "b"}]})
+
+
+def test_every_key_is_described():
+    keys = [key for section in sections(Config) for key in section.keys]
+    assert [key.dotted for key in keys if not key.description] == []
+    assert len(keys) > 60
+
+
+def test_keys_below_lists_and_names_are_found():
+    paths = {key.dotted for section in sections(Config) for key in section.keys}
+    assert {"store.tiers.0.mode", "store.trust.policy", "node_caches.NAME.path", "timeouts.load_s"} <= paths
+
+
+def test_document_without_marks_is_not_written():
+    with pytest.raises(ValueError, match="expected the lines"):
+        in_document("# Configs\n", "made")
+
+
+def test_schemas_hold_nothing_of_this_machine():
+    assert all(str(Path.home()) not in json.dumps(schema(name)) for name in NAMES)

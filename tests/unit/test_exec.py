@@ -1,0 +1,242 @@
+"""`warmrank exec` on this node: caches before the command, what it added afterwards, statuses."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from cache_store.errors import StoreUnavailable
+from cache_store.publish_pending import publish_pending
+from orchestrator.config.reading import Config
+from orchestrator.errors import BadArgument
+from orchestrator.launch.identity import launch_key
+from orchestrator.look.verify import cached_files
+from orchestrator.serve.driver import execute
+from orchestrator.serve.outcome import Options, Outcome
+from orchestrator.serve.readiness import parse_when
+from orchestrator.serve.streams import Streams
+from tests.support.launched import loaded_config
+from tests.support.ray_cluster import free_ports
+from tests.support.stored import open_store
+
+ROOT = Path(__file__).parents[2]
+RANKS = (sys.executable, "-m", "tests.support.exec_rank")
+WAIT_S = 30.0
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def run(said: list[str]) -> Run:
+    def run(config: Config, words: Sequence[str], when: str = "exit") -> Outcome:
+        options = Options(here=True, nodes=(), replicate=False, when=parse_when(when), grace_s=10.0)
+        return execute(
+            config,
+            words,
+            options,
+            say=said.append,
+            streams=lambda names: Streams(names, io.BytesIO(), io.BytesIO()),
+        )
+
+    return run
+
+
+def shell(code: str) -> tuple[str, str, str]:
+    return ("sh", "-c", code)
+
+
+def num_launches(config: Config) -> int:
+    assert config.store is not None
+    path = Path(config.store.tiers[0].path)
+    return len(open_store(path).launches(launch_key(config))) if (path / "FORMAT").exists() else 0
+
+
+def test_what_the_ranks_compiled_is_in_the_store_at_the_end(tmp_path: Path, run: Run) -> None:
+    config = loaded_config(tmp_path)
+    outcome = run(config, RANKS)
+    assert (outcome.exit_code, outcome.problems, bool(outcome.record)) == (0, (), True)
+    (record,) = open_store(tmp_path / "store").launches(launch_key(config))
+    assert [ref.partition for ref in record.partitions] == ["world2global_rank0", "world2global_rank1"]
+
+
+def test_second_node_has_it_before_the_command_begins(tmp_path: Path, run: Run, said: list[str]) -> None:
+    run(loaded_config(tmp_path), RANKS)
+    other = loaded_config(tmp_path, cache_dir=str(tmp_path / "other"))
+    outcome = run(other, shell(f'test $(find "{other.cache_dir}" -name compiled_module | wc -l) = 2'))
+    assert (outcome.exit_code, outcome.nodes[0].found) == (0, True)
+    assert "2 partitions in the cache" in " ".join(said)
+
+
+def test_nothing_new_is_not_published_again(tmp_path: Path, run: Run, said: list[str]) -> None:
+    config = loaded_config(tmp_path)
+    run(config, RANKS)
+    outcome = run(config, (*RANKS, "--outcome", "loaded"))
+    assert (outcome.record, outcome.problems) == ("", ())
+    assert "nothing new to publish: 2 functions loaded, 0 compiled" in said
+
+
+def test_command_without_cached_functions_publishes_nothing(tmp_path: Path, run: Run) -> None:
+    config = loaded_config(tmp_path)
+    outcome = run(config, ("true",))
+    assert (outcome.exit_code, outcome.record, outcome.problems, num_launches(config)) == (0, "", (), 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--ranks", "0"), "rank 1 of 2 loaded or compiled nothing"),
+        (("--world", "4", "--ranks", "0,1,2,3"), "a world of 4, and the config has ranks: 2"),
+        (("--status", "3"), "ended with status 3"),
+    ],
+)
+def test_what_is_not_whole_is_not_published(
+    tmp_path: Path, run: Run, options: tuple[str, ...], reason: str
+) -> None:
+    config = loaded_config(tmp_path)
+    outcome = run(config, (*RANKS, *options))
+    assert outcome.record == ""
+    assert reason in " ".join(outcome.problems)
+    assert num_launches(config) == 0
+
+
+def test_nothing_is_published_where_nobody_wants_it(tmp_path: Path, run: Run) -> None:
+    config = loaded_config(tmp_path)
+    outcome = run(config, RANKS, "none")
+    assert (outcome.record, outcome.problems, num_launches(config)) == ("", (), 0)
+
+
+@pytest.mark.parametrize("kind", ["file", "port"])
+def test_server_publishes_while_it_runs(tmp_path: Path, run: Run, kind: str) -> None:
+    config = loaded_config(tmp_path)
+    (port,) = free_ports(1)
+    when, options = {
+        "file": ("{cache_dir}/ready", ("--file", str(config.cache_dir / "ready"))),
+        "port": (str(port), ("--port", str(port))),
+    }[kind]
+    seen: list[int] = []
+
+    def stop_when_published() -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not num_launches(config) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        seen.append(num_launches(config))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    watcher = threading.Thread(target=stop_when_published)
+    watcher.start()
+    outcome = run(config, (*RANKS, *options, "--stay"), when)
+    watcher.join()
+    assert seen == [1]
+    assert (outcome.exit_code, outcome.problems) == (143, ())
+
+
+def test_condition_that_never_holds_publishes_nothing_and_says_so(tmp_path: Path, run: Run) -> None:
+    config = loaded_config(tmp_path)
+    outcome = run(config, RANKS, str(tmp_path / "never"))
+    assert outcome.exit_code == 0
+    assert any("never was it so that file" in problem for problem in outcome.problems)
+    assert num_launches(config) == 0
+
+
+def test_port_in_use_is_an_error_before_the_command(tmp_path: Path, run: Run) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        pytest.raises(BadArgument, match="already"),
+    ):
+        run(loaded_config(tmp_path), shell(f"touch {tmp_path}/ran"), str(server.getsockname()[1]))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_command_runs_without_its_store_and_what_it_made_waits(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "store").write_text("in the way")
+    config = loaded_config(tmp_path)
+    outcome = run(config, RANKS)
+    assert outcome.exit_code == 0
+    assert "waits for warmrank publish" in " ".join(outcome.problems)
+    (tmp_path / "store").unlink()
+    late = publish_pending(open_store(tmp_path / "store"), config.cache_dir)
+    assert (len(late.published), len(late.committed), late.kept) == (2, 1, {})
+
+
+def test_required_store_that_is_away_keeps_the_command_from_starting(tmp_path: Path, run: Run) -> None:
+    store = {"path": str(tmp_path / "store"), "mode": "required", "trust": {"policy": "off"}}
+    with pytest.raises(StoreUnavailable):
+        run(loaded_config(tmp_path, store=store), shell(f"touch {tmp_path}/ran"))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_store_that_may_not_be_written_is_said_to_be_so(tmp_path: Path, run: Run) -> None:
+    run(loaded_config(tmp_path), RANKS)
+    store = {"path": str(tmp_path / "store"), "mode": "ro", "trust": {"policy": "off"}}
+    outcome = run(loaded_config(tmp_path, store=store), RANKS)
+    assert any("only read" in problem for problem in outcome.problems)
+
+
+def test_config_without_store_runs_the_command(tmp_path: Path, run: Run, said: list[str]) -> None:
+    assert run(loaded_config(tmp_path, store=None), RANKS).exit_code == 0
+    assert "names no store" in " ".join(said)
+
+
+def test_journals_are_removed_at_the_end(tmp_path: Path, run: Run) -> None:
+    config = loaded_config(tmp_path)
+    run(config, RANKS)
+    assert not (config.cache_dir / ".journal").exists()
+    assert len(cached_files(config.cache_dir)) == 2
+
+
+def test_directories_of_tools_come_and_go(tmp_path: Path, run: Run, said: list[str]) -> None:
+    sync = {"sync": [{"tool": "vllm"}, {"tool": "mine", "variable": "MY_CACHE"}], "keys": ["model=llama"]}
+    config = loaded_config(tmp_path, exec=sync)
+    fill = 'echo graph > "$VLLM_CACHE_ROOT/graph"; mkdir -p "$MY_CACHE"; echo mine > "$MY_CACHE/file"'
+    made = run(config, shell(f'mkdir -p "$VLLM_CACHE_ROOT"; {fill}'))
+    assert (made.exit_code, made.problems) == (0, ())
+    other = loaded_config(tmp_path, exec=sync, cache_dir=str(tmp_path / "other"))
+    look = 'grep -q graph "$VLLM_CACHE_ROOT/graph" && grep -q mine "$MY_CACHE/file"'
+    assert run(other, shell(look)).exit_code == 0
+    assert "vllm: pulled 1 new of 1 files" in said
+
+
+def test_directories_of_another_model_do_not_come(tmp_path: Path, run: Run, said: list[str]) -> None:
+    sync = {"sync": [{"tool": "vllm"}]}
+    run(loaded_config(tmp_path, exec=sync), shell('mkdir -p "$VLLM_CACHE_ROOT"; touch "$VLLM_CACHE_ROOT/x"'))
+    workload = {"entrypoint": "models.other:workload"}
+    other = loaded_config(tmp_path, exec=sync, cache_dir=str(tmp_path / "other"), workload=workload)
+    assert run(other, shell('test ! -e "$VLLM_CACHE_ROOT/x"')).exit_code == 0
+    assert "vllm: nothing to pull" in " ".join(said)
+
+
+def test_lines_of_several_nodes_bear_their_names() -> None:
+    out, err = io.BytesIO(), io.BytesIO()
+    streams = Streams(("0 a", "1 bcd"), out, err)
+    streams.write(0, [("out", b"on"), ("err", b"x\n")])
+    streams.write(1, [("out", b"two\nthr")])
+    streams.write(0, [("out", b"e\n")])
+    streams.finish()
+    assert out.getvalue() == b"1 bcd | two\n0 a   | one\n1 bcd | thr\n"
+    assert err.getvalue() == b"0 a   | x\n"
+
+
+def test_output_of_one_node_is_as_it_is() -> None:
+    out = io.BytesIO()
+    Streams(("0 a",), out, io.BytesIO()).write(0, [("out", b"50 %\r")])
+    assert out.getvalue() == b"50 %\r"

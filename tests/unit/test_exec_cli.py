@@ -1,0 +1,113 @@
+"""`warmrank exec` as a process of its own: its output and status, signals, and what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.launched import write_config
+from tests.support.processes import marked, still_there
+
+ROOT = Path(__file__).parents[2]
+WAIT_S = 30.0
+
+Cli = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def mark() -> str:
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def cli(tmp_path: Path, mark: str) -> Iterator[Cli]:
+    """Starts the command line; neither it nor what it started outlives the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        environ = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "orchestrator", "exec", str(write_config(tmp_path)), *arguments],
+            env={**environ, "WARMRANK_TEST": mark, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate(timeout=WAIT_S)
+    assert still_there(marked(mark)) == []
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def test_output_is_the_commands_alone_and_so_is_the_status(cli: Cli, tmp_path: Path) -> None:
+    done = cli("--json", str(tmp_path / "out.json"), "--", "sh", "-c", "echo one; echo two >&2; exit 9")
+    out, err = done.communicate(timeout=WAIT_S)
+    assert (done.returncode, out) == (9, "one\n")
+    assert "two\n" in err
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert (report["exit_code"], report["nodes"][0]["status"]) == (9, 9)
+
+
+def test_command_that_is_not_there_ends_as_in_a_shell(cli: Cli) -> None:
+    done = cli("--", "nosuch-program", "--here")
+    out, err = done.communicate(timeout=WAIT_S)
+    assert (done.returncode, out) == (127, "")
+    assert "'nosuch-program' cannot be run" in err
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_go_to_the_command_and_nothing_is_left(
+    cli: Cli, mark: str, number: signal.Signals, status: int
+) -> None:
+    driver = cli("--", "bash", "-c", "setsid sleep 600 & echo up; exec sleep 600")
+    assert first_line(driver) == "up\n"
+    driver.send_signal(number)
+    assert driver.wait(WAIT_S) == status
+    assert still_there(marked(mark), timeout_s=0) == []
+
+
+def test_killed_driver_takes_the_command_with_it(cli: Cli, mark: str) -> None:
+    driver = cli("--grace", "0.2", "--", "sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done")
+    assert first_line(driver) == "up\n"
+    driver.kill()
+    driver.wait(WAIT_S)
+    assert still_there(marked(mark)) == []
+
+
+def test_here_imports_neither_torch_nor_ray(tmp_path: Path) -> None:
+    ranks = [sys.executable, "-m", "tests.support.exec_rank"]
+    code = (
+        "import sys\n"
+        "from orchestrator.cli.main import app\n"
+        f"arguments = ['exec', {str(write_config(tmp_path))!r}, '--here', '--', *{ranks!r}]\n"
+        "status = app(arguments, standalone_mode=False)\n"
+        "assert not {'torch', 'ray'} & set(sys.modules)\n"
+        "sys.exit(status)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT_S,
+    )
+    assert (done.returncode, done.stdout) == (0, "ready\n"), done.stderr
+    assert "published 2 ranks" in done.stderr

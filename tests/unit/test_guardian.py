@@ -1,0 +1,156 @@
+"""The process that ends what ranks leave behind, with real processes that stand in for ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.gang import guardian
+from orchestrator.gang.guardian import MARK
+from tests.support.processes import still_there
+
+LONG_S = 600.0
+
+# A rank with a child, and a grandchild in a session of its own whose parent is gone.
+RANK = """
+import os, subprocess, sys, time
+sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+child = subprocess.Popen(sleep)
+middle = "import subprocess as s, sys; print(s.Popen(sys.argv[1:], start_new_session=True, stdout=s.DEVNULL).pid)"
+orphan = subprocess.run([sys.executable, "-c", middle, *sleep], stdout=subprocess.PIPE).stdout.decode().strip()
+print(os.getpid(), child.pid, orphan, flush=True)
+time.sleep(600)
+"""
+
+Guarded = Callable[..., "subprocess.Popen[str]"]
+
+
+class Rank:
+    """Processes that stand for one rank; all are ended with the test."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", RANK],
+            env={**os.environ, MARK: mark},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.pid, self.child, self.orphan = (int(word) for word in self.process.stdout.readline().split())
+
+    def left(self) -> list[int]:
+        """Which of them are there still, once they have had time to go."""
+        self.process.poll()
+        return still_there((self.pid, self.child, self.orphan))
+
+    def end(self) -> None:
+        for pid in (self.pid, self.child, self.orphan):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+@pytest.fixture
+def ranks() -> Iterator[tuple[Rank, Rank]]:
+    both = (Rank(uuid.uuid4().hex), Rank(uuid.uuid4().hex))
+    yield both
+    for rank in both:
+        rank.end()
+
+
+@pytest.fixture
+def guard() -> Iterator[Guarded]:
+    """Starts a guardian that guards ranks."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*ranks: Rank, lease_s: float = LONG_S, remove: tuple[Path, ...] = ()) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", guardian.__file__], stdin=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        marks = {rank.pid: rank.mark for rank in ranks}
+        tell(process, guard=marks, lease_s=lease_s, remove=[str(path) for path in remove])
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def tell(process: subprocess.Popen[str], **command: Any) -> None:
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(command) + "\n")
+    process.stdin.flush()
+
+
+def test_all_ends_when_the_attempt_is_over(ranks: tuple[Rank, Rank], guard: Guarded) -> None:
+    process = guard(*ranks)
+    tell(process, end=True)
+    assert process.wait(timeout=20) == 0
+    assert [rank.left() for rank in ranks] == [[], []]
+
+
+def test_all_ends_when_whoever_started_it_is_gone(
+    ranks: tuple[Rank, Rank], guard: Guarded, tmp_path: Path
+) -> None:
+    (tmp_path / "left" / "behind").mkdir(parents=True)
+    process = guard(*ranks, remove=(tmp_path / "left",))
+    process.communicate(timeout=20)
+    assert [rank.left() for rank in ranks] == [[], []]
+    assert not (tmp_path / "left").exists()
+
+
+def test_all_ends_when_the_lease_runs_out(ranks: tuple[Rank, Rank], guard: Guarded) -> None:
+    process = guard(*ranks, lease_s=0.2)
+    assert process.wait(timeout=20) == 0
+    assert [rank.left() for rank in ranks] == [[], []]
+
+
+def test_directories_stay_when_the_attempt_is_over_in_good_order(
+    ranks: tuple[Rank, Rank], guard: Guarded, tmp_path: Path
+) -> None:
+    process = guard(*ranks, remove=(tmp_path,))
+    tell(process, end=True)
+    process.wait(timeout=20)
+    assert tmp_path.is_dir()
+
+
+def test_rank_that_is_gone_takes_its_own_with_it_and_no_other_s(
+    ranks: tuple[Rank, Rank], guard: Guarded
+) -> None:
+    guard(*ranks)
+    first, second = ranks
+    first.process.kill()
+    first.process.wait()
+    assert first.left() == []
+    assert all(Path(f"/proc/{pid}").exists() for pid in (second.pid, second.child, second.orphan))
+
+
+def test_pid_that_is_another_process_by_now_is_not_killed(ranks: tuple[Rank, Rank]) -> None:
+    first, _ = ranks
+    parent_and_start = guardian.table()[first.pid]
+    guardian.kill({(first.pid, parent_and_start[1] - 1)})
+    assert first.process.poll() is None
+    guardian.kill({(first.pid, parent_and_start[1])})
+    assert first.process.wait(timeout=20) == -signal.SIGKILL
+
+
+def test_descendants_of_a_made_up_table_are_found_at_any_depth() -> None:
+    processes = {1: (0, 10), 2: (1, 11), 3: (2, 12), 4: (1, 13), 5: (0, 14), 6: (5, 15)}
+    assert guardian.descendants(processes, {1}) == {(2, 11), (3, 12), (4, 13)}
+    assert guardian.descendants(processes, {3, 5}) == {(6, 15)}

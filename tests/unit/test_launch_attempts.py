@@ -1,0 +1,161 @@
+"""Launches that lose their ranks: another attempt, or a true error with a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.causes import DIED, WorkerFailure
+from orchestrator.config.reading import Config, parse
+from orchestrator.errors import CannotStart, LaunchFailed
+from orchestrator.gang.in_process import InProcessLauncher
+from orchestrator.gang.launcher import Gang, Sight
+from orchestrator.launch.driver import Launch
+from orchestrator.show import events
+from orchestrator.show.report import Report, from_json, to_json
+from tests.support.fake_rank import FakeWorld
+from tests.support.recorder import Recorder
+
+
+def config_of(tmp_path: Path, **changes: Any) -> Config:
+    data: dict[str, Any] = {
+        "name": "tiny",
+        "workload": {"entrypoint": "models.tiny:workload"},
+        "ranks": 2,
+        "parallel": {"tp": 2},
+        "cache_dir": str(tmp_path / "cache"),
+        "store": {"path": str(tmp_path / "store"), "trust": {"policy": "off"}},
+        **changes,
+    }
+    return parse(data)
+
+
+class Losing(InProcessLauncher):
+    """Loses rank 1 in one stage of the first so many gangs, or does not bring them up."""
+
+    def __init__(self, world: FakeWorld, stage: str, times: int = 1, kind: str = DIED) -> None:
+        super().__init__(world.make_worker)
+        self.stage, self.times, self.kind = stage, times, kind
+        self.log: list[str] = []
+
+    def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
+        self.log.append("start")
+        if self.stage == "start" and self.times > 0:
+            self.times -= 1
+            msg = "1 of 2 rank processes did not start in time"
+            raise CannotStart(msg, may_pass=self.kind == DIED)
+        return super().start(num_ranks, timeout_s=timeout_s)
+
+    def call(
+        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
+    ) -> Iterator[tuple[int, Any]]:
+        if stage == self.stage and self.times > 0:
+            self.times -= 1
+            yield 1, Sight(state="R", doing="something")
+            yield 1, WorkerFailure(rank=1, stage=stage, kind=self.kind, message="its process ended")
+            return
+        yield from super().call(stage, method, arguments, timeout_s=timeout_s)
+
+    def release(self) -> None:
+        self.log.append("release")
+        super().release()
+
+
+@pytest.fixture
+def world() -> FakeWorld:
+    return FakeWorld()
+
+
+def run(config: Config, launcher: Losing, heard: Recorder | None = None) -> Report:
+    return Launch(config, launcher=launcher, listener=heard).run()
+
+
+STAGES = ("start", "fetch", "build", "probe", "compile", "load", "capture", "first_call", "verify", "commit")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_rank_lost_in_any_stage_costs_an_attempt_and_no_more(
+    tmp_path: Path, world: FakeWorld, stage: str
+) -> None:
+    launcher = Losing(world, stage)
+    report = run(config_of(tmp_path), launcher)
+    assert (report.outcome, report.exit_code, report.failure) == ("warm", 0, None)
+    assert [attempt.failed_stage for attempt in report.course.attempts] == [stage, ""]
+    assert launcher.log == ["start", "release", "start", "release"]
+    assert report.record
+
+
+def test_attempt_that_was_given_up_is_a_problem_of_the_report(tmp_path: Path, world: FakeWorld) -> None:
+    report = run(config_of(tmp_path), Losing(world, "capture"))
+    assert "attempt 1 was given up: stage capture: rank 1: died (retries.rank: 1 of 1)" in report.problems
+
+
+def test_budget_that_is_spent_ends_the_launch_with_its_report(tmp_path: Path, world: FakeWorld) -> None:
+    launch = Launch(config_of(tmp_path), launcher=Losing(world, "load", times=2))
+    with pytest.raises(LaunchFailed) as caught:
+        launch.run()
+    report = launch.failed(caught.value, exit_code=5)
+    assert from_json(to_json(report)) == report
+    assert (report.outcome, report.exit_code, report.record) == ("failed", 5, "")
+    assert report.failure is not None
+    assert (report.failure.stage, report.failure.causes[0].kind) == ("load", DIED)
+    assert [attempt.failed_stage for attempt in report.course.attempts] == ["load", "load"]
+    assert [rank.rank for rank in report.ranks] == [0, 1]
+    assert not list((tmp_path / "store").glob("launch/*/*"))
+
+
+def test_no_retries_means_one_attempt(tmp_path: Path, world: FakeWorld) -> None:
+    launcher = Losing(world, "build")
+    with pytest.raises(LaunchFailed):
+        run(config_of(tmp_path, retries={"rank": 0}), launcher)
+    assert launcher.log == ["start", "release"]
+
+
+def test_error_that_would_come_again_is_not_tried_again(tmp_path: Path, world: FakeWorld) -> None:
+    launcher = Losing(world, "build", kind="WorkloadError")
+    with pytest.raises(LaunchFailed):
+        run(config_of(tmp_path), launcher)
+    assert launcher.log.count("start") == 1
+
+
+def test_ranks_that_cannot_come_up_are_not_tried_again(tmp_path: Path, world: FakeWorld) -> None:
+    launcher = Losing(world, "start", kind="too few CPUs")
+    with pytest.raises(CannotStart):
+        run(config_of(tmp_path), launcher)
+    assert launcher.log.count("start") == 1
+
+
+def test_listener_hears_of_attempts_places_and_what_ranks_are_seen_to_do(
+    tmp_path: Path, world: FakeWorld
+) -> None:
+    heard = Recorder()
+    run(config_of(tmp_path), Losing(world, "probe"), heard)
+    assert [found.reason != "" for found in heard.events if isinstance(found, events.AttemptStarted)] == [
+        False,
+        True,
+    ]
+    assert [found.is_last for found in heard.events if isinstance(found, events.AttemptFailed)] == [False]
+    assert [found.doing for found in heard.events if isinstance(found, events.RankBusy)] == ["something"]
+    assert sum(isinstance(found, events.Seated) for found in heard.events) == 2
+    times = [found.at_s for found in heard.events]
+    assert times == sorted(times)
+
+
+def test_interrupted_launch_has_a_report_that_says_so(tmp_path: Path, world: FakeWorld) -> None:
+    world.raises["build", 0] = KeyboardInterrupt()  # type: ignore[assignment]
+    launch = Launch(config_of(tmp_path), launcher=Losing(world, "never"))
+    with pytest.raises(KeyboardInterrupt) as caught:
+        launch.run()
+    report = launch.failed(caught.value, exit_code=130)
+    assert report.failure is not None
+    assert (report.failure.kind, report.failure.message) == ("KeyboardInterrupt", "stopped (Ctrl-C)")
+    assert report.failure.stage == "build"
+
+
+def test_second_attempt_compiles_only_what_the_first_did_not(tmp_path: Path, world: FakeWorld) -> None:
+    report = run(config_of(tmp_path), Losing(world, "capture"))
+    assert report.totals.num_compiled == 0
+    assert report.totals.num_loaded + report.totals.num_adopted == 4

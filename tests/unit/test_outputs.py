@@ -1,0 +1,121 @@
+"""The files that a launch leaves, and the command that makes them again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli.main import app
+from orchestrator.errors import ConfigError
+from orchestrator.show.outputs import STDOUT, Outputs
+from orchestrator.show.read_report import read_report
+from orchestrator.show.report import to_json
+from tests.support.made_reports import made_report
+
+
+@pytest.fixture
+def report_file(tmp_path: Path) -> Path:
+    path = tmp_path / "report.json"
+    path.write_text(to_json(made_report(8, failed=True)))
+    return path
+
+
+def run(*arguments: str | Path) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["report", *map(str, arguments)], env={"COLUMNS": "200"})
+    return result.exit_code, result.output
+
+
+def test_every_file_that_is_asked_for_is_written_whole(tmp_path: Path) -> None:
+    outputs = Outputs(
+        json=tmp_path / "a.json",
+        html=tmp_path / "new" / "b.html",
+        trace=tmp_path / "c.json",
+        metrics=tmp_path / "d.prom",
+    )
+    outputs.prepare()
+    written = outputs.write(made_report(2))
+    assert [what for what, _ in written] == ["report", "report", "trace", "metrics"]
+    assert (tmp_path / "new" / "b.html").read_text().startswith("<!DOCTYPE html>")
+    assert json.loads((tmp_path / "c.json").read_text())["traceEvents"]
+    assert (tmp_path / "d.prom").read_text().startswith("# HELP warmrank_")
+    assert read_report(tmp_path / "a.json") == made_report(2)
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_stdout_is_left_to_the_caller(tmp_path: Path) -> None:
+    outputs = Outputs(json=STDOUT)
+    outputs.prepare()
+    assert outputs.json_to_stdout
+    assert outputs.write(made_report(2)) == ()
+
+
+def test_older_files_do_not_stand_for_a_launch_that_is_killed(tmp_path: Path) -> None:
+    html, metrics = tmp_path / "report.html", tmp_path / "last.prom"
+    html.write_text("old")
+    metrics.write_text("of the last launch")
+    Outputs(html=html, metrics=metrics).prepare()
+    assert not html.exists()
+    assert metrics.read_text() == "of the last launch"
+
+
+@pytest.mark.parametrize(("name", "option"), [("html", "--report"), ("trace", "--trace")])
+def test_place_that_cannot_be_written_is_an_error_that_names_the_option(
+    tmp_path: Path, name: str, option: str
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=f"^{option}: "):
+        Outputs(**{name: tmp_path / "file" / "report"}).prepare()
+
+
+def test_report_command_makes_page_trace_and_metrics(tmp_path: Path, report_file: Path) -> None:
+    html, trace, prom = tmp_path / "r.html", tmp_path / "t.json", tmp_path / "m.prom"
+    code, output = run(report_file, "-o", html, "--trace", trace, "--metrics", prom)
+    assert code == 0
+    assert output.splitlines() == [f"report: {html}", f"trace: {trace}", f"metrics: {prom}"]
+    assert "node lost" in html.read_text()
+
+
+def test_report_command_alone_prints_the_table(report_file: Path) -> None:
+    code, output = run(report_file)
+    assert code == 0
+    assert "llama-70b: failed in stage compile, exit status 1" in output
+    assert "ranks 0-7 (node-0): node lost: node-0 gave no sign of life for 10 s" in output
+    assert "remedy: look whether node-0 is up and reachable, and launch again" in output
+    assert "attempt 2: 18.5 s, failed in compile (node node-0 was lost)" in output
+
+
+def test_table_of_many_ranks_is_short(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(to_json(made_report(1024)))
+    lines = run(path)[1].splitlines()
+    assert len(lines) < 60
+    assert max(map(len, lines)) <= 200
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("{", "Invalid JSON"),
+        ("{}", "Field required at schema_version"),
+        (b"\xff\xfe", "no text"),
+        (None, "No such file"),
+    ],
+)
+def test_file_that_is_no_report_is_bad_input(tmp_path: Path, text: str | bytes | None, found: str) -> None:
+    path = tmp_path / "report.json"
+    if text is not None:
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+    code, output = run(path)
+    assert code == 2
+    assert found in output
+
+
+def test_report_of_another_version_is_bad_input(report_file: Path) -> None:
+    data = json.loads(report_file.read_text())
+    report_file.write_text(json.dumps({**data, "schema_version": 99}))
+    code, output = run(report_file)
+    assert code == 2
+    assert "schema version 99" in output

@@ -1,0 +1,80 @@
+"""What follows from what nodes see of their ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.causes import DIED, NODE_LOST, STOPPED
+from orchestrator.gang.launcher import Sight
+from orchestrator.gang.watching import Limits, Watching
+
+LIMITS = Limits(node_silent_s=10, stopped_s=3)
+AT_WORK = Sight(state="R")
+
+
+def watching() -> Watching:
+    """Two nodes of two ranks, at second 100."""
+    return Watching({0: ("n1", (0, 1)), 1: ("n2", (2, 3))}, LIMITS, 100.0)
+
+
+def kinds(found: Watching, now_s: float) -> dict[int, str]:
+    return {failure.rank: failure.kind for failure in found.failures("compile", now_s)}
+
+
+def test_nodes_that_answer_have_no_failures() -> None:
+    found = watching()
+    for now_s in (105.0, 112.0, 119.0):
+        found.answered(0, {0: AT_WORK, 1: AT_WORK}, now_s)
+        found.answered(1, {2: AT_WORK, 3: AT_WORK}, now_s)
+        assert kinds(found, now_s) == {}
+
+
+def test_silent_node_is_lost_with_all_its_ranks_at_the_limit_and_not_before() -> None:
+    found = watching()
+    found.answered(0, {}, 109.0)
+    assert kinds(found, 109.9) == {}
+    assert kinds(found, 110.0) == {2: NODE_LOST, 3: NODE_LOST}
+    assert "node n2 has not answered for 10 s" in found.failures("build", 110.0)[0].message
+
+
+def test_node_that_never_answered_is_lost_after_the_limit() -> None:
+    assert kinds(watching(), 110.0) == dict.fromkeys(range(4), NODE_LOST)
+
+
+def test_time_in_which_the_driver_itself_stood_still_counts_against_no_node() -> None:
+    found = watching()
+    found.paused(60.0)
+    assert kinds(found, 165.0) == {}
+    assert len(kinds(found, 170.0)) == 4
+
+
+def test_rank_that_a_signal_holds_is_stopped_after_the_limit() -> None:
+    found = watching()
+    for now_s in (101.0, 103.0):
+        found.answered(0, {0: AT_WORK, 1: Sight(state="T")}, now_s)
+    found.answered(1, {}, 103.0)
+    assert kinds(found, 103.9) == {}
+    assert kinds(found, 104.0) == {1: STOPPED}
+
+
+def test_rank_that_goes_on_was_not_stopped() -> None:
+    found = watching()
+    found.answered(0, {1: Sight(state="t")}, 101.0)
+    found.answered(0, {1: AT_WORK}, 103.0)
+    found.answered(0, {1: Sight(state="T")}, 104.0)
+    found.answered(1, {}, 104.0)
+    assert kinds(found, 106.0) == {}
+
+
+@pytest.mark.parametrize("state", ["", "Z", "X"])
+def test_rank_without_a_process_died_whether_or_not_it_was_called(state: str) -> None:
+    found = watching()
+    found.answered(1, {3: Sight(state=state)}, 101.0)
+    assert kinds(found, 101.0) == {3: DIED}
+
+
+@pytest.mark.parametrize("state", ["R", "S", "D", "I"])
+def test_rank_that_waits_or_works_is_well(state: str) -> None:
+    found = watching()
+    found.answered(0, {0: Sight(state=state)}, 101.0)
+    assert kinds(found, 101.0) == {}
