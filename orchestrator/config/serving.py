@@ -17,8 +17,8 @@ KNOWN_VARIABLES = {
     "triton": "TRITON_CACHE_DIR",
     "vllm": "VLLM_CACHE_ROOT",
 }
-"""Where each tool looks for its directory. Sources: ``cache_dir`` in
-torch/_inductor/runtime/cache_dir_utils.py, ``knobs.cache.dir`` in triton/knobs.py, ``VLLM_CACHE_ROOT`` in vllm/envs.py."""
+"""Where each tool looks for its directory. Sources: torch/_inductor/runtime/cache_dir_utils.py,
+triton/knobs.py, vllm/envs.py."""
 
 
 class SyncedCache(Strict):

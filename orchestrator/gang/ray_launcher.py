@@ -59,6 +59,7 @@ class RayLauncher:
             self._session = ray_session.enter(self._config.ray)
             self._head = HeadWatch(ray_session.head_address(), self._config.watch)
         self._group = self._reserve(num_ranks, deadline)
+        self._watch = RayWatch(self._config.watch, _nodes_of(self._group))
         marks = [f"{uuid.uuid4().hex}.{index}" for index in range(num_ranks)]
         self._actors = [self._actor(index, self._session, mark) for index, mark in enumerate(marks)]
         processes = self._collect([actor.process.remote() for actor in self._actors], deadline)
@@ -66,7 +67,6 @@ class RayLauncher:
         self._actors = [self._actors[index] for index in order]
         gang = self._gang(seats, processes[order[0]], deadline)
         nodes = {seat.node_rank: processes[order[seat.rank]].node_id for seat in seats}
-        self._watch = RayWatch(self._config.watch, nodes)
         logs = {seat.rank: Path(gang.log_of(seat.rank)) for seat in seats}
         charges = {
             seat.rank: Charge(
@@ -75,15 +75,13 @@ class RayLauncher:
             for seat in seats
         }
         refs = [self._actors[rank].log_to.remote(rank, self._config.cache_dir, logs[rank]) for rank in logs]
-        self._collect([*self._watch.guard(gang, charges, self._session.left_behind), *refs], deadline)
+        self._collect([*self._watch.guard(gang, nodes, charges, self._session.left_behind), *refs], deadline)
         return gang
 
     def call(
         self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
     ) -> Iterator[tuple[int, Any]]:
         """Call all ranks named at once; see `orchestrator.gang.launcher.Launcher.call`."""
-        import ray
-
         assert self._watch is not None  # noqa: S101 - `start` comes first
         deadline = time.monotonic() + timeout_s
         pending = {
@@ -92,7 +90,7 @@ class RayLauncher:
         }
         failed: set[int] = set()
         while pending and (left_s := _left(deadline)) > 0:
-            ready, _ = ray.wait([*pending, *self._watch.refs()], timeout=min(left_s, _TICK_S))
+            ready = _await_some([*pending, *self._watch.refs()], timeout_s=min(left_s, _TICK_S))
             answers = {pending.pop(ref): ref for ref in ready if ref in pending}
             found = [(rank, _get(ref, rank, stage)) for rank, ref in answers.items()]
             yield from self._watch.take(ready).items()
@@ -221,6 +219,21 @@ class RayLauncher:
                 may_pass=True,
             )
         return [ray.get(ref) for ref in refs]
+
+
+def _nodes_of(group: Any) -> list[str]:
+    """Ray's ids of the nodes that a placement group has its bundles on."""
+    from ray.util.placement_group import placement_group_table
+
+    return sorted(set(placement_group_table(group)["bundles_to_node_id"].values()))
+
+
+def _await_some(refs: list[Any], *, timeout_s: float) -> list[Any]:
+    """All that is ready when the first one is: one at a time, many ranks would cost the square of their number."""
+    import ray
+
+    ready, _ = ray.wait(refs, timeout=timeout_s)
+    return ray.wait(refs, num_returns=len(refs), timeout=0)[0] if ready else []
 
 
 def _left(deadline: float) -> float:

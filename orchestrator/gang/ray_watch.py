@@ -11,7 +11,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.causes import CLUSTER_LOST, WorkerFailure
@@ -30,20 +30,32 @@ class RayWatch:
 
     Args:
         settings: how often, and what counts as lost.
-        node_ids: Ray's id of every node, by node rank.
+        node_ids: Ray's id of every node that gets ranks; their watches start beside the ranks.
     """
 
-    def __init__(self, settings: WatchConfig, node_ids: Mapping[int, str]) -> None:
+    def __init__(self, settings: WatchConfig, node_ids: Iterable[str]) -> None:
         self._settings = settings
-        self._actors = {node: _actor(node_id) for node, node_id in node_ids.items()}
+        self._started = {node_id: _actor(node_id) for node_id in node_ids}
+        self._actors: dict[int, Any] = {}
         self._asked: dict[Any, int] = {}
-        self._next_s = dict.fromkeys(node_ids, 0.0)
+        self._next_s: dict[int, float] = {}
         self._watching: Watching | None = None
         self._looked_s = 0.0
         self._fresh: dict[int, Sight] = {}
 
-    def guard(self, gang: Gang, charges: Mapping[int, Charge], remove: Sequence[str]) -> list[Any]:
-        """Take charge of all ranks; the references are to be awaited before ranks do anything."""
+    def guard(
+        self, gang: Gang, node_ids: Mapping[int, str], charges: Mapping[int, Charge], remove: Sequence[str]
+    ) -> list[Any]:
+        """Take charge of all ranks; the references are to be awaited before ranks do anything.
+
+        Args:
+            gang: where ranks are.
+            node_ids: Ray's id of every node, by node rank.
+            charges: every rank.
+            remove: directories that go when nobody else is left to remove them.
+        """
+        self._actors = {node: self._started[node_id] for node, node_id in node_ids.items()}
+        self._next_s = dict.fromkeys(node_ids, 0.0)
         nodes = {
             node: (seats[0].host, tuple(seat.rank for seat in seats))
             for node, seats in gang.by_node().items()
@@ -98,7 +110,7 @@ class RayWatch:
         """End all ranks and what they started, on every node that answers, and the watches themselves."""
         import ray
 
-        refs = [actor.release.remote() for actor in self._actors.values()]
+        refs = [actor.release.remote() for actor in self._started.values()]
         _, silent = ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
         if silent:
             logger.warning(
@@ -107,7 +119,7 @@ class RayWatch:
                 timeout_s,
                 self._settings.lease_s,
             )
-        for actor in self._actors.values():
+        for actor in self._started.values():
             ray.kill(actor, no_restart=True)
 
 

@@ -136,6 +136,7 @@ class Command:
         deadline = time.monotonic() + _START_S
         while time.monotonic() < deadline:
             for said in self._said(_START_S):
+                self._keeper.wait()  # what was started has made the keeper itself, and ended
                 if "pid" in said:
                     return
                 self._ended()

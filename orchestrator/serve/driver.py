@@ -22,7 +22,7 @@ from orchestrator.serve.crew import Crew, LocalCrew, Lost
 from orchestrator.serve.node import Order, Prepared, State
 from orchestrator.serve.outcome import NodeOutcome, Options, Outcome
 from orchestrator.serve.places import Place, places
-from orchestrator.serve.publisher import ASK_S, Publisher
+from orchestrator.serve.publisher import Publisher
 from orchestrator.serve.streams import Streams
 from orchestrator.signals import kept, undisturbed
 from orchestrator.store.stores import decided
@@ -77,6 +77,7 @@ class _Run:
         self._problems: list[str] = []
         self._statuses: dict[int, int | None] = {}
         self._exit_code = 0
+        self._silent_s = config.watch.node_silent_s
         self._is_stopping = False
         self._must_stop_others = False
 
@@ -152,7 +153,7 @@ class _Run:
             )
             for index, place in enumerate(where)
         }
-        self._all("start", orders, timeout_s=ASK_S)
+        self._all("start", orders, timeout_s=self._config.timeouts.start_s)
 
     def _all(self, method: str, asked: dict[int, Any], *, timeout_s: float) -> dict[int, Any]:
         """Answers of all nodes, none of which may be lost."""
@@ -189,7 +190,7 @@ class _Run:
     def _poll(self, running: set[int], out: Streams) -> bool:
         """Take what the nodes say; whether the command is ready on one of them."""
         wait_s = _RAY_WAIT_S if self._crew.captured else _HERE_WAIT_S
-        answers = self._crew.ask("poll", dict.fromkeys(running, (wait_s,)), timeout_s=ASK_S)
+        answers = self._crew.ask("poll", dict.fromkeys(running, (wait_s,)), timeout_s=self._silent_s)
         is_ready = False
         for index in sorted(answers):
             state = answers[index]
@@ -234,7 +235,7 @@ class _Run:
 
     def _send(self, method: str, running: set[int], *arguments: int) -> None:
         if running:
-            self._crew.ask(method, dict.fromkeys(running, arguments), timeout_s=ASK_S)
+            self._crew.ask(method, dict.fromkeys(running, arguments), timeout_s=self._silent_s)
 
     def _finish(self, publisher: Publisher, arrived: list[int]) -> None:
         """Bring what is under way to its end; a signal cuts it short."""

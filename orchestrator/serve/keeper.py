@@ -6,9 +6,9 @@ killed, say), means SIGTERM. It gives one JSON object per line: ``{"pid": N}`` o
 TEXT}`` when the command started or did not, then ``{"ended": STATUS}``, its exit status as a shell has it.
 
 Invariants: after a signal the command has ``GRACE_S`` to end, then everything below it is killed; what is
-left of its descendants when it ends is ended too, sessions of their own included, because the kernel gives orphans
-to this process (a "child subreaper", prctl(2)); it ends when no descendant is left, and not before. Should
-this process itself be killed, the kernel sends the command a SIGTERM.
+left of its descendants when it ends is ended too, sessions of their own included, because the kernel gives
+orphans to this process (a "child subreaper", prctl(2)); it ends when no descendant is left, and not before.
+Should this process itself be killed, the kernel sends the command a SIGTERM.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ _LOOK_S = 0.05
 
 def main(arguments: list[str]) -> int:
     """Keep one command; 0 when all of it has ended."""
+    if os.fork():  # apart from who started this, too: Ray kills the children of an actor that ends
+        os._exit(0)
     channel = socket.socket(fileno=int(arguments[0]))
     channel.set_inheritable(False)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -38,6 +40,7 @@ from worker.results import Published
 
 JOURNALS = ".journal"
 _RAY = "RAY_"
+_LOOK_S = 0.5
 _KEPT_OF_RAY = frozenset({"RAY_ADDRESS"})
 
 
@@ -116,6 +119,7 @@ class ServingNode:
         self._command: Command | None = None
         self._readiness: Readiness | None = None
         self._is_ready = False
+        self._heard_s = 0.0
         self._thread: threading.Thread | None = None
         self._added: Added | None = None
 
@@ -191,10 +195,16 @@ class ServingNode:
             grace_s=order.grace_s,
             captured=order.captured,
         )
+        self._heard_s = time.monotonic()
+        if order.captured:
+            threading.Thread(
+                target=self._end_without_driver, args=(self._command,), name="exec-lease", daemon=True
+            ).start()
 
     def poll(self, wait_s: float) -> State:
         """What is new; waits that long for the end of the command."""
         assert self._command is not None and self._readiness is not None  # noqa: S101, PT018 - after `start`
+        self._heard_s = time.monotonic()
         output = self._command.output()
         status = self._command.poll(0.0 if output else wait_s)
         self._is_ready = self._is_ready or self._readiness.holds()
@@ -241,6 +251,15 @@ class ServingNode:
             with suppress(OSError):  # others' journals lie there
                 self._journals.parent.rmdir()
             self._journals = None
+
+    def _end_without_driver(self, command: Command) -> None:
+        """End the command when nobody has asked for it in time: the driver is gone, or cut off."""
+        lease_s = self._config.watch.lease_s
+        while command.status is None:
+            if time.monotonic() - self._heard_s > lease_s:
+                command.signal(signal.SIGTERM)
+                return
+            time.sleep(min(_LOOK_S, lease_s))
 
     def _begin(self, act: Callable[[], Added]) -> None:
         def run() -> None:

@@ -23,7 +23,6 @@ from worker.results import Published
 
 Phase = Literal["waiting", "pushing", "looking", "publishing", "done"]
 Say = Callable[[str], None]
-ASK_S = 60.0
 
 _NO_KEY = (
     "nothing will be published: trust.policy is require, and store.trust.signing_key is not set; make a key "
@@ -94,7 +93,7 @@ class Publisher:
             self.problem(f"not published: {why}")
 
     def _ask(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        return self._crew.ask(method, arguments, timeout_s=ASK_S)
+        return self._crew.ask(method, arguments, timeout_s=self._config.watch.node_silent_s)
 
     def _begin(self, method: str, arguments: Mapping[int, tuple[Any, ...]], phase: Phase) -> None:
         answers = self._ask(method, arguments)

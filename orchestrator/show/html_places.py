@@ -8,7 +8,8 @@ from orchestrator.show.folding import runs_text
 from orchestrator.show.html_tables import closed, table
 from orchestrator.show.markup import Html, join, tag
 from orchestrator.show.report import Report
-from orchestrator.show.report_table import count_text, size_text
+from orchestrator.show.report_table import count_text, seconds_text, size_text
+from orchestrator.show.slow_ranks import node_lags
 
 
 def nodes(report: Report) -> Html | None:
@@ -22,8 +23,10 @@ def nodes(report: Report) -> Html | None:
         return None
     fetched = {node.node_rank: node for node in report.fetches}
     published = {node.node_rank: node for node in report.publishes}
+    lags = node_lags(report.course, report.ranks)
     rows = []
     for node in sorted(members):
+        lag_s, stage = lags.get(node, (0.0, ""))
         fetch, publish = fetched.get(node), published.get(node)
         rows.append(
             (
@@ -34,10 +37,20 @@ def nodes(report: Report) -> Html | None:
                 (fetch.reason or ("found" if fetch.found else "nothing there")) if fetch else "-",
                 size_text(publish.bytes_new) if publish else "-",
                 f"{publish.num_queued:,}" if publish else "-",
+                f"{seconds_text(lag_s)} in {stage.replace('_', ' ')}" if stage else "-",
             )
         )
-    heads = ("node", "host", "ranks", "fetched", "in the store", "published", "queued")
-    return closed(table(heads, rows, numbers=frozenset({0, 3, 5, 6})), len(rows), "node")
+    heads = (
+        "node",
+        "host",
+        "ranks",
+        "fetched",
+        "in the store",
+        "published",
+        "queued",
+        "most behind half of all ranks",
+    )
+    return closed(table(heads, rows, numbers=frozenset({0, 3, 5, 6, 7})), len(rows), "node")
 
 
 def problems(report: Report) -> Html | None:

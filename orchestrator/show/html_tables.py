@@ -10,6 +10,9 @@ from orchestrator.show.report_table import count_text
 MAX_OPEN_ROWS = 32
 """Longer tables are closed until they are asked for."""
 
+MAX_ROWS = 1000
+"""Rows that a table may have; the JSON report has all."""
+
 
 def table(
     heads: Sequence[str],

@@ -66,7 +66,7 @@ def _folded(report: Report, rows: Sequence[Row]) -> Html | None:
 def _axis(end_s: float) -> Html:
     step = _step(end_s)
     ticks = [index * step for index in range(int(end_s / step * (1 - 1e-9)) + 1)]
-    ticks = [tick for tick in ticks if end_s - tick > step / 2]
+    ticks = [tick for tick in ticks if end_s - tick > max(step / 2, end_s / 8)]
     marks = [tag("span", f"{tick:g}", style=f"left:{100 * tick / end_s:.2f}%") for tick in ticks]
     return tag("div", marks, tag("span", f"{end_s:.1f} s", style="left:100%"), class_="axis")
 

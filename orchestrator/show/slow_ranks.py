@@ -65,6 +65,24 @@ def slow_ranks(course: Course, ranks: Sequence[RankReport]) -> tuple[SlowRank, .
     return tuple({(slow.stage, slow.rank): slow for slow in reversed(worst)}.values())[::-1]
 
 
+def node_lags(course: Course, ranks: Sequence[RankReport]) -> dict[int, tuple[float, str]]:
+    """By how many seconds each node was behind half of all ranks where it was most so, and in which stage.
+
+    Nodes that were never behind are left out.
+    """
+    nodes = {rank.rank: rank.node_rank for rank in ranks}
+    lags: dict[int, tuple[float, str]] = {}
+    for span in course.timeline:
+        if not span.ok or span.stage in _UNEVEN or not span.ranks:
+            continue
+        median_s = median_low(span.rank_end_s)
+        for rank, end_s in zip(span.ranks, span.rank_end_s, strict=True):
+            node = nodes.get(rank)
+            if node is not None and end_s - median_s > lags.get(node, (0.0, ""))[0]:
+                lags[node] = (end_s - median_s, span.stage)
+    return lags
+
+
 def _last(span: StageSpan, hosts: dict[int, str]) -> SlowRank:
     end_s, rank = max(zip(span.rank_end_s, span.ranks, strict=True))
     return SlowRank(

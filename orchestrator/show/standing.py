@@ -15,6 +15,8 @@ from worker.results import FunctionResult
 
 MAX_PROBLEMS_KEPT = 200
 
+ClassKey = tuple[str, str, ClassAction, int | None]
+
 
 @dataclass(slots=True)
 class StageStanding:
@@ -80,6 +82,7 @@ class ClassStanding:
     """A class of ranks, as the plan has it now.
 
     Attributes:
+        key: function, request, action and leader.
         function: name of the cached function.
         action: how its ranks get the artifact.
         leader: who compiles it; None for nobody.
@@ -90,6 +93,7 @@ class ClassStanding:
         stage: the last stage that was over for one of its ranks.
     """
 
+    key: ClassKey
     function: str
     action: ClassAction
     leader: int | None
@@ -133,7 +137,7 @@ class Standing:
     stages: dict[str, StageStanding] = field(default_factory=dict)
     running: StageStanding | None = None
     round: int | None = None
-    classes: dict[tuple[str, str, str, int | None], ClassStanding] = field(default_factory=dict)
+    classes: dict[ClassKey, ClassStanding] = field(default_factory=dict)
     results: dict[tuple[int, str], FunctionResult] = field(default_factory=dict)
     functions: dict[str, None] = field(default_factory=dict)
     busy: dict[int, events.RankBusy] = field(default_factory=dict)
@@ -204,7 +208,12 @@ class Standing:
         planned = self.classes.setdefault(
             key,
             ClassStanding(
-                function=found.function, action=found.action, leader=found.leader, ranks={}, waiting={}
+                key=key,
+                function=found.function,
+                action=found.action,
+                leader=found.leader,
+                ranks={},
+                waiting={},
             ),
         )
         for rank in found.ranks:
@@ -220,7 +229,7 @@ class Standing:
         left.ranks.pop(rank, None)
         left.waiting.pop(rank, None)
         if not left.ranks:
-            self.classes = {key: other for key, other in self.classes.items() if other is not left}
+            del self.classes[left.key]
 
     def _finish(self, event: events.FunctionFinished) -> None:
         result = event.result

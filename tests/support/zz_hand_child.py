@@ -60,13 +60,14 @@ def main(config_file: Path, fan_out: Any) -> None:
         while not seeding.is_done and time.monotonic() < deadline_s:
             seeding.step()
             time.sleep(0.05)
-        seeds = seeding.results()
+        seeds = seeding.results(); print("loop over", time.monotonic()-deadline_s, file=sys.stderr, flush=True)
     finally:
         ray_session.leave(session)
     reads = {
         log.name: dict(Counter(log.read_text().split()))
         for log in sorted((config.cache_dir / READS).iterdir())
     }
+    print("results", seeding.is_done, len(seeds), file=sys.stderr, flush=True)
     print(json.dumps({"seeds": plain(seeds), "reads": reads}))  # noqa: T201 - the answer
 
 

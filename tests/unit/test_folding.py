@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from orchestrator.show.course import Course, StageSpan
 from orchestrator.show.folding import brief_names, brief_ranks, runs_text, timeline_rows
 from orchestrator.show.headline import headline
-from orchestrator.show.slow_ranks import last_ranks, slow_ranks
+from orchestrator.show.slow_ranks import last_ranks, node_lags, slow_ranks
 from tests.support.made_reports import made_report
 
 
@@ -44,7 +44,7 @@ def test_rows_are_ranks_and_then_nodes(num_ranks: int, per_node: int, num_rows: 
     assert sorted(rank for row in rows for rank in row.ranks) == list(range(num_ranks))
 
 
-@pytest.mark.parametrize(("num_ranks", "per_node"), [(1024, 8), (8192, 8), (1024, 1), (1024, 1024)])
+@pytest.mark.parametrize(("num_ranks", "per_node"), [(1024, 8), (4096, 8), (1024, 1), (1024, 1024)])
 def test_rows_of_many_nodes_or_ranks_are_few_and_lose_nobody(num_ranks: int, per_node: int) -> None:
     report = made_report(num_ranks, per_node=per_node)
     rows = timeline_rows(report.course, report.ranks, max_rows=64)
@@ -85,6 +85,14 @@ def test_nobody_is_slow_in_a_stage_that_failed() -> None:
         attempt=1, stage="build", start_s=0.0, end_s=60.0, ok=False, ranks=(0, 1, 2), rank_end_s=(1, 1, 60)
     )
     assert slow_ranks(Course(timeline=(span,)), ()) == ()
+
+
+def test_nodes_are_measured_by_their_slowest_rank() -> None:
+    report = made_report(1024)
+    lags = node_lags(report.course, report.ranks)
+    assert lags[42][0] == pytest.approx(2.09, abs=0.02)
+    assert lags[42][1] == "build"
+    assert max(lags, key=lambda node: lags[node][0]) == 42
 
 
 def test_headline_of_a_launch_that_compiled_nothing_says_so() -> None:

@@ -101,7 +101,7 @@ def test_plain_lines_tell_a_refusal_as_such() -> None:
 
 
 def test_plain_lines_of_many_ranks_are_as_many_as_of_few() -> None:
-    few, many = plain(whole(64), num_ranks=64), plain(whole(4096), num_ranks=4096)
+    few, many = plain(whole(64), num_ranks=64), plain(whole(2048), num_ranks=2048)
     assert len(few) == len(many)
     assert max(map(len, many)) < 200
 
@@ -223,7 +223,7 @@ def test_live_view_is_never_larger_than_the_screen(num_ranks: int, width: int, h
 
 
 def test_live_view_of_many_ranks_draws_no_more_than_of_few() -> None:
-    few, many = live(until_compile(64), 64), live(until_compile(8192), 8192)
+    few, many = live(until_compile(64), 64), live(until_compile(2048), 2048)
     assert len(few) == len(many)
 
 
