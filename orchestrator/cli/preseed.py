@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -108,7 +109,8 @@ def _once(config: Config, names: Sequence[str], options: SeedOptions) -> tuple[N
     if seeding.is_this_machine(config):
         choose((this_node(),), names)
         return _here(config, options)
-    with seed_display(output(stderr=True)) as tell:
+    # Ray says on stdout that a process on a node died, and there is nothing but results.
+    with seed_display(output(stderr=True)) as tell, redirect_stdout(sys.stderr):
         return seeding.preseed(config, names, options=options, tell=tell)
 
 

@@ -56,12 +56,14 @@ class ClusterReport:
         name: of the cluster.
         address: for ``ray.address`` of a config; empty while no head is up.
         dashboard: URL for `warmrank submit`; empty where there is none.
+        auth_token_file: file with Ray's token, which launches need too; empty for no authentication.
         hosts: the hosts, the head first.
     """
 
     name: str
     address: str
     dashboard: str
+    auth_token_file: str
     hosts: tuple[HostReport, ...]
 
     @property
@@ -140,7 +142,7 @@ def down(hosts: Hosts, *, on_answer: Listener = lambda _: None) -> ClusterReport
         )
         for answer in answers
     ]
-    return ClusterReport(name=hosts.name, address="", dashboard="", hosts=tuple(reports))
+    return ClusterReport(name=hosts.name, address="", dashboard="", auth_token_file="", hosts=tuple(reports))
 
 
 def _ask(hosts: Hosts, requests: Mapping[Host, Mapping[str, Any]], on_answer: Listener) -> tuple[Answer, ...]:
@@ -173,7 +175,11 @@ def _report(
     by_name = {answer.host: answer for answer in answers}
     reports = tuple(_host_report(host, by_name[host.name], joined) for host in hosts.all)
     return ClusterReport(
-        name=hosts.name, address=address, dashboard=_dashboard(hosts, address), hosts=reports
+        name=hosts.name,
+        address=address,
+        dashboard=_dashboard(hosts, address),
+        auth_token_file=hosts.auth_token_file,
+        hosts=reports,
     )
 
 

@@ -42,6 +42,9 @@ def resources_text(resources: Mapping[str, float]) -> str:
 def _lines(report: ClusterReport) -> Iterable[str]:
     if not report.address:
         return
+    if report.auth_token_file:
+        token = f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={report.auth_token_file}"
+        yield f"before that:  export {token}"
     yield f"in a config:  ray: {{address: {report.address}}}"
     if report.dashboard:
         yield f"as a job:     warmrank submit CONFIG --address {report.dashboard}"

@@ -113,14 +113,19 @@ class RaySource:
         return data
 
 
+def in_short(error: Exception) -> str:
+    """The first sentence of an error of Ray, whose others are about Ray."""
+    line = str(error).strip().partition("\n")[0]
+    return line.partition(". ")[0].removesuffix(".") or type(error).__name__
+
+
 def _get(ref: Any) -> Any:
     import ray
 
     try:
         return ray.get(ref, timeout=CHUNK_TIMEOUT_S)
     except ray.exceptions.RayError as error:
-        first = str(error).strip().partition("\n")[0] or type(error).__name__
-        msg = f"the node that serves others is gone, or cannot read what it serves: {first}"
+        msg = f"the node that serves others is gone, or cannot read what it serves: {in_short(error)}"
         raise SourceGone(msg) from error
 
 

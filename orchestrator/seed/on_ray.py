@@ -7,7 +7,7 @@ from typing import Any
 
 from cache_store.fetching.progress import Progress
 from orchestrator.config.reading import Config
-from orchestrator.seed.node_actor import CONCURRENCY, NodeSeeder
+from orchestrator.seed.node_actor import CONCURRENCY, NodeSeeder, in_short
 from orchestrator.seed.nodes import Node, alive
 from orchestrator.seed.options import SeedOptions
 from orchestrator.seed.outcome import NodeSeed, failed
@@ -142,6 +142,5 @@ def _answer(ref: Any, node: Node) -> NodeSeed:
     try:
         answer: NodeSeed = ray.get(ref)
     except ray.exceptions.RayError as error:
-        first = str(error).strip().partition("\n")[0] or type(error).__name__
-        return failed(node, f"the seeding process on the node failed: {first}")
+        return failed(node, f"the seeding process on the node failed: {in_short(error)}")
     return answer

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
+from contextlib import redirect_stdout
 from multiprocessing.connection import Connection
 
 from orchestrator.config.reading import Config
@@ -32,7 +34,7 @@ def run_child(
     plan = plan_of(config, wanted, options, watch=True, seeded=seeded)
     # What Ray's core would print into the parent's terminal when a head is away is said there in words.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    with undisturbed():
+    with undisturbed(), redirect_stdout(sys.stderr):  # Ray says on stdout that a process on a node died
         try:
             with seed_cluster(config, options) as cluster:
                 seeding = Seeding(cluster, plan, tell=connection.send)

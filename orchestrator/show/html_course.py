@@ -9,6 +9,8 @@ from orchestrator.show.report import Report
 from orchestrator.show.report_table import seconds_text
 from orchestrator.show.slow_ranks import last_ranks
 
+MAX_CAUSES = 40
+
 
 def failure(report: Report) -> Html | None:
     """Causes grouped, each with its ranks, hosts, text and remedy; then the whole error."""
@@ -25,8 +27,11 @@ def failure(report: Report) -> Html | None:
             tag("pre", cause.message),
             class_="cause",
         )
-        for cause in found.causes
+        for cause in found.causes[:MAX_CAUSES]
     ]
+    if len(found.causes) > MAX_CAUSES:
+        more = f"And {len(found.causes) - MAX_CAUSES:,} more causes, in the JSON report."
+        causes.append(tag("p", more, class_="sub"))
     silent = (
         tag("p", f"{brief_ranks(found.silent)} had not answered when the launch was stopped.", class_="soft")
         if found.silent

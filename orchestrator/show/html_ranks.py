@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from orchestrator.show.folding import runs_text
+from orchestrator.show.html_tables import MAX_ROWS
 from orchestrator.show.markup import Html, join, tag
 from orchestrator.show.report import RankReport, Report
 from orchestrator.show.report_table import count_text, seconds_text
@@ -44,7 +45,7 @@ def _by_function(report: Report) -> Html | None:
                 for step in _STEPS
             ],
         ]
-        for (name, outcome, _), members in list(alike.items())[:MAX_RANKS_SHOWN]
+        for (name, outcome, _), members in list(alike.items())[:MAX_ROWS]
     ]
     heads = [
         *(tag("th", head, scope="col") for head in ("function", "outcome")),

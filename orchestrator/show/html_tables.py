@@ -27,11 +27,15 @@ def table(
         "tr",
         [tag("th", name, class_=class_, scope="col") for name, class_ in zip(heads, classes, strict=True)],
     )
+    every = list(rows)
     body = [
         tag("tr", [tag("td", cell, class_=class_) for cell, class_ in zip(row, classes, strict=True)])
-        for row in rows
+        for row in every[:MAX_ROWS]
     ]
-    return tag("div", tag("table", tag("thead", head), tag("tbody", body)), class_="scroll", tabindex="0")
+    more = len(every) - MAX_ROWS
+    rest = tag("p", f"And {more:,} more, in the JSON report.", class_="sub") if more > 0 else None
+    shown = tag("table", tag("thead", head), tag("tbody", body))
+    return tag("div", shown, rest, class_="scroll", tabindex="0")
 
 
 def closed(body: Html, num_rows: int, noun: str) -> Html:

@@ -21,6 +21,9 @@ from worker.runtime_state import in_words
 MAX_RANKS_SHOWN = 16
 """A launch of more ranks shows one row for all ranks that did the same."""
 
+MAX_ROWS_SHOWN = 60
+"""And of these rows at most so many."""
+
 MAX_NAMES_SHOWN = 8
 
 _STYLES = {"compiled": "yellow", "loaded": "green", "adopted": "cyan"}
@@ -98,10 +101,14 @@ def _table(report: Report) -> Table:
         table.add_column(name, overflow="fold")
     for name in ("trace", "compile", "load", "capture", "first"):
         table.add_column(name, justify="right", no_wrap=True)
-    for ranks, function, seconds in _rows(report):
+    rows = list(_rows(report))
+    most = MAX_ROWS_SHOWN if report.world_size > MAX_RANKS_SHOWN else len(rows)
+    for ranks, function, seconds in rows[:most]:
         times = [seconds_text(getattr(seconds, field.name)) for field in fields(StageSeconds)]
         outcome = Text(function.outcome, style=_STYLES[function.outcome])
         table.add_row(ranks, Text(function.function), outcome, *times)
+    if len(rows) > most:
+        table.caption = f"and {len(rows) - most:,} rows more, in the JSON report"
     return table
 
 

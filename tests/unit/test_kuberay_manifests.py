@@ -14,7 +14,8 @@ from orchestrator.config.models import Config
 from orchestrator.config.reading import load, parse
 
 PLAIN = Path(__file__).parents[2] / "cluster_configs"
-MANIFESTS = sorted((PLAIN / "kuberay").glob("*.yaml"))
+ON_CLUSTERS = sorted((PLAIN / "kuberay").glob("*-job-on-raycluster.yaml"))
+MANIFESTS = sorted(set((PLAIN / "kuberay").glob("*.yaml")) - set(ON_CLUSTERS))
 JOBS = [path for path in MANIFESTS if "raycluster" not in path.stem]
 NPU = "huawei.com/Ascend910"
 NPUS_OF_A_NODE = {"a2": 8, "a3": 16}
@@ -179,3 +180,30 @@ def test_manifests_differ_in_names_sizes_and_the_launch_only() -> None:
         return json.dumps(cluster, sort_keys=True)
 
     assert len({without_sizes(path) for path in MANIFESTS}) == 1
+
+
+@pytest.mark.parametrize("path", ON_CLUSTERS, ids=lambda path: path.stem)
+def test_job_on_a_cluster_launches_what_that_cluster_has_room_for(path: Path) -> None:
+    cluster = path.with_name(path.name.replace("job-on-raycluster", "raycluster"))
+    job = documents(path)["RayJob"]["spec"]
+    assert job["clusterSelector"] == {"ray.io/cluster": documents(cluster)["RayCluster"]["metadata"]["name"]}
+    words = job["entrypoint"].split()
+    assert words[:2] == ["warmrank", "launch"]
+    head = container_of(cluster_of(cluster)["headGroupSpec"])
+    assert words[2] in {mount["mountPath"] for mount in head["volumeMounts"]}
+    # KubeRay deletes no cluster that a job selected, and refuses a job that asks for it.
+    assert {"rayClusterSpec", "shutdownAfterJobFinishes"} & job.keys() == set()
+    assert job["submitterPodTemplate"]["spec"]["restartPolicy"] == "Never"
+
+
+def test_there_is_a_job_for_each_cluster_that_stays() -> None:
+    clusters = {path.stem for path in MANIFESTS if path.stem.endswith("-raycluster")}
+    assert {path.stem.replace("-job-on", "") for path in ON_CLUSTERS} == clusters
+
+
+@pytest.mark.parametrize("path", ON_CLUSTERS, ids=lambda path: path.stem)
+def test_job_on_a_cluster_is_named_and_explained(path: Path) -> None:
+    comments, _, body = path.read_text().partition("\napiVersion:")
+    assert set(re.findall(r"FILL-IN-[A-Z-]+[A-Z]", body)) == {"FILL-IN-IMAGE"}
+    assert "#   FILL-IN-IMAGE " in comments
+    assert documents(path)["RayJob"]["metadata"]["name"] in comments

@@ -216,6 +216,16 @@ def test_many_ranks_that_did_the_same_share_a_row_with_the_slowest_time() -> Non
     assert text.count(" f ") == 1
 
 
+def test_table_of_many_ranks_that_all_did_something_else_is_bounded() -> None:
+    ranks = [
+        rank(number, function("f", "compiled", digest=str(number), reason=str(number)))
+        for number in range(500)
+    ]
+    lines = text_of(report(*ranks), 120).splitlines()
+    assert len(lines) < 100
+    assert any("and 440 rows more, in the JSON report" in line for line in lines)
+
+
 def test_reason_of_a_compile_is_told_once_for_all_its_ranks() -> None:
     compiled = function(outcome="compiled", reason="torch 2.12 -> 2.13")
     text = text_of(report(rank(0, compiled), rank(1, compiled)), 200)
