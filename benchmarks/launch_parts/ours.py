@@ -6,9 +6,10 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-from benchmarks.launch_parts.processes import total_cpu_s
+from benchmarks.launch_parts.processes import cpu_s
 
-_CPU = ("ranks_cpu_s", "driver_cpu_s")
+_COLUMNS = ("seconds", "ranks_cpu_s", "driver_cpu_s", "workers")
+_AT_WORK_S = 0.5  # a rank that waits spends less
 
 
 def config_of(work: Path, cache: str, *, ranks: int, layers: int) -> Any:
@@ -38,21 +39,25 @@ class Watch:
         self.stages: dict[str, dict[str, float]] = {}
         self.ranks_cpu_s = 0.0
         self._pids: tuple[int, ...] = ()
-        self._ranks_s = self._driver_s = 0.0
+        self._ranks_s: list[float] = []
+        self._driver_s = 0.0
 
     def __call__(self, event: Any) -> None:
         """Take one event."""
         kind = type(event).__name__
         if kind == "Seated":
             self._pids = tuple(seat.pid for seat in event.seats)
+            self._ranks_s = [0.0] * len(self._pids)
         elif kind == "StageStarted":
-            self._ranks_s, self._driver_s = total_cpu_s(self._pids), process_time()
+            self._ranks_s, self._driver_s = [cpu_s(pid) for pid in self._pids], process_time()
         elif kind == "StageFinished":
-            ranks_s, driver_s = total_cpu_s(self._pids), process_time()
-            self.ranks_cpu_s = ranks_s
-            known = self.stages.setdefault(event.stage, dict.fromkeys(("seconds", *_CPU), 0.0))
+            ranks_s, driver_s = [cpu_s(pid) for pid in self._pids], process_time()
+            self.ranks_cpu_s = sum(ranks_s)
+            spent_s = [now - then for now, then in zip(ranks_s, self._ranks_s, strict=True)]
+            known = self.stages.setdefault(event.stage, dict.fromkeys(_COLUMNS, 0.0))
             known["seconds"] += event.seconds
-            known["ranks_cpu_s"] += ranks_s - self._ranks_s
+            known["ranks_cpu_s"] += sum(spent_s)
+            known["workers"] += sum(seconds > _AT_WORK_S for seconds in spent_s)
             known["driver_cpu_s"] += driver_s - self._driver_s
 
 

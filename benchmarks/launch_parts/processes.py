@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 _TICKS_A_S = os.sysconf("SC_CLK_TCK")
@@ -18,8 +17,3 @@ def cpu_s(pid: int) -> float:
     """
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return sum(map(int, fields[_FIRST_FIELD : _FIRST_FIELD + 4])) / _TICKS_A_S
-
-
-def total_cpu_s(pids: Iterable[int]) -> float:
-    """Of several processes together."""
-    return sum(map(cpu_s, pids))

@@ -28,6 +28,7 @@ from orchestrator.config.models import Config
 from orchestrator.gang.launcher import Seat
 from orchestrator.gang.opening import Opened, Opening, rank_spec
 from orchestrator.gang.rank_host import RankHost, answer
+from worker import collection
 from worker.settings import settings
 
 BOOTSTRAP = (
@@ -104,7 +105,7 @@ def main(hello: Mapping[str, Any]) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     _import_ahead(hello["module"])
     gc.collect()
-    gc.freeze()  # or the first collection of each rank would copy all memory that they share
+    collection.freeze()  # or the first collection of each rank would copy all memory that they share
     children: list[int] = []
     for rank in hello["ranks"]:
         child = os.fork()

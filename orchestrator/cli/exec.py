@@ -79,6 +79,8 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
             grace_s=grace,
         )
         loaded = load_config(config, overrides)
+        if json_file is not None:
+            json_file.parent.mkdir(parents=True, exist_ok=True)  # before, lest the run's end be an error
         if launch_first:
             _launch(loaded)
         outcome = _execute(loaded, words, options)

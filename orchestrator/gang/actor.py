@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import sys
@@ -16,6 +15,7 @@ from orchestrator.gang.launcher import Process
 from orchestrator.gang.ports import free_port
 from orchestrator.gang.rank_host import MakeWorker, RankHost, answer
 from orchestrator.gang.step_file import StepFile, step_file
+from worker import collection
 
 # Appending: a launch of the same name beside this one does not write over its lines.
 _LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW
@@ -81,7 +81,7 @@ class RankActor:
         if method == "build":
             # torch and the model live as long as this process: without this, each full collection walks
             # all of it (0.13 s), and one falls into the load by chance.
-            gc.freeze()
+            collection.freeze()
         return found
 
 

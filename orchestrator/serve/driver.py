@@ -18,6 +18,7 @@ from typing import Any
 from orchestrator.config.models import Config
 from orchestrator.errors import CannotStart
 from orchestrator.gang import ray_session
+from orchestrator.seed.nodes import choose, this_node
 from orchestrator.serve.crew import Crew, LocalCrew, Lost
 from orchestrator.serve.node import Order, Prepared, State
 from orchestrator.serve.outcome import NodeOutcome, Options, Outcome
@@ -45,6 +46,7 @@ def execute(
         CannotRun: there is no such program on a node.
         CannotStart: the nodes could not be had.
         BadArgument: the condition holds before the command began, or a key of ``exec.keys`` is unknown.
+        UnknownNode: a node that was named is not there.
         cache_store.errors.StoreError: a required place is away, or a cache directory cannot be used.
     """
     if config.store is not None:
@@ -59,7 +61,10 @@ def execute(
 
 def _crew(config: Config, options: Options) -> Crew:
     way = ray_session.way_in(config.ray, os.environ, initialized=False)
-    if options.here or (way == "local" and not options.nodes):
+    if options.here:
+        return LocalCrew(config)
+    if way == "local":
+        choose((this_node(),), options.nodes)
         return LocalCrew(config)
     from orchestrator.serve.ray_crew import RayCrew
 
@@ -179,10 +184,10 @@ class _Run:
             self._forward(arrived, running)
             if self._is_stopping and give_up_at == float("inf"):
                 give_up_at = time.monotonic() + self._options.grace_s + _UNENDING_S
-            if time.monotonic() >= next_look:
+            if is_ready and publisher.phase == "waiting":
+                publisher.begin()
+            elif publisher.phase != "looking" or time.monotonic() >= next_look:
                 next_look = time.monotonic() + _LOOK_S
-                if is_ready and publisher.phase == "waiting":
-                    publisher.begin()
                 publisher.step(has_ended=False)
         for index in running:
             self._fail(index, EXIT_LOST, "processes of the command do not end, not even by SIGKILL")

@@ -14,6 +14,7 @@ from orchestrator.show.folding import brief_names, brief_ranks
 from orchestrator.show.report import Report
 from orchestrator.show.report_table import count_text
 from orchestrator.show.slow_ranks import slow_ranks
+from orchestrator.signals import EXIT_INTERRUPTED, EXIT_TERMINATED
 
 Level = Literal["do", "look", "good"]
 
@@ -22,6 +23,10 @@ MAX_REASONS = 4
 ENVIRONMENT_DIFFERS = "another environment than rank 0"
 """How the problem begins that a launch notes for ranks in different environments."""
 
+_KEPT = (
+    "There is no record of this launch in the store. What was compiled stays on its nodes, so that another "
+    "launch on them compiles only what is left."
+)
 _OF_SIGNATURES = ("unsigned", "signature", "signing key", "unknown_signer")
 
 
@@ -63,6 +68,8 @@ def next_steps(report: Report) -> tuple[Step, ...]:
 def _failure(report: Report) -> list[Step]:
     if report.failure is None:
         return []
+    if report.exit_code in {EXIT_INTERRUPTED, EXIT_TERMINATED}:
+        return [Step(level="look", title="The launch was stopped", text=f"{report.failure.message}. {_KEPT}")]
     ranks: dict[tuple[str, str], list[int]] = {}
     for cause in report.failure.causes:
         ranks.setdefault((cause.kind, cause.remedy or cause.message), []).extend(cause.ranks)
@@ -78,11 +85,7 @@ def _failure(report: Report) -> list[Step]:
     if logs and report.failure.causes:
         text = f"Each rank writes a log on its node, such as {logs[0]}."
         steps.append(Step(level="look", title="Read the log of a rank that failed", text=text))
-    again = (
-        "There is no record of this launch in the store. What was compiled stays on its nodes, so a launch "
-        "on the same nodes, once this is mended, compiles only what is left."
-    )
-    steps.append(Step(level="look", title="Nothing was committed", text=again))
+    steps.append(Step(level="look", title="Nothing was committed", text=_KEPT))
     return steps
 
 

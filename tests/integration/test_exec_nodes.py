@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import uuid
@@ -48,6 +49,16 @@ class Project:
             env=self._environ, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
         )  # fmt: skip
 
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "orchestrator", "exec", str(self.path), *arguments],
+            env=self._environ, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+
+    def left(self) -> list[int]:
+        """Processes of the command, which alone know the cache directory by its variable."""
+        return still_there(marked(f"TORCHAIR_CACHE_HOME={self.config.cache_dir}"))
+
     @property
     def path(self) -> Path:
         return write_config(self.directory, **self.changes)
@@ -72,16 +83,29 @@ def test_each_node_runs_its_part_and_the_driver_commits_the_whole(project: Proje
     assert [ref.rank for ref in record.partitions] == [0, 1]
 
 
+@pytest.mark.slow
 def test_first_failure_ends_the_command_on_all_nodes(project: Project) -> None:
     code = 'if [ {node_rank} = 1 ]; then exit 5; fi; echo "$1" up; exec sleep 600'
     done = project.exec("--publish-when", "none", "--", "sh", "-c", code, "sh", project.mark)
     assert done.returncode == 5, done.stderr
     assert "stopped on the other nodes" in done.stderr
-    left = [pid for pid, line in marked(str(project.config.cache_dir)).items() if "sleep" in line]
-    assert still_there(left) == []
+    assert project.left() == []
 
 
+@pytest.mark.slow
 def test_program_that_nodes_lack_is_an_error_with_the_shells_status(project: Project) -> None:
     done = project.exec("--", "nosuch-program")
     assert done.returncode == 127, done.stderr
     assert "'nosuch-program' cannot be run" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_command_ends_on_all_nodes_with_its_driver(project: Project, number: signal.Signals) -> None:
+    driver = project.start("--grace", "1", "--", "sh", "-c", "setsid sleep 600 & echo up; sleep 600")
+    with driver:
+        assert driver.stdout is not None
+        assert [driver.stdout.readline().split(" | ")[1] for _ in range(2)] == ["up\n", "up\n"]
+        driver.send_signal(number)
+        assert driver.wait(TIMEOUT_S) == (130 if number == signal.SIGINT else -number)
+    assert project.left() == []

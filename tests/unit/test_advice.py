@@ -109,6 +109,14 @@ def test_failed_launch_without_causes_begins_with_the_remedy_that_its_error_name
     assert (first.title, first.text) == ("Compile forbidden", "preseed")
 
 
+def test_launch_that_was_stopped_asks_for_nothing() -> None:
+    report = made_report(2, failed=True)
+    assert report.failure is not None
+    stopped = replace(report.failure, kind="Terminated", message="stopped (SIGTERM)", causes=())
+    (step,) = next_steps(replace(report, failure=stopped, exit_code=143))
+    assert (step.level, step.title) == ("look", "The launch was stopped")
+
+
 def test_urgent_steps_come_first() -> None:
     levels = [step.level for step in next_steps(made_report(1024, failed=True))]
     assert levels == sorted(levels, key=("do", "look", "good").index)

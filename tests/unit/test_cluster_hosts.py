@@ -63,7 +63,7 @@ def test_host_takes_what_it_does_not_say_from_the_file(tmp_path: Path):
 def test_authentication_is_off_unless_a_token_is_named(tmp_path: Path):
     """A token in a user's home would turn it on at some hosts only."""
     assert dict(load(tmp_path).head.env)["RAY_AUTH_MODE"] == "disabled"
-    env = dict(load(tmp_path, **{"auth_token_file": "/etc/ray.token"}).head.env)
+    env = dict(load(tmp_path, auth_token_file="/etc/ray.token").head.env)  # noqa: S106 - a path
     assert (env["RAY_AUTH_MODE"], env["RAY_AUTH_TOKEN_PATH"]) == ("token", "/etc/ray.token")
 
 
@@ -129,16 +129,15 @@ def test_value_arrives_at_a_host_as_it_is_written(tmp_path: Path, shell: str, wo
     program.write_text('#!/bin/sh\nprintf "%s" "$2" > "$OUT.request"\n')
     program.chmod(0o700)
     env = {"VALUE": word, "OUT": str(tmp_path / "out")}
-    hosts = load(
-        tmp_path,
-        name="n",
-        hosts=["a"],
-        connect="sh -c",
-        env=env,
-        source=[str(tmp_path / "set env.sh")],
-        python=str(program),
-        **{"shell": shell},
-    )
+    keys: dict[str, Any] = {
+        "hosts": ["a"],
+        "connect": "sh -c",
+        "shell": shell,
+        "env": env,
+        "source": [str(tmp_path / "set env.sh")],
+        "python": str(program),
+    }
+    hosts = load(tmp_path, **keys)
     script = shell_script(hosts.head, {"word": word})
     subprocess.run(hosts.head.connect, input=script, text=True, check=True, timeout=20)
     assert (tmp_path / "out").read_text() == word

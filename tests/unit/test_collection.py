@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from worker import collection
 from worker.collection import paused
 
 
@@ -17,6 +18,7 @@ def _collector() -> Iterator[None]:
     yield
     if gc.get_freeze_count() > frozen:
         gc.unfreeze()
+    collection._PAUSES._is_frozen = False
     (gc.enable if was_enabled else gc.disable)()
 
 
@@ -70,6 +72,21 @@ def test_what_somebody_froze_stays_frozen() -> None:
     with paused():
         pass
     assert gc.get_freeze_count() > frozen // 2  # frozen objects may die, but not by the thousand
+
+
+@pytest.mark.parametrize("freeze", [gc.freeze, collection.freeze])
+def test_what_is_frozen_is_counted_once_at_most(
+    freeze: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freeze()
+    counted = []
+    count = gc.get_freeze_count
+    with monkeypatch.context() as patch:
+        patch.setattr(gc, "get_freeze_count", lambda: counted.append(1) or count())
+        for _ in range(5):
+            with paused():
+                pass
+    assert len(counted) == (1 if freeze is gc.freeze else 0)
 
 
 def test_collector_goes_on_when_the_last_of_many_threads_is_done() -> None:

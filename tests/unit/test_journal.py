@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,42 @@ def test_journal_without_the_variable_is_not_written(tmp_path: Path, monkeypatch
 
 def test_journal_that_is_not_there_is_empty(tmp_path: Path) -> None:
     assert journal.read(tmp_path / "none.jsonl") == ()
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("WARMRANK_JOURNAL", raising=False)
+    monkeypatch.setenv("WARMRANK_JOURNAL_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_ranks_that_share_a_directory_have_files_of_their_own(directory: Path) -> None:
+    for rank in (1, 0):
+        path = f"/cache/M_dynamic_0f/world2global_rank{rank}/f/compiled_module"
+        journal.append(replace(result(), path=path), ARTIFACT, Path("/cache"))
+    found = journal.by_rank(directory)
+    assert list(found) == [(2, 0), (2, 1)]
+    assert [len(journal.read(file)) for files in found.values() for file in files] == [1, 1]
+
+
+def test_artifact_without_a_partition_is_of_the_rank_that_torchrun_says(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = "/cache/M_dynamic_0f/f/compiled_module"
+    journal.append(replace(result(), path=path), ARTIFACT, Path("/cache"))
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    journal.append(replace(result(), path=path), ARTIFACT, Path("/cache"))
+    assert list(journal.by_rank(directory)) == [(1, 0), (4, 3)]
+
+
+def test_other_files_of_the_directory_are_no_journals(directory: Path) -> None:
+    (directory / "notes.txt").touch()
+    assert journal.by_rank(directory) == {}
+
+
+def test_line_on_its_way_is_not_read_yet(file: Path) -> None:
+    journal.append(result(), ARTIFACT, Path("/cache"))
+    with file.open("a") as stream:
+        stream.write('{"result": {"func')
+    assert len(journal.read(file)) == 1

@@ -191,7 +191,7 @@ def test_job_on_a_cluster_launches_what_that_cluster_has_room_for(path: Path) ->
     assert words[:2] == ["warmrank", "launch"]
     head = container_of(cluster_of(cluster)["headGroupSpec"])
     assert words[2] in {mount["mountPath"] for mount in head["volumeMounts"]}
-    # KubeRay deletes no cluster that a job selected, and refuses a job that asks for it.
+    # Neither a cluster of its own beside the one that it selects, nor an order to delete that.
     assert {"rayClusterSpec", "shutdownAfterJobFinishes"} & job.keys() == set()
     assert job["submitterPodTemplate"]["spec"]["restartPolicy"] == "Never"
 

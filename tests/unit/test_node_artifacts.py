@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
 
-from cache_store.digests import digest_bytes
+from cache_store.digests import Digest, digest_bytes
+from cache_store.fetching.arrivals import Arrivals
+from cache_store.fetching.intake import Intake
 from cache_store.fetching.pinned import take_pinned
 from cache_store.layout import blob_name
 from cache_store.node.node_files import kept_files, kept_path
+from cache_store.node.private_files import create_private
 from cache_store.node.signers import SIGNERS
 from cache_store.node.unverified import UNVERIFIED
 from cache_store.publish_pending import publish_pending
@@ -283,6 +287,31 @@ def test_cache_directory_is_marked_for_unsigned_names_of_bytes_that_it_kept_befo
     found = store.fetch_node_files(record.partitions, destinations(node), node / "cache")
     assert (found.num_copied, len(found.files)) == (0, 1)
     assert (node / "cache" / UNVERIFIED).exists()
+
+
+class OtherNode:
+    """A `Supply` that has one blob."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def bring(self, digests: Sequence[Digest], arrivals: Arrivals, count: Callable[[int], None]) -> None:
+        part = arrivals.part()
+        with create_private(part) as file:
+            file.write(self.data)
+        arrivals.accept(part, digest_bytes(self.data))
+        assert list(digests) == [digest_bytes(self.data)]
+        count(len(self.data))
+
+
+def test_node_artifacts_come_from_another_node_too(store, root, source, node):
+    record = publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4)
+    overwrite(blob_path(root, b"add"), b"sub")  # so that the store has none
+    found = store.fetch_node_files(
+        record.partitions, destinations(node), node / "cache", intake=Intake(supply=OtherNode(b"add"))
+    )
+    assert (found.num_copied, found.skipped) == (1, ())
+    assert kept_path(node / "cache", digest_bytes(b"add").sha256).read_bytes() == b"add"
 
 
 def test_signed_node_artifacts_mark_nothing_unverified(root, source, node):

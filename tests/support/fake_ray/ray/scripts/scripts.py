@@ -26,7 +26,9 @@ def main(arguments: list[str]) -> None:
     words = [f"--node_id={node}", f"--gcs-address={address}", f"--session-name={session}"]
     Path(options["--temp-dir"]).mkdir()
     started = subprocess.Popen(
-        ["raylet", "-c", _WAIT, *words], executable="/bin/bash", start_new_session=True
+        ["raylet", "-c", _WAIT, *words],  # noqa: S607 - the name that it is to have
+        executable="/bin/bash",
+        start_new_session=True,
     )
     if host not in os.environ.get("FAKE_RAY_LOST", "").split():
         (place / f"node-{host}").write_text(f"{node} {options.get('--node-ip-address', host)} {started.pid}")

@@ -1,0 +1,165 @@
+"""What befalls ranks of a launch on Ray: seen, told, and survived where the budgets allow it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.causes import DIED, STOPPED, TIMEOUT
+from orchestrator.cli.console import ExitCode, exit_code_of
+from orchestrator.config.reading import parse
+from orchestrator.errors import LaunchFailed
+from orchestrator.gang.ray_launcher import RayLauncher
+from orchestrator.launch.driver import Launch
+from orchestrator.show.report import Report
+from tests.support.fault_workload import fault, helpers_of
+from tests.support.processes import still_there
+from tests.support.tiny_launches import data_of
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+
+# A rank that is stopped counts as such after a second; the stage itself would wait for minutes.
+WATCH = {"every_s": 0.25, "stopped_s": 1}
+NO_RETRIES = {"rank": 0, "node": 0, "hang": 0, "start": 0}
+MANY_RETRIES = {"rank": 9, "node": 9, "hang": 9, "start": 9}
+
+
+class Trial:
+    """A launch whose ranks meet faults, with a cache directory and a store of its own."""
+
+    def __init__(self, root: Path, *faults: dict[str, Any], **changes: Any) -> None:
+        self.root, self.marks = root, root / "marks"
+        self.marks.mkdir()
+        arguments = {"marks": str(self.marks), "faults": list(faults), "helpers": True}
+        workload = {"entrypoint": "tests.support.fault_workload:workload", "arguments": arguments}
+        self.config = parse(data_of(root, workload=workload, watch=WATCH, **changes))
+
+    def run(self, launcher: RayLauncher | None = None) -> Report:
+        """Launch, which must end warm."""
+        return Launch(self.config, launcher=launcher).run()
+
+    def fail(self) -> tuple[LaunchFailed, Report]:
+        """Launch, which must fail; its error and its report."""
+        launch = Launch(self.config)
+        with pytest.raises(LaunchFailed) as caught:
+            launch.run()
+        error = caught.value
+        return error, launch.failed(error, exit_code=exit_code_of(error))
+
+    def stored(self, kind: str) -> list[Path]:
+        """Files of the store below one of its directories."""
+        return [path for path in (self.root / "store" / kind).rglob("*") if path.is_file()]
+
+    def check_nothing_left(self) -> None:
+        """Check that ranks and their helpers have ended, those in sessions of their own too."""
+        helpers = helpers_of(self.marks)
+        assert helpers
+        assert still_there(helpers) == []
+
+
+def check_warm(report: Report, *failed_stages: str) -> None:
+    """Check that all is as it must be after attempts that ended in these stages."""
+    assert (report.outcome, report.exit_code, report.failure) == ("warm", 0, None)
+    assert [attempt.failed_stage for attempt in report.course.attempts] == [*failed_stages, ""]
+    assert all(rank.verification is not None and rank.verification.ok for rank in report.ranks)
+    assert report.record
+
+
+def kinds(report: Report) -> list[str]:
+    """The kind of failure that each further attempt names as its reason."""
+    return [attempt.reason.partition(" (")[0].rpartition(": ")[2] for attempt in report.course.attempts[1:]]
+
+
+def test_ranks_killed_and_stopped_cost_an_attempt_each_and_take_their_helpers_along(
+    cluster: str, tmp_path: Path
+) -> None:
+    faults = (fault("compile", "kill"), fault("capture", "stop", 0), fault("commit", "kill"))
+    trial = Trial(tmp_path, *faults, retries=MANY_RETRIES)
+    report = trial.run()
+    check_warm(report, "compile", "capture", "commit")
+    assert kinds(report) == [DIED, STOPPED, DIED]
+    assert report.totals.num_compiled == 0  # the second attempt compiled, the others loaded
+    assert len(trial.stored("launch")) == 1
+    assert len(list(trial.marks.glob("helpers*"))) == 4 * 2
+    trial.check_nothing_left()
+
+
+def test_rank_that_hangs_in_native_code_is_named_with_what_it_was_doing(cluster: str, tmp_path: Path) -> None:
+    trial = Trial(tmp_path, fault("compile", "native", 0), retries=NO_RETRIES, timeouts={"compile_s": 5})
+    error, report = trial.fail()
+    assert (error.stage, report.exit_code) == ("compile", ExitCode.LOST)
+    assert [(cause.ranks, cause.kind) for cause in error.causes] == [((0,), TIMEOUT)]
+    assert "no answer within 5 s, last seen in 'compile Tiny." in str(error)
+    assert report.failure is not None
+    assert report.failure.causes == error.causes
+    trial.check_nothing_left()
+
+
+def test_rank_that_is_stopped_again_and_again_ends_the_launch_and_leaves_the_store_as_it_was(
+    cluster: str, tmp_path: Path
+) -> None:
+    faults = (fault("verify", "stop"), fault("commit", "stop", 0))
+    trial = Trial(tmp_path, *faults, retries={**NO_RETRIES, "hang": 1})
+    error, report = trial.fail()
+    assert (error.stage, report.exit_code) == ("commit", ExitCode.LOST), str(error)
+    assert [(cause.ranks, cause.kind) for cause in error.causes] == [((0,), STOPPED)]
+    assert [attempt.failed_stage for attempt in report.course.attempts] == ["verify", "commit"]
+    assert trial.stored("launch") == []
+    trial.check_nothing_left()
+
+
+class Hitting(RayLauncher):
+    """Kills rank 1 before it is called in a stage, the first time that this stage comes."""
+
+    def __init__(self, trial: Trial, *stages: str) -> None:
+        super().__init__(trial.config)
+        self._stages = list(stages)
+        self._pids: dict[int, int] = {}
+
+    def start(self, num_ranks: int, *, timeout_s: float) -> Any:
+        gang = super().start(num_ranks, timeout_s=timeout_s)
+        self._pids = {seat.rank: seat.pid for seat in gang.seats}
+        return gang
+
+    def call(
+        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
+    ) -> Iterator[tuple[int, Any]]:
+        if self._stages and stage == self._stages[0]:
+            self._stages.pop(0)
+            os.kill(self._pids[1], signal.SIGKILL)
+        yield from super().call(stage, method, arguments, timeout_s=timeout_s)
+
+
+@pytest.mark.slow
+def test_rank_killed_in_every_stage_costs_an_attempt_each(cluster: str, tmp_path: Path) -> None:
+    stages = ("build", "probe", "compile", "load", "capture", "first_call", "verify", "commit")
+    trial = Trial(tmp_path, *(fault(stage, "kill") for stage in stages), retries=MANY_RETRIES)
+    report = trial.run(Hitting(trial, "start", "fetch"))
+    check_warm(report, "start", "fetch", *stages)
+    assert kinds(report) == [DIED] * 10
+    trial.check_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["stop", "native"])
+def test_rank_stopped_or_hung_in_every_stage_costs_an_attempt_each(
+    cluster: str, tmp_path: Path, kind: str
+) -> None:
+    stages = ("build", "probe", "compile", "load", "capture", "first_call", "verify", "commit")
+    timeouts = {f"{stage}_s": 20 for stage in stages} if kind == "native" else {}
+    faults = (fault(stage, kind) for stage in stages)
+    trial = Trial(tmp_path, *faults, retries=MANY_RETRIES, timeouts=timeouts)
+    report = trial.run()
+    if kind == "native":
+        assert report.outcome == "warm"
+        # The rank is warm when it commits: what hangs there is taken for the store.
+        assert kinds(report) == [TIMEOUT] * 7
+    else:
+        check_warm(report, *stages)
+        assert kinds(report) == [STOPPED] * 8
+    trial.check_nothing_left()

@@ -1,0 +1,137 @@
+"""The commands on configs and clusters: what they print, and what they end with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from orchestrator.cli.main import app
+from orchestrator.config.reading import load
+from tests.support.fake_hosts import fake_hosts
+
+ROOT = Path(__file__).parents[2]
+MINIMAL = "workload: {entrypoint: a:b}\nranks: 2\nparallel: {dp: 2}\nray: {num_cpus: 4}\n"
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(MINIMAL)
+    return path
+
+
+def test_check_of_a_good_config_says_so(file: Path):
+    result = run("config", "check", file)
+    assert (result.exit_code, result.stdout) == (0, f"{file}: nothing is wrong with it; 2 ranks on cpu\n")
+
+
+def test_check_names_every_mistake_and_ends_with_two(file: Path):
+    file.write_text(MINIMAL + "guards: never\nmax_round: 3\n")
+    result = run("config", "check", file)
+    assert result.exit_code == 2
+    assert "2 problems" in result.stderr
+    assert "did you mean max_rounds?" in result.stderr
+
+
+def test_check_finds_what_is_wrong_between_keys(file: Path):
+    result = run("config", "check", file, "--set", "engine=torchair")
+    assert result.exit_code == 2
+    assert "error: engine, device" in result.stdout
+    assert "set device: npu, or engine: auto" in result.stdout
+
+
+def test_warnings_end_with_two_only_if_strict(file: Path):
+    arguments = ("config", "check", file, "--set", "no_compile=true")
+    assert run(*arguments).exit_code == 0
+    assert "warning: no_compile, store" in run(*arguments).stdout
+    assert run(*arguments, "--strict").exit_code == 2
+
+
+def test_check_as_json(file: Path):
+    (doubt,) = json.loads(run("config", "check", file, "--set", "no_compile=true", "--json").stdout)
+    assert (doubt["level"], doubt["keys"]) == ("warning", ["no_compile", "store"])
+
+
+def test_show_prints_a_config_that_is_the_same(file: Path, tmp_path: Path):
+    result = run("config", "show", file, "--set", "ranks=4", "--set", "parallel.dp=4")
+    assert result.exit_code == 0
+    shown = tmp_path / "shown.yaml"
+    shown.write_text(result.stdout)
+    assert load(shown) == load(file, ("ranks=4", "parallel.dp=4"))
+
+
+def test_show_as_json_is_the_same_as_yaml(file: Path):
+    as_json = json.loads(run("config", "show", file, "--json").stdout)
+    assert as_json == yaml.safe_load(run("config", "show", file).stdout)
+
+
+def test_show_says_where_values_are_from(file: Path):
+    lines = run("config", "show", file, "--origin", "--set", "max_rounds=2").stdout.splitlines()
+    found = {line.split()[0]: line.split(maxsplit=2)[2].strip() for line in lines[2:]}
+    assert found["ranks"] == f"{file}:2"
+    assert found["max_rounds"] == "--set max_rounds=2"
+    assert found["device"] == "default"
+    origins = json.loads(run("config", "show", file, "--origin", "--json").stdout)
+    assert {"key": "ranks", "value": 2, "source": f"{file}:2"} in origins
+
+
+@pytest.mark.parametrize("kind", ["config", "hosts", "report"])
+def test_schema_is_json_alone(kind: str):
+    result = run("config", "schema", "--of", kind)
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["$schema"].startswith("https://json-schema.org/")
+
+
+def test_reference_of_what_nobody_writes_is_refused():
+    result = run("config", "reference", "--of", "report")
+    assert result.exit_code == 2
+    assert "expected config or hosts" in result.stderr
+
+
+def test_reference_into_a_document_leaves_the_rest(tmp_path: Path):
+    path = tmp_path / "doc.md"
+    document = (ROOT / "docs" / "config.md").read_text()
+    begin, end = (line for line in document.splitlines() if line.startswith("<!--"))
+    path.write_text(f"# Mine\n\n{begin}\nold\n{end}\n\nThe end.\n")
+    assert run("config", "reference", "--into", path).exit_code == 0
+    text = path.read_text()
+    assert text.startswith("# Mine\n\n")
+    assert text.endswith("\n\nThe end.\n")
+    assert "| `ranks` |" in text
+    assert "old" not in text
+
+
+def test_up_tells_each_host_and_where_launches_find_the_cluster(tmp_path: Path):
+    with fake_hosts(tmp_path, "one", "two", port=7001) as path:
+        result = run("up", path)
+        assert result.exit_code == 0
+        assert sorted(result.stderr.splitlines()) == ["one: started", "two: started"]
+        assert "in a config:  ray: {address: 10.9.9.9:7001}\n" in result.stdout
+        assert "warmrank submit CONFIG --address http://127.0.0.1:8265" in result.stdout
+        down = run("down", path, "--json")
+        assert [host["state"] for host in json.loads(down.stdout)["hosts"]] == ["stopped", "stopped"]
+
+
+def test_status_of_a_cluster_that_is_down_ends_with_one(tmp_path: Path):
+    with fake_hosts(tmp_path, "one") as path:
+        result = run("up", path, "--status", "--json")
+        assert (result.exit_code, json.loads(result.stdout)["hosts"][0]["state"]) == (1, "down")
+
+
+def test_hosts_that_fail_end_with_one_and_a_mistake_in_the_file_with_two(tmp_path: Path):
+    with fake_hosts(tmp_path, "one", env={"FAKE_RAY_FAILS": "one"}) as path:
+        result = run("up", path)
+        assert result.exit_code == 1
+        assert "error: 1 of 1 hosts did not come up" in result.stderr
+        assert "    | cannot reach the head\n" in result.stderr
+        assert run("down", path).exit_code == 0
+        path.write_text("host: [one]\n")
+        assert run("up", path).exit_code == 2

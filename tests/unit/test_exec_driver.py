@@ -1,0 +1,134 @@
+"""What the driver of `warmrank exec` makes of several nodes' answers: statuses, losses, who publishes."""
+
+from __future__ import annotations
+
+import io
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import CannotStart
+from orchestrator.serve import driver
+from orchestrator.serve.crew import Lost
+from orchestrator.serve.node import Prepared, State
+from orchestrator.serve.outcome import Options, Outcome
+from orchestrator.serve.places import Host
+from orchestrator.serve.publishing import RankWork
+from orchestrator.serve.readiness import parse_when
+from orchestrator.serve.streams import Streams
+from tests.support.launched import loaded_config
+
+RUNS = State(output=(), status=None, is_ready=False)
+
+
+def ended(status: int) -> State:
+    return State(output=(("out", b"bye\n"),), status=status, is_ready=False)
+
+
+class FakeCrew:
+    """Nodes that answer polls by a script, one list for each; the last answer stays."""
+
+    captured = True
+
+    def __init__(self, *polls: Sequence[State | Lost]) -> None:
+        self.hosts = tuple(
+            Host(node_id=str(index), address=f"10.0.0.{index}", host="n", resources={})
+            for index in range(len(polls))
+        )
+        self.asked: list[tuple[str, dict[int, Any]]] = []
+        self.is_closed = False
+        self.work: dict[int, tuple[RankWork, ...]] = {}
+        self.lost_at = ""
+        self._polls = [list(answers) for answers in polls]
+
+    def ask(self, method: str, arguments: Mapping[int, Sequence[Any]], *, timeout_s: float) -> dict[int, Any]:
+        assert timeout_s > 0
+        self.asked.append((method, dict(arguments)))
+        return {index: self._answer(method, index) for index in arguments}
+
+    def _answer(self, method: str, index: int) -> Any:
+        if method == self.lost_at:
+            return Lost(reason="cut off")
+        if method == "poll":
+            answers = self._polls[index]
+            return answers.pop(0) if len(answers) > 1 else answers[0]
+        prepared = Prepared(found=True, said=("fetched",), problems=(), environment={})
+        return {"port": 29500, "prepare": prepared, "work": self.work.get(index, ())}.get(method)
+
+    def sent(self, method: str) -> list[dict[int, Any]]:
+        return [arguments for name, arguments in self.asked if name == method]
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Ran:
+    """One run over fake nodes."""
+
+    def __init__(
+        self, tmp_path: Path, crew: FakeCrew, *, when: str = "none", replicate: bool = False
+    ) -> None:
+        self.said: list[str] = []
+        self.out = io.BytesIO()
+        options = Options(here=False, nodes=(), replicate=replicate, when=parse_when(when), grace_s=0.1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(driver, "_crew", lambda *_: crew)
+            self.outcome: Outcome = driver.execute(
+                loaded_config(tmp_path),
+                ("serve",),
+                options,
+                say=self.said.append,
+                streams=lambda names: Streams(names, self.out, io.BytesIO()),
+            )
+
+
+def test_all_nodes_must_end_well(tmp_path: Path) -> None:
+    crew = FakeCrew([RUNS, ended(0)], [ended(0)])
+    ran = Ran(tmp_path, crew)
+    assert (ran.outcome.exit_code, crew.sent("signal"), crew.is_closed) == (0, [], True)
+    assert sorted(ran.out.getvalue().splitlines()) == [b"0 n | bye", b"1 n | bye"]
+
+
+def test_first_failure_ends_the_others_and_is_the_status(tmp_path: Path) -> None:
+    crew = FakeCrew([RUNS, RUNS, ended(143)], [ended(7)])
+    ran = Ran(tmp_path, crew)
+    assert ran.outcome.exit_code == 7
+    assert crew.sent("signal") == [{0: (signal.SIGTERM,)}]
+    assert [node.status for node in ran.outcome.nodes] == [143, 7]
+
+
+def test_lost_node_ends_the_command_on_the_others(tmp_path: Path) -> None:
+    crew = FakeCrew([RUNS, ended(143)], [Lost(reason="no answer in 15 s")])
+    ran = Ran(tmp_path, crew)
+    assert ran.outcome.exit_code == 1
+    assert crew.sent("signal") == [{0: (signal.SIGTERM,)}]
+    assert [node.status for node in ran.outcome.nodes] == [143, None]
+    assert any("the node was lost: no answer in 15 s" in line for line in ran.said)
+
+
+def test_node_lost_before_the_command_is_an_error(tmp_path: Path) -> None:
+    crew = FakeCrew([RUNS], [RUNS])
+    crew.lost_at = "prepare"
+    with pytest.raises(CannotStart, match=r"n \(10.0.0.0\) was lost before the command began: cut off"):
+        Ran(tmp_path, crew)
+    assert crew.is_closed
+    assert crew.sent("start") == []
+
+
+def test_node_that_is_lost_while_it_publishes_leaves_the_status_alone(tmp_path: Path) -> None:
+    crew = FakeCrew([ended(0)], [ended(0)])
+    crew.lost_at = "begin_push"
+    ran = Ran(tmp_path, crew, when="exit")
+    assert (ran.outcome.exit_code, ran.outcome.problems) == (0, ("not published: a node was lost",))
+
+
+def test_only_the_first_of_several_worlds_publishes(tmp_path: Path) -> None:
+    crew = FakeCrew([ended(0)], [ended(0)])
+    crew.lost_at = "begin_push"
+    Ran(tmp_path, crew, when="exit", replicate=True)
+    assert crew.sent("begin_push") == [{0: ()}]
+    (orders,) = crew.sent("start")
+    assert [orders[index][0].place.world for index in (0, 1)] == [0, 1]
