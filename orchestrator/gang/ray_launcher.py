@@ -229,7 +229,7 @@ def _nodes_of(group: Any) -> list[str]:
 
 
 def _await_some(refs: list[Any], *, timeout_s: float) -> list[Any]:
-    """All that is ready once something is; taken one by one, many ranks would cost the square of their number."""
+    """All that is ready once something is: taken one by one, ranks would cost the square of their number."""
     import ray
 
     ready, _ = ray.wait(refs, timeout=timeout_s)

@@ -74,15 +74,20 @@ def test_what_somebody_froze_stays_frozen() -> None:
     assert gc.get_freeze_count() > frozen // 2  # frozen objects may die, but not by the thousand
 
 
-@pytest.mark.parametrize("freeze", [gc.freeze, collection.freeze])
+@pytest.mark.parametrize("freeze", [gc.freeze, collection.freeze], ids=["by somebody", "by warmrank"])
 def test_what_is_frozen_is_counted_once_at_most(
     freeze: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     freeze()
-    counted = []
+    counted: list[int] = []
     count = gc.get_freeze_count
+
+    def counting() -> int:
+        counted.append(1)
+        return count()
+
     with monkeypatch.context() as patch:
-        patch.setattr(gc, "get_freeze_count", lambda: counted.append(1) or count())
+        patch.setattr(gc, "get_freeze_count", counting)
         for _ in range(5):
             with paused():
                 pass
