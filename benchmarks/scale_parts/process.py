@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import sys
 from collections.abc import Callable
@@ -64,6 +65,7 @@ def commit(world: World, work: Path) -> dict[str, Any]:
     files = write_artifacts(world, root)
     made = manifests(world)
     store = storing.open_store(work)
+    gc.freeze()  # in a launch each rank has its own manifest; here all would be walked by each collection
     watch = Watch()
     refs = watch.step("manifests", lambda: storing.publish(store, made, files, root))
     record = watch.step("record", lambda: storing.commit(store, refs))

@@ -24,6 +24,8 @@ MODELS: dict[tuple[str, ...], type[BaseModel]] = {
     ("store", "trust"): store_config.TrustConfig,
     ("ray",): models.RayConfig,
     ("timeouts",): models.Timeouts,
+    ("retries",): models.Retries,
+    ("watch",): models.WatchConfig,
     ("node_caches",): models.NodeCacheConfig,
     ("exec",): serving.ExecConfig,
     ("exec", "sync"): serving.SyncedCache,

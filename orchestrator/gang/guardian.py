@@ -14,6 +14,9 @@ at every `LOOK_S` while the rank lives, and by the rank's mark in the environmen
 because a process whose parent died is another's child. A process is a pid and its start time, so a pid that
 was given away again is never killed.
 
+It leaves its parent at once, because Ray ends the children of an actor that ends; whoever waits for its end
+waits for the end of its stdout.
+
 Invariants: kills nothing of another user, and nothing but descendants of the ranks that it was named.
 """
 
@@ -158,6 +161,8 @@ class Guardian:
 
 def main() -> None:
     """Guard until there is nothing left to guard."""
+    if os.fork():
+        os._exit(0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # ends with what it guards, not before
     guardian, text = Guardian(), ""

@@ -52,8 +52,12 @@ class NodeWatch:
         self._charges = dict(charges)
         # Isolated and without site packages it is up in 15 ms; -E and -s go with -I.
         self._guardian = subprocess.Popen(  # noqa: S603 - this very Python, and a file of ours
-            [sys.executable, "-I", "-S", guardian.__file__], stdin=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-I", "-S", guardian.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
         )
+        self._guardian.wait()  # not for its end: it has left
         marks = {charge.pid: charge.mark for charge in charges.values()}
         self._tell({"guard": marks, "lease_s": lease_s, "remove": list(remove)})
 
@@ -66,7 +70,8 @@ class NodeWatch:
         """End all ranks and what they started; returns when nothing is left."""
         if self._guardian is not None:
             self._tell({"end": True})
-            self._guardian.wait()
+            assert self._guardian.stdout is not None  # noqa: S101 - it is a pipe
+            self._guardian.stdout.read()
 
     def _tell(self, command: dict[str, object]) -> None:
         assert self._guardian is not None  # noqa: S101 - `guard` comes first

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from cache_store.digests import Digest
 
 CHUNK_BYTES = 8 << 20
-"""Of 5 to 20 MB, measured as best with one or two at a time: `shared/facts/ray.md`, Fan-out."""
+"""5 to 20 MB, one or two at a time, were measured as best: 200 MB to 4 nodes at 1 Gbit/s in 4.0 to 4.9 s, and
+7.1 s when all take the same bytes from the source at once."""
 WINDOW = 16
 """Chunks that nodes take in an order of their own. They must not be too far from each other, because the
 source keeps only so many in memory."""

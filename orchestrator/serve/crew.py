@@ -24,7 +24,7 @@ class Crew(Protocol):
 
     hosts: tuple[Host, ...]
     captured: bool
-    """Whether the output of the nodes comes through `orchestrator.serve.node.State`."""
+    """Whether the output of the nodes comes through `orchestrator.serve.answers.State`."""
 
     def ask(self, method: str, arguments: Mapping[int, Sequence[Any]], *, timeout_s: float) -> dict[int, Any]:
         """Call a method of `ServingNode` on nodes, all at once.

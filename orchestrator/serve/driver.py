@@ -19,8 +19,8 @@ from orchestrator.config.models import Config
 from orchestrator.errors import CannotStart
 from orchestrator.gang import ray_session
 from orchestrator.seed.nodes import choose, this_node
+from orchestrator.serve.answers import Order, Prepared, State
 from orchestrator.serve.crew import Crew, LocalCrew, Lost
-from orchestrator.serve.node import Order, Prepared, State
 from orchestrator.serve.outcome import NodeOutcome, Options, Outcome
 from orchestrator.serve.places import Place, places
 from orchestrator.serve.publisher import Publisher

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from cache_store.errors import StoreError, UnusableCache, is_final
@@ -28,80 +28,20 @@ from orchestrator.config.store import StoreConfig
 from orchestrator.gang.node_artifacts import NodeKeeper, keeper_of
 from orchestrator.gang.ports import free_port
 from orchestrator.launch.identity import launch_key
-from orchestrator.serve.command import Chunk, Command
+from orchestrator.serve.answers import Added, Order, Prepared, State
+from orchestrator.serve.command import Command
 from orchestrator.serve.places import Place, filled, variables
 from orchestrator.serve.publishing import RankWork, publish_ranks, work_in
-from orchestrator.serve.readiness import Readiness, When
+from orchestrator.serve.readiness import Readiness
 from orchestrator.serve.tools import ToolDirectory, pull_all, push_all, tool_directories, tool_variables
 from orchestrator.show.report_table import count_text
 from orchestrator.store.stores import is_writable, may_publish, open_store, open_to_fetch
 from worker.environment import environment
-from worker.results import Published
 
 JOURNALS = ".journal"
 _RAY = "RAY_"
 _LOOK_S = 0.5
 _KEPT_OF_RAY = frozenset({"RAY_ADDRESS"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What a node is to run.
-
-    Attributes:
-        words: the command, with its placeholders.
-        place: the node's.
-        when: it is ready.
-        grace_s: seconds from SIGTERM to SIGKILL.
-        captured: its output is taken, not this process's.
-    """
-
-    words: tuple[str, ...]
-    place: Place
-    when: When
-    grace_s: float
-    captured: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """What became of a node's caches before the command.
-
-    Attributes:
-        found: the store has the launch.
-        said: what is worth a line.
-        problems: what went wrong.
-        environment: named components of the node's environment.
-    """
-
-    found: bool
-    said: tuple[str, ...]
-    problems: tuple[str, ...]
-    environment: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
-    """What a node has to say since it was asked last.
-
-    Attributes:
-        output: of the command.
-        status: its exit status once all of it has ended.
-        is_ready: the condition held at some time.
-    """
-
-    output: tuple[Chunk, ...]
-    status: int | None
-    is_ready: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Added:
-    """What a node brought to the store."""
-
-    published: dict[int, Published] = field(default_factory=dict)
-    said: tuple[str, ...] = ()
-    problems: tuple[str, ...] = ()
 
 
 class ServingNode:

@@ -14,8 +14,8 @@ from cache_store.errors import StoreError, is_final
 from cache_store.store import Store
 from orchestrator.config.models import Config
 from orchestrator.config.store import StoreConfig
+from orchestrator.serve.answers import Added
 from orchestrator.serve.crew import Crew, Lost
-from orchestrator.serve.node import Added
 from orchestrator.serve.publishing import RankWork, commit_launch, not_whole
 from orchestrator.show.report_table import count_text
 from orchestrator.store.stores import is_writable, may_publish, open_store

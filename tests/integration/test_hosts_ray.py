@@ -14,7 +14,7 @@ from orchestrator.cluster.hosts import load_hosts
 from tests.support.processes import marked
 from tests.support.ray_cluster import free_ports
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 def test_one_host_comes_up_offers_what_it_should_and_leaves_nothing(tmp_path: Path):

@@ -142,22 +142,34 @@ def test_head_that_fails_ends_it_before_others_are_asked(tmp_path: Path):
 
 
 def test_host_that_starts_and_does_not_join_is_named(tmp_path: Path):
-    with fake_hosts(tmp_path, "one", "two", env={"FAKE_RAY_LOST": "two"}, start_s=3) as path:
-        with pytest.raises(HostsFailed, match="two: it started, and did not join the head within 3 s"):
+    with fake_hosts(tmp_path, "one", "two", env={"FAKE_RAY_LOST": "two"}, start_s=6) as path:
+        with pytest.raises(HostsFailed, match="two: it started, and did not join the head within 6 s"):
             bring.up(load_hosts(path))
         bring.down(load_hosts(path))
 
 
-def test_silent_host_is_given_up_and_does_not_hold_up_the_others(tmp_path: Path):
-    silent = {"host": "mute", "connect": "bash -c 'echo Connecting; sleep 600'"}
-    with fake_hosts(tmp_path, "one", hosts=["one", silent], connect="env", start_s=4, stop_s=1) as path:
+def test_silent_host_is_given_up_and_does_not_hold_up_the_others():
+    silent = Errand(
+        host="mute", connect=("bash", "-c", "echo Connecting; sleep 600"), script="", timeout_s=2
+    )
+    quick = Errand(host="one", connect=("sh",), script="echo 'warmrank-host: {}'", timeout_s=60)
+    answered: list[str] = []
+    mute, one = run_all((silent, quick), on_answer=lambda answer: answered.append(answer.host))
+    assert (mute.trouble, mute.lines, mute.silent) == ("no answer within 2 s", ("Connecting",), True)
+    assert (one.trouble, one.silent) == ("", False)
+    assert sorted(answered) == ["mute", "one"]
+    text = str(HostsFailed("come up", [mute], num_hosts=2, running=["one"], remedy="mend it"))
+    assert "\n  not known what runs there: mute\n  running: one\n" in text
+
+
+def test_down_names_hosts_that_do_not_answer_and_ends_all_others(tmp_path: Path):
+    lost = {"host": "lost", "connect": "false"}
+    with fake_hosts(tmp_path, "one", hosts=["one", lost], connect="env") as path:
         loaded = load_hosts(path)
-        with pytest.raises(HostsFailed) as caught:
+        with pytest.raises(HostsFailed, match="1 of 2 hosts did not come up"):
             bring.up(loaded)
-        text = str(caught.value)
-        assert "  mute: no answer within 4 s\n    | Connecting\n  not known what runs there: mute\n" in text
-        assert "  running: one\n" in text
-        with pytest.raises(HostsFailed, match="1 of 2 hosts did not stop"):
+        assert processes(loaded)
+        with pytest.raises(HostsFailed, match="1 of 2 hosts did not stop\n  lost: "):
             bring.down(loaded)
         assert processes(loaded) == {}
 

@@ -101,7 +101,7 @@ def test_options_that_follow_from_other_keys_are_refused(tmp_path: Path, option:
 
 
 def test_all_mistakes_come_at_once(tmp_path: Path):
-    assert len(refusal(tmp_path, port=0, shell="zsh", nam="x").splitlines()) == 3
+    assert len(refusal(tmp_path, port=0, guess=1, nam="x").splitlines()) == 3
 
 
 def test_values_of_variables_are_not_shown(tmp_path: Path):

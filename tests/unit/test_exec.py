@@ -17,14 +17,18 @@ import pytest
 from cache_store.errors import StoreUnavailable
 from cache_store.publish_pending import publish_pending
 from orchestrator.config.reading import Config
-from orchestrator.errors import BadArgument
+from orchestrator.errors import BadArgument, UnknownNode
 from orchestrator.launch.identity import launch_key
 from orchestrator.look.verify import cached_files
+from orchestrator.serve.answers import Order
 from orchestrator.serve.driver import execute
+from orchestrator.serve.node import ServingNode
 from orchestrator.serve.outcome import Options, Outcome
+from orchestrator.serve.places import Place
 from orchestrator.serve.readiness import parse_when
 from orchestrator.serve.streams import Streams
 from tests.support.launched import loaded_config
+from tests.support.processes import marked, still_there
 from tests.support.ray_cluster import free_ports
 from tests.support.stored import open_store
 
@@ -240,3 +244,27 @@ def test_output_of_one_node_is_as_it_is() -> None:
     out = io.BytesIO()
     Streams(("0 a",), out, io.BytesIO()).write(0, [("out", b"50 %\r")])
     assert out.getvalue() == b"50 %\r"
+
+
+def test_node_that_hears_nothing_ends_the_command(tmp_path: Path) -> None:
+    mark = f"{tmp_path}/cache"
+    node = ServingNode(loaded_config(tmp_path, store=None, watch={"lease_s": 0.3}))
+    place = Place(
+        world=0, node_rank=0, num_nodes=1, num_ranks_here=2, num_ranks=2,
+        master_addr="127.0.0.1", master_port=1, cache_dir=mark,
+    )  # fmt: skip
+    node.prepare(place)
+    words = ("sh", "-c", "setsid sleep 600 & sleep 600")
+    node.start(Order(words=words, place=place, when=parse_when("none"), grace_s=5.0, captured=True))
+    running = marked(f"WARMRANK_CACHE_DIR={mark}")
+    assert running
+    assert still_there(running) == []
+    assert marked(f"WARMRANK_CACHE_DIR={mark}") == {}
+    node.close()
+
+
+def test_other_nodes_are_unknown_where_there_is_no_cluster(tmp_path: Path) -> None:
+    options = Options(here=False, nodes=("far",), replicate=False, when=parse_when("none"), grace_s=1.0)
+    streams = Streams((), io.BytesIO(), io.BytesIO())
+    with pytest.raises(UnknownNode, match="far"):
+        execute(loaded_config(tmp_path), ("true",), options, say=print, streams=lambda _: streams)

@@ -12,8 +12,8 @@ import pytest
 
 from orchestrator.errors import CannotStart
 from orchestrator.serve import driver
+from orchestrator.serve.answers import Prepared, State
 from orchestrator.serve.crew import Lost
-from orchestrator.serve.node import Prepared, State
 from orchestrator.serve.outcome import Options, Outcome
 from orchestrator.serve.places import Host
 from orchestrator.serve.publishing import RankWork

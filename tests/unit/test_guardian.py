@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -25,9 +26,10 @@ RANK = """
 import os, subprocess, sys, time
 sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
 child = subprocess.Popen(sleep)
-middle = "import subprocess as s, sys; print(s.Popen(sys.argv[1:], start_new_session=True, stdout=s.DEVNULL).pid)"
-orphan = subprocess.run([sys.executable, "-c", middle, *sleep], stdout=subprocess.PIPE).stdout.decode().strip()
-print(os.getpid(), child.pid, orphan, flush=True)
+quiet = {"start_new_session": True, "stdout": subprocess.DEVNULL}
+middle = f"import subprocess, sys; print(subprocess.Popen(sys.argv[1:], **{quiet}).pid)"
+orphan = subprocess.run([sys.executable, "-c", middle, *sleep], stdout=subprocess.PIPE, text=True)
+print(os.getpid(), child.pid, orphan.stdout.strip(), flush=True)
 time.sleep(600)
 """
 
@@ -79,8 +81,12 @@ def guard() -> Iterator[Guarded]:
 
     def start(*ranks: Rank, lease_s: float = LONG_S, remove: tuple[Path, ...] = ()) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", guardian.__file__], stdin=subprocess.PIPE, text=True
+            [sys.executable, "-I", "-S", guardian.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
+        process.wait(timeout=20)
         started.append(process)
         marks = {rank.pid: rank.mark for rank in ranks}
         tell(process, guard=marks, lease_s=lease_s, remove=[str(path) for path in remove])
@@ -88,8 +94,13 @@ def guard() -> Iterator[Guarded]:
 
     yield start
     for process in started:
-        process.kill()
         process.communicate()
+
+
+def await_end(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    assert select.select([process.stdout], [], [], 20)[0]
+    assert process.stdout.read() == ""
 
 
 def tell(process: subprocess.Popen[str], **command: Any) -> None:
@@ -101,7 +112,7 @@ def tell(process: subprocess.Popen[str], **command: Any) -> None:
 def test_all_ends_when_the_attempt_is_over(ranks: tuple[Rank, Rank], guard: Guarded) -> None:
     process = guard(*ranks)
     tell(process, end=True)
-    assert process.wait(timeout=20) == 0
+    await_end(process)
     assert [rank.left() for rank in ranks] == [[], []]
 
 
@@ -117,7 +128,7 @@ def test_all_ends_when_whoever_started_it_is_gone(
 
 def test_all_ends_when_the_lease_runs_out(ranks: tuple[Rank, Rank], guard: Guarded) -> None:
     process = guard(*ranks, lease_s=0.2)
-    assert process.wait(timeout=20) == 0
+    await_end(process)
     assert [rank.left() for rank in ranks] == [[], []]
 
 
@@ -126,7 +137,7 @@ def test_directories_stay_when_the_attempt_is_over_in_good_order(
 ) -> None:
     process = guard(*ranks, remove=(tmp_path,))
     tell(process, end=True)
-    process.wait(timeout=20)
+    await_end(process)
     assert tmp_path.is_dir()
 
 

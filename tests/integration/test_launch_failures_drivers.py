@@ -1,0 +1,120 @@
+"""Drivers, heads and nodes that are lost under a launch in a process of its own; nothing is left of any."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.causes import CLUSTER_LOST, NODE_LOST
+from orchestrator.cli.console import ExitCode
+from tests.support.fault_workload import fault, helpers_of
+from tests.support.launch_process import LaunchProcess, await_true
+from tests.support.processes import still_there
+from tests.support.ray_cluster import ray_cluster
+from tests.support.tiny_launches import data_of
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+
+# What is silent counts as lost after three seconds; ranks whose driver is silent end after six.
+WATCH = {"every_s": 0.5, "node_silent_s": 3, "lease_s": 6}
+
+Start = Callable[..., LaunchProcess]
+
+
+@pytest.fixture
+def temp_dir() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))  # a socket's path may have 107 bytes
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def marks(tmp_path: Path) -> Path:
+    path = tmp_path / "marks"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def start(tmp_path: Path, temp_dir: Path, marks: Path) -> Iterator[Start]:
+    """Starts a launch whose ranks meet faults; nothing of it outlives the test."""
+    started: list[LaunchProcess] = []
+
+    def begin(*faults: dict[str, Any], **changes: Any) -> LaunchProcess:
+        arguments = {"marks": str(marks), "faults": list(faults), "helpers": True}
+        workload = {"entrypoint": "tests.support.fault_workload:workload", "arguments": arguments}
+        data = data_of(tmp_path, **{"workload": workload, "watch": WATCH, **changes})
+        started.append(LaunchProcess(tmp_path, data, temp_dir=temp_dir))
+        return started[-1]
+
+    yield begin
+    for launch in started:
+        launch.end()
+
+
+def stored_launches(root: Path) -> list[Path]:
+    return [path for path in (root / "store" / "launch").rglob("*") if path.is_file()]
+
+
+def reached(launch: LaunchProcess, marks: Path, index: int = 0) -> None:
+    """Wait until a rank has begun its fault."""
+    file = marks / f"fault{index}"
+    assert await_true(lambda: file.exists() or launch.process.poll() is not None, timeout_s=90)
+    assert file.exists(), launch.said()
+
+
+def test_driver_that_is_killed_takes_ranks_helpers_and_its_own_ray_along(
+    start: Start, marks: Path, tmp_path: Path
+) -> None:
+    launch = start(fault("compile", "stay"))
+    reached(launch, marks)
+    assert list(launch.temp_dir.glob("warmrank-*")) != []
+    launch.process.kill()
+    assert launch.wait() == -signal.SIGKILL
+    assert launch.left_over() == []
+    assert still_there(helpers_of(marks)) == []
+    assert stored_launches(tmp_path) == []
+
+
+def test_head_that_is_killed_ends_the_launch_with_a_report_and_leaves_nothing(
+    start: Start, marks: Path, tmp_path: Path
+) -> None:
+    launch = start(fault("capture", "stay"))
+    reached(launch, marks)
+    (head,) = launch.of_ray("gcs_server")
+    os.kill(head, signal.SIGKILL)
+    assert launch.wait() == ExitCode.LOST, launch.said()
+    report = launch.report
+    assert report is not None
+    assert report.failure is not None
+    assert (report.exit_code, report.failure.stage) == (ExitCode.LOST, "capture")
+    assert [(cause.ranks, cause.kind) for cause in report.failure.causes] == [((0, 1), CLUSTER_LOST)]
+    assert launch.left_over() == []
+    assert still_there(helpers_of(marks)) == []
+    assert stored_launches(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_node_whose_raylet_is_killed_is_lost_and_the_launch_goes_on_elsewhere(
+    start: Start, marks: Path
+) -> None:
+    # Two ranks on the last node, one on the first: which has room for all, then.
+    with ray_cluster(2) as cluster:
+        ray = {"address": cluster.address, "ship_code": False, "placement": "SPREAD"}
+        launch = start(fault("first_call", "stay", 0), ray=ray)
+        reached(launch, marks)
+        os.kill(cluster.raylets()[-1], signal.SIGKILL)
+        assert launch.wait() == ExitCode.OK, launch.said()
+        report = launch.report
+        assert report is not None
+        assert [attempt.failed_stage for attempt in report.course.attempts] == ["first_call", ""]
+        assert f": {NODE_LOST} (retries.node: 1 of 2)" in report.course.attempts[1].reason
+        assert launch.left_over() == []
+        assert still_there(helpers_of(marks)) == []
