@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,7 +73,8 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
         with progress(console, loaded.ranks, name=loaded.name) as shown:
             run = Launch(loaded, no_compile=no_compile, listener=all_of(shown, RayMetrics(loaded.name)))
             try:
-                report = run.run()
+                with redirect_stdout(sys.stderr):  # Ray writes to stdout, whatever it is told, who died
+                    report = run.run()
             except (Exception, KeyboardInterrupt) as error:
                 failed = run.failed(error, exit_code=exit_code_of(error))
                 with undisturbed():

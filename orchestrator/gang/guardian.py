@@ -1,15 +1,18 @@
-"""One process beside the ranks of a node that ends what they leave behind; plain Python, run by its path.
+"""A process beside others that ends what they leave behind; plain Python, run by its path.
 
 It is handed commands, one JSON object a line, on stdin: ``{"guard": {pid: mark, ...}, "lease_s": seconds,
-"remove": [path, ...]}`` names the ranks of an attempt, ``{"renew": true}`` says that its driver lives, and
-``{"end": true}`` that the attempt is over. It ends all ranks, all that descends from them, and itself
+"remove": [path, ...], "spare": [pid, ...]}`` names the ranks of an attempt, ``{"renew": true}`` says that its
+driver lives, and ``{"end": true}`` that all is over. It ends all ranks, what descends from them, and itself
 
 - when stdin ends: whoever started it is gone, and so is Ray on this node, or the driver;
 - when the lease has run out: the driver cannot reach this node, and will start another attempt elsewhere;
-- when the attempt is over.
+- when all is over.
 
-In the first two cases it also removes the directories that it was named, which nobody else is left to do. A
-rank that is gone takes its own descendants with it, at once. They are found by the chain of parents, looked
+In the first two cases it also removes the directories that it was named, which nobody else is left to do, and
+first ends who has a file in them open or names them on its command line, but for who is spared: with the
+directory of a Ray, that is the Ray. The launch's own Ray has a guardian for that, its ranks have another.
+
+A rank that is gone takes its own descendants with it, at once. They are found by the chain of parents, looked
 at every `LOOK_S` while the rank lives, and by the rank's mark in the environment that they were started with,
 because a process whose parent died is another's child. A process is a pid and its start time, so a pid that
 was given away again is never killed.
@@ -17,7 +20,8 @@ was given away again is never killed.
 It leaves its parent at once, because Ray ends the children of an actor that ends; whoever waits for its end
 waits for the end of its stdout.
 
-Invariants: kills nothing of another user, and nothing but descendants of the ranks that it was named.
+Invariants: kills nothing of another user, and nothing but descendants of the ranks that it was named, and
+users of the directories.
 """
 
 from __future__ import annotations
@@ -92,6 +96,30 @@ def marked(processes: dict[int, tuple[int, int]], marks: set[str]) -> set[Proces
     return found
 
 
+def users(processes: dict[int, tuple[int, int]], directories: list[str]) -> set[Process]:
+    """All that have a file below one of the directories open, or name one on their command line."""
+    return {(pid, started) for pid, (_, started) in processes.items() if _uses(pid, directories)}
+
+
+def _uses(pid: int, directories: list[str]) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123
+            command = os.fsdecode(file.read())
+        if any(directory in command for directory in directories):
+            return True
+        files = [_target(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]  # noqa: PTH208
+    except OSError:
+        return False  # ended since, or not this user's
+    return any(file.startswith(f"{directory}/") for file in files for directory in directories)
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)  # noqa: PTH115
+    except OSError:
+        return ""  # closed since
+
+
 def kill(processes: set[Process]) -> None:
     """End processes, unless their pid is another's by now."""
     for pid, started in processes:
@@ -110,6 +138,7 @@ class Guardian:
         self.lease_s = float("inf")
         self.lease_ends_s = float("inf")
         self.remove: list[str] = []
+        self._spared = {os.getpid()}
         self.is_over = False
         self._ranks: dict[int, int] = {}
         self._marks: dict[int, str] = {}
@@ -121,6 +150,7 @@ class Guardian:
         self.is_over = self.is_over or bool(command.get("end"))
         if "guard" in command:
             self.lease_s, self.remove = command["lease_s"], command["remove"]
+            self._spared.update(command["spare"])
             self._marks = {int(pid): mark for pid, mark in command["guard"].items()}
             processes = table()
             # One that is gone by now has no start time that fits: the first look ends what it left.
@@ -137,12 +167,12 @@ class Guardian:
             kill(self._below.pop(pid) | marked(processes, {self._marks[pid]}))
 
     def end(self) -> None:
-        """End all ranks and all below them."""
+        """End all ranks and all below them; and what nobody else is left to end."""
         deadline_s = time.monotonic() + _END_S
         while (left := self._left(table())) and time.monotonic() < deadline_s:
             kill(left)
             time.sleep(0.02)
-        while not self.is_over and time.monotonic() < deadline_s:
+        while self.remove and not self.is_over and time.monotonic() < deadline_s:
             # More than once: what is about to end may write there still.
             for path in self.remove:
                 shutil.rmtree(path, ignore_errors=True)
@@ -156,7 +186,9 @@ class Guardian:
         found = {(pid, started) for pid, started in seen if processes.get(pid, (0, 0))[1] == started}
         found |= descendants(processes, {pid for pid, _ in found & ranks})
         found |= marked(processes, set(self._marks.values()))
-        return {found_one for found_one in found if found_one[0] != os.getpid()}
+        if self.remove and not self.is_over:
+            found |= users(processes, self.remove)
+        return {found_one for found_one in found if found_one[0] not in self._spared}
 
 
 def main() -> None:

@@ -6,15 +6,12 @@ looks stay away. The guardian is a process of its own, and outlives this one.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.gang import guardian
+from orchestrator.gang.guarding import Guarding
 from orchestrator.gang.launcher import Sight
 from orchestrator.gang.step_file import read_step
 
@@ -39,45 +36,30 @@ class NodeWatch:
 
     def __init__(self) -> None:
         self._charges: dict[int, Charge] = {}
-        self._guardian: subprocess.Popen[bytes] | None = None
+        self._guarding: Guarding | None = None
 
-    def guard(self, charges: Mapping[int, Charge], lease_s: float, remove: tuple[str, ...]) -> None:
+    def guard(self, charges: Mapping[int, Charge], lease_s: float) -> None:
         """Take charge of ranks.
 
         Args:
             charges: by rank.
             lease_s: seconds after the last look until they are ended.
-            remove: directories that go when nobody else is left to remove them.
         """
         self._charges = dict(charges)
-        # Isolated and without site packages it is up in 15 ms; -E and -s go with -I.
-        self._guardian = subprocess.Popen(  # noqa: S603 - this very Python, and a file of ours
-            [sys.executable, "-I", "-S", guardian.__file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-        self._guardian.wait()  # not for its end: it has left
         marks = {charge.pid: charge.mark for charge in charges.values()}
-        self._tell({"guard": marks, "lease_s": lease_s, "remove": list(remove)})
+        self._guarding = Guarding(marks, lease_s=lease_s)
 
     def look(self) -> dict[int, Sight]:
         """See every rank of this node, and renew the lease."""
-        self._tell({"renew": True})
+        assert self._guarding is not None  # noqa: S101 - `guard` comes first
+        self._guarding.renew()
         return {rank: look_at(charge) for rank, charge in self._charges.items()}
 
     def release(self) -> None:
         """End all ranks and what they started; returns when nothing is left."""
-        if self._guardian is not None:
-            self._tell({"end": True})
-            assert self._guardian.stdout is not None  # noqa: S101 - it is a pipe
-            self._guardian.stdout.read()
-
-    def _tell(self, command: dict[str, object]) -> None:
-        assert self._guardian is not None  # noqa: S101 - `guard` comes first
-        assert self._guardian.stdin is not None  # noqa: S101 - it is a pipe
-        self._guardian.stdin.write(json.dumps(command).encode() + b"\n")
-        self._guardian.stdin.flush()
+        guarding, self._guarding = self._guarding, None
+        if guarding is not None:
+            guarding.end()
 
 
 def look_at(charge: Charge) -> Sight:

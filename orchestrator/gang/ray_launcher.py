@@ -75,7 +75,7 @@ class RayLauncher:
             for seat in seats
         }
         refs = [self._actors[rank].log_to.remote(rank, self._config.cache_dir, logs[rank]) for rank in logs]
-        self._collect([*self._watch.guard(gang, nodes, charges, self._session.left_behind), *refs], deadline)
+        self._collect([*self._watch.guard(gang, nodes, charges), *refs], deadline)
         return gang
 
     def call(

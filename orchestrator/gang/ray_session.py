@@ -19,14 +19,14 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from orchestrator.config.models import RayConfig
 from orchestrator.environ import inherited
 from orchestrator.errors import CannotStart
-from orchestrator.gang import guardian
+from orchestrator.gang.guarding import Guarding
 from orchestrator.leaving import leave_at_once_later
 from orchestrator.signals import kept, undisturbed
 from worker.settings import settings
@@ -49,17 +49,12 @@ class Session:
     Attributes:
         way_in: which of the four ways.
         temp_dir: private directory that an own Ray gets a directory in; empty otherwise.
-        children: processes of an own Ray that are children of this process; empty otherwise.
+        guarding: what ends an own Ray, and removes that directory, when this process is killed; else None.
     """
 
     way_in: WayIn
     temp_dir: str
-    children: frozenset[guardian.Process] = frozenset()
-
-    @property
-    def left_behind(self) -> tuple[str, ...]:
-        """Directories that stay when this process is killed."""
-        return (self.temp_dir,) if self.temp_dir else ()
+    guarding: Guarding | None
 
 
 def way_in(config: RayConfig, environ: Mapping[str, str], *, initialized: bool) -> WayIn:
@@ -83,8 +78,9 @@ def enter(config: RayConfig) -> Session:
     _prepare_environ(way)
     import ray
 
-    session = Session(way_in=way, temp_dir=_short_temp_dir() if way == "local" else "")
-    before = _own_children()
+    temp_dir = _short_temp_dir() if way == "local" else ""
+    guarding = Guarding({}, remove=[temp_dir], spare=[os.getpid()]) if temp_dir else None
+    session = Session(way_in=way, temp_dir=temp_dir, guarding=guarding)
     try:
         # Ray puts a handler of its own there: better than none, and worse than the command line's.
         with kept(signal.SIGTERM) if callable(signal.getsignal(signal.SIGTERM)) else nullcontext():
@@ -96,7 +92,7 @@ def enter(config: RayConfig) -> Session:
         leave(session)
         raise
     logger.info("On Ray, way in: %s", way)
-    return replace(session, children=_own_children() - before) if way == "local" else session
+    return session
 
 
 def head_address() -> str:
@@ -115,8 +111,9 @@ def leave(session: Session) -> None:
 
     with undisturbed():
         ray.shutdown()
-        if session.temp_dir:
+        if session.guarding is not None:
             shutil.rmtree(session.temp_dir, ignore_errors=True)
+            session.guarding.end()
 
 
 def abandon(session: Session) -> None:
@@ -125,17 +122,9 @@ def abandon(session: Session) -> None:
 
     atexit.unregister(ray.shutdown)
     leave_at_once_later()
-    with undisturbed():
-        processes = guardian.table()
-        below = guardian.descendants(processes, {pid for pid, _ in session.children if pid in processes})
-        guardian.kill({*session.children, *below})
-        if session.temp_dir:
-            shutil.rmtree(session.temp_dir, ignore_errors=True)
-
-
-def _own_children() -> frozenset[guardian.Process]:
-    own = os.getpid()
-    return frozenset((pid, started) for pid, (parent, started) in guardian.table().items() if parent == own)
+    if session.guarding is not None:
+        with undisturbed():
+            session.guarding.abandon()
 
 
 _DEVICE_RESOURCES = {"cuda": "GPU", "npu": "NPU"}

@@ -11,7 +11,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from orchestrator.causes import CLUSTER_LOST, WorkerFailure
@@ -43,16 +43,13 @@ class RayWatch:
         self._looked_s = 0.0
         self._fresh: dict[int, Sight] = {}
 
-    def guard(
-        self, gang: Gang, node_ids: Mapping[int, str], charges: Mapping[int, Charge], remove: Sequence[str]
-    ) -> list[Any]:
+    def guard(self, gang: Gang, node_ids: Mapping[int, str], charges: Mapping[int, Charge]) -> list[Any]:
         """Take charge of all ranks; the references are to be awaited before ranks do anything.
 
         Args:
             gang: where ranks are.
             node_ids: Ray's id of every node, by node rank.
             charges: every rank.
-            remove: directories that go when nobody else is left to remove them.
         """
         self._actors = {node: self._started[node_id] for node, node_id in node_ids.items()}
         self._next_s = dict.fromkeys(node_ids, 0.0)
@@ -64,9 +61,7 @@ class RayWatch:
         limits = Limits(node_silent_s=self._settings.node_silent_s, stopped_s=self._settings.stopped_s)
         self._watching = Watching(nodes, limits, self._looked_s)
         return [
-            self._actors[node].guard.remote(
-                {rank: charges[rank] for rank in ranks}, self._settings.lease_s, tuple(remove)
-            )
+            self._actors[node].guard.remote({rank: charges[rank] for rank in ranks}, self._settings.lease_s)
             for node, (_, ranks) in nodes.items()
         ]
 

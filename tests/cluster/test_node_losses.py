@@ -91,6 +91,7 @@ class Trial:
 def whole(nodes: Cluster) -> Iterator[Cluster]:
     """The cluster; four nodes are alive in it afterwards, and none that Ray believes to be dead."""
     yield nodes
+    nodes.end_commands()
     for name in set(nodes.net.nodes) - set(nodes.alive()):
         nodes.kill_node(nodes.net.nodes[name])
     if missing := NUM_NODES - len(nodes.net.nodes):

@@ -33,7 +33,9 @@ METHODS = {
 """What the driver calls in each stage that comes after the build."""
 
 # A helper in a session of its own whose parent is gone: only what it inherited leads back to its rank.
-_ORPHAN = "import subprocess as s, sys; print(s.Popen(sys.argv[1:], start_new_session=True, stdout=s.DEVNULL).pid)"
+_ORPHAN = (
+    "import subprocess as s, sys; print(s.Popen(sys.argv[1:], start_new_session=True, stdout=s.DEVNULL).pid)"
+)
 _SLEEP = (sys.executable, "-S", "-c", "import time; time.sleep(600)")
 
 
@@ -74,7 +76,9 @@ def workload(
 
 def _start_helpers(marks: Path, rank: int) -> None:
     child = subprocess.Popen(_SLEEP)
-    orphan = subprocess.run((sys.executable, "-S", "-c", _ORPHAN, *_SLEEP), stdout=subprocess.PIPE, check=True)
+    orphan = subprocess.run(
+        (sys.executable, "-S", "-c", _ORPHAN, *_SLEEP), stdout=subprocess.PIPE, check=True
+    )
     text = f"{os.getpid()} {child.pid} {orphan.stdout.decode().strip()}\n"
     (marks / f"helpers{rank}.{os.getpid()}").write_text(text)
 

@@ -122,7 +122,7 @@ class Cluster:
         self.num_cpus = num_cpus
         self._more_environ = dict(environ)
         self._num_added = 0
-        self._num_commands = 0
+        self._commands: list[Running] = []
         self.head = self._prepared()
         dashboard = (f"--include-dashboard={has_dashboard}", f"--dashboard-host={self.head.address}")
         _await_up(*self._begin(self.head, "--head", f"--port={PORT}", *dashboard))
@@ -200,11 +200,18 @@ class Cluster:
 
     def start(self, *words: str, cwd: Path | None = None) -> Running:
         """Start a command of warmrank on the head."""
-        self._num_commands += 1
-        lines = self.net.base / f"command{self._num_commands}.log"
+        lines = self.net.base / f"command{len(self._commands)}.log"
         command = (sys.executable, "-m", "orchestrator", *words)
         process = self.head.popen(*command, output=lines, environ=self.environ, cwd=cwd or self.shared)
-        return Running(node=self.head, process=process, lines=lines)
+        self._commands.append(Running(node=self.head, process=process, lines=lines))
+        return self._commands[-1]
+
+    def end_commands(self) -> None:
+        """End what a test that failed has left running."""
+        for running in self._commands:
+            if running.process.poll() is None:
+                running.send(signal.SIGKILL)
+                running.process.wait()
 
     def warmrank(self, *words: str, cwd: Path | None = None, timeout_s: float = COMMAND_S) -> Ended:
         """Run a command of warmrank on the head to its end."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.netns import Node, until
-from tests.support.s3_server import BUCKET, ENVIRONMENT
+from tests.support.s3_server import BUCKET, ENVIRONMENT, PATIENT_S
 
 PORT = 9000
 _START_S = 60.0
@@ -72,6 +72,7 @@ class CountingStore:
         return {
             "path": f"s3://{BUCKET}/{prefix}",
             "options": {"endpoint": self.endpoint},
+            "answer_s": PATIENT_S,
             "trust": {"policy": "off"},
         }
 

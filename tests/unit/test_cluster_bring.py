@@ -149,9 +149,7 @@ def test_host_that_starts_and_does_not_join_is_named(tmp_path: Path):
 
 
 def test_silent_host_is_given_up_and_does_not_hold_up_the_others():
-    silent = Errand(
-        host="mute", connect=("bash", "-c", "echo Connecting; sleep 600"), script="", timeout_s=2
-    )
+    silent = Errand(host="mute", connect=("bash", "-c", "echo Connecting; sleep 600"), script="", timeout_s=2)
     quick = Errand(host="one", connect=("sh",), script="echo 'warmrank-host: {}'", timeout_s=60)
     answered: list[str] = []
     mute, one = run_all((silent, quick), on_answer=lambda answer: answered.append(answer.host))

@@ -79,7 +79,9 @@ def guard() -> Iterator[Guarded]:
     """Starts a guardian that guards ranks."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(*ranks: Rank, lease_s: float = LONG_S, remove: tuple[Path, ...] = ()) -> subprocess.Popen[str]:
+    def start(
+        *ranks: Rank, lease_s: float = LONG_S, remove: tuple[Path, ...] = (), spare: tuple[int, ...] = ()
+    ) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", guardian.__file__],
             stdin=subprocess.PIPE,
@@ -89,7 +91,7 @@ def guard() -> Iterator[Guarded]:
         process.wait(timeout=20)
         started.append(process)
         marks = {rank.pid: rank.mark for rank in ranks}
-        tell(process, guard=marks, lease_s=lease_s, remove=[str(path) for path in remove])
+        tell(process, guard=marks, lease_s=lease_s, remove=[str(path) for path in remove], spare=spare)
         return process
 
     yield start
@@ -130,6 +132,50 @@ def test_all_ends_when_the_lease_runs_out(ranks: tuple[Rank, Rank], guard: Guard
     process = guard(*ranks, lease_s=0.2)
     await_end(process)
     assert [rank.left() for rank in ranks] == [[], []]
+
+
+USER = """
+import sys, time
+file = open(sys.stdin.readline().strip(), "w")
+print("open", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def user() -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
+    """Starts processes that have a file open, and do not say so on their command line."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(file: Path) -> subprocess.Popen[str]:
+        command = [sys.executable, "-S", "-c", USER]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{file}\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "open\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_who_uses_a_directory_that_goes_ends_with_it_unless_spared(
+    guard: Guarded, user: Callable[[Path], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "left").mkdir()
+    (tmp_path / "left2").mkdir()
+    inside, spared = user(tmp_path / "left" / "a"), user(tmp_path / "left" / "b")
+    beside = user(tmp_path / "left2" / "c")
+    process = guard(remove=(tmp_path / "left",), spare=(spared.pid,))
+    process.communicate(timeout=20)
+    assert inside.wait(timeout=20) == -signal.SIGKILL
+    assert (spared.poll(), beside.poll()) == (None, None)
+    assert not (tmp_path / "left").exists()
 
 
 def test_directories_stay_when_the_attempt_is_over_in_good_order(
