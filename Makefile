@@ -8,7 +8,7 @@ NPU_STAMP := $(NPU_VENV)/.installed
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: run test test-cluster test-slow test-gpu test-npu faults lint bench clean
+.PHONY: run test test-cluster test-slow test-gpu test-npu faults chaos lint bench clean
 
 run: $(STAMP)   ## cold launch, then warm launch, of the embedded defaults
 	$(BIN)/warmrank demo
@@ -19,7 +19,7 @@ RAY_TESTS = $(shell grep -rl --include='test_*.py' 'mark\.ray' tests | sort)
 # Bytecode is written, so that the second command need not rewrite the tests' assertions once more.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP)  ## the whole test suite
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not ray and not slow and not torchair"
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not ray and not slow and not torchair and not netns"
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 		-m "ray and not slow and not netns and not torchair" $(RAY_TESTS)
 
@@ -50,6 +50,13 @@ faults: $(STAMP) ## every fault in full
 		tests/unit/test_publish.py tests/unit/test_launches.py tests/unit/test_local.py tests/unit/test_store.py \
 		--deselect tests/unit/test_fetch.py::test_lock_that_is_held_is_not_waited_for_for_ever \
 		--deselect tests/unit/test_fetch.py::test_threads_that_fetch_at_once_copy_once
+
+CHAOS_LAUNCHES ?= 200
+CHAOS_SEED ?= 0
+
+chaos: $(STAMP) ## launches struck at random, from a seed; CHAOS_ONLY=N repeats one; root adds cut cables
+	$(BIN)/python -m pytest tests/chaos -m chaos -s --chaos-nodes --chaos-launches $(CHAOS_LAUNCHES) \
+		--chaos-seed $(CHAOS_SEED) $(if $(CHAOS_ONLY),--chaos-only $(CHAOS_ONLY))
 
 lint: $(STAMP)  ## every linter CI runs
 	$(BIN)/ruff check .

@@ -57,6 +57,19 @@ def undisturbed() -> Iterator[None]:
 
 
 @contextmanager
+def held_back() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait for the end of this; they take effect then."""
+    arrived: list[int] = []
+    with kept(signal.SIGINT), kept(signal.SIGTERM):
+        if _in_main_thread():
+            for waiting in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(waiting, lambda number, _frame: arrived.append(number))
+        yield
+    if arrived:
+        signal.raise_signal(arrived[0])
+
+
+@contextmanager
 def kept(number: signal.Signals) -> Iterator[None]:
     """Put a signal's handler back at the end, whoever replaces it inside."""
     before = signal.getsignal(number)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tests.support.s3_server import S3Server
 
 FAULT_ROUNDS = 2
+CHAOS_LAUNCHES = 3
 _OF_THE_DEVELOPER = re.compile(r"(AWS|AZURE|GOOGLE)_.*|.*_PROXY", re.IGNORECASE)
 
 
@@ -25,6 +26,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="rounds of each fault in tests/faults, which multiply them (default: %(default)s; in full: 200)",
     )
+    chaos = parser.getgroup("chaos", "launches struck at random, tests/chaos; in full: make chaos")
+    chaos.addoption("--chaos-launches", type=int, default=CHAOS_LAUNCHES, metavar="N", help="how many")
+    chaos.addoption("--chaos-seed", type=int, default=0, metavar="S", help="what their faults follow from")
+    chaos.addoption("--chaos-only", type=int, default=None, metavar="N", help="only launch number N")
+    chaos.addoption("--chaos-nodes", action="store_true", help="some on nodes in network namespaces (root)")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -40,7 +40,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit status: 0 every rank is warm; 1 the launch failed; 2 bad input or config; "
-    "3 something missed that must not be compiled; 4 a fault in store or cache; 5 ranks, nodes or the cluster "
+    "3 something missed that must not be compiled; 4 a fault in store or cache; 5 ranks, nodes or cluster "
     "were lost; 130 stopped (Ctrl-C); 143 stopped (SIGTERM).",
 )
 

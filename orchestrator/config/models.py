@@ -134,6 +134,15 @@ class WatchConfig(Strict):
         default=30.0, description="seconds after which a node ends ranks whose driver is silent"
     )
 
+    @model_validator(mode="after")
+    def _looks_come_in_time(self) -> WatchConfig:
+        """Between two looks nothing is known, and no lease is renewed."""
+        for name in ("node_silent_s", "lease_s"):
+            if getattr(self, name) < 2 * self.every_s:
+                msg = f"{name} {getattr(self, name):g} is less than two looks, every_s {self.every_s:g} apart"
+                raise ValueError(msg)
+        return self
+
 
 def _workload_kind(value: Any) -> str:
     if isinstance(value, ScriptWorkload) or (isinstance(value, dict) and "script" in value):

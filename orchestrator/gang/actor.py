@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import sys
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,9 @@ class RankActor:
 
     def __init__(self, environ: Mapping[str, str], make_worker: MakeWorker | None) -> None:
         os.environ.update(environ)
+        if make_worker is None:
+            # Beside all that is to be done before the rank has a place; torch alone takes a second or two.
+            threading.Thread(target=_import_ahead, name="import-ahead", daemon=True).start()
         self._host = RankHost(make_worker)
         self._step: StepFile | None = None
 
@@ -83,6 +89,13 @@ class RankActor:
             # all of it (0.13 s), and one falls into the load by chance.
             collection.freeze()
         return found
+
+
+def _import_ahead() -> None:
+    """Import what `open` needs; should that fail, `open` meets the same fault, and reports it."""
+    with suppress(Exception):
+        importlib.import_module("worker.rank_start")
+        importlib.import_module("torch.distributed")
 
 
 def in_words(stage: str, method: str, arguments: tuple[Any, ...]) -> str:

@@ -40,6 +40,9 @@ LOOK_S = 0.5
 MARK = "WARMRANK_RANK_MARK"
 """Variable that every rank sets to a text of its own, so that what it starts inherits it."""
 
+_HELD_UP_S = 5.0
+"""A look that comes so late was held up: by a stop, a frozen container, a machine that moved."""
+
 _END_S = 10.0
 """How long it is tried to end processes; one that the kernel holds cannot be ended at all."""
 
@@ -157,6 +160,10 @@ class Guardian:
             self._ranks = {pid: processes.get(pid, (0, -1))[1] for pid in self._marks}
         self.lease_ends_s = time.monotonic() + self.lease_s
 
+    def held_up(self, seconds: float) -> None:
+        """This process stood still for so long, with all of its machine perhaps: no time of the lease."""
+        self.lease_ends_s += seconds
+
     def look(self) -> None:
         """Remember who descends from whom; end what belongs to ranks that are gone."""
         processes = table()
@@ -199,6 +206,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # ends with what it guards, not before
     guardian, text = Guardian(), ""
     os.set_blocking(0, False)
+    looked_s = time.monotonic()
     while not guardian.is_over and time.monotonic() < guardian.lease_ends_s:
         if select.select([0], [], [], LOOK_S)[0]:
             chunk = os.read(0, 65536).decode()
@@ -208,6 +216,9 @@ def main() -> None:
             for line in lines:
                 guardian.take(line)
         guardian.look()
+        held_up_s, looked_s = time.monotonic() - looked_s - LOOK_S, time.monotonic()
+        if held_up_s > _HELD_UP_S:
+            guardian.held_up(held_up_s)
     guardian.end()
 
 

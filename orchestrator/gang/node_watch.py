@@ -36,6 +36,7 @@ class NodeWatch:
 
     def __init__(self) -> None:
         self._charges: dict[int, Charge] = {}
+        self._lease_s = 0.0
         self._guarding: Guarding | None = None
 
     def guard(self, charges: Mapping[int, Charge], lease_s: float) -> None:
@@ -45,15 +46,22 @@ class NodeWatch:
             charges: by rank.
             lease_s: seconds after the last look until they are ended.
         """
-        self._charges = dict(charges)
-        marks = {charge.pid: charge.mark for charge in charges.values()}
-        self._guarding = Guarding(marks, lease_s=lease_s)
+        self._charges, self._lease_s = dict(charges), lease_s
+        self._guarding = self._guard_anew()
 
     def look(self) -> dict[int, Sight]:
         """See every rank of this node, and renew the lease."""
         assert self._guarding is not None  # noqa: S101 - `guard` comes first
-        self._guarding.renew()
+        try:
+            self._guarding.renew()
+        except BrokenPipeError:  # it was killed itself; or the lease ran out, and so ranks are gone
+            self._guarding.abandon()
+            self._guarding = self._guard_anew()
         return {rank: look_at(charge) for rank, charge in self._charges.items()}
+
+    def _guard_anew(self) -> Guarding:
+        marks = {charge.pid: charge.mark for charge in self._charges.values()}
+        return Guarding(marks, lease_s=self._lease_s)
 
     def release(self) -> None:
         """End all ranks and what they started; returns when nothing is left."""

@@ -33,6 +33,7 @@ GRACE_S = 1.0
 
 _STOP_TIMEOUT_S = 10.0
 _TICK_S = 0.5
+_PAUSE_S = 0.05
 
 
 class RayLauncher:
@@ -88,19 +89,23 @@ class RayLauncher:
             self._actors[rank].call.remote(rank, stage, method, values): rank
             for rank, values in arguments.items()
         }
-        failed: set[int] = set()
-        while pending and (left_s := _left(deadline)) > 0:
+        failed: dict[int, str] = {}
+        # A rank whose process ended may have been lost with its node, which is another budget's: wait to see.
+        while (pending or DIED in failed.values()) and (left_s := _left(deadline)) > 0:
             ready = _await_some([*pending, *self._watch.refs()], timeout_s=min(left_s, _TICK_S))
             answers = {pending.pop(ref): ref for ref in ready if ref in pending}
             found = [(rank, _get(ref, rank, stage)) for rank, ref in answers.items()]
             yield from self._watch.take(ready).items()
-            seen = [failure for failure in self._failures(stage) if failure.rank not in failed]
-            found += [(failure.rank, failure) for failure in seen if failure.rank not in answers]
+            found += [(seen.rank, seen) for seen in self._failures(stage) if seen.rank not in answers]
             for rank, answer in found:
-                if isinstance(answer, WorkerFailure):
-                    failed.add(rank)
+                if not isinstance(answer, WorkerFailure):
+                    yield rank, answer
+                elif rank not in failed or (answer.kind, failed[rank]) == (NODE_LOST, DIED):
+                    failed[rank] = answer.kind
                     deadline = min(deadline, time.monotonic() + GRACE_S)
-                yield rank, answer
+                    if answer.kind == DIED:
+                        self._watch.hurry()
+                    yield rank, answer
 
     def _failures(self, stage: str) -> tuple[WorkerFailure, ...]:
         """What nodes and head make known of ranks, whether or not these are called."""
@@ -232,6 +237,9 @@ def _await_some(refs: list[Any], *, timeout_s: float) -> list[Any]:
     """All that is ready once something is: taken one by one, ranks would cost the square of their number."""
     import ray
 
+    if not refs:
+        time.sleep(min(timeout_s, _PAUSE_S))  # until nodes are looked at again
+        return []
     ready, _ = ray.wait(refs, timeout=timeout_s)
     return ray.wait(refs, num_returns=len(refs), timeout=0)[0] if ready else []
 

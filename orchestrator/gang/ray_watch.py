@@ -23,6 +23,7 @@ from orchestrator.gang.watching import Limits, Watching
 logger = logging.getLogger(__name__)
 
 _CONNECT_S = 2.0
+_HURRY_S = 0.1
 
 
 class RayWatch:
@@ -36,6 +37,7 @@ class RayWatch:
     def __init__(self, settings: WatchConfig, node_ids: Iterable[str]) -> None:
         self._settings = settings
         self._started = {node_id: _actor(node_id) for node_id in node_ids}
+        self._every_s = settings.every_s
         self._actors: dict[int, Any] = {}
         self._asked: dict[Any, int] = {}
         self._next_s: dict[int, float] = {}
@@ -65,13 +67,19 @@ class RayWatch:
             for node, (_, ranks) in nodes.items()
         ]
 
+    def hurry(self) -> None:
+        """A rank died: look often from now on, to see whether its node is lost with it."""
+        if self._every_s > _HURRY_S:
+            self._every_s = _HURRY_S
+            self._next_s = dict.fromkeys(self._next_s, 0.0)
+
     def refs(self) -> list[Any]:
         """Ask nodes whose turn it is; every question that is open."""
         now_s = time.monotonic()
         busy = set(self._asked.values())
         for node, actor in self._actors.items():
             if node not in busy and self._next_s[node] <= now_s:
-                self._next_s[node] = now_s + self._settings.every_s
+                self._next_s[node] = now_s + self._every_s
                 self._asked[actor.look.remote()] = node
         return list(self._asked)
 
@@ -91,6 +99,10 @@ class RayWatch:
             node = self._asked.pop(ref)
             try:
                 sights = ray.get(ref)
+            except ray.exceptions.ActorDiedError:
+                self._watching.ended(node)
+                del self._actors[node]
+                continue
             except ray.exceptions.RayError:
                 continue  # the node is asked again, and silent until it answers
             self._watching.answered(node, sights, now_s)

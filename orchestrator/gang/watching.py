@@ -1,10 +1,11 @@
 """What follows from what nodes see of their ranks: pure rules over looks, told the time.
 
 A rank without a process has died. One that a signal or a debugger holds for `Limits.stopped_s` is stopped. A
-node whose watch has not answered for `Limits.node_silent_s` is lost, with all its ranks: it is down, or the
-network to it is; its guardian ends its ranks when the lease runs out, so that they cannot live on beside
-those of another attempt. Native code that does not end cannot be told from a long compile: the stage's own
-time-out finds it, and what the rank was seen to do last stands in the error.
+node is lost, with all its ranks, when Ray says that its watch has ended, as it does with Ray on that node; and
+when the watch has not answered for `Limits.node_silent_s`: it is down, or the network to it is. Its guardian
+ends its ranks when the lease runs out, so that they cannot live on beside those of another attempt. Native
+code that does not end cannot be told from a long compile: the stage's own time-out finds it, and what the rank
+was seen to do last stands in the error.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Watching:
         self._answered_s = dict.fromkeys(nodes, now_s)
         self._stopped_since_s: dict[int, float] = {}
         self._sights: dict[int, Sight] = {}
+        self._ended: set[int] = set()
 
     def answered(self, node: int, sights: Mapping[int, Sight], now_s: float) -> None:
         """A node's watch answered."""
@@ -51,6 +53,10 @@ class Watching:
                 self._stopped_since_s.setdefault(rank, now_s)
             else:
                 self._stopped_since_s.pop(rank, None)
+
+    def ended(self, node: int) -> None:
+        """A node's watch has ended, as it does when Ray on this node does; it never answers again."""
+        self._ended.add(node)
 
     def paused(self, seconds: float) -> None:
         """Nobody looked for so long: silence in that time is nobody's fault."""
@@ -65,9 +71,14 @@ class Watching:
         found = []
         for node, (host, ranks) in self._nodes.items():
             silent_s = now_s - self._answered_s[node]
-            if silent_s >= self._limits.node_silent_s:
+            if node in self._ended:
+                message, remedy = f"Ray has ended on node {host}", _ENDED_REMEDY
+            elif silent_s >= self._limits.node_silent_s:
                 message = f"node {host} has not answered for {silent_s:.0f} s: it is down, or out of reach"
-                found += [_failure(rank, stage, NODE_LOST, message, _LOST_REMEDY) for rank in ranks]
+                remedy = _LOST_REMEDY
+            else:
+                continue
+            found += [_failure(rank, stage, NODE_LOST, message, remedy) for rank in ranks]
         return found
 
     def _died(self, stage: str) -> list[WorkerFailure]:
@@ -88,5 +99,6 @@ def _failure(rank: int, stage: str, kind: str, message: str, remedy: str) -> Wor
 
 _DIED_REMEDY = "its log holds the last words; a kill by the system leaves none (see dmesg)"
 _LOST_REMEDY = "look at the node and its network; watch.node_silent_s says how long silence is borne"
+_ENDED_REMEDY = "look into Ray's logs there (raylet.out); a kill by the system leaves none (see dmesg)"
 _STOPPED_MESSAGE = "its process is held by a signal (SIGSTOP) or a debugger"
 _STOPPED_REMEDY = "whoever stopped it can let it go on (SIGCONT); watch.stopped_s says how long that is borne"

@@ -25,7 +25,7 @@ from orchestrator.launch.stages import Stages
 from orchestrator.show.course import Recorder
 from orchestrator.show.events import Listener, all_of, silence
 from orchestrator.show.report import Report
-from orchestrator.signals import undisturbed
+from orchestrator.signals import held_back, undisturbed
 from worker.settings import settings
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Launch:
             except BaseException as error:
                 self._stages.attempt_failed(error, is_last=True)
                 raise
-            with undisturbed():
+            with held_back():
                 self._launcher.release()
 
     def _attempt(self, access: Access | None) -> Report:

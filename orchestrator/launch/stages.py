@@ -139,16 +139,19 @@ class Stages:
 
     def try_ask(self, stage: str, method: str, arguments: Arguments) -> dict[int, Any]:
         """As `ask`, but failures come back as values, those of time as well."""
-        timeout_s = self._timeout_s(stage)
+        timeout_s, began_s = self._timeout_s(stage), self._clock()
         answers: dict[int, Any] = {}
         for rank, answer in self._launcher.call(stage, method, arguments, timeout_s=timeout_s):
             if isinstance(answer, Sight):
                 self._see(rank, answer)
                 continue
-            answers[rank] = answer
             is_ok = not isinstance(answer, WorkerFailure)
+            if is_ok and isinstance(answers.get(rank), WorkerFailure):
+                continue  # it came after all, but the call was cut short for it: others have not answered
+            answers[rank] = answer
             self._tell(events.RankFinished(at_s=self.wall_s(), stage=stage, rank=rank, ok=is_ok))
-        if not any(isinstance(answer, WorkerFailure) for answer in answers.values()):
+        has_failed = any(isinstance(answer, WorkerFailure) for answer in answers.values())
+        if not has_failed or self._clock() - began_s >= timeout_s:
             late = [rank for rank in arguments if rank not in answers]
             answers.update({rank: self._late(stage, rank) for rank in late})
         return dict(sorted(answers.items()))
@@ -233,6 +236,12 @@ class Stages:
         """Seconds since the launch began."""
         return self._clock() - self._began_s
 
+    @property
+    def _needs_store(self) -> bool:
+        """Whether nothing goes on without some place of the store."""
+        store = self.config.store
+        return store is not None and any(tier.mode == "required" for tier in store.tiers)
+
     def _timeout_s(self, stage: str) -> float:
         seconds: float = getattr(self.config.timeouts, f"{stage}_s")
         return seconds
@@ -262,7 +271,8 @@ class Stages:
             kind=TIMEOUT,
             message=f"no answer within {self._timeout_s(stage):g} s{doing}",
             remedy=f"raise timeouts.{stage}_s, or look into the rank's log for what it waits on",
-            store_fault=stage == "commit",  # the rank is warm by then: what hangs is the store
+            # The rank is warm by then: what hangs is the store.
+            store_fault=stage == "commit" and not self._needs_store,
         )
 
 

@@ -67,9 +67,13 @@ def start(stages: Stages, access: Access | None, *, no_compile: bool) -> tuple[R
             for seat in gang.seats
         }
         opened: dict[int, Opened] = stages.ask("start", "open", openings)
+    without: dict[str, list[int]] = {}
     for rank, answer in opened.items():
         if answer.problem:
-            stages.problem(f"rank {rank} goes on without the store: {answer.problem}")
+            without.setdefault(answer.problem, []).append(rank)
+    for problem, ranks in without.items():
+        go = "goes" if len(ranks) == 1 else "go"
+        stages.problem(f"{ranks_text(ranks)} {go} on without the store: {problem}")
     places = tuple(answer.place for answer in opened.values())
     _compare_environments(stages, places)
     return places

@@ -11,7 +11,8 @@ import pytest
 
 from orchestrator.show.report import Report, from_json
 from tests.support.netns import Node, until
-from tests.support.netns_cluster import Cluster, Running
+from tests.support.netns_cluster import Cluster
+from tests.support.netns_commands import Running
 from tests.support.netns_store import CountingStore
 
 pytestmark = [pytest.mark.ray, pytest.mark.netns, pytest.mark.timeout(420)]

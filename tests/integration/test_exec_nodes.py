@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 100
 RANK = (sys.executable, "-m", "tests.support.exec_rank", "--ranks={node_rank}")
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(150)]
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,6 @@ def test_each_node_runs_its_part_and_the_driver_commits_the_whole(project: Proje
     assert [ref.rank for ref in record.partitions] == [0, 1]
 
 
-@pytest.mark.slow
 def test_first_failure_ends_the_command_on_all_nodes(project: Project) -> None:
     code = 'if [ {node_rank} = 1 ]; then exit 5; fi; echo "$1" up; exec sleep 600'
     done = project.exec("--publish-when", "none", "--", "sh", "-c", code, "sh", project.mark)
@@ -92,14 +91,12 @@ def test_first_failure_ends_the_command_on_all_nodes(project: Project) -> None:
     assert project.left() == []
 
 
-@pytest.mark.slow
 def test_program_that_nodes_lack_is_an_error_with_the_shells_status(project: Project) -> None:
     done = project.exec("--", "nosuch-program")
     assert done.returncode == 127, done.stderr
     assert "'nosuch-program' cannot be run" in done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_command_ends_on_all_nodes_with_its_driver(project: Project, number: signal.Signals) -> None:
     driver = project.start("--grace", "1", "--", "sh", "-c", "setsid sleep 600 & echo up; sleep 600")

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 from orchestrator.causes import CLUSTER_LOST, NODE_LOST
 from orchestrator.cli.console import ExitCode
 from tests.support.fault_workload import fault, helpers_of
-from tests.support.launch_process import LaunchProcess, await_true
+from tests.support.launch_process import ROOT, LaunchProcess, await_true
 from tests.support.processes import still_there
 from tests.support.ray_cluster import ray_cluster
 from tests.support.tiny_launches import data_of
@@ -47,11 +47,13 @@ def start(tmp_path: Path, temp_dir: Path, marks: Path) -> Iterator[Start]:
     """Starts a launch whose ranks meet faults; nothing of it outlives the test."""
     started: list[LaunchProcess] = []
 
-    def begin(*faults: dict[str, Any], **changes: Any) -> LaunchProcess:
+    def begin(
+        *faults: dict[str, Any], environ: Mapping[str, str] | None = None, **changes: Any
+    ) -> LaunchProcess:
         arguments = {"marks": str(marks), "faults": list(faults), "helpers": True}
         workload = {"entrypoint": "tests.support.fault_workload:workload", "arguments": arguments}
         data = data_of(tmp_path, **{"workload": workload, "watch": WATCH, **changes})
-        started.append(LaunchProcess(tmp_path, data, temp_dir=temp_dir))
+        started.append(LaunchProcess(tmp_path, data, temp_dir=temp_dir, environ=environ))
         return started[-1]
 
     yield begin
@@ -105,12 +107,12 @@ def test_head_that_is_killed_ends_the_launch_with_a_report_and_leaves_nothing(
 def test_node_whose_raylet_is_killed_is_lost_and_the_launch_goes_on_elsewhere(
     start: Start, marks: Path
 ) -> None:
-    # Two ranks on the last node, one on the first: which has room for all, then.
-    with ray_cluster(2) as cluster:
+    # A rank on each node; afterwards the first has room for both.
+    with ray_cluster(2, {"PYTHONPATH": str(ROOT)}) as cluster:
         ray = {"address": cluster.address, "ship_code": False, "placement": "SPREAD"}
-        launch = start(fault("first_call", "stay", 0), ray=ray)
+        launch = start(fault("first_call", "stay", 0), ray=ray, environ=cluster.environ)
         reached(launch, marks)
-        os.kill(cluster.raylets()[-1], signal.SIGKILL)
+        os.kill(cluster.raylet(1), signal.SIGKILL)
         assert launch.wait() == ExitCode.OK, launch.said()
         report = launch.report
         assert report is not None

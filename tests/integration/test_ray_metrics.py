@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from orchestrator.show.ray_metrics import RayMetrics
 from tests.support.made_reports import until_compile
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 TIMEOUT_S = 60.0
 

@@ -1,8 +1,8 @@
 """The tiny workload with faults that a test plans: in a stage, on a rank, each of them once.
 
-Faults come one after the other, an attempt of the launch each: a rank carries out the first that has not left
-its file in the directory of marks. A fault begins in the call that the driver makes of the rank in that stage,
-so the rank is in the stage for certain, however short the stage is.
+Faults come one after the other, an attempt of the launch each: a rank carries out the first that has not
+left its file in the directory of marks. A fault begins in the call that the driver makes of the rank in that
+stage, so the rank is in the stage for certain, however short the stage is.
 """
 
 from __future__ import annotations

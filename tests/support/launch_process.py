@@ -59,7 +59,7 @@ class LaunchProcess:
             self.process = subprocess.Popen(
                 (*words, *warmrank("launch", str(self.config), "--json", str(self._json))),
                 cwd=root,
-                env={**plain_environ(temp_dir), _VARIABLE: self.mark, **(environ or {})},
+                env={**(environ or {}), **plain_environ(temp_dir), _VARIABLE: self.mark},
                 stdout=said,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,

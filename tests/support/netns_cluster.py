@@ -12,9 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +20,11 @@ import yaml
 
 from orchestrator.show.report import Report, from_json
 from tests.support.netns import Network, Node, network, until
+from tests.support.netns_commands import COMMAND_S, Ended, Running
 
 ROOT = Path(__file__).parents[2]
 PORT = 6379
 DASHBOARD_PORT = 8265
-COMMAND_S = 120.0
 _RAY_START_S = 90.0
 # A node that does not answer is dead to Ray after about 6 s; by default after a minute.
 _HEALTH = {
@@ -51,58 +49,6 @@ from ray._raylet import GcsClient
 nodes = GcsClient(sys.argv[1]).get_all_node_info(timeout=10).values()
 print(*sorted(node.node_manager_hostname for node in nodes if node.state == 0))
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """A command of warmrank that ended; ``said`` is its output and its errors."""
-
-    exit_code: int
-    output: str
-    said: str
-    seconds: float
-
-
-@dataclass(slots=True, kw_only=True)
-class Running:
-    """A command of warmrank that runs in a node; what it says goes to ``lines`` and a file beside it."""
-
-    node: Node
-    process: subprocess.Popen[str]
-    lines: Path
-    began_s: float = field(default_factory=time.monotonic)
-
-    def said(self) -> str:
-        """Its output and its errors so far."""
-        return self.lines.read_text() + self.lines.with_suffix(".err").read_text()
-
-    def await_said(self, text: str, *, timeout_s: float = COMMAND_S) -> None:
-        """Wait until it says something; fails when it ends before."""
-
-        def is_there() -> bool:
-            has_ended = self.process.poll() is not None
-            if text in self.said():
-                return True
-            assert not has_ended, f"ended without saying {text!r}:\n{self.said()}"
-            return False
-
-        until(is_there, timeout_s=timeout_s, what=lambda: f"{text!r} in {self.said()}")
-
-    def send(self, number: signal.Signals) -> None:
-        """Send it a signal."""
-        self.node.send(self.process, number)
-
-    def wait(self, *, timeout_s: float = COMMAND_S) -> Ended:
-        """Wait for its end."""
-        try:
-            self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self.send(signal.SIGKILL)
-            msg = f"still running after {timeout_s:g} s:\n{self.said()}"
-            raise AssertionError(msg) from None
-        seconds = time.monotonic() - self.began_s
-        output = self.lines.read_text()
-        return Ended(exit_code=self.process.returncode, output=output, said=self.said(), seconds=seconds)
 
 
 class Cluster:

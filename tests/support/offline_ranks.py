@@ -82,6 +82,9 @@ class FakeOfflineLauncher:
         for rank, values in arguments.items():
             yield rank, answer(self._hosts[rank], rank, stage, method, values)
 
+    def release(self) -> None:
+        self.stop()
+
     def stop(self) -> None:
         self.is_stopped = True
 

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,20 +25,32 @@ class RayCluster:
         address: of its head.
         dashboard: URL of its job server.
         environ: environment of commands that use it.
+        sessions: the session of processes that each of its nodes is.
     """
 
     address: str
     dashboard: str
     environ: dict[str, str]
+    sessions: tuple[int, ...]
+
+    def raylet(self, node: int) -> int:
+        """The process that is a node to Ray."""
+        (found,) = [
+            int(path.parent.name)
+            for path in Path("/proc").glob("[0-9]*/cmdline")
+            if _program(path).endswith("/raylet") and os.getsid(int(path.parent.name)) == self.sessions[node]
+        ]
+        return found
 
 
 @contextmanager
-def ray_cluster(num_nodes: int = 1) -> Iterator[RayCluster]:
+def ray_cluster(num_nodes: int = 1, environ: Mapping[str, str] | None = None) -> Iterator[RayCluster]:
     """A cluster whose nodes are all on this machine.
 
-    `ray stop` would end every Ray of this machine, so each node runs in a process group of its own.
+    `ray stop` would end every Ray of this machine, so each node runs in a process group of its own. What is
+    given as environment comes on top of `clean_environ`.
     """
-    environ = clean_environ()
+    environ = {**clean_environ(), **(environ or {})}
     port, dashboard_port, client_port = free_ports(3)
     temp_dir = tempfile.mkdtemp(prefix="wr-", dir="/tmp")  # a socket's path may have 107 bytes
     head = (
@@ -56,7 +68,9 @@ def ray_cluster(num_nodes: int = 1) -> Iterator[RayCluster]:
         for index in range(num_nodes):
             nodes.append(_start(head if index == 0 else (f"--address={address}",), environ))
             _await_up(nodes[-1])
-        yield RayCluster(address=address, dashboard=f"http://127.0.0.1:{dashboard_port}", environ=environ)
+        dashboard = f"http://127.0.0.1:{dashboard_port}"
+        sessions = tuple(node.pid for node in nodes)
+        yield RayCluster(address=address, dashboard=dashboard, environ=environ, sessions=sessions)
     finally:
         for node in reversed(nodes):
             node.send_signal(signal.SIGTERM)
@@ -107,6 +121,13 @@ def _await_up(node: subprocess.Popen[str]) -> None:
             return
     msg = f"ray start ended with {node.wait()}: {''.join(lines)}"
     raise RuntimeError(msg)
+
+
+def _program(path: Path) -> str:
+    try:
+        return path.read_bytes().partition(b"\0")[0].decode(errors="replace")
+    except OSError:
+        return ""  # ended since
 
 
 def _processes_of(temp_dir: str) -> list[str]:

@@ -48,7 +48,8 @@ def cold() -> Report:
 def test_demo_launches_twice_with_one_cache_and_store(tmp_path: Path):
     runs = FakeRuns(cold(), make_report())
     shown(tmp_path / "out", runs)
-    first, second = ([word for word in command if not word.endswith((".json", ".html"))] for command in runs.commands)
+    files = (".json", ".html")
+    first, second = ([word for word in words if not word.endswith(files)] for words in runs.commands)
     assert first == second
     assert f"cache_dir={tmp_path / 'out' / 'cache'}" in first
 

@@ -1,0 +1,86 @@
+"""Launches struck at random, from a seed that repeats them: each ends warm or with a true error.
+
+`make chaos` runs many, and `make chaos CHAOS_SEED=S CHAOS_ONLY=N` one of them again.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import netns
+from tests.support.chaos_nodes import NodesRoom
+from tests.support.chaos_plan import Plan, plan_of
+from tests.support.chaos_room import Outcome, OwnRoom
+from tests.support.netns_cluster import ray_nodes
+
+pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.timeout(900)]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test for each launch."""
+    option = metafunc.config.getoption
+    numbers = (
+        range(option("--chaos-launches")) if option("--chaos-only") is None else [option("--chaos-only")]
+    )
+    metafunc.parametrize("number", numbers)
+
+
+@pytest.fixture(scope="module")
+def own_room() -> Iterator[OwnRoom]:
+    base = Path(tempfile.mkdtemp(prefix="wrc", dir="/tmp"))  # a socket's path may have 107 bytes
+    (base / "t").mkdir()
+    (base / "room").mkdir()
+    yield OwnRoom(base / "room", base / "t")
+    shutil.rmtree(base)
+
+
+class LazyNodes:
+    """Nodes that come up with the first launch on them."""
+
+    def __init__(self) -> None:
+        self._up = ray_nodes(NodesRoom.num_nodes, num_cpus=2)
+        self._room: NodesRoom | None = None
+
+    def run(self, plan: Plan) -> Outcome:
+        if self._room is None:
+            self._room = NodesRoom(self._up.__enter__())
+        return self._room.run(plan)
+
+    def close(self) -> None:
+        if self._room is not None:
+            self._up.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="module")
+def nodes_room() -> Iterator[LazyNodes]:
+    nodes = LazyNodes()
+    yield nodes
+    nodes.close()
+
+
+@pytest.fixture(scope="session")
+def with_nodes(pytestconfig: pytest.Config) -> bool:
+    """Whether some launches run on nodes in network namespaces."""
+    return bool(pytestconfig.getoption("--chaos-nodes")) and not netns.why_not()
+
+
+def test_launch_ends_warm_or_with_a_true_error(
+    pytestconfig: pytest.Config, number: int, own_room: OwnRoom, nodes_room: LazyNodes, *, with_nodes: bool
+) -> None:
+    seed = pytestconfig.getoption("--chaos-seed")
+    plan = plan_of(seed, number, with_nodes=with_nodes)
+    outcome = (nodes_room if plan.place == "nodes" else own_room).run(plan)
+    print(f"\nchaos {outcome.line(plan)}")  # noqa: T201 - what `make chaos` shows
+    assert not outcome.wrong, "\n".join(
+        [
+            *outcome.wrong,
+            f"seed {seed}, launch {outcome.line(plan)}",
+            f"again: make chaos CHAOS_SEED={seed} CHAOS_ONLY={number}",
+            outcome.said,
+        ]
+    )
