@@ -3,13 +3,15 @@
 One JSON object per line is appended to the file named by ``WARMRANK_JOURNAL``, which one process has for
 itself; or, for several, to a file of each rank and process in the directory ``WARMRANK_JOURNAL_DIR``,
 ``world<N>global_rank<r>-<pid>.jsonl``. Without either nothing is written. Whoever reads while it is written
-finds whole lines.
+finds whole lines. A launch needs its file; a command of somebody's own goes on where its directory is full or
+gone, and what is not noted there is not published.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import re
 from pathlib import Path
@@ -20,6 +22,8 @@ from worker.settings import settings
 
 if TYPE_CHECKING:
     from worker.artifact import Artifact
+
+_log = logging.getLogger(__name__)
 
 _PARTITION = re.compile(r"world([0-9]+)global_rank([0-9]+)(?:_[a-z0-9_]+)?", re.ASCII)
 _NAME = re.compile(r"world([0-9]+)global_rank([0-9]+)-[0-9]+\.jsonl", re.ASCII)
@@ -60,8 +64,13 @@ def _file(artifact: str) -> Path | None:
 
 
 def _write(file: Path, entry: dict[str, Any]) -> None:
-    with file.open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(entry) + "\n")
+    try:
+        with file.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(entry) + "\n")
+    except OSError as error:
+        if settings().journal is not None:
+            raise
+        _log.warning("Not noted, so not published: %s", error)
 
 
 def by_rank(directory: Path) -> dict[tuple[int, int], tuple[Path, ...]]:

@@ -1,8 +1,9 @@
 """A process beside others that ends what they leave behind; plain Python, run by its path.
 
-It is handed commands, one JSON object a line, on stdin: ``{"guard": {pid: mark, ...}, "lease_s": seconds,
-"remove": [path, ...], "spare": [pid, ...]}`` names the ranks of an attempt, ``{"renew": true}`` says that its
-driver lives, and ``{"end": true}`` that all is over. It ends all ranks, what descends from them, and itself
+It is handed commands, one JSON object a line, on stdin: ``{"guard": {pid: mark, ...}, "started": {pid:
+ticks since boot, ...}, "lease_s": seconds, "remove": [path, ...], "spare": [pid, ...]}`` names the ranks of an
+attempt (one whose start is not said is whatever has the pid now), ``{"renew": true}`` says that its driver
+lives, and ``{"end": true}`` that all is over. It ends all ranks, what descends from them, and itself
 
 - when stdin ends: whoever started it is gone, and so is Ray on this node, or the driver;
 - when the lease has run out: the driver cannot reach this node, and will start another attempt elsewhere;
@@ -42,6 +43,9 @@ MARK = "WARMRANK_RANK_MARK"
 
 _HELD_UP_S = 5.0
 """A look that comes so late was held up: by a stop, a frozen container, a machine that moved."""
+
+_ASKED_S = 2.0
+"""How long ranks have that Ray was asked to end: to a kill it would say that a worker died by accident."""
 
 _END_S = 10.0
 """How long it is tried to end processes; one that the kernel holds cannot be ended at all."""
@@ -158,11 +162,13 @@ class Guardian:
             processes = table()
             # One that is gone by now has no start time that fits: the first look ends what it left.
             self._ranks = {pid: processes.get(pid, (0, -1))[1] for pid in self._marks}
+            self._ranks |= {int(pid): ticks for pid, ticks in command.get("started", {}).items()}
         self.lease_ends_s = time.monotonic() + self.lease_s
 
-    def held_up(self, seconds: float) -> None:
-        """This process stood still for so long, with all of its machine perhaps: no time of the lease."""
-        self.lease_ends_s += seconds
+    def waited(self, seconds: float) -> None:
+        """So long ago was the last look: time in which this process stood still is none of the lease."""
+        if seconds > _HELD_UP_S:
+            self.lease_ends_s += seconds - LOOK_S
 
     def look(self) -> None:
         """Remember who descends from whom; end what belongs to ranks that are gone."""
@@ -176,6 +182,10 @@ class Guardian:
     def end(self) -> None:
         """End all ranks and all below them; and what nobody else is left to end."""
         deadline_s = time.monotonic() + _END_S
+        polite_s = time.monotonic() + (_ASKED_S if self.is_over else 0)
+        while time.monotonic() < polite_s and self._alive():
+            self.look()
+            time.sleep(0.02)
         while (left := self._left(table())) and time.monotonic() < deadline_s:
             kill(left)
             time.sleep(0.02)
@@ -186,6 +196,11 @@ class Guardian:
             if not any(os.path.lexists(path) for path in self.remove):
                 break
             time.sleep(0.2)
+
+    def _alive(self) -> bool:
+        """Whether a rank is there that the driver has asked Ray to end."""
+        processes = table()
+        return any(processes.get(pid, (0, 0))[1] == started for pid, started in self._ranks.items())
 
     def _left(self, processes: dict[int, tuple[int, int]]) -> set[Process]:
         ranks = set(self._ranks.items())
@@ -216,9 +231,8 @@ def main() -> None:
             for line in lines:
                 guardian.take(line)
         guardian.look()
-        held_up_s, looked_s = time.monotonic() - looked_s - LOOK_S, time.monotonic()
-        if held_up_s > _HELD_UP_S:
-            guardian.held_up(held_up_s)
+        before_s, looked_s = looked_s, time.monotonic()
+        guardian.waited(looked_s - before_s)
     guardian.end()
 
 

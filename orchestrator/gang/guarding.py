@@ -18,6 +18,8 @@ class Guarding:
 
     Args:
         marks: the mark of each process that it guards.
+        started: when each was started, in ticks since boot, for whom it is known: a process that has the id of
+            one that ended is left alone.
         lease_s: seconds after which it takes silence for the end.
         remove: directories that go, with who uses them, when nobody else is left to remove them.
         spare: processes that use these and must not be ended.
@@ -27,6 +29,7 @@ class Guarding:
         self,
         marks: Mapping[int, str],
         *,
+        started: Mapping[int, int] | None = None,
         lease_s: float = _FOR_EVER_S,
         remove: Iterable[str] = (),
         spare: Iterable[int] = (),
@@ -43,7 +46,13 @@ class Guarding:
         )
         self._process.wait()  # not for its end: it has left
         self._tell(
-            {"guard": dict(marks), "lease_s": lease_s, "remove": list(remove), "spare": list(spare)},
+            {
+                "guard": dict(marks),
+                "started": dict(started or {}),
+                "lease_s": lease_s,
+                "remove": list(remove),
+                "spare": list(spare),
+            }
         )
 
     def renew(self) -> None:

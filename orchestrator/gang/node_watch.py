@@ -11,9 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.gang.guardian import stat_of
 from orchestrator.gang.guarding import Guarding
 from orchestrator.gang.launcher import Sight
 from orchestrator.gang.step_file import read_step
+
+_GONE = -1
+"""Start time of a process that had ended before it was looked at; no process has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +40,7 @@ class NodeWatch:
 
     def __init__(self) -> None:
         self._charges: dict[int, Charge] = {}
+        self._started: dict[int, int] = {}
         self._lease_s = 0.0
         self._guarding: Guarding | None = None
 
@@ -47,6 +52,9 @@ class NodeWatch:
             lease_s: seconds after the last look until they are ended.
         """
         self._charges, self._lease_s = dict(charges), lease_s
+        for charge in charges.values():
+            stat = stat_of(charge.pid)
+            self._started[charge.pid] = _GONE if stat is None else stat[1]
         self._guarding = self._guard_anew()
 
     def look(self) -> dict[int, Sight]:
@@ -61,7 +69,7 @@ class NodeWatch:
 
     def _guard_anew(self) -> Guarding:
         marks = {charge.pid: charge.mark for charge in self._charges.values()}
-        return Guarding(marks, lease_s=self._lease_s)
+        return Guarding(marks, started=self._started, lease_s=self._lease_s)
 
     def release(self) -> None:
         """End all ranks and what they started; returns when nothing is left."""

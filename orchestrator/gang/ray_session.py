@@ -12,7 +12,6 @@ import atexit
 import logging
 import os
 import secrets
-import shutil
 import signal
 import socket
 import sys
@@ -112,8 +111,7 @@ def leave(session: Session) -> None:
     with undisturbed():
         ray.shutdown()
         if session.guarding is not None:
-            shutil.rmtree(session.temp_dir, ignore_errors=True)
-            session.guarding.end()
+            session.guarding.abandon()  # agents may be there still: they wait for a head that was lost just now
 
 
 def abandon(session: Session) -> None:

@@ -135,10 +135,13 @@ class Command:
     def _await_start(self, program: str) -> None:
         deadline = time.monotonic() + _START_S
         while time.monotonic() < deadline:
-            for said in self._said(_START_S):
+            said, *later = self._said(_START_S) or [{}]
+            if said:
                 self._keeper.wait()  # what was started has made the keeper itself, and ended
-                if "pid" in said:
-                    return
+            if "pid" in said:
+                self._note(later)  # a short command may have ended already
+                return
+            if said:
                 self._ended()
                 code = NOT_FOUND if said["errno"] == errno.ENOENT else NOT_EXECUTABLE
                 raise CannotRun(program, said["error"], exit_code=code)
@@ -148,7 +151,11 @@ class Command:
         raise CannotRun(program, "its keeper did not answer", exit_code=NOT_EXECUTABLE)
 
     def _listen(self, wait_s: float) -> None:
-        for said in self._said(wait_s):
+        self._note(self._said(wait_s))
+
+    def _note(self, heard: Sequence[Mapping[str, Any]]) -> None:
+        """Take the status from what the keeper said."""
+        for said in heard:
             if "ended" in said:
                 self.status = int(said["ended"])
                 self._keeper.wait()

@@ -262,7 +262,7 @@ class _Run:
                 publisher.give_up(
                     f"it took longer than timeouts.commit_s, {self._config.timeouts.commit_s:g} s"
                 )
-            elif publisher.phase in ("pushing", "publishing"):
+            elif publisher.phase in ("pushing", "publishing", "committing"):
                 time.sleep(_HERE_WAIT_S)
 
     def _name(self, index: int) -> str:

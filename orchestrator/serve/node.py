@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +19,12 @@ from pathlib import Path
 
 from cache_store.errors import StoreError, UnusableCache, is_final
 from cache_store.node.admission import admit
-from cache_store.node.private_files import ensure_cache_dir, make_private_directories
+from cache_store.node.private_files import (
+    ensure_cache_dir,
+    make_private_directories,
+    sweep_debris,
+    temporary_name,
+)
 from cache_store.seed import SeedReport, Wanted, seed
 from cache_store.store import Store
 from orchestrator.config.models import Config
@@ -39,6 +43,7 @@ from orchestrator.store.stores import is_writable, may_publish, open_store, open
 from worker.environment import environment
 
 JOURNALS = ".journal"
+_EXEC = "exec-"
 _RAY = "RAY_"
 _LOOK_S = 0.5
 _KEPT_OF_RAY = frozenset({"RAY_ADDRESS"})
@@ -125,13 +130,15 @@ class ServingNode:
         """
         root = self._config.cache_dir / JOURNALS
         make_private_directories(root)
-        self._journals = Path(tempfile.mkdtemp(prefix="exec-", dir=root))
+        sweep_debris(root, _EXEC)  # of a run that was killed
+        self._journals = root / f"{_EXEC}{temporary_name()}"
+        make_private_directories(self._journals)
         when = replace(order.when, path=filled(order.when.path, order.place))
         self._readiness = Readiness(when)
         told = variables(order.place, journals=str(self._journals), no_compile=self._config.no_compile)
         self._command = Command(
             [filled(word, order.place) for word in order.words],
-            environ={**_own_environ(), **told, **tool_variables(self._tools)},
+            environ={**_own_environ(of_ray=order.captured), **told, **tool_variables(self._tools)},
             grace_s=order.grace_s,
             captured=order.captured,
         )
@@ -245,8 +252,10 @@ def _seeded(report: SeedReport) -> str:
     return f"{num} in the cache, {num_bytes} bytes copied in {report.seconds:.2f} s: {report.reason}"
 
 
-def _own_environ() -> dict[str, str]:
-    """This process's environment, without what Ray tells its own workers."""
+def _own_environ(*, of_ray: bool) -> dict[str, str]:
+    """This process's environment, in a process of Ray without what that tells its workers."""
     return {
-        name: value for name, value in os.environ.items() if not name.startswith(_RAY) or name in _KEPT_OF_RAY
+        name: value
+        for name, value in os.environ.items()
+        if not of_ray or not name.startswith(_RAY) or name in _KEPT_OF_RAY
     }

@@ -1,13 +1,17 @@
 """Brings what a command added to the store while the command goes on, or at its end.
 
-Stepped by the driver, never waited for: `step` returns at once. Order: the tools' directories; then, once
-every rank of the world has loaded or compiled something, their partitions, on the node of each; then, here,
-the record of the launch. Invariant: only nodes of the first world publish; other worlds made the same.
+Stepped by the driver, never waited for: `step` returns at once, or nodes would take the driver for lost while
+a store is slow. Order: the tools' directories; then, once every rank of the world has loaded or compiled
+something, their partitions, on the node of each; then, here and in a thread, the record of the launch.
+Invariants: only nodes of the first world publish, other worlds made the same; whatever fails here is a
+problem, and never ends the command.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from cache_store.errors import StoreError, is_final
@@ -21,7 +25,7 @@ from orchestrator.show.report_table import count_text
 from orchestrator.store.stores import is_writable, may_publish, open_store
 from worker.results import Published
 
-Phase = Literal["waiting", "pushing", "looking", "publishing", "done"]
+Phase = Literal["waiting", "pushing", "looking", "publishing", "committing", "done"]
 Say = Callable[[str], None]
 
 _NO_KEY = (
@@ -29,6 +33,21 @@ _NO_KEY = (
     "with warmrank keys generate and name it there"
 )
 _READ_ONLY = "nothing will be published: the store is only read (mode: ro)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Committed:
+    """What became of the record.
+
+    Attributes:
+        record: its key; empty where it is not in the store.
+        reason: why it waits; empty where it does not.
+        problem: what went wrong; empty where nothing did.
+    """
+
+    record: str = ""
+    reason: str = ""
+    problem: str = ""
 
 
 class Publisher:
@@ -52,6 +71,7 @@ class Publisher:
         self._expected: set[int] = set()
         self._homes: dict[int, tuple[int, ...]] = {}
         self._published: dict[int, Published] = {}
+        self._committed: list[_Committed] = []
 
     def is_possible(self, store: StoreConfig | None) -> bool:
         """Whether anything can be published at all; says why not."""
@@ -85,6 +105,8 @@ class Publisher:
             self._collect()
         elif self.phase == "looking":
             self._look(has_ended=has_ended)
+        elif self.phase == "committing" and self._committed:
+            self._report(self._committed[0])
 
     def give_up(self, why: str) -> None:
         """Publish nothing, or nothing more."""
@@ -127,7 +149,11 @@ class Publisher:
 
     def _look(self, *, has_ended: bool) -> None:
         """Have all ranks of the world done something? If so each node publishes those that it has."""
-        answers = self._ask("work", dict.fromkeys(self._nodes, ()))
+        try:
+            answers = self._ask("work", dict.fromkeys(self._nodes, ()))
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            self.give_up(f"the ranks' journals cannot be read: {error}")
+            return
         if any(isinstance(answer, Lost) for answer in answers.values()):
             self.give_up("a node was lost")
             return
@@ -156,21 +182,31 @@ class Publisher:
         self._begin("begin_publish", {index: (ranks,) for index, ranks in self._homes.items()}, "publishing")
 
     def _commit(self) -> None:
-        self.phase = "done"
+        """Begin to write the record, unless a partition is missing."""
         if len(self._published) < self._config.ranks:
+            self.phase = "done"
             self.problem("not committed: some ranks' partitions could not be published")
             return
+        self.phase = "committing"
+        threading.Thread(target=self._write_record, name="exec-commit", daemon=True).start()
+
+    def _write_record(self) -> None:
         home = next(index for index, ranks in self._homes.items() if 0 in ranks)
-        store = self._store()
         try:
-            self.record, reason = commit_launch(self._config, store, self._nodes[home], self._published)
-        except StoreError as error:
-            self.problem(f"not committed: {error}")
-            return
-        if reason:
-            self.problem(f"not published yet, waits for warmrank publish: {reason}")
-        num_new = sum(part.num_blobs_new for part in self._published.values())
+            found = commit_launch(self._config, self._store(), self._nodes[home], self._published)
+        except Exception as error:  # noqa: BLE001 - the thread's edge: nothing may stop the command
+            self._committed.append(_Committed(problem=f"not committed: {error}"))
+        else:
+            self._committed.append(_Committed(record=found[0], reason=found[1]))
+
+    def _report(self, found: _Committed) -> None:
+        self.phase, self.record = "done", found.record
+        if found.problem:
+            self.problem(found.problem)
+        if found.reason:
+            self.problem(f"not published yet, waits for warmrank publish: {found.reason}")
         if self.record:
+            num_new = sum(part.num_blobs_new for part in self._published.values())
             num = count_text(self._config.ranks, "rank")
             self._say(f"published {num}, {num_new} new artifacts, launch {self.record[:12]}")
 

@@ -7,6 +7,9 @@ from typing import BinaryIO
 
 from orchestrator.serve.command import Chunk, Stream
 
+LONGEST_LINE = 1 << 16
+"""Bytes of a line that are held back until its end comes; a progress bar or a binary file may have none."""
+
 
 class Streams:
     """Writes what nodes print.
@@ -25,12 +28,14 @@ class Streams:
         self._begun: dict[tuple[int, Stream], bytes] = {}
 
     def write(self, node: int, chunks: Iterable[Chunk]) -> None:
-        """Write what a node printed; a line that is not whole waits for its end where nodes are named."""
+        """Write what a node printed; where nodes are named a line waits for its end, if it is not too long."""
         for stream, data in chunks:
             if not self._prefixes:
                 self._put(stream, data)
                 continue
             *lines, rest = (self._begun.pop((node, stream), b"") + data).split(b"\n")
+            if len(rest) > LONGEST_LINE:
+                lines, rest = [*lines, rest], b""
             if rest:
                 self._begun[node, stream] = rest
             self._put(stream, b"".join(self._prefixes[node] + line + b"\n" for line in lines))

@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.show.report import from_json
 from tests.support.chaos_plan import Fault, Plan, Strike
-from tests.support.chaos_room import Outcome, judge, judge_store, launches_of, strike_all
+from tests.support.chaos_room import LINGER_S, Outcome, judge, judge_store, launches_of, strike_all
 from tests.support.netns import Node
 from tests.support.netns_cluster import Cluster, Running
 
@@ -30,8 +30,12 @@ class NodesRoom:
     def __init__(self, nodes: Cluster) -> None:
         self._nodes = nodes
         self._store, self._kept = nodes.shared / "chaos", nodes.shared / "chaos-kept"
+        marks = nodes.shared / "chaos-marks"
+        marks.mkdir()
+        arguments = {"marks": str(marks), "linger_s": LINGER_S}
         self._config: Path = nodes.config(
             "chaos",
+            workload={"entrypoint": "tests.support.fault_workload:workload", "arguments": arguments},
             ranks=self.num_ranks,
             parallel={"tp": 2, "dp": 2},
             watch=WATCH,

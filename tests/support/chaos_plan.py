@@ -61,8 +61,8 @@ OF_NODES = (Fault.KILL_NODE, Fault.CUT_LINK, Fault.CUT_BRIEFLY, Fault.KILL_RANK,
 STAGES = ("start", "fetch", "build", "probe", "compile", "load", "capture", "first_call", "verify", "commit")
 _SHARE_ON_NODES = 0.25
 _SHARE_OF_TWO = 0.25
-_MAX_DELAY_S = {"start": 8.0, "build": 1.0, "compile": 2.0}
-_DELAY_S = 0.3
+_MAX_DELAY_S = {"start": 8.0, "compile": 1.0}
+_DELAY_S = 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

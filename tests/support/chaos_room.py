@@ -22,6 +22,9 @@ from tests.support.tiny_launches import data_of
 
 # What is silent for eight seconds is lost; ranks whose driver is silent end after six.
 WATCH = {"every_s": 0.5, "node_silent_s": 8, "stopped_s": 1, "lease_s": 6}
+LINGER_S = 0.4
+"""How long ranks stay in a stage at least: about as long as strikes are delayed at most."""
+
 _PAUSE_S = 8.0
 _LAUNCH_S = 240.0
 _REACHED_S = 90.0
@@ -210,7 +213,7 @@ class OwnRoom:
         self._marks.mkdir()
 
     def _begin(self) -> LaunchProcess:
-        arguments = {"marks": str(self._marks), "helpers": True}
+        arguments = {"marks": str(self._marks), "helpers": True, "linger_s": LINGER_S}
         workload = {"entrypoint": "tests.support.fault_workload:workload", "arguments": arguments}
         changes: dict[str, Any] = {"workload": workload, "watch": WATCH, "timeouts": _TIMEOUTS}
         return LaunchProcess(self._root, data_of(self._root, **changes), temp_dir=self._temp_dir)

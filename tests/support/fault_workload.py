@@ -50,6 +50,7 @@ def workload(
     marks: str,
     faults: tuple[dict[str, Any], ...] = (),
     helpers: bool = False,
+    linger_s: float = 0.0,
     rows: int = 3,
 ) -> Workload:
     """The workload.
@@ -59,10 +60,15 @@ def workload(
         marks: directory, shared by all ranks.
         faults: as `fault` makes them, in order; no two that follow each other in the same stage.
         helpers: each rank starts two processes: a child, and an orphan in a session of its own.
+        linger_s: how long each rank waits in every stage from the build on, so that it can be hit there.
         rows: of the example inputs; another number is another request.
     """
     if helpers:
         _start_helpers(Path(marks), context.rank)
+    if linger_s:
+        time.sleep(linger_s)
+        for method in METHODS.values():
+            _begin_in(method, lambda: time.sleep(linger_s))
     waiting = ((Path(marks) / f"fault{index}", fault) for index, fault in enumerate(faults))
     file, planned = next(((file, fault) for file, fault in waiting if not file.exists()), (None, None))
     if file is not None and planned is not None and planned["rank"] == context.rank:

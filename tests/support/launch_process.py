@@ -1,6 +1,6 @@
 """A launch in a process of its own, as an operator starts it, that can be hit from outside and looked after.
 
-All that it starts carries its mark in the environment, its own Ray too, and is found by it.
+All that it starts carries its mark in the environment, or uses its directory of temporary files.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from orchestrator.gang import guardian
 from orchestrator.show.report import Report, from_json
 from tests.support.processes import marked
 
@@ -92,7 +93,10 @@ class LaunchProcess:
 
     def processes(self) -> dict[int, str]:
         """Every process that it started and that runs, without itself: id and command line."""
-        found = marked(f"{_VARIABLE}={self.mark}")
+        processes = guardian.table()
+        # A process that gives itself a title may write it over its environment.
+        users = {pid for pid, _ in guardian.users(processes, [str(self.temp_dir)])}
+        found = {pid: _command_line(pid) for pid in users} | marked(f"{_VARIABLE}={self.mark}")
         return {pid: text for pid, text in found.items() if text and pid != self.process.pid}
 
     def of_ray(self, name: str) -> list[int]:
@@ -116,6 +120,13 @@ class LaunchProcess:
     def _left(self) -> list[str]:
         names = [str(path) for path in self.temp_dir.glob("warmrank-*")]
         return [*(f"{pid} {text}" for pid, text in self.processes().items()), *names]
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""  # ended since
 
 
 def warmrank(*words: str) -> tuple[str, ...]:

@@ -12,9 +12,11 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from orchestrator.serve import command as command_room
 from orchestrator.serve.command import KILLED, CannotRun, Chunk, Command
 from tests.support.processes import marked, still_there
 
@@ -136,6 +138,23 @@ def test_descendants_that_ignore_sigterm_are_killed(start: Start, mark: str) -> 
     code = f'setsid bash -c "{IGNORES.replace("echo up", "echo $$ > /dev/null")}" & sleep 0.3; exit 0'
     assert ended(start("bash", "-c", code, grace_s=0.2))[0] == 0
     assert still_there(marked(mark), timeout_s=0) == []
+
+
+def test_status_that_comes_together_with_the_start_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short command may have ended before anybody hears that it began."""
+    keeper = tmp_path / "keeper.py"
+    keeper.write_text(
+        "import socket, sys\n"
+        'socket.socket(fileno=int(sys.argv[1])).sendall(b\'{"pid": 1}\\n{"ended": 3}\\n\')\n'
+    )
+    monkeypatch.setattr(command_room, "keeper", SimpleNamespace(__file__=str(keeper)))
+    command = Command(["true"], environ=os.environ, grace_s=1.0, captured=False)
+    try:
+        assert command.poll(WAIT_S) == 3
+    finally:
+        command.close()
 
 
 def test_command_ends_with_whoever_started_it(mark: str) -> None:

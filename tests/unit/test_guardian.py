@@ -134,6 +134,30 @@ def test_all_ends_when_the_lease_runs_out(ranks: tuple[Rank, Rank], guard: Guard
     assert [rank.left() for rank in ranks] == [[], []]
 
 
+def test_time_in_which_the_guardian_itself_stood_still_is_none_of_the_lease() -> None:
+    held = guardian.Guardian()
+    held.take(json.dumps({"guard": {}, "lease_s": 30, "remove": [], "spare": []}))
+    ends_s = held.lease_ends_s
+    held.waited(2 * guardian.LOOK_S)
+    assert held.lease_ends_s == ends_s
+    held.waited(60.0)
+    assert held.lease_ends_s == pytest.approx(ends_s + 60.0 - guardian.LOOK_S)
+
+
+def test_process_that_has_the_id_of_a_rank_that_ended_is_left_alone(
+    ranks: tuple[Rank, Rank], guard: Guarded
+) -> None:
+    first, second = ranks
+    process = guard()
+    started = {first.pid: guardian.table()[first.pid][1] - 1}
+    marks = {first.pid: "of a rank that ended", second.pid: second.mark}
+    tell(process, guard=marks, started=started, lease_s=LONG_S, remove=(), spare=())
+    tell(process, end=True)
+    await_end(process)
+    assert first.process.poll() is None
+    assert second.left() == []
+
+
 USER = """
 import sys, time
 file = open(sys.stdin.readline().strip(), "w")

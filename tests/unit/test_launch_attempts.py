@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.causes import DIED, WorkerFailure
+from orchestrator.causes import DIED, STOPPED, TIMEOUT, WorkerFailure
 from orchestrator.config.reading import Config, parse
 from orchestrator.errors import CannotStart, LaunchFailed
 from orchestrator.gang.in_process import InProcessLauncher
@@ -16,6 +18,8 @@ from orchestrator.gang.launcher import Gang, Sight
 from orchestrator.launch.driver import Launch
 from orchestrator.show import events
 from orchestrator.show.report import Report, from_json, to_json
+from orchestrator.signals import Terminated, sigterm_raises
+from orchestrator.store.stores import make
 from tests.support.fake_rank import FakeWorld
 from tests.support.recorder import Recorder
 
@@ -159,3 +163,77 @@ def test_second_attempt_compiles_only_what_the_first_did_not(tmp_path: Path, wor
     report = run(config_of(tmp_path), Losing(world, "capture"))
     assert report.totals.num_compiled == 0
     assert report.totals.num_loaded + report.totals.num_adopted == 4
+
+
+class Signalled(Losing):
+    """Is told to end while it takes the ranks of the first attempt down."""
+
+    def release(self) -> None:
+        super().release()
+        if self.log.count("release") == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+            self.log.append("all down")
+
+
+def test_sigterm_between_two_attempts_ends_the_launch_once_the_ranks_are_down(
+    tmp_path: Path, world: FakeWorld
+) -> None:
+    launcher = Signalled(world, "build")
+    with pytest.raises(Terminated), sigterm_raises():
+        run(config_of(tmp_path), launcher)
+    assert launcher.log == ["start", "release", "all down", "release"]
+
+
+class Recovering(Losing):
+    """Rank 1 counts as failed, and answers all the same a moment later; rank 0 had no time to."""
+
+    def call(
+        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
+    ) -> Iterator[tuple[int, Any]]:
+        if stage != self.stage or self.times == 0:
+            yield from super().call(stage, method, arguments, timeout_s=timeout_s)
+            return
+        self.times -= 1
+        yield 1, WorkerFailure(rank=1, stage=stage, kind=self.kind, message="held by a signal")
+        yield 1, None
+
+
+def test_answer_after_all_does_not_hide_why_the_others_were_cut_short(
+    tmp_path: Path, world: FakeWorld
+) -> None:
+    launcher = Recovering(world, "build", kind=STOPPED)
+    with pytest.raises(LaunchFailed) as caught:
+        run(config_of(tmp_path, retries={"hang": 0}), launcher)
+    assert [(cause.kind, cause.ranks) for cause in caught.value.causes] == [(STOPPED, (1,))]
+    assert caught.value.silent == (0,)
+
+
+class Hanging(Losing):
+    """Rank 1 never answers in a stage."""
+
+    def call(
+        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
+    ) -> Iterator[tuple[int, Any]]:
+        called = {rank: values for rank, values in arguments.items() if stage != self.stage or rank == 0}
+        yield from super(Losing, self).call(stage, method, called, timeout_s=timeout_s)
+
+
+def stored(tmp_path: Path, **place: str) -> dict[str, Any]:
+    return {"store": {"path": str(tmp_path / "store"), "trust": {"policy": "off"}, **place}}
+
+
+def test_publish_that_hangs_leaves_a_warm_launch_without_a_record(tmp_path: Path, world: FakeWorld) -> None:
+    report = run(config_of(tmp_path, **stored(tmp_path)), Hanging(world, "commit"))
+    assert (report.outcome, report.record) == ("warm", "")
+    assert "not committed: rank 1 could not publish to the store" in report.problems
+
+
+def test_publish_that_hangs_ends_a_launch_that_may_not_do_without_the_store(
+    tmp_path: Path, world: FakeWorld
+) -> None:
+    config = config_of(tmp_path, **stored(tmp_path, mode="required"), retries={"hang": 0})
+    assert config.store is not None
+    make(config.store)
+    with pytest.raises(LaunchFailed) as caught:
+        run(config, Hanging(world, "commit"))
+    assert [(cause.kind, cause.ranks) for cause in caught.value.causes] == [(TIMEOUT, (1,))]

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from orchestrator.signals import EXIT_TERMINATED, Terminated, exit_code_of, sigterm_raises
+from orchestrator.signals import EXIT_TERMINATED, Terminated, exit_code_of, held_back, sigterm_raises
 
 
 def call_native_code() -> None:
@@ -38,3 +38,21 @@ def test_handler_is_put_back():
     with sigterm_raises():
         pass
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)])
+def test_signal_that_is_held_back_waits_for_the_end_and_is_not_lost(
+    number: signal.Signals, raised: type[BaseException]
+) -> None:
+    went_on = False
+    with pytest.raises(raised), sigterm_raises(), held_back():
+        os.kill(os.getpid(), number)
+        went_on = True
+    assert went_on
+
+
+def test_nothing_is_raised_where_nothing_was_held_back() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with held_back():
+        pass
+    assert signal.getsignal(signal.SIGINT) is before
