@@ -17,6 +17,7 @@ from pathlib import Path
 from cache_store import spreading
 from cache_store.backends.backend import BlobBackend
 from cache_store.backends.tier import TierState
+from cache_store.backends.tiers import TieredBackend
 from cache_store.fetching import fetch, node_artifacts, pinned
 from cache_store.fetching.intake import Intake, beating, incoming, tell_held
 from cache_store.fetching.node_artifacts import NodeFetch
@@ -29,6 +30,7 @@ from cache_store.node.single_flight import LOCK_TIMEOUT_S, single_flight
 from cache_store.publishing import stored_launches
 from cache_store.publishing.reports import BlobReport, PublishReport
 from cache_store.publishing.stored_launches import LaunchSummary, StoredLaunch
+from cache_store.records.documents import Documents
 from cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef
 from cache_store.retention import last_use
 from cache_store.signing.trust import Trust
@@ -181,16 +183,16 @@ class Store(StorePlaces):
             UnusableCache, StoreUnavailable: as `fetch.fetch_partitions`.
         """
         trust = self._trust
-        with (
-            single_flight(cache_root, timeout_s=lock_timeout_s) as flight,
-            incoming(cache_root, intake) as room,
-        ):
-            outcome = self._supervisor.run(
-                lambda view: spreading.fetch_partitions(
-                    view, trust, refs, cache_root, room, beating(on_progress, flight)
-                )
-            )
-        tell_held(room, outcome.copies)
+        with single_flight(cache_root, timeout_s=lock_timeout_s) as flight:
+
+            def fetch(view: TieredBackend) -> FetchOutcome:
+                # A place of its own for each try: one that was left behind may go on with its blobs.
+                with incoming(cache_root, intake, flight) as room:
+                    telling = beating(on_progress, flight)
+                    return spreading.fetch_partitions(view, trust, refs, cache_root, room, telling)
+
+            outcome = self._supervisor.run(fetch)
+        tell_held(intake, outcome.copies)
         self._fill(outcome, refs)
         return outcome
 
@@ -214,12 +216,14 @@ class Store(StorePlaces):
         One process of this node at a time, as `fetch_partitions`; nearer places get their blobs.
         """
         fetch_files = node_artifacts.fetch_node_files
-        with (
-            single_flight(cache_root, timeout_s=lock_timeout_s),
-            incoming(cache_root, intake) as room,
-        ):
-            found = self._run(lambda documents: fetch_files(documents, refs, destinations, cache_root, room))
-        tell_held(room, found.copies)
+        with single_flight(cache_root, timeout_s=lock_timeout_s) as flight:
+
+            def fetch(documents: Documents) -> NodeFetch:
+                with incoming(cache_root, intake, flight) as room:
+                    return fetch_files(documents, refs, destinations, cache_root, room)
+
+            found = self._run(fetch)
+        tell_held(intake, found.copies)
         self._spread(found.copies, [])
         return found
 

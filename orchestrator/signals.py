@@ -28,22 +28,34 @@ def exit_code_of(stop: KeyboardInterrupt) -> int:
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
     """Raise `Terminated` in the main thread when SIGTERM arrives."""
-    arrived: list[int] = []
 
     def raise_(number: int, _frame: FrameType | None) -> NoReturn:
-        arrived.append(number)
+        _arrived.append(number)
         raise Terminated
 
+    _arrived.clear()
     with kept(signal.SIGTERM):
         if _in_main_thread():
             signal.signal(signal.SIGTERM, raise_)
-        try:
+        with named():
             yield
-        except KeyboardInterrupt as stop:
-            # Native code that runs the handler, as ray.get does, may raise a KeyboardInterrupt of its own.
-            if arrived and not isinstance(stop, Terminated):
-                raise Terminated from stop
-            raise
+
+
+_arrived: list[int] = []
+
+
+@contextmanager
+def named() -> Iterator[None]:
+    """Within `sigterm_raises`: whatever a SIGTERM raised leaves this as `Terminated`.
+
+    Native code that runs the handler, as ray.get does, may raise a KeyboardInterrupt of its own.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        if _arrived and not isinstance(stop, Terminated):
+            raise Terminated from stop
+        raise
 
 
 @contextmanager

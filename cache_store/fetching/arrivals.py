@@ -4,27 +4,31 @@ Layout: ``<cache root>/.incoming/<unique>/<sha256>``, whole and verified when it
 ``<n>.part`` while it is copied, where ``<unique>`` names the process (`private_files.temporary_name`), or
 begins with ``left-`` once that has no use for it.
 
-Invariants: a process uses its own directory only, so no lock is needed; from another's it takes, by renaming,
-what that left: because it ended, or said so. So a fetch that was killed, or that failed, leaves to the next
-one what it had verified. It is read and verified again before it is used; what nobody came for within
-`DEBRIS_AGE_S` goes.
+Invariants: a process uses its own directory only; from another's it takes, by renaming, what that left:
+because it ended, or said so. So a fetch that was killed, or that failed, leaves to the next one what it had
+verified. It is read and verified again before it is used; what nobody came for within `DEBRIS_AGE_S` goes,
+and all of it at once when the disk is full. A process holds its directory by `flock`, where that works: the
+process ids of two containers that share a host's name say nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import itertools
 import logging
 import os
 import re
 import shutil
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from cache_store.digests import Digest, is_sha256
-from cache_store.errors import Corrupt, UnusableCache
+from cache_store.errors import Corrupt, StoreError, UnusableCache
 from cache_store.node.private_files import (
     DEBRIS_AGE_S,
     digest_private,
@@ -39,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 INCOMING = ".incoming"
 _LEFT = "left-"
+_NEW = "new-"
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _PART = ".part"
 # Directories of this process: after a container was started again, an ended process may have had its id.
 _open_names: set[str] = set()
@@ -53,16 +59,20 @@ class Arrivals:
     Attributes:
         resumed: blobs that an earlier fetch left.
         brought: blobs that came in this one, not out of the store.
+        is_disk_full: nothing is left to the next fetch, because others need the room.
     """
 
     def __init__(self, cache_root: Path) -> None:
         self.resumed: set[Digest] = set()
         self.brought: set[Digest] = set()
+        self.is_disk_full = False
         self._incoming = cache_root / INCOMING
         self._name = temporary_name()
         self._directory = self._incoming / self._name
         self._here: set[Digest] = set()
         self._numbers = itertools.count()
+        self._making = threading.Lock()
+        self._held: int | None = None
         _open_names.add(self._name)
 
     def resume(self, digests: Iterable[Digest], count: Callable[[int], None]) -> list[Digest]:
@@ -100,8 +110,9 @@ class Arrivals:
         Raises:
             UnusableCache: there is no place for it.
         """
-        with os_errors_are_unusable("directory", self._directory):
-            make_private_directories(self._directory)
+        with os_errors_are_unusable("directory", self._directory), self._making:
+            if self._held is None:
+                self._held = self._make_held()
         return self._directory / f"{next(self._numbers)}{_PART}"
 
     def keep(self, part: Path, digest: Digest) -> Path:
@@ -140,10 +151,16 @@ class Arrivals:
             self.path(digest).replace(target)
         self._here.discard(digest)
 
+    def note_fault(self, error: StoreError) -> None:
+        """Something could not be brought; of a full disk nothing is kept."""
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_ROOM:
+            self.is_disk_full = True
+
     def close(self) -> None:
         """Leave what was not used to the next fetch, and remove what nobody came for."""
         _open_names.discard(self._name)
         sweep_debris(self._incoming)
+        sweep_debris(self._incoming, _NEW)
         with contextlib.suppress(OSError):  # what stays costs space only
             for part in self._directory.glob(f"*{_PART}"):
                 part.unlink()
@@ -152,8 +169,26 @@ class Arrivals:
         with contextlib.suppress(OSError):
             for directory in self._incoming.glob(f"{_LEFT}*"):
                 is_old = time.time() - directory.stat().st_mtime > DEBRIS_AGE_S
-                if is_old or _remove_if_empty(directory):
+                if is_old or self.is_disk_full or _remove_if_empty(directory):
                     shutil.rmtree(directory, ignore_errors=True)
+        with self._making:
+            if self._held is not None:
+                os.close(self._held)
+                self._held = None
+
+    def _make_held(self) -> int:
+        """Make the directory, held before it gets its name; returns what holds it."""
+        new = self._incoming / f"{_NEW}{self._name}"
+        make_private_directories(new)
+        descriptor = os.open(new, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            with contextlib.suppress(OSError):  # then the process id has to do
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            new.rename(self._directory)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
 
     def _tidy(self) -> None:
         """Remove what ended processes had begun to copy, or a container that keeps failing fills the disk."""
@@ -166,7 +201,8 @@ class Arrivals:
     def _left(self) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             for directory in sorted(self._incoming.iterdir()):
-                if directory.name.startswith(_LEFT) or _has_ended(directory.name):
+                is_left = directory.name.startswith(_LEFT)
+                if is_left or (_has_ended(directory.name) and not _is_held(directory)):
                     yield directory
 
     def _take_over(self, path: Path, digest: Digest) -> bool:
@@ -197,6 +233,23 @@ def _has_ended(name: str) -> bool:
         return False
     match = re.fullmatch(rf"{re.escape(os.uname().nodename)}-([0-9]+)-[0-9a-f]{{32}}", name, re.ASCII)
     return match is not None and (int(match[1]) == os.getpid() or not is_running(int(match[1])))
+
+
+def _is_held(directory: Path) -> bool:
+    """Whether somebody holds a directory, as far as the file system knows."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # no flock here
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _remove_if_empty(directory: Path) -> bool:

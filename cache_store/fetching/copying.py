@@ -211,6 +211,8 @@ class _StoreReader:
     num_bytes: int = 0
 
     def read(self, size: int, /) -> bytes:
+        if self.pace is not None:
+            size = min(size, self.pace.piece_bytes)
         with os_errors_are_unavailable("blob", self.name):
             chunk = self.file.read(size)
         self.num_bytes += len(chunk)

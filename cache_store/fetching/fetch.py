@@ -119,7 +119,7 @@ def fetch_partitions(
     known: dict[Target, Target] = {}
     pinned = take_pinned(documents, refs, lambda ref, manifest: partition_of(ref, manifest, known))
     index = DigestIndex.open(cache_root, INDEX_NAME, reread=intake.reread)
-    job = _look(tuple(pinned.kept.values()), cache_root, index)
+    job = _look(tuple(pinned.kept.values()), cache_root, index, intake.beat)
     missing = blob_faults(documents.backend, (target.digest for target in job.absent))
     job.faults |= {target: missing[target.digest] for target in job.absent if target.digest in missing}
     reached(Step.FETCH_CHECKED)
@@ -170,12 +170,18 @@ class _Job:
         return {target for partition in partitions for target in partition.functions}
 
 
-def _look(partitions: Sequence[Partition], cache_root: Path, index: DigestIndex) -> _Job:
-    """See what the cache directory has."""
+def _look(
+    partitions: Sequence[Partition], cache_root: Path, index: DigestIndex, beat: Callable[[], None]
+) -> _Job:
+    """See what the cache directory has; that may take long where it has to be read."""
     targets = list(dict.fromkeys(target for partition in partitions for target in partition.functions))
 
     def look(some: Sequence[Target]) -> list[tuple[Target, Path | UnusableCache | None]]:
-        return [(target, _look_for(target, cache_root, index)) for target in some]
+        found = []
+        for target in some:
+            found.append((target, _look_for(target, cache_root, index)))
+            beat()
+        return found
 
     shares = [targets[number::_NUM_SHARES] for number in range(_NUM_SHARES)]
     found = dict(itertools.chain.from_iterable(each(look, shares, num_threads=NUM_THREADS)))

@@ -7,6 +7,7 @@ brings what it can, and the store has the rest; nothing here changes which blobs
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from cache_store.fetching.arrivals import Arrivals
 from cache_store.fetching.pace import Pace
 from cache_store.fetching.progress import OnProgress, Progress
 from cache_store.node.single_flight import Flight
+
+BEAT_EVERY_S = 1.0
 
 
 class Supply(Protocol):
@@ -33,6 +36,10 @@ class Supply(Protocol):
         """
 
 
+def _nobody_waits() -> None:
+    """Where nobody asks whether it gets on."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intake:
     """How bytes come in.
@@ -43,6 +50,7 @@ class Intake:
         held: told of verified private copies of all blobs that the node has after a fetch.
         arrivals: where blobs wait until all have arrived; None where none are kept for the next fetch.
         reread: what is there already is read and verified, though nothing says that it changed.
+        beat: called now and then while it gets on, for whoever waits for the cache directory.
     """
 
     pace: Pace | None = None
@@ -50,6 +58,7 @@ class Intake:
     held: Callable[[Sequence[NewFile]], None] | None = None
     arrivals: Arrivals | None = None
     reread: bool = False
+    beat: Callable[[], None] = _nobody_waits
 
 
 def receive(intake: Intake, digests: Sequence[Digest], count: Callable[[int], None]) -> None:
@@ -61,20 +70,33 @@ def receive(intake: Intake, digests: Sequence[Digest], count: Callable[[int], No
         intake.supply.bring(missing, intake.arrivals, count)
 
 
-def tell_held(intake: Intake, copies: Sequence[NewFile]) -> None:
+def tell_held(intake: Intake | None, copies: Sequence[NewFile]) -> None:
     """Tell whoever wants to know which blobs are here now."""
-    if intake.held is not None:
+    if intake is not None and intake.held is not None:
         intake.held(copies)
 
 
 @contextlib.contextmanager
-def incoming(cache_root: Path, intake: Intake | None) -> Iterator[Intake]:
-    """The intake with a place for blobs that arrive."""
+def incoming(cache_root: Path, intake: Intake | None, flight: Flight) -> Iterator[Intake]:
+    """The intake with a place for blobs that arrive; whoever waits for the flight hears that it gets on."""
     arrivals = Arrivals(cache_root)
     try:
-        yield replace(intake or Intake(), arrivals=arrivals)
+        yield replace(intake or Intake(), arrivals=arrivals, beat=_now_and_then(flight.beat))
     finally:
         arrivals.close()
+
+
+def _now_and_then(beat: Callable[[], None]) -> Callable[[], None]:
+    """As ``beat``, at most once in `BEAT_EVERY_S`: a cache directory may hold very many files."""
+    last_s = float("-inf")
+
+    def tell() -> None:
+        nonlocal last_s
+        if (now_s := time.monotonic()) - last_s >= BEAT_EVERY_S:
+            last_s = now_s
+            beat()
+
+    return tell
 
 
 def beating(on_progress: OnProgress | None, flight: Flight) -> OnProgress:

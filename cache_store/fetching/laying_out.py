@@ -89,6 +89,7 @@ class Staging:
         except StoreError as error:
             if is_final(error):
                 raise
+            self._note_fault(error)
             return dict.fromkeys(targets, error)
         meter.count(0, num_files=1)
         faults: dict[Target, StoreError] = {}
@@ -96,10 +97,15 @@ class Staging:
             try:
                 clone(origin, self._paths[target], meter.count)
             except UnusableCache as error:
+                self._note_fault(error)
                 faults[target] = error
             else:
                 meter.count(0, num_files=1)
         return faults
+
+    def _note_fault(self, error: StoreError) -> None:
+        if self._intake.arrivals is not None:
+            self._intake.arrivals.note_fault(error)
 
     def _receive(self, backend: BlobBackend, target: Target, meter: Meter) -> Path:
         """A verified copy of a target's blob: its staged file, or one that has yet to be moved there."""

@@ -98,6 +98,11 @@ class _Room:
             pace=self.intake.pace,
         )
 
+    def count(self, num_bytes: int) -> None:
+        """Say that it gets on; nobody follows how far, since they come before the long copies."""
+        del num_bytes
+        self.intake.beat()
+
 
 def node_sources(
     documents: Documents, refs: Sequence[PartitionRef], ranks: Collection[int] | None
@@ -187,7 +192,7 @@ def _keep_all(
     absent = [digest for digest, path in known.items() if path is None]
     faults = blob_faults(documents.backend, absent)
     copyable = [digest for digest in absent if digest not in faults]
-    receive(room.intake, copyable, _count_nothing)
+    receive(room.intake, copyable, room.count)
     faults |= _copy_all(documents, copyable, room)
     return faults, [digest for digest in copyable if digest not in faults]
 
@@ -242,11 +247,13 @@ def _copy_all(documents: Documents, digests: Sequence[Digest], room: _Room) -> d
             if arrivals is not None and arrivals.has(digest):
                 arrivals.hand_over(digest, staged)
             else:
-                copy_blob(room.source(documents, digest), staged, _count_nothing)
+                copy_blob(room.source(documents, digest), staged, room.count)
             room.index.remember(place_kept(room.cache_root, staged, digest), digest)
         except StoreError as error:
             if is_final(error):
                 raise
+            if arrivals is not None:
+                arrivals.note_fault(error)
             return error
         finally:
             staged.unlink(missing_ok=True)
@@ -260,7 +267,3 @@ def _copies(cache_root: Path, files: Iterable[NodeFile]) -> Iterable[NewFile]:
     for digest in dict.fromkeys(file.digest for file in files):
         path = kept_path(cache_root, digest.sha256)
         yield NewFile(name=blob_name(digest.sha256), source=path, expected=digest)
-
-
-def _count_nothing(num_bytes: int) -> None:
-    """For copies whose progress nobody follows: node artifacts come before the long copies."""

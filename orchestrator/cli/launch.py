@@ -11,7 +11,7 @@ import typer
 
 from orchestrator.cli.console import exit_code_of, output, session
 from orchestrator.cli.options import ConfigFile, Debug, Overrides, load_config
-from orchestrator.signals import undisturbed
+from orchestrator.signals import named, undisturbed
 
 if TYPE_CHECKING:
     from orchestrator.show.report import Report
@@ -73,12 +73,16 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
         with progress(console, loaded.ranks, name=loaded.name) as shown:
             run = Launch(loaded, no_compile=no_compile, listener=all_of(shown, RayMetrics(loaded.name)))
             try:
-                with redirect_stdout(sys.stderr):  # Ray writes to stdout, whatever it is told, who died
+                # Ray writes to stdout, whatever it is told, who died.
+                with redirect_stdout(sys.stderr), named():
                     report = run.run()
             except (Exception, KeyboardInterrupt) as error:
                 failed = run.failed(error, exit_code=exit_code_of(error))
                 with undisturbed():
-                    tell(failed)
+                    try:
+                        tell(failed)
+                    except OSError as trouble:  # the disk is full, perhaps: what ended the launch counts more
+                        output(stderr=True).print(f"report not written: {trouble}", markup=False)
                 raise
         console.print()
         console.print(render(report))

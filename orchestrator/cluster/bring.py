@@ -24,6 +24,12 @@ from orchestrator.cluster.script import (
 
 logger = logging.getLogger(__name__)
 
+_KEYS = {
+    "start": ("up", "was_up", "node", "address", "session"),
+    "status": ("up", "processes"),
+    "stop": ("stopped",),
+    "nodes": ("nodes",),
+}
 HostState = Literal["started", "up", "down", "stopped", "unknown"]
 
 
@@ -153,6 +159,7 @@ def _ask(hosts: Hosts, requests: Mapping[Host, Mapping[str, Any]], on_answer: Li
             connect=host.connect,
             script=shell_script(host, dict(request)),
             timeout_s=hosts.stop_s if request["action"] == "stop" else hosts.start_s,
+            keys=_KEYS[request["action"]],
         )
         for host, request in requests.items()
     )

@@ -36,12 +36,14 @@ class Errand:
         connect: words of the command that runs a shell there.
         script: what the shell gets on its standard input.
         timeout_s: seconds until it is given up.
+        keys: what an answer says, unless it says that something failed.
     """
 
     host: str
     connect: tuple[str, ...]
     script: str
     timeout_s: float
+    keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +142,7 @@ def _run(errand: Errand, running: _Running) -> Answer:
         return Answer(host=errand.host, values={}, trouble=trouble, lines=_tail(_rest(process)), silent=True)
     finally:
         running.ended(process)
-    return read_answer(errand.host, output.decode(errors="replace"), process.returncode)
+    return read_answer(errand.host, output.decode(errors="replace"), process.returncode, keys=errand.keys)
 
 
 def _rest(process: subprocess.Popen[bytes]) -> str:
@@ -152,15 +154,29 @@ def _rest(process: subprocess.Popen[bytes]) -> str:
     return str(output.decode(errors="replace"))
 
 
-def read_answer(host: str, output: str, code: int) -> Answer:
+def read_answer(host: str, output: str, code: int, *, keys: tuple[str, ...] = ()) -> Answer:
     """What a host's output says: the last line that is an answer, else what went wrong and the last lines."""
     for line in reversed(output.splitlines()):
         if line.startswith(ANSWER):
-            values = json.loads(line.removeprefix(ANSWER))
+            values = _values(line.removeprefix(ANSWER), keys)
+            if values is None:
+                trouble = "its answer cannot be read"
+                return Answer(host=host, values={}, trouble=trouble, lines=_tail(output), silent=True)
             trouble, _, rest = values.pop("failed", "").partition("\n")
             return Answer(host=host, values=values, trouble=trouble, lines=_tail(rest))
     trouble = f"the command that connects ended with {code}"
     return Answer(host=host, values={}, trouble=trouble, lines=_tail(output), silent=True)
+
+
+def _values(text: str, keys: tuple[str, ...]) -> dict[str, Any] | None:
+    """An answer's values; None where it is cut off, or not what a host is asked for."""
+    try:
+        values = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(values, dict) or not isinstance(values.get("failed", ""), str):
+        return None
+    return values if "failed" in values or all(key in values for key in keys) else None
 
 
 def _tail(text: str) -> tuple[str, ...]:

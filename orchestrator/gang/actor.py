@@ -60,6 +60,8 @@ class RankActor:
         try:
             ensure_cache_dir(cache_dir)
             make_private_directories(log.parent)
+            for former in log.parent.glob(f"{log.stem}.attempt*"):
+                former.unlink(missing_ok=True)  # of a launch before this one, which begins with this log
             descriptor = os.open(log, _LOG_FLAGS, 0o600)
         except (StoreError, OSError):
             return  # stage start meets the same fault, and reports it

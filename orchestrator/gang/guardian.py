@@ -1,8 +1,8 @@
 """A process beside others that ends what they leave behind; plain Python, run by its path.
 
 It is handed commands, one JSON object a line, on stdin: ``{"guard": {pid: mark, ...}, "started": {pid:
-ticks since boot, ...}, "lease_s": seconds, "remove": [path, ...], "spare": [pid, ...]}`` names the ranks of an
-attempt (one whose start is not said is whatever has the pid now), ``{"renew": true}`` says that its driver
+ticks since boot, ...}, "lease_s": seconds, "remove": [path, ...], "spare": [pid, ...]}`` names the ranks of
+an attempt (one whose start is not said is whatever has the pid now), ``{"renew": true}`` says that its driver
 lives, and ``{"end": true}`` that all is over. It ends all ranks, what descends from them, and itself
 
 - when stdin ends: whoever started it is gone, and so is Ray on this node, or the driver;

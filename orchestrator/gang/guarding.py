@@ -18,7 +18,7 @@ class Guarding:
 
     Args:
         marks: the mark of each process that it guards.
-        started: when each was started, in ticks since boot, for whom it is known: a process that has the id of
+        started: when each was started, in ticks since boot, where that is known: a process that has the id of
             one that ended is left alone.
         lease_s: seconds after which it takes silence for the end.
         remove: directories that go, with who uses them, when nobody else is left to remove them.

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
+
+NOBODY_WAITS = frozenset({"fetch", "commit"})
+"""Stages in which each rank is alone with the store: that it fails one is no reason to stop the others."""
+
+
+def logs_of(cache_dir: Path, name: str, attempt: int) -> str:
+    """Pattern of the ranks' log files; no attempt writes over what the ranks of another said last."""
+    again = f".attempt{attempt}" if attempt > 1 else ""
+    return str(cache_dir / ".logs" / name / f"rank*{again}.log")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +109,7 @@ class Launcher(Protocol):
 
         Raises:
             CannotStart: resources are missing, or the time-out passed; names them and the remedy.
+            LaunchFailed: what ranks run on is lost.
         """
 
     def call(
@@ -110,7 +121,7 @@ class Launcher(Protocol):
             Rank, and its answer or a `WorkerFailure`, in the order in which ranks answer; between them a
             `Sight` of a rank now and then. A rank that was not called may fail too. The end may come before
             every rank answered: after ``timeout_s``, or soon after a failure, which the others may be waiting
-            on.
+            on, but for a fault of the store in a stage of `NOBODY_WAITS`.
         """
 
     def release(self) -> None:

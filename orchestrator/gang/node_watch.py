@@ -76,6 +76,8 @@ class NodeWatch:
         guarding, self._guarding = self._guarding, None
         if guarding is not None:
             guarding.end()
+            for charge in self._charges.values():  # of ranks that could not remove it themselves
+                Path(charge.step_file).unlink(missing_ok=True)
 
 
 def look_at(charge: Charge) -> Sight:

@@ -15,15 +15,16 @@ from typing import Any
 
 from orchestrator.causes import DIED, NODE_LOST, WorkerFailure
 from orchestrator.config.models import Config
-from orchestrator.errors import CannotStart
+from orchestrator.errors import CannotStart, LaunchFailed
 from orchestrator.gang import ray_session
 from orchestrator.gang.actor import RankActor
 from orchestrator.gang.guardian import MARK
-from orchestrator.gang.launcher import Gang, Process, Seat, seat_ranks
+from orchestrator.gang.head_watch import HeadWatch
+from orchestrator.gang.launcher import NOBODY_WAITS, Gang, Process, Seat, logs_of, seat_ranks
 from orchestrator.gang.node_watch import Charge
 from orchestrator.gang.rank_host import MakeWorker
 from orchestrator.gang.ray_trouble import Supply, describe_shortage, failure_of_ray
-from orchestrator.gang.ray_watch import HeadWatch, RayWatch
+from orchestrator.gang.ray_watch import RayWatch
 from orchestrator.gang.step_file import step_file
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,8 @@ class RayLauncher:
         self._config = config
         self._make_worker = make_worker
         self._session: ray_session.Session | None = None
+        self._starts = 0
+        self._has_lost_node = False
         self._group: Any = None
         self._actors: list[Any] = []
         self._watch: RayWatch | None = None
@@ -56,11 +59,16 @@ class RayLauncher:
     def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
         """Reserve resources, start a process for each rank, and seat the ranks node by node."""
         deadline = time.monotonic() + timeout_s
+        if self._is_own and self._has_lost_node:
+            self._leave()  # an own Ray has no other node, and never gets one
         if self._session is None:
+            self._has_lost_node = False
             self._session = ray_session.enter(self._config.ray)
             self._head = HeadWatch(ray_session.head_address(), self._config.watch)
-        self._group = self._reserve(num_ranks, deadline)
-        self._watch = RayWatch(self._config.watch, _nodes_of(self._group))
+        self._starts += 1
+        self._reserve(num_ranks, deadline)
+        environ = ray_session.runtime_env(self._session.way_in)
+        self._watch = RayWatch(self._config.watch, _nodes_of(self._group), environ)
         marks = [f"{uuid.uuid4().hex}.{index}" for index in range(num_ranks)]
         self._actors = [self._actor(index, self._session, mark) for index, mark in enumerate(marks)]
         processes = self._collect([actor.process.remote() for actor in self._actors], deadline)
@@ -102,10 +110,12 @@ class RayLauncher:
                     yield rank, answer
                 elif rank not in failed or (answer.kind, failed[rank]) == (NODE_LOST, DIED):
                     failed[rank] = answer.kind
-                    deadline = min(deadline, time.monotonic() + GRACE_S)
+                    self._has_lost_node |= answer.kind == NODE_LOST
+                    if not (answer.store_fault and stage in NOBODY_WAITS):
+                        deadline = min(deadline, time.monotonic() + GRACE_S)
                     if answer.kind == DIED:
                         self._watch.hurry()
-                    yield rank, answer
+                    yield rank, self._watch.explained(answer)
 
     def _failures(self, stage: str) -> tuple[WorkerFailure, ...]:
         """What nodes and head make known of ranks, whether or not these are called."""
@@ -135,38 +145,45 @@ class RayLauncher:
     def stop(self) -> None:
         """Release the ranks, and end an own Ray."""
         self.release()
+        self._leave()
+
+    def _leave(self) -> None:
         session, self._session = self._session, None
         head, self._head = self._head, None
-        if session is not None and head is not None:
+        is_there = head is None or head.is_there()
+        if head is not None:
             head.stop()
-            (ray_session.leave if head.is_there() else ray_session.abandon)(session)
+        if session is not None:
+            (ray_session.leave if is_there else ray_session.abandon)(session)
 
-    def _reserve(self, num_ranks: int, deadline: float) -> Any:
+    def _reserve(self, num_ranks: int, deadline: float) -> None:
         import ray
         from ray.util.placement_group import placement_group, placement_group_table
 
         settings = self._config.ray
         bundle = ray_session.rank_resources(settings, self._config.device)
-        group = placement_group([bundle] * num_ranks, strategy=settings.placement)
+        group = self._group = placement_group([bundle] * num_ranks, strategy=settings.placement)
         total = ray.cluster_resources()  # type: ignore[no-untyped-call]
         # An own Ray never grows, so there what is missing now is missing for ever.
         lacking = any(num_ranks * need > total.get(name, 0) for name, need in bundle.items())
         if not (self._is_own and lacking):
             while _left(deadline) > 0:
                 if group.wait(min(_left(deadline), _TICK_S)):
-                    return group
+                    return
                 self._check_head()
         state = placement_group_table(group)["stats"]["scheduling_state"]
         available = ray.available_resources()  # type: ignore[no-untyped-call]
         everyone = ray.nodes()  # type: ignore[no-untyped-call]
         nodes = tuple((node["NodeManagerHostname"], node["Resources"]) for node in everyone if node["Alive"])
         ray.util.remove_placement_group(group)
+        self._group = None
         supply = Supply(total=total, available=available, nodes=nodes)
         raise CannotStart(describe_shortage(bundle, num_ranks, supply, state=state, own=self._is_own))
 
     def _check_head(self) -> None:
         if self._head is not None and self._head.loss:
-            raise CannotStart(f"{self._head.loss}; start the cluster anew, then launch again")
+            num_ranks = self._config.ranks
+            raise LaunchFailed("start", self._head.failures(num_ranks, "start"), num_ranks=num_ranks)
 
     @property
     def _is_own(self) -> bool:
@@ -194,14 +211,15 @@ class RayLauncher:
         # Within one node the loopback address works whatever its host name resolves to.
         address = "127.0.0.1" if len(seats) == seats[0].local_world_size else first.address
         (port,) = self._collect([self._actors[0].free_port.remote(address)], deadline)
-        logs = self._config.cache_dir / ".logs" / self._config.name / "rank*.log"
-        return Gang(seats=seats, master_addr=address, master_port=port, logs=str(logs))
+        logs = logs_of(self._config.cache_dir, self._config.name, self._starts)
+        return Gang(seats=seats, master_addr=address, master_port=port, logs=logs)
 
     def _collect(self, refs: Sequence[Any], deadline: float) -> list[Any]:
         """Results of actors that must all answer for the gang to exist.
 
         Raises:
             CannotStart: one of them failed, or has not answered by the deadline.
+            LaunchFailed: the cluster's head is lost.
         """
         import ray
 
@@ -212,6 +230,7 @@ class RayLauncher:
         failures = [answer for ref in ready if isinstance(answer := _get(ref, 0, "start"), WorkerFailure)]
         if failures:
             first = failures[0]
+            self._has_lost_node |= first.kind == NODE_LOST
             remedy = f"; {first.remedy}" if first.remedy else ""
             raise CannotStart(
                 f"{len(failures)} of {len(refs)} rank processes did not start: {first.message}{remedy}",

@@ -12,6 +12,7 @@ import atexit
 import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
 import sys
@@ -27,7 +28,7 @@ from orchestrator.environ import inherited
 from orchestrator.errors import CannotStart
 from orchestrator.gang.guarding import Guarding
 from orchestrator.leaving import leave_at_once_later
-from orchestrator.signals import kept, undisturbed
+from orchestrator.signals import Terminated, kept, undisturbed
 from worker.settings import settings
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ def enter(config: RayConfig) -> Session:
 
     Raises:
         CannotStart: no Ray answers at the address, or a local one does not start.
+        Terminated: SIGTERM arrived meanwhile.
     """
     way = way_in(config, os.environ, initialized=_is_initialized())
     _prepare_environ(way)
@@ -87,8 +89,10 @@ def enter(config: RayConfig) -> Session:
     except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
         leave(session)
         raise CannotStart(_refusal(way, config, error)) from error
-    except BaseException:
+    except BaseException as error:
         leave(session)
+        if isinstance(error, SystemExit) and error.code == signal.SIGTERM:
+            raise Terminated from error  # by Ray's handler, which was there for a moment
         raise
     logger.info("On Ray, way in: %s", way)
     return session
@@ -111,7 +115,8 @@ def leave(session: Session) -> None:
     with undisturbed():
         ray.shutdown()
         if session.guarding is not None:
-            session.guarding.abandon()  # agents may be there still: they wait for a head that was lost just now
+            session.guarding.abandon()  # agents may be there still, waiting for a head that was just lost
+            shutil.rmtree(session.temp_dir, ignore_errors=True)  # that guardian may have been killed itself
 
 
 def abandon(session: Session) -> None:

@@ -97,6 +97,8 @@ def failure_of_ray(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
 
     text = str(error)
     kind, remedy = DIED, ""
+    # What watches a node cannot be placed elsewhere: one that is unschedulable had a node a moment ago.
+    of_lost_nodes = exceptions.NodeDiedError, exceptions.ActorUnschedulableError
     if isinstance(error, exceptions.OutOfMemoryError):
         message, remedy = "killed by Ray, because its node ran out of memory", "fewer ranks for each node"
     elif isinstance(error, exceptions.RuntimeEnvSetupError):
@@ -104,7 +106,7 @@ def failure_of_ray(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
     elif missing := _MISSING_MODULE.search(text):
         kind, message = "import", missing.group(1)
         remedy = "start the launch in the directory that holds the module, or install it on the nodes"
-    elif isinstance(error, exceptions.NodeDiedError) or _LOST_NODE.search(text):
+    elif isinstance(error, of_lost_nodes) or _LOST_NODE.search(text):
         kind, message = NODE_LOST, f"Ray lost its node: {_first_line(text)}"
     elif detail := _EXIT_DETAIL.search(text):
         message = f"its process ended ({detail.group(1)}: {detail.group(2).strip()})"

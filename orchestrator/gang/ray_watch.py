@@ -1,20 +1,18 @@
 """The driver's side of watching nodes: one `NodeWatch` actor on each, asked again and again while ranks work.
 
 Everything runs in the driver's own thread, between two answers of ranks: `refs` go into the same `ray.wait`,
-`take` is told what became ready, `failures` says what follows. Only the head has a thread of its own, because
-a connection to it may take its time to fail.
+`take` is told what became ready, `failures` says what follows.
 """
 
 from __future__ import annotations
 
 import logging
-import socket
-import threading
 import time
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from orchestrator.causes import CLUSTER_LOST, WorkerFailure
+from orchestrator.causes import DIED, WorkerFailure
 from orchestrator.config.models import WatchConfig
 from orchestrator.gang.launcher import Gang, Sight
 from orchestrator.gang.node_watch import Charge, NodeWatch
@@ -22,7 +20,6 @@ from orchestrator.gang.watching import Limits, Watching
 
 logger = logging.getLogger(__name__)
 
-_CONNECT_S = 2.0
 _HURRY_S = 0.1
 
 
@@ -32,18 +29,22 @@ class RayWatch:
     Args:
         settings: how often, and what counts as lost.
         node_ids: Ray's id of every node that gets ranks; their watches start beside the ranks.
+        runtime_env: what Ray must set up before a watch can import this package, as for ranks.
     """
 
-    def __init__(self, settings: WatchConfig, node_ids: Iterable[str]) -> None:
+    def __init__(
+        self, settings: WatchConfig, node_ids: Iterable[str], runtime_env: Mapping[str, Any]
+    ) -> None:
         self._settings = settings
-        self._started = {node_id: _actor(node_id) for node_id in node_ids}
+        self._runtime_env = dict(runtime_env)
+        self._started = {node_id: self._actor(node_id) for node_id in node_ids}
         self._every_s = settings.every_s
         self._actors: dict[int, Any] = {}
         self._asked: dict[Any, int] = {}
         self._next_s: dict[int, float] = {}
         self._watching: Watching | None = None
         self._looked_s = 0.0
-        self._fresh: dict[int, Sight] = {}
+        self._held_up_s = 0.0
 
     def guard(self, gang: Gang, node_ids: Mapping[int, str], charges: Mapping[int, Charge]) -> list[Any]:
         """Take charge of all ranks; the references are to be awaited before ranks do anything.
@@ -53,6 +54,9 @@ class RayWatch:
             node_ids: Ray's id of every node, by node rank.
             charges: every rank.
         """
+        for node_id in set(node_ids.values()) - self._started.keys():
+            # A node was lost before all ranks were up, and Ray placed them anew.
+            self._started[node_id] = self._actor(node_id)
         self._actors = {node: self._started[node_id] for node, node_id in node_ids.items()}
         self._next_s = dict.fromkeys(node_ids, 0.0)
         nodes = {
@@ -91,6 +95,7 @@ class RayWatch:
         now_s = time.monotonic()
         # A driver that was itself held up knows nothing of the time between.
         held_up_s = now_s - self._looked_s - self._settings.every_s
+        self._held_up_s = max(self._held_up_s, held_up_s)
         if held_up_s > 1:
             self._watching.paused(held_up_s)
         self._looked_s = now_s
@@ -113,6 +118,14 @@ class RayWatch:
         """Ranks that count as failed now."""
         return self._watching.failures(stage, time.monotonic()) if self._watching is not None else ()
 
+    def explained(self, failure: WorkerFailure) -> WorkerFailure:
+        """A death that comes of this driver's own silence says so."""
+        if failure.kind != DIED or self._held_up_s < self._settings.lease_s:
+            return failure
+        message = f"its node ended it, because this driver had not looked for {self._held_up_s:.0f} s"
+        remedy = "do not stop or suspend the driver; watch.lease_s says how long its silence is borne"
+        return replace(failure, message=message, remedy=remedy)
+
     def release(self, timeout_s: float) -> None:
         """End all ranks and what they started, on every node that answers, and the watches themselves."""
         import ray
@@ -129,69 +142,18 @@ class RayWatch:
         for actor in self._started.values():
             ray.kill(actor, no_restart=True)
 
+    def _actor(self, node_id: str) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-class HeadWatch:
-    """Tries to reach the cluster's head from a thread of its own; never stops the process from ending."""
-
-    def __init__(self, address: str, settings: WatchConfig) -> None:
-        self._host, _, port = address.rpartition(":")
-        self._port = int(port)
-        self._settings = settings
-        self._reached_s = time.monotonic()
-        self._is_lost = False
-        self._over = threading.Event()
-        threading.Thread(target=self._run, name="head-watch", daemon=True).start()
-
-    @property
-    def loss(self) -> str:
-        """What stands for a cluster without a head; empty while there is one. Once lost, it stays so."""
-        silent_s = time.monotonic() - self._reached_s
-        self._is_lost = self._is_lost or silent_s >= self._settings.node_silent_s
-        where = f"{self._host}:{self._port}"
-        return f"the cluster's head at {where} has not answered for {silent_s:.0f} s" if self._is_lost else ""
-
-    def is_there(self) -> bool:
-        """Whether the head answers right now; Ray would try for a minute, and then end this process."""
-        self._is_lost = self._is_lost or not self._reaches()
-        return not self._is_lost
-
-    def failures(self, num_ranks: int, stage: str) -> tuple[WorkerFailure, ...]:
-        """The failures of all ranks that stand for `loss`; none while there is a head."""
-        loss = self.loss
-        remedy = "start the cluster anew, then launch again: what was compiled is kept"
-        return tuple(
-            WorkerFailure(rank=rank, stage=stage, kind=CLUSTER_LOST, message=loss, remedy=remedy)
-            for rank in range(num_ranks if loss else 0)
+        return (
+            ray.remote(NodeWatch)
+            .options(
+                num_cpus=0,
+                max_restarts=0,
+                max_task_retries=0,
+                runtime_env=self._runtime_env,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+            )
+            .remote()
         )
-
-    def stop(self) -> None:
-        """Look no more."""
-        self._over.set()
-
-    def _run(self) -> None:
-        while not self._over.wait(self._settings.every_s):
-            self._reaches()
-
-    def _reaches(self) -> bool:
-        try:
-            socket.create_connection((self._host.strip("[]"), self._port), timeout=_CONNECT_S).close()
-        except OSError:
-            return False
-        self._reached_s = time.monotonic()
-        return True
-
-
-def _actor(node_id: str) -> Any:
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    return (
-        ray.remote(NodeWatch)
-        .options(
-            num_cpus=0,
-            max_restarts=0,
-            max_task_retries=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-        )
-        .remote()
-    )

@@ -1,11 +1,11 @@
 """What follows from what nodes see of their ranks: pure rules over looks, told the time.
 
-A rank without a process has died. One that a signal or a debugger holds for `Limits.stopped_s` is stopped. A
-node is lost, with all its ranks, when Ray says that its watch has ended, as it does with Ray on that node; and
-when the watch has not answered for `Limits.node_silent_s`: it is down, or the network to it is. Its guardian
-ends its ranks when the lease runs out, so that they cannot live on beside those of another attempt. Native
-code that does not end cannot be told from a long compile: the stage's own time-out finds it, and what the rank
-was seen to do last stands in the error.
+A rank without a process has died. One that a signal or a debugger holds for `Limits.stopped_s` is stopped.
+A node is lost, with all its ranks, when Ray says that its watch has ended, as it does with Ray on that node;
+and when the watch has not answered for `Limits.node_silent_s`: it is down, or the network to it is. Its
+guardian ends its ranks when the lease runs out, so that they cannot live on beside those of another attempt.
+Native code that does not end cannot be told from a long compile: the stage's own time-out finds it, and what
+the rank was seen to do last stands in the error.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class Watching:
         for node, (host, ranks) in self._nodes.items():
             silent_s = now_s - self._answered_s[node]
             if node in self._ended:
-                message, remedy = f"Ray has ended on node {host}", _ENDED_REMEDY
+                message = f"the watch of node {host} has ended, as it does with Ray there"
+                remedy = _ENDED_REMEDY
             elif silent_s >= self._limits.node_silent_s:
                 message = f"node {host} has not answered for {silent_s:.0f} s: it is down, or out of reach"
                 remedy = _LOST_REMEDY

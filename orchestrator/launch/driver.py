@@ -25,7 +25,7 @@ from orchestrator.launch.stages import Stages
 from orchestrator.show.course import Recorder
 from orchestrator.show.events import Listener, all_of, silence
 from orchestrator.show.report import Report
-from orchestrator.signals import held_back, undisturbed
+from orchestrator.signals import held_back, named, undisturbed
 from worker.settings import settings
 
 if TYPE_CHECKING:
@@ -93,7 +93,8 @@ class Launch:
             self._stages.begin_attempt(reason)
             self._known.begin_attempt()
             try:
-                return self._attempt(access)
+                with named():
+                    return self._attempt(access)
             except (LaunchFailed, CannotStart) as error:
                 self._avoid += error.compiling if isinstance(error, CompileCut) else ()
                 reason = spent.another(error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cache_store.backends.tier import TierState
 from orchestrator.errors import LaunchFailed, in_words
@@ -11,7 +11,7 @@ from orchestrator.launch.stages import Stages
 from orchestrator.show.course import Course
 from orchestrator.show.report import SCHEMA_VERSION, Failure, RankReport, Report, totals
 from orchestrator.show.store_report import Committed, NodeFetch
-from worker.results import FunctionResult, RankPlace
+from worker.results import RankPlace
 
 
 @dataclass(kw_only=True)
@@ -23,19 +23,16 @@ class Known:
         tiers: the store's places as the driver found them.
         places: where the ranks of the attempt are, as far as they came up.
         fetches: what its nodes copied.
-        results: what became of functions, by rank.
     """
 
     started: str
     tiers: tuple[TierState, ...] = ()
     places: tuple[RankPlace, ...] = ()
     fetches: tuple[NodeFetch, ...] = ()
-    results: dict[int, tuple[FunctionResult, ...]] = field(default_factory=dict)
 
     def begin_attempt(self) -> None:
         """Forget what is of the attempt before."""
         self.places, self.fetches = (), ()
-        self.results.clear()
 
 
 def failed_report(

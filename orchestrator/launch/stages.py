@@ -107,8 +107,14 @@ class Stages:
             self._seconds[name] = self._seconds.get(name, 0.0) + seconds
         self._tell(events.StageFinished(at_s=self.wall_s(), stage=name, seconds=seconds))
 
-    def ask(self, stage: str, method: str, arguments: Arguments) -> dict[int, Any]:
+    def ask(self, stage: str, method: str, arguments: Arguments, *, is_work: bool = True) -> dict[int, Any]:
         """Call a method on some ranks, all of which must succeed.
+
+        Args:
+            stage: whose time-out counts.
+            method: of the `RankHost`.
+            arguments: by rank.
+            is_work: whether answers are what the stage is about; else the listener hears nothing of them.
 
         Returns:
             The answer of each rank, in order of ranks.
@@ -117,7 +123,7 @@ class Stages:
             CompileForbidden: a rank would have had to compile, which is forbidden.
             LaunchFailed: at least one rank failed or did not answer in time.
         """
-        answers = self.try_ask(stage, method, arguments)
+        answers = self.try_ask(stage, method, arguments, is_work=is_work)
         failures = [answer for answer in answers.values() if isinstance(answer, WorkerFailure)]
         if failures:
             self.fail(stage, failures, silent=tuple(set(arguments) - set(answers)))
@@ -137,7 +143,9 @@ class Stages:
             self.problem(f"stage {stage}: {failure.message}")
         return {rank: answer for rank, answer in answers.items() if not isinstance(answer, WorkerFailure)}
 
-    def try_ask(self, stage: str, method: str, arguments: Arguments) -> dict[int, Any]:
+    def try_ask(
+        self, stage: str, method: str, arguments: Arguments, *, is_work: bool = True
+    ) -> dict[int, Any]:
         """As `ask`, but failures come back as values, those of time as well."""
         timeout_s, began_s = self._timeout_s(stage), self._clock()
         answers: dict[int, Any] = {}
@@ -149,7 +157,8 @@ class Stages:
             if is_ok and isinstance(answers.get(rank), WorkerFailure):
                 continue  # it came after all, but the call was cut short for it: others have not answered
             answers[rank] = answer
-            self._tell(events.RankFinished(at_s=self.wall_s(), stage=stage, rank=rank, ok=is_ok))
+            if is_work or not is_ok:
+                self._tell(events.RankFinished(at_s=self.wall_s(), stage=stage, rank=rank, ok=is_ok))
         has_failed = any(isinstance(answer, WorkerFailure) for answer in answers.values())
         if not has_failed or self._clock() - began_s >= timeout_s:
             late = [rank for rank in arguments if rank not in answers]
@@ -190,14 +199,15 @@ class Stages:
         config, asked = self.config.store, dict.fromkeys(ranks, ())
         if config is None or not asked:
             return
-        answers = self.ask(stage, "silent_places", asked)
+        answers = self.ask(stage, "silent_places", asked, is_work=False)
         silent = frozenset.intersection(*(frozenset(places) for places in answers.values()))
         if silent - self._silent:
             from orchestrator.store.stores import leave_alone
 
             self._silent |= silent
             leave_alone(config, silent)
-            self.ask_all(stage, "leave_alone", tuple(sorted(silent)))
+            told = dict.fromkeys(self.ranks, (tuple(sorted(silent)),))
+            self.ask(stage, "leave_alone", told, is_work=False)
 
     def tell(self, stage: str, results: Mapping[int, tuple[FunctionResult, ...]]) -> None:
         """Tell the listener what became of functions."""

@@ -80,18 +80,24 @@ def start(stages: Stages, access: Access | None, *, no_compile: bool) -> tuple[R
 
 
 def node_artifacts(stages: Stages) -> tuple[NodeReport, ...]:
-    """What became of the node artifacts of every node that has node caches, in order."""
+    """What became of the node artifacts of every node that has node caches, in order.
+
+    The launch is committed by now, so a rank that cannot say it any more is a problem, not the end of all.
+    """
     from orchestrator.gang.node_artifacts import declared_caches
 
     if not declared_caches(stages.config):
         return ()
     seats = stages.gang.first_of_each_node()
-    answers = stages.ask_store("commit", "node_report", {seat.rank: () for seat in seats})
-    return tuple(
-        NodeReport(node_rank=seat.node_rank, host=seat.host, artifacts=found)
-        for seat in seats
-        if (found := answers.get(seat.rank)) is not None
-    )
+    answers = stages.try_ask("commit", "node_report", {seat.rank: () for seat in seats})
+    found = []
+    for seat in seats:
+        answer = answers.get(seat.rank)
+        if isinstance(answer, WorkerFailure):
+            stages.problem(f"node artifacts of {seat.host}: nothing is known of them: {answer.message}")
+        elif answer is not None:
+            found.append(NodeReport(node_rank=seat.node_rank, host=seat.host, artifacts=answer))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

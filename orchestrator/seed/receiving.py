@@ -63,16 +63,13 @@ class Receiver:
 
     def bring(self, digests: Sequence[Digest], arrivals: Arrivals, count: Callable[[int], None]) -> None:
         """See `Supply.bring`."""
-        incoming = _Incoming(digests, arrivals, count)
+        incoming = _Incoming(digests, arrivals, count, self._pace)
         try:
             chunks = self._source.plan()
             wanted = [index for index, chunk in enumerate(chunks) if incoming.wants(chunk)]
 
             def take(index: int) -> None:
-                data = self._source.take(index)
-                if self._pace is not None:
-                    self._pace.take(len(data))
-                incoming.put(chunks[index], data)
+                incoming.put(chunks[index], self._source.take(index))
 
             each(take, shuffled(wanted, self._rng), num_threads=AT_A_TIME)
         except (SourceGone, UnusableCache) as error:
@@ -86,8 +83,15 @@ class Receiver:
 class _Incoming:
     """Blobs of which some bytes are here."""
 
-    def __init__(self, digests: Sequence[Digest], arrivals: Arrivals, count: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        digests: Sequence[Digest],
+        arrivals: Arrivals,
+        count: Callable[[int], None],
+        pace: Pace | None,
+    ) -> None:
         self.problem = ""
+        self._pace = pace
         self._wanted = {digest.sha256: digest for digest in digests}
         self._arrivals = arrivals
         self._count = count
@@ -99,7 +103,7 @@ class _Incoming:
         return any(segment.sha256 in self._wanted for segment in chunk)
 
     def put(self, chunk: Chunk, data: bytes) -> None:
-        """Write what is wanted of a chunk; a blob that is whole then is verified."""
+        """Pay for a chunk, and write what is wanted of it; a blob that is whole then is verified."""
         if len(data) != size_of(chunk):
             self._note(f"a chunk of {size_of(chunk)} bytes came with {len(data)}")
             return
@@ -109,6 +113,8 @@ class _Incoming:
             start += segment.num_bytes
             if segment.sha256 in self._wanted:
                 self._write(segment, piece)
+            else:
+                self._pay(len(piece))
 
     def discard(self) -> None:
         """Throw away what is not whole."""
@@ -118,19 +124,32 @@ class _Incoming:
         self._parts.clear()
 
     def _write(self, segment: Segment, piece: memoryview) -> None:
-        part = self._part(segment.sha256)
+        part, is_whole = self._part(segment.sha256), False
         with os_errors_are_unusable("file", part):
             descriptor = os.open(part, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                _write_all(descriptor, piece, segment.offset)
+                # A chunk may take longer than others wait for a sign of life, where the limit is low.
+                step = self._pace.piece_bytes if self._pace is not None else max(1, len(piece))
+                for start in range(0, len(piece), step):
+                    part_of_it = piece[start : start + step]
+                    self._pay(len(part_of_it))
+                    _write_all(descriptor, part_of_it, segment.offset + start)
+                    is_whole = self._came(segment.sha256, len(part_of_it))
             finally:
                 os.close(descriptor)
-        self._count(len(piece))
-        with self._lock:
-            self._num_left[segment.sha256] -= len(piece)
-            is_whole = not self._num_left[segment.sha256]
         if is_whole:
             self._accept(self._wanted[segment.sha256], part)
+
+    def _came(self, sha256: str, num_bytes: int) -> bool:
+        """Count bytes that were written; whether those were the last of their blob."""
+        self._count(num_bytes)
+        with self._lock:
+            self._num_left[sha256] -= num_bytes
+            return not self._num_left[sha256]
+
+    def _pay(self, num_bytes: int) -> None:
+        if self._pace is not None:
+            self._pace.take(num_bytes)
 
     def _accept(self, digest: Digest, part: Path) -> None:
         with self._lock:

@@ -24,7 +24,7 @@ from orchestrator.serve.crew import Crew, LocalCrew, Lost
 from orchestrator.serve.outcome import NodeOutcome, Options, Outcome
 from orchestrator.serve.places import Place, places
 from orchestrator.serve.publisher import Publisher
-from orchestrator.serve.streams import Streams
+from orchestrator.serve.streams import Outlet, Streams
 from orchestrator.signals import kept, undisturbed
 from orchestrator.store.stores import decided
 
@@ -93,11 +93,14 @@ class _Run:
         publisher = Publisher(self._config, self._crew, first, self._say)
         started = time.monotonic()
         with _signals() as arrived:
-            out = streams(self._labels(where))
             self._start(words, where)
-            self._follow(publisher, out, arrived)
-            self._finish(publisher, arrived)
-            out.finish()
+            out = Outlet(streams(self._labels(where)))
+            try:
+                self._follow(publisher, out, arrived)
+                self._finish(publisher, arrived)
+                out.finish(lambda: bool(arrived))
+            finally:
+                out.stop()
         return Outcome(
             exit_code=self._exit_code,
             nodes=tuple(self._outcome(index, place, prepared) for index, place in enumerate(where)),
@@ -170,7 +173,7 @@ class _Run:
                 raise CannotStart(msg)
         return answers
 
-    def _follow(self, publisher: Publisher, out: Streams, arrived: list[int]) -> None:
+    def _follow(self, publisher: Publisher, out: Outlet, arrived: list[int]) -> None:
         """Until the command has ended everywhere: output, signals, publishing."""
         kind = self._options.when.kind
         if kind == "none":
@@ -192,10 +195,11 @@ class _Run:
         for index in running:
             self._fail(index, EXIT_LOST, "processes of the command do not end, not even by SIGKILL")
 
-    def _poll(self, running: set[int], out: Streams) -> bool:
+    def _poll(self, running: set[int], out: Outlet) -> bool:
         """Take what the nodes say; whether the command is ready on one of them."""
         wait_s = _RAY_WAIT_S if self._crew.captured else _HERE_WAIT_S
-        answers = self._crew.ask("poll", dict.fromkeys(running, (wait_s,)), timeout_s=self._silent_s)
+        asked = dict.fromkeys(running, (wait_s, not out.is_behind))
+        answers = self._crew.ask("poll", asked, timeout_s=self._silent_s)
         is_ready = False
         for index in sorted(answers):
             state = answers[index]

@@ -148,16 +148,17 @@ class ServingNode:
                 target=self._end_without_driver, args=(self._command,), name="exec-lease", daemon=True
             ).start()
 
-    def poll(self, wait_s: float) -> State:
-        """What is new; waits that long for the end of the command."""
+    def poll(self, wait_s: float, wants_output: bool = True) -> State:
+        """What is new; waits that long for the end of the command, whose output may have to wait here."""
         assert self._command is not None and self._readiness is not None  # noqa: S101, PT018 - after `start`
         self._heard_s = time.monotonic()
-        output = self._command.output()
+        output = self._command.output() if wants_output else []
         status = self._command.poll(0.0 if output else wait_s)
         self._is_ready = self._is_ready or self._readiness.holds()
-        if status is not None and not self._command.is_drained:
+        if status is not None and not (wants_output and self._command.is_drained):
             status = None  # its last words come first
-        output += self._command.output()
+        if wants_output:
+            output += self._command.output()
         return State(output=tuple(output), status=status, is_ready=self._is_ready)
 
     def signal(self, number: int) -> None:

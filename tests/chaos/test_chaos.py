@@ -75,7 +75,8 @@ def test_launch_ends_warm_or_with_a_true_error(
     seed = pytestconfig.getoption("--chaos-seed")
     plan = plan_of(seed, number, with_nodes=with_nodes)
     outcome = (nodes_room if plan.place == "nodes" else own_room).run(plan)
-    print(f"\nchaos {outcome.line(plan)}")  # noqa: T201 - what `make chaos` shows
+    # What `make chaos` shows; what is wrong at once, because a run takes an hour.
+    print("\n".join([f"\nchaos {outcome.line(plan)}", *outcome.wrong]), flush=True)  # noqa: T201
     assert not outcome.wrong, "\n".join(
         [
             *outcome.wrong,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.causes import DIED, STOPPED, TIMEOUT
+from orchestrator.causes import DIED, STOPPED, TIMEOUT, WorkerFailure
 from orchestrator.cli.console import ExitCode, exit_code_of
 from orchestrator.config.reading import parse
 from orchestrator.errors import LaunchFailed
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 # A rank that is stopped counts as such after a second; the stage itself would wait for minutes.
 WATCH = {"every_s": 0.25, "stopped_s": 1}
 NO_RETRIES = {"rank": 0, "node": 0, "hang": 0, "start": 0}
-MANY_RETRIES = {"rank": 9, "node": 9, "hang": 9, "start": 9}
+MANY_RETRIES = {"rank": 20, "node": 20, "hang": 20, "start": 20}
 
 
 class Trial:
@@ -37,7 +37,7 @@ class Trial:
         self.marks.mkdir()
         arguments = {"marks": str(self.marks), "faults": list(faults), "helpers": True}
         workload = {"entrypoint": "tests.support.fault_workload:workload", "arguments": arguments}
-        self.config = parse(data_of(root, workload=workload, watch=WATCH, **changes))
+        self.config = parse(data_of(root, **{"workload": workload, "watch": WATCH, **changes}))
 
     def run(self, launcher: RayLauncher | None = None) -> Report:
         """Launch, which must end warm."""
@@ -70,7 +70,7 @@ def check_warm(report: Report, *failed_stages: str) -> None:
     assert report.record
 
 
-def kinds(report: Report) -> list[str]:
+def reasons(report: Report) -> list[str]:
     """The kind of failure that each further attempt names as its reason."""
     return [attempt.reason.partition(" (")[0].rpartition(": ")[2] for attempt in report.course.attempts[1:]]
 
@@ -82,7 +82,7 @@ def test_ranks_killed_and_stopped_cost_an_attempt_each_and_take_their_helpers_al
     trial = Trial(tmp_path, *faults, retries=MANY_RETRIES)
     report = trial.run()
     check_warm(report, "compile", "capture", "commit")
-    assert kinds(report) == [DIED, STOPPED, DIED]
+    assert reasons(report) == [DIED, STOPPED, DIED]
     assert report.totals.num_compiled == 0  # the second attempt compiled, the others loaded
     assert len(trial.stored("launch")) == 1
     assert len(list(trial.marks.glob("helpers*"))) == 4 * 2
@@ -113,6 +113,19 @@ def test_rank_that_is_stopped_again_and_again_ends_the_launch_and_leaves_the_sto
     trial.check_nothing_left()
 
 
+def test_ranks_end_when_their_driver_looks_at_them_no_more(cluster: str, tmp_path: Path) -> None:
+    trial = Trial(tmp_path, watch={**WATCH, "lease_s": 1})
+    launcher = RayLauncher(trial.config)
+    try:
+        gang = launcher.start(2, timeout_s=60)
+        assert still_there((seat.pid for seat in gang.seats), timeout_s=30) == []
+        answers = launcher.call("build", "build", {0: (), 1: ()}, timeout_s=30)
+        kinds = {rank: found.kind for rank, found in answers if isinstance(found, WorkerFailure)}
+        assert kinds == {0: DIED, 1: DIED}
+    finally:
+        launcher.stop()
+
+
 class Hitting(RayLauncher):
     """Kills rank 1 before it is called in a stage, the first time that this stage comes."""
 
@@ -141,25 +154,30 @@ def test_rank_killed_in_every_stage_costs_an_attempt_each(cluster: str, tmp_path
     trial = Trial(tmp_path, *(fault(stage, "kill") for stage in stages), retries=MANY_RETRIES)
     report = trial.run(Hitting(trial, "start", "fetch"))
     check_warm(report, "start", "fetch", *stages)
-    assert kinds(report) == [DIED] * 10
+    assert reasons(report) == [DIED] * 10
     trial.check_nothing_left()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["stop", "native"])
-def test_rank_stopped_or_hung_in_every_stage_costs_an_attempt_each(
-    cluster: str, tmp_path: Path, kind: str
-) -> None:
+def test_rank_stopped_in_every_stage_costs_an_attempt_each(cluster: str, tmp_path: Path) -> None:
     stages = ("build", "probe", "compile", "load", "capture", "first_call", "verify", "commit")
-    timeouts = {f"{stage}_s": 20 for stage in stages} if kind == "native" else {}
-    faults = (fault(stage, kind) for stage in stages)
+    trial = Trial(tmp_path, *(fault(stage, "stop") for stage in stages), retries=MANY_RETRIES)
+    report = trial.run()
+    check_warm(report, *stages)
+    assert reasons(report) == [STOPPED] * 8
+    trial.check_nothing_left()
+
+
+@pytest.mark.slow
+def test_rank_hung_in_native_code_costs_an_attempt_but_for_the_commit(cluster: str, tmp_path: Path) -> None:
+    stages = ("build", "compile", "capture", "commit")
+    timeouts = {f"{stage}_s": 8 for stage in stages}
+    faults = (fault(stage, "native") for stage in stages)
     trial = Trial(tmp_path, *faults, retries=MANY_RETRIES, timeouts=timeouts)
     report = trial.run()
-    if kind == "native":
-        assert report.outcome == "warm"
-        # The rank is warm when it commits: what hangs there is taken for the store.
-        assert kinds(report) == [TIMEOUT] * 7
-    else:
-        check_warm(report, *stages)
-        assert kinds(report) == [STOPPED] * 8
+    assert report.outcome == "warm"
+    assert reasons(report) == [TIMEOUT] * 3
+    # The ranks are warm by the commit: what hangs then is taken for the store.
+    assert report.record == ""
+    assert any("not committed: rank 1" in problem for problem in report.problems)
     trial.check_nothing_left()

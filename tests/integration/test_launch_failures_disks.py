@@ -19,6 +19,7 @@ from tests.support.tiny_launches import data_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
 
+MOUNTS = ("unshare", "--mount")
 # A disk of so many bytes, in a mount namespace that ends with the launch; what lay on it is copied back.
 MOUNTED = """
 set -e
@@ -40,14 +41,14 @@ def launch(tmp_path: Path) -> Iterator[Callable[[str, str], LaunchProcess]]:
     """Launches with a small disk at a place below the test's directory."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small disk needs root")
-    tried = subprocess.run(("unshare", "--mount", "true"), capture_output=True, text=True, check=False)
+    tried = subprocess.run((*MOUNTS, "true"), capture_output=True, text=True, check=False)
     if tried.returncode:
         pytest.skip(f"no mount namespaces here: {tried.stderr.strip()}")
     temp_dir = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))  # a socket's path may have 107 bytes
     started: list[LaunchProcess] = []
 
     def begin(place: str, size: str) -> LaunchProcess:
-        words = ("unshare", "--mount", "sh", "-c", MOUNTED, "sh", str(tmp_path / place), size)
+        words = (*MOUNTS, "sh", "-c", MOUNTED, "sh", str(tmp_path / place), size)
         started.append(LaunchProcess(tmp_path, data_of(tmp_path), temp_dir=temp_dir, words=words))
         return started[-1]
 

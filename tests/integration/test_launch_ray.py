@@ -51,6 +51,8 @@ def failure(config: Config) -> tuple[LaunchFailed, WatchedLauncher]:
     return caught.value, launcher
 
 
+ONCE: dict[str, Any] = {"retries": {"hang": 0}}
+
 Pair = tuple[Report, Report]
 
 
@@ -92,7 +94,7 @@ def test_log_of_each_rank_holds_its_own_lines(cold_and_warm: Pair) -> None:
 
 
 def test_rank_that_dies_is_named_and_all_processes_end(cluster: str, tmp_path: Path) -> None:
-    error, launcher = failure(config_of(tmp_path, workload=faulty("die")))
+    error, launcher = failure(config_of(tmp_path, workload=faulty("die"), retries={"rank": 0}))
     assert error.stage == "build"
     assert [(found.rank, found.kind) for found in error.failures] == [(1, "died")]
     assert "its process ended" in str(error)
@@ -101,7 +103,7 @@ def test_rank_that_dies_is_named_and_all_processes_end(cluster: str, tmp_path: P
 
 
 def test_rank_that_hangs_is_named_with_the_time_out(cluster: str, tmp_path: Path) -> None:
-    error, launcher = failure(config_of(tmp_path, workload=faulty("hang"), timeouts={"build_s": 3}))
+    error, launcher = failure(config_of(tmp_path, workload=faulty("hang"), timeouts={"build_s": 3}, **ONCE))
     assert [(found.rank, found.kind) for found in error.failures] == [(1, "timeout")]
     assert "raise timeouts.build_s" in str(error)
     assert launcher.left_over() == []
@@ -183,7 +185,7 @@ def test_script_that_hangs_is_ended_with_its_rank(cluster: str, tmp_path: Path, 
     mark = uuid.uuid4().hex
     script.write_text("import time\ntime.sleep(600)\n")
     workload = {"script": str(script), "arguments": [mark]}
-    error, launcher = failure(config_of(tmp_path, workload=workload, timeouts={"script_s": 1}))
+    error, launcher = failure(config_of(tmp_path, workload=workload, timeouts={"script_s": 1}, **ONCE))
     assert error.stage == "script"
     assert launcher.left_over() == []
     assert still_there(pid for pid, command in marked("RANK=").items() if mark in command) == []

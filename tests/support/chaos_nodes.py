@@ -7,13 +7,14 @@ import shutil
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 from orchestrator.show.report import from_json
 from tests.support.chaos_plan import Fault, Plan, Strike
 from tests.support.chaos_room import LINGER_S, Outcome, judge, judge_store, launches_of, strike_all
+from tests.support.launch_process import ENDS_S
 from tests.support.netns import Node
-from tests.support.netns_cluster import Cluster, Running
+from tests.support.netns_cluster import Cluster
+from tests.support.netns_commands import Running
 
 WATCH = {"every_s": 0.5, "node_silent_s": 5, "stopped_s": 1, "lease_s": 7}
 _BRIEFLY_S = 1.5
@@ -53,8 +54,10 @@ class NodesRoom:
         ended = running.wait(timeout_s=_LAUNCH_S)
         report = from_json(self._json.read_text()) if self._json.exists() else None
         outcome = Outcome(exit_code=ended.exit_code, report=report, said=ended.said, struck=struck)
-        self._mend(launch)
+        for node in launch.cut:
+            self._nodes.net.mend(node)
         outcome.wrong += [f"left behind on {name}: {text}" for name, text in self._left()]
+        self._replace_lost_nodes()
         outcome.seconds = time.monotonic() - began_s
         judge(plan, outcome, num_ranks=self.num_ranks)
         judge_store(outcome, self._store, None, before)
@@ -79,23 +82,17 @@ class NodesRoom:
         for node in self._nodes.net.nodes.values():
             shutil.rmtree(self._nodes.cache_of(node), ignore_errors=True)
 
-    def _mend(self, launch: _OnNodes) -> None:
-        """Put cables back in, and have as many nodes alive as before."""
-        for node in launch.cut:
-            self._nodes.net.mend(node)
-        left = self._left_over()
-        launch.left = left
+    def _replace_lost_nodes(self) -> None:
+        """Have as many nodes alive as before."""
         for name in set(self._nodes.net.nodes) - set(self._nodes.alive()):
             self._nodes.kill_node(self._nodes.net.nodes[name])
         if missing := self.num_nodes - len(self._nodes.net.nodes):
             self._nodes.add_nodes(missing)
         self._nodes.await_alive()
 
-    def _left_over(self) -> dict[str, list[str]]:
-        return self._nodes.left_over(timeout_s=40.0)
-
     def _left(self) -> list[tuple[str, str]]:
-        found = [(name, text) for name, texts in self._left_over().items() for text in texts]
+        processes = self._nodes.left_over(timeout_s=ENDS_S)
+        found = [(name, text) for name, texts in processes.items() for text in texts]
         for node in self._nodes.net.nodes.values():
             names = [path.name for path in (node.disk / "tmp").iterdir()]
             found += [(node.name, name) for name in names if not name.startswith(_NOT_OURS)]
@@ -109,7 +106,6 @@ class _OnNodes:
         self._nodes, self._running = nodes, running
         self.said = running.said
         self.cut: list[Node] = []
-        self.left: dict[str, Any] = {}
 
     def has_ended(self) -> bool:
         return self._running.process.poll() is not None

@@ -286,7 +286,7 @@ def _refuse(store: Path) -> bool:
 
 
 def _damage(store: Path) -> bool:
-    blobs = [path for path in (store / "blob").rglob("*") if path.is_file()]
+    blobs = [path for path in (store / "cas").rglob("*") if path.is_file()]
     for path in blobs:
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 0xFF

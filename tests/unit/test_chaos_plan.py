@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.conftest import CHAOS_LAUNCHES, CHAOS_SEED
 from tests.support.chaos_plan import OF_NODES, OF_OWN, STAGES, Fault, Plan, Strike, allowed, plan_of
 
 MANY = range(400)
@@ -26,6 +27,15 @@ def test_every_fault_befalls_every_stage_sooner_or_later() -> None:
 
 def strikes(number: int) -> tuple[Strike, ...]:
     return plan_of(0, number, with_nodes=True).strikes
+
+
+def test_launches_of_the_default_suite_are_three_that_differ() -> None:
+    plans = [plan_of(CHAOS_SEED, number, with_nodes=False) for number in range(CHAOS_LAUNCHES)]
+    assert [strike.fault for plan in plans for strike in plan.strikes] == [
+        Fault.KILL_RANK,
+        Fault.KILL_DRIVER,
+        Fault.STORE_GONE,
+    ]
 
 
 def test_without_nodes_every_launch_has_a_ray_of_its_own_and_no_cable() -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from orchestrator.cluster import bring
+from orchestrator.cluster import bring, host_side
 from orchestrator.cluster.connections import Errand, read_answer, run_all
 from orchestrator.cluster.errors import HostsFailed
-from orchestrator.cluster.host_side import MARK
+from orchestrator.cluster.host_side import ANSWER, MARK
 from orchestrator.cluster.hosts import Hosts, load_hosts
 from tests.support.fake_hosts import calls, fake_hosts
 from tests.support.processes import marked, still_there
@@ -212,3 +216,42 @@ def test_interrupt_ends_what_was_started_here(tmp_path: Path):
 def test_answer_is_found_among_what_else_a_host_prints():
     answer = read_answer("a", 'Welcome!\nwarmrank-host: {"up": true}\nlogout\n', 0)
     assert (answer.values, answer.trouble) == ({"up": True}, "")
+
+
+@pytest.mark.parametrize("text", ["[1]", "{cut", '{"failed": 3}', "{}", "5"])
+def test_answer_that_is_none_is_trouble_of_its_host(text: str):
+    answer = read_answer("one", f"hello\n{ANSWER}{text}\n", 0, keys=("up",))
+    assert (answer.trouble, answer.silent, answer.values) == ("its answer cannot be read", True, {})
+
+
+def sleeper(mark: str, **options: Any) -> subprocess.Popen[bytes]:
+    command = ["/bin/sh", "-c", "echo 1; exec sleep 600"]
+    process = subprocess.Popen(command, env={**os.environ, MARK: mark}, stdout=subprocess.PIPE, **options)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"1\n"
+    return process
+
+
+def test_job_of_the_cluster_may_ask_for_its_end(tmp_path: Path):
+    """It carries the mark itself."""
+    mark = f"job/{tmp_path}"
+    other = sleeper(mark)
+    request = {"action": "stop", "mark": mark, "directory": str(tmp_path / "none"), "timeout_s": 10.0}
+    command = [sys.executable, str(host_side.__file__), json.dumps(request)]
+    with other:
+        done = subprocess.run(
+            command, env={**os.environ, MARK: mark}, capture_output=True, check=False, timeout=60
+        )
+    assert (done.returncode, other.returncode) == (0, -signal.SIGTERM)
+    assert read_answer("here", done.stdout.decode(), 0).values["stopped"] == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root sees, and may end, processes of others")
+def test_cluster_of_another_user_with_the_same_names_is_left_alone(tmp_path: Path):
+    mark = f"same/{tmp_path}"
+    other = sleeper(mark, user=65534, cwd="/")
+    with other:
+        try:
+            assert host_side.marked(mark) == {}
+        finally:
+            other.kill()

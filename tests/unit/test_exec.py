@@ -6,11 +6,13 @@ import io
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import pytest
 
@@ -20,13 +22,14 @@ from orchestrator.config.reading import Config
 from orchestrator.errors import BadArgument, UnknownNode
 from orchestrator.launch.identity import launch_key
 from orchestrator.look.verify import cached_files
+from orchestrator.serve import node
 from orchestrator.serve.answers import Order
 from orchestrator.serve.driver import execute
 from orchestrator.serve.node import ServingNode
 from orchestrator.serve.outcome import Options, Outcome
 from orchestrator.serve.places import Place
 from orchestrator.serve.readiness import parse_when
-from orchestrator.serve.streams import Streams
+from orchestrator.serve.streams import LONGEST_LINE, MOST_PENDING, Outlet, Streams
 from tests.support.launched import loaded_config
 from tests.support.processes import marked, still_there
 from tests.support.ray_cluster import free_ports
@@ -246,9 +249,108 @@ def test_output_of_one_node_is_as_it_is() -> None:
     assert out.getvalue() == b"50 %\r"
 
 
+def test_line_without_an_end_is_not_kept_for_ever() -> None:
+    out = io.BytesIO()
+    streams = Streams(("0 a", "1 b"), out, io.BytesIO())
+    for _ in range(3):
+        streams.write(0, [("out", b"\0" * LONGEST_LINE)])
+    assert out.getvalue() == b"0 a | " + b"\0" * 2 * LONGEST_LINE + b"\n"
+
+
+class Blocked(io.RawIOBase):
+    """A pager that nobody scrolls."""
+
+    def __init__(self) -> None:
+        self.goes_on = threading.Event()
+        self.got = b""
+
+    def write(self, data: object) -> int:
+        assert isinstance(data, bytes)
+        assert self.goes_on.wait(WAIT_S)
+        self.got += data
+        return len(data)
+
+
+def test_reader_that_stops_holds_up_the_command_and_not_the_driver() -> None:
+    blocked = Blocked()
+    outlet = Outlet(Streams((), cast("BinaryIO", blocked), io.BytesIO()))
+    outlet.write(0, [("out", b"x" * (MOST_PENDING + 1))])
+    assert outlet.is_behind
+    blocked.goes_on.set()
+    outlet.finish(lambda: False)
+    assert not outlet.is_behind
+    assert len(blocked.got) == MOST_PENDING + 1
+
+
+def test_reader_that_never_goes_on_is_left_when_it_is_over() -> None:
+    blocked = Blocked()
+    outlet = Outlet(Streams((), cast("BinaryIO", blocked), io.BytesIO()))
+    outlet.write(0, [("out", b"x")])
+    outlet.finish(lambda: True)
+    assert blocked.got == b""
+    blocked.goes_on.set()
+
+
+def test_reader_that_is_gone_is_an_error_of_whoever_writes() -> None:
+    out = io.BytesIO()
+    out.close()
+    outlet = Outlet(Streams((), out, io.BytesIO()))
+    outlet.write(0, [("out", b"x")])
+    with pytest.raises(ValueError, match="closed file"):
+        outlet.finish(lambda: False)
+
+
+def test_node_keeps_output_that_nobody_takes_yet(tmp_path: Path) -> None:
+    place = Place(
+        world=0, node_rank=0, num_nodes=1, num_ranks_here=2, num_ranks=2,
+        master_addr="127.0.0.1", master_port=1, cache_dir=f"{tmp_path}/cache",
+    )  # fmt: skip
+    node = ServingNode(loaded_config(tmp_path, store=None))
+    node.prepare(place)
+    when = parse_when("none")
+    node.start(Order(words=shell("echo hello"), place=place, when=when, grace_s=5.0, captured=True))
+    assert node._command is not None
+    deadline = time.monotonic() + WAIT_S
+    while node._command.status is None and time.monotonic() < deadline:
+        state = node.poll(0.1, False)
+        assert (state.output, state.status) == ((), None)
+    text, status = b"", None
+    while status is None and time.monotonic() < deadline:
+        state = node.poll(0.1)
+        text, status = text + b"".join(data for _, data in state.output), state.status
+    assert (text, status) == (b"hello\n", 0)
+    node.close()
+
+
+def test_journals_of_a_run_that_was_killed_go(tmp_path: Path, run: Run) -> None:
+    config = loaded_config(tmp_path)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left = config.cache_dir / ".journal" / f"exec-{os.uname().nodename}-{ended.pid}-{'0' * 32}"
+    left.mkdir(parents=True, mode=0o700)
+    os.utime(left, (0, 0))
+    run(config, ("true",))
+    assert not left.exists()
+
+
+@pytest.mark.parametrize(("of_ray", "kept"), [(True, {}), (False, {"RAY_CGRAPH_get_timeout": "9"})])
+def test_variables_of_ray_are_kept_from_commands_of_its_workers_only(
+    monkeypatch: pytest.MonkeyPatch, of_ray: bool, kept: dict[str, str]
+) -> None:
+    monkeypatch.setattr(os, "environ", {"RAY_CGRAPH_get_timeout": "9", "RAY_ADDRESS": "a", "HOME": "/h"})
+    assert node._own_environ(of_ray=of_ray) == {"RAY_ADDRESS": "a", "HOME": "/h", **kept}
+
+
+def test_command_goes_on_where_its_journals_cannot_be_read(tmp_path: Path, run: Run) -> None:
+    config = loaded_config(tmp_path)
+    outcome = run(config, shell('echo broken > "$WARMRANK_JOURNAL_DIR/world2global_rank0-1.jsonl"'))
+    assert outcome.exit_code == 0
+    assert "the ranks' journals cannot be read" in " ".join(outcome.problems)
+
+
 def test_node_that_hears_nothing_ends_the_command(tmp_path: Path) -> None:
     mark = f"{tmp_path}/cache"
-    node = ServingNode(loaded_config(tmp_path, store=None, watch={"lease_s": 0.3}))
+    node = ServingNode(loaded_config(tmp_path, store=None, watch={"lease_s": 0.3, "every_s": 0.1}))
     place = Place(
         world=0, node_rank=0, num_nodes=1, num_ranks_here=2, num_ranks=2,
         master_addr="127.0.0.1", master_port=1, cache_dir=mark,

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import io
 import signal
+import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cache_store.errors import StoreUnavailable
 from orchestrator.errors import CannotStart
-from orchestrator.serve import driver
-from orchestrator.serve.answers import Prepared, State
+from orchestrator.serve import driver, publisher
+from orchestrator.serve.answers import Added, Prepared, State
 from orchestrator.serve.crew import Lost
 from orchestrator.serve.outcome import Options, Outcome
 from orchestrator.serve.places import Host
@@ -20,6 +23,7 @@ from orchestrator.serve.publishing import RankWork
 from orchestrator.serve.readiness import parse_when
 from orchestrator.serve.streams import Streams
 from tests.support.launched import loaded_config
+from worker.results import Published
 
 RUNS = State(output=(), status=None, is_ready=False)
 
@@ -41,6 +45,7 @@ class FakeCrew:
         self.asked: list[tuple[str, dict[int, Any]]] = []
         self.is_closed = False
         self.work: dict[int, tuple[RankWork, ...]] = {}
+        self.added = Added()
         self.lost_at = ""
         self._polls = [list(answers) for answers in polls]
 
@@ -56,6 +61,8 @@ class FakeCrew:
             answers = self._polls[index]
             return answers.pop(0) if len(answers) > 1 else answers[0]
         prepared = Prepared(found=True, said=("fetched",), problems=(), environment={})
+        if method == "added":
+            return self.added
         return {"port": 29500, "prepare": prepared, "work": self.work.get(index, ())}.get(method)
 
     def sent(self, method: str) -> list[dict[int, Any]]:
@@ -132,3 +139,58 @@ def test_only_the_first_of_several_worlds_publishes(tmp_path: Path) -> None:
     assert crew.sent("begin_push") == [{0: ()}]
     (orders,) = crew.sent("start")
     assert [orders[index][0].place.world for index in (0, 1)] == [0, 1]
+
+
+class SlowCommit:
+    """A store that takes its time, or fails, when the record is written."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.may_end = threading.Event()
+        self._error = error
+
+    def __call__(self, *_: object) -> tuple[str, str]:
+        assert self.may_end.wait(30.0)
+        if self._error is not None:
+            raise self._error
+        return "f" * 64, ""
+
+
+def publishing_crew() -> FakeCrew:
+    """A node whose ranks are ready at once, and whose command ends when the test says so."""
+    crew = FakeCrew([replace(RUNS, is_ready=True)])
+    crew.work = {
+        0: tuple(RankWork(world_size=2, rank=rank, num_new=1, num_loaded=0) for rank in (0, 1)),
+    }
+    crew.added = Added(
+        published={
+            rank: Published(ref=None, partition=f"world2global_rank{rank}", key="k") for rank in (0, 1)
+        }
+    )
+    return crew
+
+
+@pytest.mark.parametrize("error", [None, StoreUnavailable(what="s", where="s", reason="no", required=True)])
+def test_nodes_hear_of_the_driver_while_the_record_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    """A slow store must not let the lease of a running command expire, nor a required one end it."""
+    commit = SlowCommit(error)
+    monkeypatch.setattr(publisher, "commit_launch", commit)
+    crew = publishing_crew()
+    num_polls = 0
+
+    def answer(method: str, index: int) -> object:
+        nonlocal num_polls
+        if method == "poll" and any(t.name == "exec-commit" for t in threading.enumerate()):
+            num_polls += 1
+            if num_polls > 3:
+                commit.may_end.set()
+        if method == "poll" and num_polls > 6:
+            return ended(0)
+        return FakeCrew._answer(crew, method, index)
+
+    monkeypatch.setattr(crew, "_answer", answer)
+    ran = Ran(tmp_path, crew, when="9")
+    assert num_polls > 3
+    assert (ran.outcome.exit_code, bool(ran.outcome.record)) == (0, error is None)
+    assert bool(ran.outcome.problems) == (error is not None)

@@ -121,3 +121,17 @@ def test_line_on_its_way_is_not_read_yet(file: Path) -> None:
     with file.open("a") as stream:
         stream.write('{"result": {"func')
     assert len(journal.read(file)) == 1
+
+
+def test_process_goes_on_where_a_directory_of_journals_takes_nothing(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory.rmdir()
+    journal.append(result(), ARTIFACT, Path("/cache"))
+    assert "Not noted, so not published" in caplog.text
+
+
+def test_launch_needs_its_journal(file: Path) -> None:
+    file.mkdir()
+    with pytest.raises(IsADirectoryError):
+        journal.append(result(), ARTIFACT, Path("/cache"))

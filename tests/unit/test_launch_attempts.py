@@ -18,7 +18,7 @@ from orchestrator.gang.launcher import Gang, Sight
 from orchestrator.launch.driver import Launch
 from orchestrator.show import events
 from orchestrator.show.report import Report, from_json, to_json
-from orchestrator.signals import Terminated, sigterm_raises
+from orchestrator.signals import EXIT_TERMINATED, Terminated, exit_code_of, sigterm_raises
 from orchestrator.store.stores import make
 from tests.support.fake_rank import FakeWorld
 from tests.support.recorder import Recorder
@@ -237,3 +237,53 @@ def test_publish_that_hangs_ends_a_launch_that_may_not_do_without_the_store(
     with pytest.raises(LaunchFailed) as caught:
         run(config, Hanging(world, "commit"))
     assert [(cause.kind, cause.ranks) for cause in caught.value.causes] == [(TIMEOUT, (1,))]
+
+
+class LostLate(Losing):
+    """Loses rank 0 when all is committed, before it has said what became of its node's artifacts."""
+
+    def call(
+        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
+    ) -> Iterator[tuple[int, Any]]:
+        if method == "node_report":
+            yield 0, WorkerFailure(rank=0, stage=stage, kind=DIED, message="its process ended")
+            return
+        yield from super().call(stage, method, arguments, timeout_s=timeout_s)
+
+
+def test_rank_lost_after_the_commit_costs_no_attempt(tmp_path: Path, world: FakeWorld) -> None:
+    node_caches = {"operators": {"path": str(tmp_path / "operators")}}
+    launcher = LostLate(world, "never")
+    report = run(config_of(tmp_path, node_caches=node_caches), launcher)
+    assert report.record
+    assert launcher.log.count("start") == 1
+    (problem,) = (text for text in report.problems if "node artifacts" in text)
+    assert "its process ended" in problem
+
+
+class Native(Losing):
+    """Runs the handler of a SIGTERM in native code, as ray.get does."""
+
+    def call(
+        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
+    ) -> Iterator[tuple[int, Any]]:
+        if stage == self.stage:
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            except Terminated:
+                raise KeyboardInterrupt from None
+        yield from super().call(stage, method, arguments, timeout_s=timeout_s)
+
+
+def test_report_of_a_launch_that_sigterm_ended_says_so_whatever_native_code_made_of_it(
+    tmp_path: Path, world: FakeWorld
+) -> None:
+    launch = Launch(config_of(tmp_path), launcher=Native(world, "build"))
+    with sigterm_raises():
+        with pytest.raises(Terminated) as caught:
+            launch.run()
+        report = launch.failed(caught.value, exit_code=exit_code_of(caught.value))
+    assert report.exit_code == EXIT_TERMINATED
+    assert report.failure is not None
+    assert report.failure.message == "stopped (SIGTERM)"
+    assert [attempt.error for attempt in report.course.attempts] == ["stopped (SIGTERM)"]

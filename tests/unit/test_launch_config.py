@@ -85,6 +85,13 @@ def test_bare_off_is_the_policy_off(file: Path) -> None:
     assert config.store.trust.policy == "off"
 
 
+@pytest.mark.parametrize("key", ["node_silent_s", "lease_s"])
+def test_limit_that_comes_before_the_second_look_is_refused(file: Path, key: str) -> None:
+    fine = ("watch.every_s=20", "watch.node_silent_s=40", "watch.lease_s=40")
+    assert f"{key} 39 is less than two looks, every_s 20 apart" in refusal(file, *fine, f"watch.{key}=39")
+    assert load(file, fine).watch.every_s == 20
+
+
 def test_misspelt_key_names_file_key_value_and_nearest(file: Path) -> None:
     file.write_text(MINIMAL + "timeouts: {compile: 3}\n")
     text = refusal(file)

@@ -16,6 +16,7 @@ from cache_store.layout import blob_name
 from cache_store.node.node_files import kept_files, kept_path
 from cache_store.node.private_files import create_private
 from cache_store.node.signers import SIGNERS
+from cache_store.node.single_flight import BEAT_NAME, LOCKS
 from cache_store.node.unverified import UNVERIFIED
 from cache_store.publish_pending import publish_pending
 from cache_store.publishing.publish_queue import AwaitedPartition, WaitingLaunch, add_launch, add_partition
@@ -418,3 +419,9 @@ def test_nearer_place_gets_the_blobs_of_node_artifacts(tmp_path, source, node):
     both = open_tiers([TierSpec(location=str(near)), TierSpec(location=str(far))], trust=OFF)
     run(both, node, ranks=(0, 1))
     assert blob_path(near, b"add").exists()
+
+
+def test_waiters_hear_of_a_holder_that_copies_node_artifacts(store, source, node):
+    record = publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4)
+    store.fetch_node_files(record.partitions, destinations(node), node / "cache")
+    assert (node / "cache" / LOCKS / BEAT_NAME).exists()

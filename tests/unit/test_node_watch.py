@@ -64,6 +64,17 @@ def test_guardian_that_is_killed_is_replaced_and_costs_no_rank(
     assert rank.wait(timeout=20) == -signal.SIGKILL
 
 
+def test_what_ranks_say_that_they_do_goes_with_them(
+    rank: subprocess.Popen[bytes], watch: NodeWatch, tmp_path: Path
+) -> None:
+    own = charge(rank, tmp_path)
+    Path(own.step_file).write_text("compile Model.decode\n")
+    watch.guard({0: own}, LONG_S)
+    assert watch.look()[0].doing == "compile Model.decode"
+    watch.release()
+    assert not Path(own.step_file).exists()
+
+
 def test_rank_is_gone_when_the_lease_ran_out_while_nobody_looked(
     mark: str, rank: subprocess.Popen[bytes], watch: NodeWatch, tmp_path: Path
 ) -> None:

@@ -155,6 +155,30 @@ def test_what_is_there_already_is_not_taken(nodes: Nodes):
     assert again.taken == []
 
 
+def test_chunk_under_a_low_limit_is_taken_in_pieces(nodes: Nodes):
+    """Whoever waits for the node, or watches it, must see that it gets on."""
+    taken: list[int] = []
+    pace = Pace(1.0, sleep=lambda _: None)
+    take = pace.take
+
+    def noted(num_bytes: int) -> None:
+        taken.append(num_bytes)
+        take(num_bytes)
+
+    pace.take = noted  # type: ignore[method-assign]
+    pace.piece_bytes = 100
+    counted: list[int] = []
+    found = seed_here(
+        nodes.node("other"),
+        intake=Intake(supply=Receiver(LocalSource(nodes.serving), pace=pace), pace=pace),
+        on_progress=lambda progress: counted.append(progress.done_bytes),
+    )
+    assert (found.faults, found.bytes_from_nodes) == ((), NUM_BYTES)
+    assert max(taken) == 100
+    assert sum(taken) == NUM_BYTES
+    assert counted[-1] == 2 * NUM_BYTES  # two ranks
+
+
 def test_limit_counts_what_comes_from_nodes(nodes: Nodes):
     slept: list[float] = []
     pace = Pace(1000.0, clock=lambda: 0.0, sleep=slept.append)

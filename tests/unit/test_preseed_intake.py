@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import signal
 import subprocess
@@ -15,13 +17,16 @@ from filelock import FileLock, Timeout
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_store.digests import digest_bytes
-from cache_store.errors import Corrupt
+from cache_store.digests import Digest, digest_bytes
+from cache_store.errors import Corrupt, UnusableCache
+from cache_store.fetching import arrivals as arrivals_room
+from cache_store.fetching import copying, laying_out
 from cache_store.fetching.arrivals import INCOMING, Arrivals
+from cache_store.fetching.copying import BlobSource, CountBytes
 from cache_store.fetching.intake import Intake
 from cache_store.fetching.pace import BURST_S, Pace
 from cache_store.node.private_files import DEBRIS_AGE_S, create_private
-from cache_store.node.single_flight import acquire, single_flight
+from cache_store.node.single_flight import BEAT_NAME, LOCKS, acquire, single_flight
 from orchestrator.errors import BadArgument
 from orchestrator.seed.here import intake_of, seed_here
 from orchestrator.seed.options import SeedOptions, parse_rate
@@ -106,6 +111,24 @@ def test_store_is_read_no_faster_than_the_limit(tmp_path: Path):
     assert max(slept) == pytest.approx(5.0 - BURST_S)
 
 
+def test_fetch_under_a_low_limit_says_often_that_it_gets_on(tmp_path: Path):
+    """A piece that took longer than others wait would let them go on beside it."""
+    config = loaded_config(tmp_path)
+    store_launch(config, tmp_path / "work", functions={"Llama.decode": bytes(200_000)})
+    now, counted_s = Time(), [50.0]
+    pace = Pace(10_000.0, clock=now, sleep=now.sleep)
+    take = pace.take
+
+    def noted(num_bytes: int) -> None:
+        take(num_bytes)
+        counted_s.append(now.now_s)
+
+    pace.take = noted  # type: ignore[method-assign]
+    seed_here(config, intake=Intake(pace=pace))
+    assert now.now_s > 69.0
+    assert max(later - earlier for earlier, later in itertools.pairwise(counted_s)) < 2.0
+
+
 def arrive(arrivals: Arrivals, data: bytes) -> None:
     part = arrivals.part()
     with create_private(part) as file:
@@ -127,6 +150,44 @@ def test_blobs_of_a_fetch_that_runs_are_its_own(tmp_path: Path):
     arrive(first, b"a" * 100)
     assert Arrivals(tmp_path).resume([A], lambda _: None) == [A]
     assert first.path(A).exists()
+
+
+def test_process_of_another_container_keeps_its_blobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Containers may share a host's name, and then what this one takes for an ended process may run."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    name = f"{os.uname().nodename}-{ended.pid}-{'0' * 32}"
+    monkeypatch.setattr(arrivals_room, "temporary_name", lambda: name)
+    theirs = Arrivals(tmp_path)
+    arrive(theirs, b"a" * 100)
+    part = theirs.part()
+    create_private(part).close()
+    monkeypatch.undo()
+    arrivals_room._open_names.discard(name)
+    ours = Arrivals(tmp_path)
+    assert ours.resume([A], lambda _: None) == [A]
+    ours.close()
+    theirs.keep(part, A)
+    theirs.hand_over(A, tmp_path / "there")
+    theirs.close()
+    assert list((tmp_path / INCOMING).iterdir()) == []
+
+
+def test_full_disk_is_not_kept_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What has arrived is worth less than the room that a launch needs to compile."""
+    config = loaded_config(tmp_path)
+    store_launch(config, tmp_path / "work", functions={"Llama.small": b"s" * 100, "Llama.large": b"l" * 5000})
+    copy_blob = copying.copy_blob
+
+    def copy(source: BlobSource, path: Path, count: CountBytes) -> Digest:
+        if source.size_bytes == 5000:
+            full = OSError(errno.ENOSPC, "No space left on device")
+            raise UnusableCache(what="f", where="w", expected="e", actual="a", remedy="r") from full
+        return copy_blob(source, path, count)
+
+    monkeypatch.setattr(laying_out, "copy_blob", copy)
+    assert seed_here(config).faults
+    assert list((config.cache_dir / INCOMING).rglob("*")) == []
 
 
 def test_blob_that_was_damaged_meanwhile_is_not_taken_over(tmp_path: Path):
@@ -266,3 +327,13 @@ def test_holder_says_that_it_gets_on(tmp_path: Path):
     with single_flight(tmp_path, timeout_s=1.0) as flight:
         flight.beat()
         assert flight.beat_file.exists()
+
+
+def test_waiters_hear_of_a_holder_that_only_reads_what_is_there(tmp_path: Path):
+    config = loaded_config(tmp_path)
+    store_launch(config, tmp_path / "work")
+    seed_here(config)
+    beat_file = config.cache_dir / LOCKS / BEAT_NAME
+    beat_file.unlink(missing_ok=True)
+    seed_here(config, intake=intake_of(SeedOptions(verify=True)))
+    assert beat_file.exists()

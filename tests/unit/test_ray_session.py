@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
 
 from orchestrator.config.models import RayConfig
 from orchestrator.errors import CannotStart
-from orchestrator.gang import ray_session
+from orchestrator.gang import guardian, ray_session
+from orchestrator.gang.guarding import Guarding
 from orchestrator.gang.ray_session import import_paths, rank_environ, runtime_env, way_in
+from orchestrator.signals import Terminated
+from tests.support.processes import marked
 
 HERE = RayConfig()
 THERE = RayConfig(address="10.0.0.1:6379")
@@ -99,3 +105,26 @@ def test_emulated_npu_is_none_to_ray_and_is_switched_on_in_every_rank(
     environ = rank_environ(HERE, "npu", "local")
     assert (environ["WARMRANK_EMULATE_NPU"], environ["TORCH_DEVICE_BACKEND_AUTOLOAD"]) == ("1", "0")
     assert "WARMRANK_EMULATE_NPU" not in rank_environ(HERE, "cpu", "local")
+
+
+def test_sigterm_that_meets_the_handler_of_a_ray_that_starts_is_one_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray_session, "_init", lambda *_: sys.exit(signal.SIGTERM))
+    monkeypatch.setattr(ray_session, "_is_initialized", lambda: False)  # another test's Ray may be up
+    with pytest.raises(Terminated):
+        ray_session.enter(HERE)
+
+
+def test_directory_of_an_own_ray_goes_even_when_its_guardian_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv("WARMRANK_TEST", mark)
+    own = tmp_path / "own"
+    own.mkdir()
+    guarding = Guarding({}, remove=[str(own)], spare=[os.getpid()])
+    (pid,) = (pid for pid, command in marked(mark).items() if guardian.__file__ in command)
+    os.kill(pid, signal.SIGKILL)
+    ray_session.leave(ray_session.Session(way_in="local", temp_dir=str(own), guarding=guarding))
+    assert not own.exists()

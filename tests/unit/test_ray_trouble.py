@@ -84,6 +84,7 @@ def test_missing_module_is_told_by_its_name() -> None:
     [
         (exceptions.OutOfMemoryError("killed"), "died"),
         (exceptions.NodeDiedError("lost"), "node lost"),
+        (exceptions.ActorUnschedulableError("the node does not exist any more"), "node lost"),
         (exceptions.RuntimeEnvSetupError("no space"), "environment"),
         (exceptions.GetTimeoutError("late"), "GetTimeoutError"),
     ],

@@ -9,10 +9,11 @@ import pytest
 
 from cache_store import connect
 from cache_store.backends.circuit import Circuits
+from orchestrator.causes import TIMEOUT, WorkerFailure
 from orchestrator.config.reading import parse
 from orchestrator.gang.launcher import Gang
 from orchestrator.launch.stages import Stages
-from orchestrator.show.events import silence
+from orchestrator.show.events import Event, RankFinished, silence
 from orchestrator.store.stores import silent_places
 
 STORE = {"tiers": [{"path": "/near"}, {"path": "/far"}], "trust": {"policy": "off"}}
@@ -65,6 +66,15 @@ def test_place_that_was_silent_for_all_who_were_asked_is_left_alone_by_everybody
     assert silent_places(stages.config.store) == ("/far",)
 
 
+def test_asking_for_silence_is_no_work_that_ends_a_rank_s_stage() -> None:
+    heard: list[Event] = []
+    ranks = Ranks(("/far",), ("/far",), ())
+    store = {"workload": {"entrypoint": "a:b"}, "ranks": 3, "parallel": {"tp": 3}, "store": STORE}
+    Stages(parse(store), ranks, heard.append).agree_on_silence("compile", [0, 1])
+    assert [event for event in heard if isinstance(event, RankFinished)] == []
+    assert ranks.calls
+
+
 def test_place_that_answered_somebody_is_left_to_each() -> None:
     ranks = Ranks(("/far",), (), ("/far",))
     stages_of(ranks).agree_on_silence("fetch", [0, 1, 2])
@@ -84,3 +94,33 @@ def test_nobody_is_asked_for_nothing(store: Any, asked: list[int]) -> None:
     ranks = Ranks(("/far",), (), ())
     stages_of(ranks, store).agree_on_silence("load", asked)
     assert ranks.calls == []
+
+
+class Late(Ranks):
+    """The store fails rank 0; rank 1 answers, rank 2 does not; all that takes a while."""
+
+    def __init__(self, took_s: float) -> None:
+        super().__init__()
+        self.now_s = 0.0
+        self._took_s = took_s
+
+    def call(
+        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
+    ) -> Iterator[tuple[int, Any]]:
+        del method, arguments, timeout_s
+        self.now_s += self._took_s
+        yield 0, WorkerFailure(rank=0, stage=stage, kind="StoreError", message="no space", store_fault=True)
+        yield 1, "done"
+
+
+@pytest.mark.parametrize(("took_s", "silent"), [(600.0, {2}), (1.0, set())])
+def test_rank_that_let_the_whole_time_pass_is_late_although_the_store_failed_another(
+    took_s: float, silent: set[int]
+) -> None:
+    ranks = Late(took_s)
+    data = {"workload": {"entrypoint": "a:b"}, "ranks": 3, "parallel": {"dp": 3}, "store": STORE}
+    stages = Stages(parse(data), ranks, silence, clock=lambda: ranks.now_s)
+    answers = stages.try_ask("fetch", "fetch", dict.fromkeys(range(3), ()))
+    late = {rank for rank, found in answers.items() if getattr(found, "kind", "") == TIMEOUT}
+    assert late == silent
+    assert answers[1] == "done"

@@ -1,0 +1,55 @@
+"""A launch's own Ray that is lost under it: another one is started for the next attempt."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.causes import NODE_LOST
+from orchestrator.cli.console import ExitCode
+from tests.support.fault_workload import fault, helpers_of
+from tests.support.launch_process import LaunchProcess, await_true
+from tests.support.processes import still_there
+from tests.support.tiny_launches import data_of
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
+
+WATCH = {"every_s": 0.5, "node_silent_s": 3, "lease_s": 6}
+
+
+@pytest.fixture
+def temp_dir() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))  # a socket's path may have 107 bytes
+    yield path
+    shutil.rmtree(path)
+
+
+def test_own_ray_whose_raylet_is_killed_is_replaced_and_the_launch_ends_warm(
+    tmp_path: Path, temp_dir: Path
+) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    arguments = {"marks": str(marks), "faults": [fault("compile", "stay")], "helpers": True}
+    workload = {"entrypoint": "tests.support.fault_workload:workload", "arguments": arguments}
+    launch = LaunchProcess(tmp_path, data_of(tmp_path, workload=workload, watch=WATCH), temp_dir=temp_dir)
+    try:
+        assert await_true((marks / "fault0").exists, timeout_s=90), launch.said()
+        (raylet,) = launch.of_ray("raylet")
+        os.kill(raylet, signal.SIGKILL)
+        assert launch.wait() == ExitCode.OK, launch.said()
+        report = launch.report
+        assert report is not None
+        assert [attempt.failed_stage for attempt in report.course.attempts] == ["compile", ""]
+        assert f": {NODE_LOST} (retries.node: 1 of 2)" in report.course.attempts[1].reason
+        assert [Path(rank.log).name for rank in report.ranks] == ["rank0.attempt2.log", "rank1.attempt2.log"]
+        assert "Tiny" in (tmp_path / "cache" / ".logs" / "tiny" / "rank0.log").read_text()
+        assert launch.left_over() == []
+        assert still_there(helpers_of(marks)) == []
+    finally:
+        launch.end()

@@ -1,0 +1,102 @@
+"""Whether the cluster's head is there, without a cluster: a socket that listens stands in for it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from orchestrator.causes import CLUSTER_LOST
+from orchestrator.config.models import WatchConfig
+from orchestrator.gang.head_watch import HeadWatch
+from tests.support.launch_process import await_true
+
+QUICK = WatchConfig(every_s=0.05, node_silent_s=0.5)
+PATIENT = WatchConfig(every_s=300, node_silent_s=600, lease_s=600)
+
+
+@pytest.fixture
+def head() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening
+
+
+def watch_of(head: socket.socket, settings: WatchConfig) -> HeadWatch:
+    return HeadWatch(f"127.0.0.1:{head.getsockname()[1]}", settings)
+
+
+def test_head_that_answers_is_there(head: socket.socket) -> None:
+    watch = watch_of(head, QUICK)
+    assert watch.is_there()
+    assert (watch.loss, watch.failures(2, "build")) == ("", ())
+    watch.stop()
+
+
+def test_head_that_is_silent_for_the_limit_is_lost_for_good(head: socket.socket) -> None:
+    watch = watch_of(head, QUICK)
+    address = head.getsockname()
+    head.close()
+    assert await_true(lambda: watch.loss, timeout_s=30)
+    assert "has not answered for 0.5 s" in watch.loss
+    assert [(failure.rank, failure.kind) for failure in watch.failures(2, "build")] == [
+        (0, CLUSTER_LOST),
+        (1, CLUSTER_LOST),
+    ]
+    with socket.create_server(address):
+        assert not watch.is_there()
+    watch.stop()
+
+
+class Greeting:
+    """Greets whoever connects, as gRPC does, until it is stopped; connections are taken even then."""
+
+    def __init__(self, head: socket.socket) -> None:
+        self._head = head
+        self._is_stopped = threading.Event()
+        self.num_greeted = 0
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def stop(self) -> None:
+        self._is_stopped.set()
+
+    def _run(self) -> None:
+        while not self._is_stopped.is_set():
+            connection, _ = self._head.accept()
+            with connection:
+                connection.sendall(b"\0")
+            self.num_greeted += 1
+
+
+def test_head_that_is_stopped_takes_connections_and_is_lost_all_the_same(head: socket.socket) -> None:
+    greeting, watch = Greeting(head), watch_of(head, QUICK)
+    assert await_true(lambda: greeting.num_greeted >= 2, timeout_s=30)
+    assert watch.loss == ""
+    greeting.stop()
+    assert await_true(lambda: watch.loss, timeout_s=30)
+    watch.stop()
+
+
+def test_one_try_in_vain_does_not_make_a_head_lost(
+    head: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = watch_of(head, PATIENT)
+    watch.stop()
+    answers = iter([False, False, True])
+    monkeypatch.setattr(watch, "_reaches", lambda: next(answers))
+    assert watch.is_there()
+    assert next(answers, None) is None
+    assert watch.loss == ""
+
+
+def test_time_in_which_the_driver_stood_still_is_no_silence_of_the_head(
+    head: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = watch_of(head, PATIENT)
+    watch.stop()
+    monkeypatch.setattr(watch, "_tried_s", watch._tried_s - 3600)
+    assert watch.loss == ""
+    monkeypatch.setattr(watch, "_reaches", lambda: False)
+    watch._try()
+    assert watch.loss == ""

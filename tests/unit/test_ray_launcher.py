@@ -1,0 +1,219 @@
+"""How a call to all ranks ends, without Ray: answers come as the test deals them out."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from orchestrator.causes import CLUSTER_LOST, DIED, WorkerFailure
+from orchestrator.cli.console import ExitCode, exit_code_of
+from orchestrator.config.models import WatchConfig
+from orchestrator.config.reading import parse
+from orchestrator.errors import LaunchFailed
+from orchestrator.gang import ray_launcher
+from orchestrator.gang.launcher import Gang, Process, Sight, logs_of, seat_ranks
+from orchestrator.gang.node_watch import Charge
+from orchestrator.gang.ray_launcher import RayLauncher
+from orchestrator.gang.ray_watch import RayWatch
+
+LATER_S = 0.2
+NEVER_S = 600.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What stands for a reference: an answer, and when it is there."""
+
+    value: Any
+    ready_s: float
+
+
+@dataclass
+class Actor:
+    """A rank that answers at once, or later."""
+
+    value: Any
+    after_s: float = 0.0
+
+    @property
+    def call(self) -> Actor:
+        return self
+
+    def remote(self, *_arguments: Any) -> Answer:
+        return Answer(self.value, time.monotonic() + self.after_s)
+
+
+@dataclass
+class Watch:
+    """Sees nothing wrong."""
+
+    hurried: list[int] = field(default_factory=list)
+
+    def refs(self) -> list[Any]:
+        return []
+
+    def take(self, _ready: Collection[Any]) -> dict[int, Sight]:
+        return {}
+
+    def failures(self, _stage: str) -> tuple[WorkerFailure, ...]:
+        return ()
+
+    def hurry(self) -> None:
+        self.hurried.append(1)
+
+    def explained(self, failure: WorkerFailure) -> WorkerFailure:
+        return failure
+
+
+def _ready(refs: list[Answer], *, timeout_s: float) -> list[Answer]:
+    """Those that are there; waits for the first one as long as it may."""
+    ends_s = min([time.monotonic() + timeout_s, *(ref.ready_s for ref in refs)])
+    while time.monotonic() < ends_s:
+        time.sleep(0.01)
+    return [ref for ref in refs if ref.ready_s <= time.monotonic()]
+
+
+@pytest.fixture(autouse=True)
+def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_launcher, "_await_some", _ready)
+    monkeypatch.setattr(ray_launcher, "_get", lambda ref, _rank, _stage: ref.value)
+    monkeypatch.setattr(ray_launcher, "GRACE_S", LATER_S / 10)
+
+
+def launcher_of(*actors: Actor) -> RayLauncher:
+    data = {"workload": {"entrypoint": "a:b"}, "ranks": len(actors), "parallel": {"dp": len(actors)}}
+    launcher = RayLauncher(parse(data))
+    launcher._actors, launcher._watch = list(actors), Watch()  # type: ignore[assignment]
+    return launcher
+
+
+def answers(stage: str, *actors: Actor) -> dict[int, Any]:
+    launcher = launcher_of(*actors)
+    arguments: dict[int, tuple[Any, ...]] = dict.fromkeys(range(len(actors)), ())
+    return dict(launcher.call(stage, stage, arguments, timeout_s=60))
+
+
+def failure(kind: str, *, store_fault: bool = False) -> WorkerFailure:
+    return WorkerFailure(rank=0, stage="any", kind=kind, message="text", store_fault=store_fault)
+
+
+@pytest.mark.parametrize("stage", ["fetch", "commit"])
+def test_store_that_fails_one_rank_leaves_the_others_their_time(stage: str) -> None:
+    fault = failure("StoreUnavailable", store_fault=True)
+    assert answers(stage, Actor(fault), Actor("done", LATER_S)) == {0: fault, 1: "done"}
+
+
+def test_store_that_fails_a_rank_for_which_others_wait_ends_the_call_soon() -> None:
+    fault = failure("BlobCorrupt", store_fault=True)
+    assert answers("start", Actor(fault), Actor("done", NEVER_S)) == {0: fault}
+
+
+@pytest.mark.parametrize("stage", ["fetch", "build"])
+def test_rank_that_died_ends_the_call_soon(stage: str) -> None:
+    died = failure(DIED)
+    assert answers(stage, Actor(died), Actor("done", NEVER_S)) == {0: died}
+
+
+def test_death_that_comes_of_a_driver_that_stood_still_says_so() -> None:
+    watch = RayWatch(WatchConfig(lease_s=30), (), {})
+    died, other = failure(DIED), failure("WorkloadError")
+    assert watch.explained(died) == died
+    watch._held_up_s = 45.0
+    assert "because this driver had not looked for 45 s" in watch.explained(died).message
+    assert watch.explained(other) == other
+
+
+def test_attempts_have_logs_of_their_own() -> None:
+    logs = [logs_of(Path("/cache"), "tiny", attempt) for attempt in (1, 2)]
+    assert logs == ["/cache/.logs/tiny/rank*.log", "/cache/.logs/tiny/rank*.attempt2.log"]
+
+
+class LostHead:
+    """A head that is lost."""
+
+    loss = "the cluster's head has not answered for 15 s"
+
+    def failures(self, num_ranks: int, stage: str) -> tuple[WorkerFailure, ...]:
+        return tuple(
+            WorkerFailure(rank=rank, stage=stage, kind=CLUSTER_LOST, message=self.loss)
+            for rank in range(num_ranks)
+        )
+
+
+def test_head_that_is_lost_while_ranks_start_is_a_lost_cluster_and_no_wrong_config() -> None:
+    launcher = launcher_of(Actor(None), Actor(None))
+    launcher._head = LostHead()  # type: ignore[assignment]
+    with pytest.raises(LaunchFailed) as caught:
+        launcher._check_head()
+    assert [(cause.kind, cause.ranks) for cause in caught.value.causes] == [(CLUSTER_LOST, (0, 1))]
+    assert exit_code_of(caught.value) == ExitCode.LOST
+
+
+class Interrupted:
+    """A group of resources that Ctrl-C comes before."""
+
+    def wait(self, _timeout_s: float) -> bool:
+        raise KeyboardInterrupt
+
+
+def test_resources_that_ctrl_c_comes_before_are_known_and_so_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = Interrupted()
+    groups = importlib.import_module("ray.util.placement_group")
+    monkeypatch.setattr(groups, "placement_group", lambda *_arguments, **_options: group)
+    monkeypatch.setattr(ray, "cluster_resources", dict)
+    launcher = launcher_of(Actor(None))
+    with pytest.raises(KeyboardInterrupt):
+        launcher._reserve(1, time.monotonic() + 60)
+    assert launcher._group is group
+
+
+class WatchActor:
+    """Takes charge of ranks."""
+
+    @property
+    def guard(self) -> WatchActor:
+        return self
+
+    def remote(self, charges: Mapping[int, Charge], _lease_s: float) -> tuple[int, ...]:
+        return tuple(charges)
+
+
+def test_node_that_ray_placed_ranks_on_after_another_was_lost_gets_a_watch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(RayWatch, "_actor", lambda _self, _node_id: WatchActor())
+    first, second = (
+        Process(node_id=node_id, host=node_id, address="", pid=pid)
+        for node_id, pid in (("kept", 1), ("new", 2))
+    )
+    _, seats = seat_ranks([first, second])
+    charges = {seat.rank: Charge(pid=seat.pid, mark="", step_file="") for seat in seats}
+    watch = RayWatch(WatchConfig(), ["kept", "lost"], {})
+    gang = Gang(seats=seats, master_addr="", master_port=0)
+    assert watch.guard(gang, {0: "kept", 1: "new"}, charges) == [(0,), (1,)]
+
+
+def test_watch_gets_the_import_paths_that_ranks_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    class Remote:
+        def options(self, **options: Any) -> Remote:
+            asked.append(options)
+            return self
+
+        def remote(self) -> None:
+            return None
+
+    monkeypatch.setattr(ray, "remote", lambda _kind: Remote())
+    environ = {"env_vars": {"PYTHONPATH": "/somewhere"}}
+    RayWatch(WatchConfig(), ["ab" * 28], environ)
+    assert [options["runtime_env"] for options in asked] == [environ]
