@@ -53,10 +53,16 @@ class ConfigProblem:
 
 
 class ConfigError(OrchestratorError):
-    """A config that cannot be used; lists every problem found."""
+    """A config, or another document of a person, that cannot be used; lists every problem found.
 
-    def __init__(self, problems: Iterable[ConfigProblem]) -> None:
+    Attributes:
+        problems: what is wrong.
+        document: what kind of document it is, for people.
+    """
+
+    def __init__(self, problems: Iterable[ConfigProblem], *, document: str = "config") -> None:
         self.problems = tuple(problems)
+        self.document = document
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 

@@ -1,6 +1,7 @@
-"""The end of a process that has a Ray without a head below it.
+"""The end of a process that has a Ray without a head below it, or one that was interrupted as it began.
 
-Ray's native threads would wait for the head for a minute, and then crash; so the process ends without them.
+Ray's native threads would wait for the head for a minute, and then crash, or crash at once; so the process
+ends without them.
 """
 
 from __future__ import annotations

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 import yaml
 
-from orchestrator.cli.console import ExitCode, output, print_json, session
+from orchestrator.cli.console import ExitCode, output, plain, print_json, session
 from orchestrator.cli.options import AsJson, ConfigFile, Debug, Overrides, load_config
 from orchestrator.config.schema import NAMES, SchemaOf
 
@@ -44,7 +46,8 @@ def check(
     with session(debug=debug):
         from orchestrator.config.doubts import doubts, look
 
-        loaded = load_config(config, overrides)
+        with _told(as_json=as_json):
+            loaded = load_config(config, overrides)
         found = doubts(loaded, look(loaded))
         if as_json:
             print_json(found)
@@ -109,6 +112,22 @@ def reference(
             typer.echo(made)
         else:
             documents.update(into, made)
+
+
+@contextmanager
+def _told(*, as_json: bool) -> Iterator[None]:
+    """Let nobody take the mistakes in single keys for all there are, nor miss them in the JSON."""
+    from orchestrator.errors import ConfigError
+
+    try:
+        yield
+    except ConfigError as error:
+        if as_json:
+            print_json([{"level": "error", **plain(problem)} for problem in error.problems])
+        if any(problem.key for problem in error.problems):
+            later = "what does not go together is looked for once these keys are right"
+            error.add_note(later)
+        raise
 
 
 def _rendered(found: Sequence[Doubt]) -> RenderableType:

@@ -177,8 +177,8 @@ def describe(error: Exception) -> tuple[str, tuple[Rows, ...], tuple[str, ...]]:
     """An error as a head line, blocks of named rows, and further lines."""
     if isinstance(error, ConfigError):
         num = len(error.problems)
-        head = "the config cannot be used" + (f": {num} problems" if num > 1 else "")
-        return head, tuple(_problem_rows(problem) for problem in error.problems), ()
+        head = f"the {error.document} cannot be used" + (f": {num} problems" if num > 1 else "")
+        return head, tuple(_problem_rows(problem) for problem in error.problems), _notes(error)
     if isinstance(error, StoreError):
         rows = [(name, str(getattr(error, field))) for field, name in _STORE_ROWS if hasattr(error, field)]
         if is_final(error):
@@ -187,6 +187,10 @@ def describe(error: Exception) -> tuple[str, tuple[Rows, ...], tuple[str, ...]]:
     text = str(error).strip() or type(error).__name__
     head, *rest = text.splitlines()
     return head, (), tuple(rest)
+
+
+def _notes(error: Exception) -> tuple[str, ...]:
+    return tuple(f"  note: {note}" for note in getattr(error, "__notes__", ()))
 
 
 _STORE_ROWS = (

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from orchestrator.cli.console import ExitCode, output, print_json, session
-from orchestrator.cli.options import AsJson, Debug, OptionalConfig, Overrides, load_optional
+from orchestrator.cli.options import AsJson, Debug, OptionalConfig, Overrides, load_config
 
 
 def doctor(
@@ -34,7 +34,7 @@ def doctor(
     with session(debug=debug):
         from orchestrator.doctor.table import render_diagnosis
 
-        loaded = load_optional(config, overrides)
+        loaded = None if config is None else load_config(config, overrides)
         if all_nodes and loaded is not None:
             from orchestrator.doctor.nodes import diagnose_nodes
 

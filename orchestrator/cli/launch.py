@@ -11,6 +11,7 @@ import typer
 
 from orchestrator.cli.console import exit_code_of, output, session
 from orchestrator.cli.options import ConfigFile, Debug, Overrides, load_config
+from orchestrator.leaving import leave_at_once_later
 from orchestrator.signals import named, undisturbed
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
                 with redirect_stdout(sys.stderr), named():
                     report = run.run()
             except (Exception, KeyboardInterrupt) as error:
+                if isinstance(error, KeyboardInterrupt):
+                    leave_at_once_later()  # all has ended; a Ray that was cut short may crash at the end
                 failed = run.failed(error, exit_code=exit_code_of(error))
                 with undisturbed():
                     try:

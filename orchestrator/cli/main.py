@@ -33,6 +33,8 @@ from worker.settings import settings
 # The panels of --help; a command that belongs to none of them is hard to find.
 LAUNCH, CLUSTER, LOOK, STORE, KEYS = "Launch", "Cluster", "Look", "Store", "Keys"
 
+_WHERE = "Absolute, on the node that the job's driver runs on."
+
 app = typer.Typer(
     name="warmrank",
     no_args_is_help=True,
@@ -95,13 +97,19 @@ def demo(
 
 
 @app.command(rich_help_panel=LAUNCH)
-def submit(
+def submit(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     config: ConfigFile,
     address: Annotated[
         str | None, typer.Option(metavar="URL", help="The cluster's dashboard, e.g. http://HEAD:8265.")
     ] = None,
     overrides: Overrides = None,
     no_compile: Annotated[bool, typer.Option("--no-compile", help="As for launch.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help=f"The report. {_WHERE}")
+    ] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE.html", help=f"The same as a page. {_WHERE}")
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Run a launch as a Ray job and follow its log; Ctrl-C stops the job."""
@@ -112,7 +120,10 @@ def submit(
         loaded = load_config(config, overrides)
         no_compile = no_compile or settings().no_compile  # the job has an environment of its own
         here = Path.cwd()
-        entrypoint = jobs.job_entrypoint(config, overrides or (), directory=here, no_compile=no_compile)
+        files = {"--json": json_file, "--report": html_file}
+        entrypoint = jobs.job_entrypoint(
+            config, overrides or (), directory=here, no_compile=no_compile, files=files
+        )
         notes = output(stderr=True)
         for line in (*upload.upload_notes(here, loaded), *upload.place_notes(loaded, here)):
             notes.print(f"note: {line}", soft_wrap=True, markup=False)

@@ -61,5 +61,15 @@ def load_config(config: Path, overrides: list[str] | None) -> Config:
 
 
 def load_optional(config: Path | None, overrides: list[str] | None) -> Config | None:
-    """Load a config where one was named; raises `ConfigError`."""
+    """Load a config where one was named.
+
+    Raises:
+        ConfigError: it cannot be used.
+        BadArgument: it is a directory, perhaps that of a store.
+    """
+    if config is not None and config.is_dir():
+        from orchestrator.errors import BadArgument
+
+        msg = f"{config}: expected a config, found a directory; a store's is named with --store {config}"
+        raise BadArgument(msg)
     return None if config is None else load_config(config, overrides)

@@ -18,8 +18,9 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from orchestrator.cluster.errors import hosts_text
 from orchestrator.cluster.models import HostEntry, HostsFile
-from orchestrator.config.problems import shown
+from orchestrator.config.problems import expected_text, refuse_other_kind, shown
 from orchestrator.config.yaml_files import problem, read_mapping, refuse_odd_values
 from orchestrator.errors import ConfigError, ConfigProblem
 
@@ -96,7 +97,15 @@ def load_hosts(path: Path) -> Hosts:
     Raises:
         ConfigError: the file cannot be read, or anything in it is not as expected.
     """
+    try:
+        return _loaded(path)
+    except ConfigError as error:
+        raise ConfigError(error.problems, document="hosts file") from error.__cause__
+
+
+def _loaded(path: Path) -> Hosts:
     data = read_mapping(path, expected="keys such as hosts and connect")
+    refuse_other_kind(data, str(path), wanted="hosts file")
     refuse_odd_values(data, str(path))
     data.setdefault("name", re.sub(r"[^A-Za-z0-9._-]", "-", path.stem)[:32])
     try:
@@ -196,15 +205,28 @@ def _contradictions(file: HostsFile, place: str) -> Iterator[ConfigProblem]:
         yield ConfigProblem(
             place=place, key="head", found=shown(file.head), expected=expected, nearest=nearest
         )
-    reached = [entry.connect or file.connect for entry in file.hosts]
-    for command in sorted({each for each in reached if "{host}" not in each and reached.count(each) > 1}):
-        expected = "{host} in it, because several hosts are reached by it"
-        yield problem(place, "connect", shown(command), expected)
+    yield from _shared_connections(file, place)
     addresses = [entry.address for entry in file.hosts if entry.address]
     for address in sorted({each for each in addresses if addresses.count(each) > 1}):
         yield problem(place, "hosts", f"the address {address} twice", "each address once")
     if file.auth_token_file is not None and "RAY_AUTH_MODE" in file.env:
         yield problem(place, "env.RAY_AUTH_MODE", "it beside auth_token_file", "one of the two")
+
+
+def _shared_connections(file: HostsFile, place: str) -> Iterator[ConfigProblem]:
+    """A command without {host} that would reach one and the same host for several."""
+    reached: dict[str, list[int]] = {}
+    for index, entry in enumerate(file.hosts):
+        reached.setdefault(entry.connect or file.connect, []).append(index)
+    for command, indices in sorted(reached.items()):
+        if "{host}" not in command and len(indices) > 1:
+            keys = (f"hosts.{index}.connect" if file.hosts[index].connect else "connect" for index in indices)
+            names = hosts_text(file.hosts[index].host for index in indices)
+            expected = (
+                f"{{host}} in it, because {names} are all reached by it; for several on one machine, "
+                "such as env WHERE={host}"
+            )
+            yield problem(place, ", ".join(dict.fromkeys(keys)), shown(command), expected)
 
 
 def _translate(detail: ErrorDetails, place: str) -> ConfigProblem:
@@ -214,14 +236,14 @@ def _translate(detail: ErrorDetails, place: str) -> ConfigProblem:
     model = HostEntry if in_entry else HostsFile
     key, known = (where[2] if in_entry else where[0] if where else ""), tuple(model.model_fields)
     field = model.model_fields.get(key)
-    described = f": {field.description}" if field else ""
+    description = (field.description or "") if field else ""
     secret = "env" in where
     found = "(a value that is not shown here)" if secret else shown(detail["input"])
-    expected, nearest = detail["msg"].removeprefix("Input should be ") + described, ""
+    expected, nearest = expected_text(detail["msg"], description), ""
     if detail["type"] == "extra_forbidden":
         found, expected = f"an unknown key with value {found}", f"only {', '.join(known)}"
         close = difflib.get_close_matches(key, known, n=1)
         nearest = ".".join((*where[:-1], *close)) if close else ""
     elif detail["type"] == "missing":
-        found, expected = "nothing", f"this key{described}"
+        found, expected = "nothing", f"this key: {description}"
     return ConfigProblem(place=place, key=".".join(where), found=found, expected=expected, nearest=nearest)

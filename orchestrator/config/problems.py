@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from pydantic_core import ErrorDetails
 from cache_store.backends.objects.connection import KNOWN_OPTIONS
 from orchestrator.config import models, serving
 from orchestrator.config import store as store_config
-from orchestrator.errors import ConfigProblem
+from orchestrator.errors import ConfigError, ConfigProblem
 
 MODELS: dict[tuple[str, ...], type[BaseModel]] = {
     (): models.Config,
@@ -33,8 +34,29 @@ MODELS: dict[tuple[str, ...], type[BaseModel]] = {
 """The model at each place of a config; a workload's ends with the tag of its kind, a tier's has no index, and
 a node cache's no name."""
 
+_WORD = re.compile(r"\w+")
 _FIRST_TIER = ("store", "tiers", "0")
 _HIDDEN = "(a value that is not shown here)"
+
+
+_KINDS = {
+    "config": ("workload", "a launch's config: keys such as workload and ranks"),
+    "hosts file": ("hosts", "a hosts file, for warmrank up and down: keys such as hosts and connect"),
+}
+"""What people write: the key that none of a kind goes without, and what to say of it."""
+
+
+def refuse_other_kind(data: Mapping[str, Any], place: str, *, wanted: str) -> None:
+    """Say in one line that a file is of the other kind, where each of its keys would be unknown.
+
+    Raises:
+        ConfigError: it is.
+    """
+    needed, expected = _KINDS[wanted]
+    for kind, (key, found) in _KINDS.items():
+        if kind != wanted and key in data and needed not in data:
+            problem = ConfigProblem(place=place, key="", found=found, expected=expected)
+            raise ConfigError([problem], document=wanted)
 
 
 def is_short(data: Mapping[str, Any]) -> bool:
@@ -102,8 +124,14 @@ def _known(where: tuple[str, ...], *, short: bool) -> tuple[str, ...]:
 
 
 def _expected(message: str, where: tuple[str, ...]) -> str:
+    return expected_text(message, _description(where))
+
+
+def expected_text(message: str, description: str) -> str:
+    """What may stand there, in pydantic's words and the key's own; not twice where those list the same."""
     what = message.removeprefix("Input should be ")
-    description = _description(where)
+    if _WORD.findall(description)[: len(words := _WORD.findall(what))] == words:
+        return description
     return f"{what}: {description}" if description else what
 
 

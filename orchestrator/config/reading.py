@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from orchestrator.config.models import Config, ScriptWorkload, groups
-from orchestrator.config.problems import is_short, shown, translate
+from orchestrator.config.problems import is_short, refuse_other_kind, shown, translate
 from orchestrator.config.store import StoreConfig, is_url
 from orchestrator.config.trust import locate_trust, warn_of_off
 from orchestrator.config.yaml_files import problem, read_mapping, read_yaml, refuse_odd_values
@@ -36,6 +36,7 @@ def load(path: Path | str, overrides: tuple[str, ...] = (), *, world_size: int |
         ConfigError: the file cannot be read, or anything in it is not as expected.
     """
     data = read_data(path, overrides)
+    refuse_other_kind(data, str(path), wanted="config")
     if world_size is not None:
         _apply(data, f"ranks={world_size}")
         if not any(override.startswith("parallel.dp=") for override in overrides):

@@ -3,7 +3,8 @@
 It is handed commands, one JSON object a line, on stdin: ``{"guard": {pid: mark, ...}, "started": {pid:
 ticks since boot, ...}, "lease_s": seconds, "remove": [path, ...], "spare": [pid, ...]}`` names the ranks of
 an attempt (one whose start is not said is whatever has the pid now), ``{"renew": true}`` says that its driver
-lives, and ``{"end": true}`` that all is over. It ends all ranks, what descends from them, and itself
+lives, and ``{"end": true}`` that all is over. (``"asked_s"`` beside ``"guard"`` replaces `_ASKED_S`.) It ends
+all ranks, what descends from them, and itself
 
 - when stdin ends: whoever started it is gone, and so is Ray on this node, or the driver;
 - when the lease has run out: the driver cannot reach this node, and will start another attempt elsewhere;
@@ -145,6 +146,7 @@ class Guardian:
         self.lease_s = float("inf")
         self.lease_ends_s = float("inf")
         self.remove: list[str] = []
+        self._asked_s = _ASKED_S
         self._spared = {os.getpid()}
         self.is_over = False
         self._ranks: dict[int, int] = {}
@@ -158,6 +160,7 @@ class Guardian:
         if "guard" in command:
             self.lease_s, self.remove = command["lease_s"], command["remove"]
             self._spared.update(command["spare"])
+            self._asked_s = command.get("asked_s", _ASKED_S)
             self._marks = {int(pid): mark for pid, mark in command["guard"].items()}
             processes = table()
             # One that is gone by now has no start time that fits: the first look ends what it left.
@@ -182,7 +185,7 @@ class Guardian:
     def end(self) -> None:
         """End all ranks and all below them; and what nobody else is left to end."""
         deadline_s = time.monotonic() + _END_S
-        polite_s = time.monotonic() + (_ASKED_S if self.is_over else 0)
+        polite_s = time.monotonic() + (self._asked_s if self.is_over else 0)
         while time.monotonic() < polite_s and self._alive():
             self.look()
             time.sleep(0.02)

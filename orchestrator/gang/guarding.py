@@ -23,6 +23,7 @@ class Guarding:
         lease_s: seconds after which it takes silence for the end.
         remove: directories that go, with who uses them, when nobody else is left to remove them.
         spare: processes that use these and must not be ended.
+        asked_s: how long it leaves processes that were asked to end; None for as long as Ray needs.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Guarding:
         lease_s: float = _FOR_EVER_S,
         remove: Iterable[str] = (),
         spare: Iterable[int] = (),
+        asked_s: float | None = None,
     ) -> None:
         # Isolated and without site packages it is up in 15 ms; -E and -s go with -I. It has no file of this
         # process open, because that may lie in a directory which another guardian removes with who uses it.
@@ -52,6 +54,7 @@ class Guarding:
                 "lease_s": lease_s,
                 "remove": list(remove),
                 "spare": list(spare),
+                **({} if asked_s is None else {"asked_s": asked_s}),
             }
         )
 

@@ -14,9 +14,16 @@ _AGAIN_S = 0.2
 
 
 class HeadWatch:
-    """Tries to reach the cluster's head from a thread of its own; never stops the process from ending."""
+    """Tries to reach the cluster's head from a thread of its own; never stops the process from ending.
 
-    def __init__(self, address: str, settings: WatchConfig) -> None:
+    Args:
+        address: of the head.
+        settings: how often it is tried, and how long it may be silent.
+        connect_s: how long one try may take.
+    """
+
+    def __init__(self, address: str, settings: WatchConfig, *, connect_s: float = _CONNECT_S) -> None:
+        self._connect_s = connect_s
         self._host, _, port = address.rpartition(":")
         self._port = int(port)
         self._settings = settings
@@ -61,7 +68,7 @@ class HeadWatch:
         with self._trying:
             is_reached, now_s = self._reaches(), time.monotonic()
             # Only tries count: who was stopped for an hour has not been left without an answer for one.
-            tried_for_s = min(now_s - self._tried_s, self._settings.every_s + _CONNECT_S)
+            tried_for_s = min(now_s - self._tried_s, self._settings.every_s + self._connect_s)
             self._tried_s = now_s
             self._silent_s = 0.0 if is_reached else self._silent_s + tried_for_s
             self._is_lost = self._is_lost or self._silent_s >= self._settings.node_silent_s
@@ -70,7 +77,7 @@ class HeadWatch:
     def _reaches(self) -> bool:
         where = self._host.strip("[]"), self._port
         try:
-            with socket.create_connection(where, timeout=_CONNECT_S) as connection:
+            with socket.create_connection(where, timeout=self._connect_s) as connection:
                 return self._hears(connection)
         except OSError:
             return False

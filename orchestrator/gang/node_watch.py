@@ -36,9 +36,14 @@ class Charge:
 
 
 class NodeWatch:
-    """Looks at the ranks of one node, and keeps their guardian."""
+    """Looks at the ranks of one node, and keeps their guardian.
 
-    def __init__(self) -> None:
+    Args:
+        asked_s: how long ranks have at their release to end by themselves; None for what guardians give.
+    """
+
+    def __init__(self, *, asked_s: float | None = None) -> None:
+        self._asked_s = asked_s
         self._charges: dict[int, Charge] = {}
         self._started: dict[int, int] = {}
         self._lease_s = 0.0
@@ -69,7 +74,7 @@ class NodeWatch:
 
     def _guard_anew(self) -> Guarding:
         marks = {charge.pid: charge.mark for charge in self._charges.values()}
-        return Guarding(marks, started=self._started, lease_s=self._lease_s)
+        return Guarding(marks, started=self._started, lease_s=self._lease_s, asked_s=self._asked_s)
 
     def release(self) -> None:
         """End all ranks and what they started; returns when nothing is left."""

@@ -90,6 +90,7 @@ def enter(config: RayConfig) -> Session:
         leave(session)
         raise CannotStart(_refusal(way, config, error)) from error
     except BaseException as error:
+        leave_at_once_later()  # Ray's native half was cut short, and may crash at this process's end
         leave(session)
         if isinstance(error, SystemExit) and error.code == signal.SIGTERM:
             raise Terminated from error  # by Ray's handler, which was there for a moment

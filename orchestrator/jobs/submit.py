@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from orchestrator import signals
-from orchestrator.errors import OutsideDirectory, SubmitFailed
+from orchestrator.errors import BadArgument, OutsideDirectory, SubmitFailed
 
 logger = logging.getLogger(__name__)
 
@@ -71,12 +71,25 @@ class JobOutcome:
 
 
 def job_entrypoint(
-    config: Path, overrides: Sequence[str], *, directory: Path, no_compile: bool = False
+    config: Path,
+    overrides: Sequence[str],
+    *,
+    directory: Path,
+    no_compile: bool = False,
+    files: Mapping[str, Path | None] | None = None,
 ) -> str:
     """The shell command of the job.
 
+    Args:
+        config: the launch.
+        overrides: as ``--set`` takes them.
+        directory: what goes along.
+        no_compile: as for a launch.
+        files: what the launch writes where its driver runs, by the option that names it.
+
     Raises:
         OutsideDirectory: the config lies outside ``directory``, so the job would not find it.
+        BadArgument: a file would be gone with the job.
     """
     try:
         inside = config.resolve().relative_to(directory.resolve())
@@ -89,7 +102,20 @@ def job_entrypoint(
     words = ["python", "-m", "orchestrator", "launch", inside.as_posix()]
     for override in overrides:
         words += ["--set", override]
+    for option, path in (files or {}).items():
+        if path is not None:
+            words += [option, _lasting(path, option)]
     return shlex.join([*words, "--no-compile"] if no_compile else words)
+
+
+def _lasting(path: Path, option: str) -> str:
+    if not path.is_absolute():
+        msg = (
+            f"{option}: expected an absolute path, found {path}; the file is written by the job, on the node "
+            "that its driver runs on, where the working directory goes with the job"
+        )
+        raise BadArgument(msg)
+    return str(path)
 
 
 def connect(address: str | None, *, environ: Mapping[str, str]) -> JobClient:

@@ -22,17 +22,22 @@ from cache_store.publishing.publish_queue import (
 )
 from cache_store.records.manifest import LaunchRecord, utc_now
 from orchestrator.config.models import Config
-from orchestrator.errors import ranks_text
+from orchestrator.errors import OrchestratorError, ranks_text
 from orchestrator.launch.identity import identity, launch_key
 from worker import journal
 from worker.manifests import of_journals, publish, with_node_files
 from worker.results import Published
 
 if TYPE_CHECKING:
+    from cache_store.records.manifest import PartitionManifest
     from cache_store.store import Store
     from orchestrator.gang.node_artifacts import NodeKeeper
 
 _AWAY = "the store is away"
+
+
+class OtherEnvironment(OrchestratorError):
+    """A command ran in another environment than warmrank on its node, such as another interpreter's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +94,7 @@ def publish_ranks(
 
     Raises:
         StoreError: the store refused a partition, or it is away and required.
+        OtherEnvironment: the command compiled for another one than this process would say.
     """
     files = journal.by_rank(journals)
     done: dict[int, Published] = {}
@@ -96,6 +102,7 @@ def publish_ranks(
         manifest = of_journals(
             files[config.ranks, rank], rank=rank, world_size=config.ranks, root=config.cache_dir
         )
+        _check_environment(manifest)
         if keeper is not None and not done:
             manifest = with_node_files(manifest, keeper.collect(manifest))
         queued = Published(ref=None, partition=manifest.partition, key="", queued=_AWAY)
@@ -114,6 +121,18 @@ def publish_ranks(
                 queued = replace(found, queued=_AWAY)
         done[rank] = replace(queued, key=add_partition(config.cache_dir, launch_key(config), manifest))
     return done
+
+
+def _check_environment(manifest: PartitionManifest) -> None:
+    """Refuse artifacts whose environment is not the one that the manifest would give."""
+    for request in manifest.requests:
+        for name, value in manifest.environment.items():
+            if (found := request.components.get(name, value)) != value:
+                msg = (
+                    f"the command compiled with {name} {found}, and warmrank runs with {name} {value}: "
+                    "nodes would look for the launch in vain. Install warmrank where the command runs"
+                )
+                raise OtherEnvironment(msg)
 
 
 def commit_launch(

@@ -77,7 +77,7 @@ def _stage_table(report: Report) -> Html:
         (
             last.stage.replace("_", " "),
             str(last.attempt),
-            f"{span.start_s:.2f}",
+            f"{span.start_s:.2f} s",
             seconds_text(span.end_s - span.start_s),
             f"{last.num_ranks:,}",
             seconds_text(last.median_s),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.errors import BadArgument
 from orchestrator.show.report import Report, prepare_report, to_json
 
 STDOUT = Path("-")
@@ -38,10 +39,23 @@ class Outputs:
 
         Raises:
             ConfigError: one of them cannot be written.
+            BadArgument: two of them are the same file.
         """
+        self._refuse_the_same_twice()
         for option, path in (("--json", self.json), ("--report", self.html), ("--trace", self.trace)):
             if path is not None and path != STDOUT:
                 prepare_report(path, option=option)
+
+    def _refuse_the_same_twice(self) -> None:
+        options = {"--json": self.json, "--report": self.html, "--trace": self.trace, "--metrics": self.metrics}
+        seen: dict[Path, str] = {}
+        for option, path in options.items():
+            if path is None or path == STDOUT:
+                continue
+            earlier = seen.setdefault(path.resolve(), option)
+            if earlier != option:
+                msg = f"{earlier} and {option}: expected a file for each, found {path} for both"
+                raise BadArgument(msg)
 
     def write(self, report: Report) -> tuple[tuple[str, Path], ...]:
         """Write every file; returns what each is, and where."""

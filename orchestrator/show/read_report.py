@@ -30,4 +30,5 @@ def read_report(path: Path) -> Report:
         first = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         found = f"{first['msg']} at {place}" if place else first["msg"]
-    raise ConfigError([ConfigProblem(place=str(path), key="", found=found, expected=expected)])
+    problem = ConfigProblem(place=str(path), key="", found=found, expected=expected)
+    raise ConfigError([problem], document="report")

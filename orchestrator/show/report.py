@@ -17,6 +17,7 @@ from cache_store.backends.tier import TierState
 from orchestrator.causes import Cause
 from orchestrator.errors import ConfigError, ConfigProblem
 from orchestrator.show.course import Course
+from orchestrator.show.described import described
 from orchestrator.show.store_report import Committed, NodeFetch, NodePublish, NodeReport, Nondeterministic
 from worker.results import Outcome, StageSeconds, Verification
 
@@ -207,7 +208,7 @@ def _adapter() -> TypeAdapter[Report]:
 
 def report_schema() -> dict[str, Any]:
     """The JSON Schema of a report."""
-    schema = _adapter().json_schema()
+    schema = described(_adapter().json_schema())
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "warmrank launch report"
     schema["properties"]["schema_version"]["const"] = SCHEMA_VERSION
@@ -247,7 +248,8 @@ def prepare_report(path: Path, *, option: str = "--json") -> None:
     except OSError as error:
         expected = "a file that can be written, or - for stdout"
         found = f"{path} ({error.strerror or error})"
-        raise ConfigError([ConfigProblem(place=option, key="", found=found, expected=expected)]) from error
+        problem = ConfigProblem(place=option, key="", found=found, expected=expected)
+        raise ConfigError([problem], document="file") from error
 
 
 def _draft_of(path: Path) -> Path:

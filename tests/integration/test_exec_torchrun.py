@@ -1,4 +1,4 @@
-"""`warmrank exec` around torchrun on two ranks: compiled on the first node, on the second nothing."""
+"""`warmrank exec` around a command whose ranks are real: compiled on the first node, on the second nothing."""
 
 from __future__ import annotations
 
@@ -17,15 +17,21 @@ TORCHRUN = (
     *("--master-addr={master_addr}", "--master-port={master_port}", "--nproc-per-node={nproc}"),
     str(ROOT / "tests" / "support" / "exec_model.py"),
 )
+# What torchrun sets, for a rank that is alone: as slow as one start of Python with torch.
+ALONE = (
+    *("env", "RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=1", "LOCAL_WORLD_SIZE=1"),
+    *("MASTER_ADDR={master_addr}", "MASTER_PORT={master_port}"),
+    *(sys.executable, str(ROOT / "tests" / "support" / "exec_model.py")),
+)
 
 pytestmark = pytest.mark.timeout(120)
 
 
-def ranks_of(tmp_path: Path, *options: str, **changes: object) -> tuple[list[str], str]:
+def ranks_of(tmp_path: Path, command: tuple[str, ...], **changes: object) -> tuple[list[str], str]:
     """What each rank printed, and what warmrank said."""
     config = write_config(tmp_path, **changes)
     done = subprocess.run(
-        [sys.executable, "-m", "orchestrator", "exec", str(config), "--here", *options, "--", *TORCHRUN],
+        [sys.executable, "-m", "orchestrator", "exec", str(config), "--here", "--", *command],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -37,10 +43,22 @@ def ranks_of(tmp_path: Path, *options: str, **changes: object) -> tuple[list[str
 
 
 def test_second_node_compiles_nothing(tmp_path: Path) -> None:
-    ranks, said = ranks_of(tmp_path)
+    alone = {"ranks": 1, "parallel": {}}
+    ranks, said = ranks_of(tmp_path, ALONE, **alone)
+    assert ranks == ["rank 0 compiled"]
+    assert "published 1 rank" in said
+    second = {"cache_dir": str(tmp_path / "second"), "no_compile": True}
+    ranks, said = ranks_of(tmp_path, ALONE, **alone, **second)
+    assert ranks == ["rank 0 loaded"]
+    assert "1 partition in the cache" in said
+
+
+@pytest.mark.slow
+def test_second_node_compiles_nothing_under_torchrun(tmp_path: Path) -> None:
+    ranks, said = ranks_of(tmp_path, TORCHRUN)
     assert ranks == ["rank 0 compiled", "rank 1 compiled"]
     assert "published 2 ranks" in said
     second = {"cache_dir": str(tmp_path / "second"), "no_compile": True}
-    ranks, said = ranks_of(tmp_path, **second)
+    ranks, said = ranks_of(tmp_path, TORCHRUN, **second)
     assert ranks == ["rank 0 loaded", "rank 1 loaded"]
     assert "2 partitions in the cache" in said

@@ -127,7 +127,7 @@ def test_ranks_end_when_their_driver_looks_at_them_no_more(cluster: str, tmp_pat
 
 
 class Hitting(RayLauncher):
-    """Kills rank 1 before it is called in a stage, the first time that this stage comes."""
+    """Kills rank 0, which every stage calls, just before it is called, the first time that a stage comes."""
 
     def __init__(self, trial: Trial, *stages: str) -> None:
         super().__init__(trial.config)
@@ -144,7 +144,7 @@ class Hitting(RayLauncher):
     ) -> Iterator[tuple[int, Any]]:
         if self._stages and stage == self._stages[0]:
             self._stages.pop(0)
-            os.kill(self._pids[1], signal.SIGKILL)
+            os.kill(self._pids[0], signal.SIGKILL)
         yield from super().call(stage, method, arguments, timeout_s=timeout_s)
 
 

@@ -1,7 +1,7 @@
 """A command for `warmrank exec` that does what ranks do, without torch: artifacts, entries in the journal.
 
-``exec_rank.py [--ranks 0,1] [--outcome compiled] [--port N] [--file PATH] [--status N] [--stay]``. Told to
-stay, it serves until it is ended.
+``exec_rank.py [--ranks 0,1] [--outcome compiled] [--port N] [--file PATH] [--status N] [--torch VERSION]
+[--stay]``. Told to stay, it serves until it is ended.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from worker import journal
 from worker.results import FunctionResult
 
 
-def look_up(rank: int, world_size: int, outcome: Any) -> None:
+def look_up(rank: int, world_size: int, outcome: Any, environment: dict[str, str]) -> None:
     """Leave an artifact and an entry in the journal."""
     root = Path(os.environ["TORCHAIR_CACHE_HOME"])
     directory = root / "M_dynamic_aclgraphcache_0f" / f"world{world_size}global_rank{rank}" / "decode"
@@ -37,7 +37,9 @@ def look_up(rank: int, world_size: int, outcome: Any) -> None:
         size_bytes=digest.size_bytes,
         path=str(path),
     )
-    artifact: Any = SimpleNamespace(components={"engine": "graph 1"}, provenance=lambda: "0" * 64, files=())
+    artifact: Any = SimpleNamespace(
+        components={"engine": "graph 1", **environment}, provenance=lambda: "0" * 64, files=()
+    )
     journal.append(result, artifact, root)
 
 
@@ -49,10 +51,11 @@ def main() -> int:
     parser.add_argument("--port", type=int)
     parser.add_argument("--file", type=Path)
     parser.add_argument("--status", type=int, default=0)
+    parser.add_argument("--torch")
     parser.add_argument("--stay", action="store_true")
     given = parser.parse_args()
     for rank in filter(None, given.ranks.split(",")):
-        look_up(int(rank), given.world, given.outcome)
+        look_up(int(rank), given.world, given.outcome, {"torch": given.torch} if given.torch else {})
     if given.file is not None:
         given.file.touch()
     if given.port is not None:

@@ -60,6 +60,54 @@ def test_check_as_json(file: Path):
     assert (doubt["level"], doubt["keys"]) == ("warning", ["no_compile", "store"])
 
 
+def test_mistakes_in_single_keys_are_json_too(file: Path):
+    file.write_text(MINIMAL + "max_round: 3\n")
+    result = run("config", "check", file, "--json")
+    assert result.exit_code == 2
+    (problem,) = json.loads(result.stdout)
+    assert {name: problem[name] for name in ("level", "place", "key", "nearest")} == {
+        "level": "error",
+        "place": str(file),
+        "key": "max_round",
+        "nearest": "max_rounds",
+    }
+    assert {"found", "expected"} <= problem.keys()
+
+
+def test_check_says_that_more_may_be_found_once_single_keys_are_right(file: Path):
+    later = "what does not go together is looked for once these keys are right"
+    file.write_text(MINIMAL + "max_round: 3\n")
+    assert later in run("config", "check", file).stderr
+    assert later not in run("config", "check", file.with_name("none.yaml")).stderr
+
+
+@pytest.mark.parametrize("command", ["up", "down"])
+def test_config_in_place_of_a_hosts_file_is_told_in_one_line(file: Path, command: str):
+    result = run(command, file)
+    assert result.exit_code == 2
+    assert "the hosts file cannot be used\n" in result.stderr
+    assert "found     a launch's config: keys such as workload and ranks" in result.stderr
+
+
+def test_hosts_file_in_place_of_a_config_is_told_in_one_line(file: Path):
+    file.write_text("hosts: [a, b]\nport: 6379\n")
+    result = run("config", "check", file)
+    assert result.exit_code == 2
+    assert "the config cannot be used\n" in result.stderr
+    assert "found     a hosts file, for warmrank up and down: keys such as hosts and connect" in result.stderr
+
+
+def test_choices_of_a_key_are_said_once(file: Path):
+    result = run("config", "check", file, "--set", "device=tpu")
+    assert "expected  cpu, cuda or npu\n" in result.stderr
+
+
+def test_directory_in_place_of_a_config_hints_at_the_option_for_stores(tmp_path: Path):
+    result = run("ls", tmp_path)
+    assert result.exit_code == 2
+    assert f"named with --store {tmp_path}" in result.stderr
+
+
 def test_show_prints_a_config_that_is_the_same(file: Path, tmp_path: Path):
     result = run("config", "show", file, "--set", "ranks=4", "--set", "parallel.dp=4")
     assert result.exit_code == 0

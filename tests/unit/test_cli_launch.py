@@ -11,6 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
+from orchestrator import leaving
 from orchestrator.cli.console import ExitCode
 from orchestrator.cli.main import app
 from orchestrator.gang.in_process import InProcessLauncher
@@ -50,3 +51,12 @@ def test_disk_that_is_too_full_for_the_report_does_not_hide_why_the_launch_faile
     assert result.exit_code == ExitCode.BAD_INPUT
     assert "WorkloadError: no such model" in result.stderr
     assert "report not written: [Errno 28] No space left on device" in result.stderr
+
+
+def test_interrupted_launch_ends_without_what_libraries_do_at_the_end(
+    tmp_path: Path, world: FakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaving, "_at_once", [])
+    world.raises["build", 0] = KeyboardInterrupt()  # type: ignore[assignment]
+    assert launch(tmp_path).exit_code == ExitCode.INTERRUPTED
+    assert leaving._at_once

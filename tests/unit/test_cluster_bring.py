@@ -146,18 +146,18 @@ def test_head_that_fails_ends_it_before_others_are_asked(tmp_path: Path):
 
 
 def test_host_that_starts_and_does_not_join_is_named(tmp_path: Path):
-    with fake_hosts(tmp_path, "one", "two", env={"FAKE_RAY_LOST": "two"}, start_s=6) as path:
-        with pytest.raises(HostsFailed, match="two: it started, and did not join the head within 6 s"):
+    with fake_hosts(tmp_path, "one", "two", env={"FAKE_RAY_LOST": "two"}, start_s=4) as path:
+        with pytest.raises(HostsFailed, match="two: it started, and did not join the head within 4 s"):
             bring.up(load_hosts(path))
         bring.down(load_hosts(path))
 
 
 def test_silent_host_is_given_up_and_does_not_hold_up_the_others():
-    silent = Errand(host="mute", connect=("bash", "-c", "echo Connecting; sleep 600"), script="", timeout_s=2)
+    silent = Errand(host="mute", connect=("bash", "-c", "echo Connecting; sleep 600"), script="", timeout_s=0.5)
     quick = Errand(host="one", connect=("sh",), script="echo 'warmrank-host: {}'", timeout_s=60)
     answered: list[str] = []
     mute, one = run_all((silent, quick), on_answer=lambda answer: answered.append(answer.host))
-    assert (mute.trouble, mute.lines, mute.silent) == ("no answer within 2 s", ("Connecting",), True)
+    assert (mute.trouble, mute.lines, mute.silent) == ("no answer within 0.5 s", ("Connecting",), True)
     assert (one.trouble, one.silent) == ("", False)
     assert sorted(answered) == ["mute", "one"]
     text = str(HostsFailed("come up", [mute], num_hosts=2, running=["one"], remedy="mend it"))

@@ -95,6 +95,18 @@ def test_mistake_is_named_by_its_key(tmp_path: Path, data: dict[str, Any], key: 
     assert expected in text
 
 
+def test_hosts_that_one_command_reaches_are_named_with_their_keys(tmp_path: Path):
+    hosts = [{"host": "a", "connect": "env"}, "b", {"host": "c", "connect": "env"}]
+    text = refusal(tmp_path, hosts=hosts)
+    assert "hosts.0.connect, hosts.2.connect: found 'env'" in text
+    assert "because a, c are all reached by it" in text
+    assert "env WHERE={host}" in text
+
+
+def test_choices_are_said_once(tmp_path: Path):
+    assert "expected bash or sh, on the hosts" in refusal(tmp_path, shell="zsh")
+
+
 @pytest.mark.parametrize("option", OWN_OPTIONS)
 def test_options_that_follow_from_other_keys_are_refused(tmp_path: Path, option: str):
     assert "ray_options" in refusal(tmp_path, ray_options=[f"{option}=1"])

@@ -15,6 +15,7 @@ from orchestrator.config.keys import sections
 from orchestrator.config.models import Config
 from orchestrator.config.reference import in_document, reference_of
 from orchestrator.config.schema import NAMES, SchemaOf, schema, schema_text
+from orchestrator.show.described import described
 from orchestrator.show.report import report_schema
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +45,22 @@ def test_schema_that_is_kept_is_up_to_date(name: SchemaOf):
 @pytest.mark.parametrize("name", NAMES)
 def test_schema_is_itself_valid(name: SchemaOf):
     jsonschema.Draft202012Validator.check_schema(schema(name))
+
+
+def test_descriptions_are_sentences_and_no_docstrings():
+    report = schema("report")
+    assert "Attributes:" not in json.dumps(report)
+    rank = report["$defs"]["RankReport"]
+    assert rank["description"] == "One rank: where it ran, and what became of each function."
+    log = "file that the rank's log and output went to; empty when it ran in the driver's process."
+    assert rank["properties"]["log"]["description"] == log
+
+
+def test_description_of_an_attribute_goes_on_over_lines():
+    doc = "What.\n\nAttributes:\n    one: the `first`,\n        and more.\n    two: the second.\n\nThe end."
+    made = described({"description": doc, "properties": {"one": {}, "three": {}}})
+    expected = {"one": {"description": "the first, and more."}, "three": {}}
+    assert made == {"description": "What.", "properties": expected}
 
 
 def test_schema_of_a_report_is_that_of_the_report():

@@ -126,6 +126,13 @@ def test_what_is_not_whole_is_not_published(
     assert num_launches(config) == 0
 
 
+def test_what_another_environment_compiled_is_not_published_as_this_ones(tmp_path: Path, run: Run) -> None:
+    config = loaded_config(tmp_path)
+    outcome = run(config, (*RANKS, "--torch", "1.0"))
+    assert (outcome.exit_code, outcome.record, num_launches(config)) == (0, "", 0)
+    assert "the command compiled with torch 1.0, and warmrank runs with" in " ".join(outcome.problems)
+
+
 def test_nothing_is_published_where_nobody_wants_it(tmp_path: Path, run: Run) -> None:
     config = loaded_config(tmp_path)
     outcome = run(config, RANKS, "none")

@@ -24,11 +24,11 @@ LONG_S = 600.0
 # A rank with a child, and a grandchild in a session of its own whose parent is gone.
 RANK = """
 import os, subprocess, sys, time
-sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+sleep = ["sleep", "600"]
 child = subprocess.Popen(sleep)
 quiet = {"start_new_session": True, "stdout": subprocess.DEVNULL}
 middle = f"import subprocess, sys; print(subprocess.Popen(sys.argv[1:], **{quiet}).pid)"
-orphan = subprocess.run([sys.executable, "-c", middle, *sleep], stdout=subprocess.PIPE, text=True)
+orphan = subprocess.run([sys.executable, "-I", "-S", "-c", middle, *sleep], stdout=subprocess.PIPE, text=True)
 print(os.getpid(), child.pid, orphan.stdout.strip(), flush=True)
 time.sleep(600)
 """
@@ -42,7 +42,7 @@ class Rank:
     def __init__(self, mark: str) -> None:
         self.mark = mark
         self.process = subprocess.Popen(
-            [sys.executable, "-c", RANK],
+            [sys.executable, "-I", "-S", "-c", RANK],
             env={**os.environ, MARK: mark},
             stdout=subprocess.PIPE,
             text=True,
@@ -91,7 +91,14 @@ def guard() -> Iterator[Guarded]:
         process.wait(timeout=20)
         started.append(process)
         marks = {rank.pid: rank.mark for rank in ranks}
-        tell(process, guard=marks, lease_s=lease_s, remove=[str(path) for path in remove], spare=spare)
+        tell(
+            process,
+            guard=marks,
+            lease_s=lease_s,
+            remove=[str(path) for path in remove],
+            spare=spare,
+            asked_s=0.1,
+        )
         return process
 
     yield start
@@ -151,7 +158,7 @@ def test_process_that_has_the_id_of_a_rank_that_ended_is_left_alone(
     process = guard()
     started = {first.pid: guardian.table()[first.pid][1] - 1}
     marks = {first.pid: "of a rank that ended", second.pid: second.mark}
-    tell(process, guard=marks, started=started, lease_s=LONG_S, remove=(), spare=())
+    tell(process, guard=marks, started=started, lease_s=LONG_S, remove=(), spare=(), asked_s=0.1)
     tell(process, end=True)
     await_end(process)
     assert first.process.poll() is None

@@ -62,6 +62,15 @@ def test_page_of_a_warm_launch_says_what_was_done_and_what_is_next() -> None:
     assert "Rank 341 was slow in build on node-42" in text
 
 
+def test_when_a_stage_began_has_a_unit() -> None:
+    report = made_report(8)
+    text = Page(render_html(report)).text
+    (table,) = re.findall(r"began at took .*?(?= Timeline| Ranks|$)", text)
+    began = [span.start_s for span in report.course.timeline if span.ranks]
+    assert began
+    assert all(f" {start_s:.2f} s " in table for start_s in began)
+
+
 def test_page_of_a_failed_launch_says_why_and_how_to_mend_it() -> None:
     text = Page(render_html(made_report(1024, failed=True))).text
     assert "Failed after 40.5 s in stage compile: node lost on ranks 0-7 (node-0)." in text

@@ -29,7 +29,7 @@ def rank() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def watch() -> Iterator[NodeWatch]:
-    found = NodeWatch()
+    found = NodeWatch(asked_s=0.1)
     yield found
     found.release()
 

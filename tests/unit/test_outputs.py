@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
-from orchestrator.errors import ConfigError
+from orchestrator.errors import BadArgument, ConfigError
 from orchestrator.show.outputs import STDOUT, Outputs
 from orchestrator.show.read_report import read_report
 from orchestrator.show.report import to_json
@@ -61,6 +61,14 @@ def test_older_files_do_not_stand_for_a_launch_that_is_killed(tmp_path: Path) ->
     assert metrics.read_text() == "of the last launch"
 
 
+def test_two_outputs_in_one_file_are_refused_before_anything_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "report"
+    path.write_text("old")
+    with pytest.raises(BadArgument, match="--json and --report: expected a file for each"):
+        Outputs(json=path, html=tmp_path / "new" / ".." / "report").prepare()
+    assert path.read_text() == "old"
+
+
 @pytest.mark.parametrize(("name", "option"), [("html", "--report"), ("trace", "--trace")])
 def test_place_that_cannot_be_written_is_an_error_that_names_the_option(
     tmp_path: Path, name: str, option: str
@@ -110,6 +118,7 @@ def test_file_that_is_no_report_is_bad_input(tmp_path: Path, text: str | bytes |
         path.write_bytes(text.encode() if isinstance(text, str) else text)
     code, output = run(path)
     assert code == 2
+    assert "the report cannot be used" in output
     assert found in output
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator import leaving
 from orchestrator.config.models import RayConfig
 from orchestrator.errors import CannotStart
 from orchestrator.gang import guardian, ray_session
@@ -23,6 +24,12 @@ from tests.support.processes import marked
 HERE = RayConfig()
 THERE = RayConfig(address="10.0.0.1:6379")
 JOB = {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}", "RAY_ADDRESS": "10.0.0.1:6379"}
+
+
+@pytest.fixture(autouse=True)
+def _stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever happens to a Ray here, this process goes on."""
+    monkeypatch.setattr(leaving, "_at_once", [])
 
 
 @pytest.mark.parametrize(
@@ -128,3 +135,16 @@ def test_directory_of_an_own_ray_goes_even_when_its_guardian_was_killed(
     os.kill(pid, signal.SIGKILL)
     ray_session.leave(ray_session.Session(way_in="local", temp_dir=str(own), guarding=guarding))
     assert not own.exists()
+
+
+def test_process_whose_ray_was_cut_short_by_ctrl_c_ends_without_ray_s_own_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def cut_short(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ray_session, "_init", cut_short)
+    monkeypatch.setattr(ray_session, "_is_initialized", lambda: False)  # another test's Ray may be up
+    with pytest.raises(KeyboardInterrupt):
+        ray_session.enter(HERE)
+    assert leaving._at_once

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import OutsideDirectory, SubmitFailed
+from orchestrator.errors import BadArgument, OutsideDirectory, SubmitFailed
 from orchestrator.jobs.submit import (
     JobLost,
     JobOutcome,
@@ -171,6 +171,18 @@ def test_entrypoint_runs_the_config_from_the_directory(tmp_path: Path):
     assert command == (
         "python -m orchestrator launch 'configs/my launch.yaml' --set ranks=4 --set 'name=a b' --no-compile"
     )
+
+
+def test_files_of_the_launch_are_written_where_the_driver_runs(tmp_path: Path):
+    files = {"--json": Path("/var/a.json"), "--report": None}
+    command = job_entrypoint(tmp_path / "a.yaml", [], directory=tmp_path, files=files)
+    assert command == "python -m orchestrator launch a.yaml --json /var/a.json"
+
+
+@pytest.mark.parametrize("path", ["report.html", "-"])
+def test_file_that_would_go_with_the_job_is_refused(tmp_path: Path, path: str):
+    with pytest.raises(BadArgument, match=f"--report: expected an absolute path, found {path}"):
+        job_entrypoint(tmp_path / "a.yaml", [], directory=tmp_path, files={"--report": Path(path)})
 
 
 def test_config_outside_of_the_directory_is_refused(tmp_path: Path):
