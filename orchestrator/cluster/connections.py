@@ -163,7 +163,8 @@ def read_answer(host: str, output: str, code: int, *, keys: tuple[str, ...] = ()
                 trouble = "its answer cannot be read"
                 return Answer(host=host, values={}, trouble=trouble, lines=_tail(output), silent=True)
             trouble, _, rest = values.pop("failed", "").partition("\n")
-            return Answer(host=host, values=values, trouble=trouble, lines=_tail(rest))
+            unknown = values.pop("unknown", False) is True
+            return Answer(host=host, values=values, trouble=trouble, lines=_tail(rest), silent=unknown)
     trouble = f"the command that connects ended with {code}"
     return Answer(host=host, values={}, trouble=trouble, lines=_tail(output), silent=True)
 

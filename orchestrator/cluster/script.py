@@ -27,6 +27,7 @@ def shell_script(host: Host, request: dict[str, Any]) -> str:
     lines = ["warmrank_host() {"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in host.env]
     lines += [_sourced(path) for path in host.source]
+    lines.append(_found(host.python))
     words = f"{_path(host.python)} - {shlex.quote(json.dumps(request))}"
     program = Path(host_side.__file__).read_text(encoding="utf-8")
     return "\n".join([*lines, f"{words} <<'{_END}'", program.rstrip("\n"), _END, "}", "warmrank_host", ""])
@@ -77,6 +78,13 @@ def _sourced(path: str) -> str:
     """Source a script, or end with a line that names it."""
     missing = shlex.quote(f"cannot source {path}: there is no such file that can be read")
     return f"[ -r {_path(path)} ] || {{ echo {missing}; return 1; }}\n. {_path(path)}"
+
+
+def _found(python: str) -> str:
+    """Answer in the program's place where there is no interpreter that could: a shell says so in its own way."""
+    failed = f"python: no program {python} was found on the host; expected an interpreter there that has Ray"
+    answer = shlex.quote(host_side.ANSWER + json.dumps({"failed": failed, "unknown": True}))
+    return f"command -v {_path(python)} >/dev/null || {{ printf '%s\\n' {answer}; return 1; }}"
 
 
 def _path(path: str) -> str:

@@ -21,16 +21,16 @@ def render_cluster(report: ClusterReport) -> RenderableType:
 
 def _table(hosts: Sequence[HostReport]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    for name in ("host", "state", "address", "offers"):
+    are_in, noted = any(host.address for host in hosts), any(host.note for host in hosts)
+    for name in ("host", "state", *(("address", "offers") if are_in else ())):
         table.add_column(name, no_wrap=True)
-    noted = any(host.note for host in hosts)
     if noted:
-        table.add_column("", overflow="fold")
+        table.add_column("note", overflow="fold")
     for host in hosts:
         state = Text(host.state, style=_STYLES.get(host.state, ""))
         name = f"{host.host} (head)" if host.head else host.host
-        cells = (name, state, host.address or "-", resources_text(host.resources or {}))
-        table.add_row(*cells, *([host.note] if noted else []))
+        offer = (host.address or "-", resources_text(host.resources or {})) if are_in else ()
+        table.add_row(name, state, *offer, *([host.note] if noted else []))
     return table
 
 

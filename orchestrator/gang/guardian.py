@@ -36,7 +36,7 @@ import signal
 import sys
 import time
 
-LOOK_S = 0.5
+LOOK_S = 1.0
 """How often descendants are looked for, and whether the ranks live."""
 
 MARK = "WARMRANK_RANK_MARK"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from orchestrator.errors import UnknownNode
 
 _MIN_PREFIX = 6
+SHORT_ID = 12
+"""Characters of a node's id that people see; any six of them name it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +24,7 @@ class Node:
     host: str
 
     def __str__(self) -> str:
-        return f"{self.host} ({self.address}, {self.node_id[:12]})" if self.node_id else self.host
+        return f"{self.host} ({self.address}, {self.node_id[:SHORT_ID]})" if self.node_id else self.host
 
 
 def this_node() -> Node:
@@ -50,6 +53,16 @@ def is_called(node: Node, name: str) -> bool:
     """Whether a name, or the beginning of an id, may stand for this node."""
     is_prefix = len(name) >= _MIN_PREFIX and node.node_id.startswith(name)
     return is_prefix or name in (node.node_id, node.address, node.host)
+
+
+def distinct_names(nodes: Iterable[Node]) -> dict[Node, str]:
+    """Each node's host, with the beginning of its id where another one has that host and that address."""
+    every = tuple(dict.fromkeys(nodes))
+    places = Counter((node.host, node.address) for node in every)
+    return {
+        node: f"{node.host} {node.node_id[:SHORT_ID]}" if places[node.host, node.address] > 1 else node.host
+        for node in every
+    }
 
 
 def alive(nodes: Iterable[dict[str, Any]]) -> tuple[Node, ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.seed.nodes import Node, distinct_names
 from orchestrator.seed.outcome import NodeSeed, word
 from orchestrator.show.report_table import node_artifacts_text, seconds_text, size_text
 
@@ -24,9 +25,10 @@ def render_seeds(seeds: Sequence[NodeSeed]) -> RenderableType:
     for name in _COLUMNS:
         right = name in _RIGHT
         table.add_column(name, justify="right" if right else "left", min_width=len(name), overflow="fold")
+    names = distinct_names(item.node for item in seeds)
     for item in seeds:
         table.add_row(
-            Text(item.node.host),
+            Text(names[item.node]),
             item.node.address or "-",
             Text(word(item), style=STYLES[word(item)]),
             str(item.num_partitions),
@@ -35,7 +37,7 @@ def render_seeds(seeds: Sequence[NodeSeed]) -> RenderableType:
             size_text(item.bytes_copied),
             seconds_text(item.seconds),
         )
-    return Group(table, *(Text(line) for line in (*_sources(seeds), *_reasons(seeds))))
+    return Group(table, *(Text(line) for line in (*_sources(seeds), *_reasons(seeds, names))))
 
 
 def _sources(seeds: Sequence[NodeSeed]) -> list[str]:
@@ -48,12 +50,12 @@ def _sources(seeds: Sequence[NodeSeed]) -> list[str]:
     return [f"read: {', '.join(found)}"] if found else []
 
 
-def _reasons(seeds: Sequence[NodeSeed]) -> list[str]:
+def _reasons(seeds: Sequence[NodeSeed], names: Mapping[Node, str]) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for item in seeds:
         node = node_artifacts_text(item.node_artifacts) if item.node_artifacts is not None else ()
         for line in dict.fromkeys((item.reason, *item.faults, *node)):
-            reasons.setdefault(line, []).append(item.node.host)
+            reasons.setdefault(line, []).append(names[item.node])
     return [f"{_hosts(hosts)}: {line}" for line, hosts in reasons.items()]
 
 

@@ -18,6 +18,7 @@ from cache_store.errors import StoreError, is_final
 from cache_store.store import Store
 from orchestrator.config.models import Config
 from orchestrator.config.store import StoreConfig
+from orchestrator.launch.identity import launch_key
 from orchestrator.serve.answers import Added
 from orchestrator.serve.crew import Crew, Lost
 from orchestrator.serve.publishing import RankWork, commit_launch, not_whole
@@ -206,9 +207,10 @@ class Publisher:
         if found.reason:
             self.problem(f"not published yet, waits for warmrank publish: {found.reason}")
         if self.record:
-            num_new = sum(part.num_blobs_new for part in self._published.values())
+            new = count_text(sum(part.num_blobs_new for part in self._published.values()), "new artifact")
             num = count_text(self._config.ranks, "rank")
-            self._say(f"published {num}, {num_new} new artifacts, launch {self.record[:12]}")
+            # By the key, as ls and preseed call it; the record's own name is in the JSON.
+            self._say(f"published {num}, {new}, launch {launch_key(self._config)[:12]}")
 
     def _store(self) -> Store | None:
         assert self._config.store is not None  # noqa: S101 - `is_possible` said so

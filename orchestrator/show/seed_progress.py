@@ -19,7 +19,7 @@ from rich.text import Text
 
 from cache_store.fetching.progress import Progress
 from orchestrator.seed.events import Advanced, Away, Back, Began, Ended, Looked, SeedEvent, Tell
-from orchestrator.seed.nodes import Node
+from orchestrator.seed.nodes import Node, distinct_names
 from orchestrator.seed.outcome import word
 from orchestrator.seed.table import STYLES
 from orchestrator.show.fetch_progress import LINE_EVERY_S
@@ -62,7 +62,7 @@ class SeedDisplay:
             self._look(event)
         elif isinstance(event, Began):
             self._running[event.node.node_id] = _Running(node=event.node)
-            origin = f"from {event.source.host}" if event.source else "from the store"
+            origin = f"from {event.source}" if event.source else "from the store"
             again = f", attempt {event.attempt}" if event.attempt > 1 else ""
             self._line(f"{event.node}: begun, {origin}{again}")
         elif isinstance(event, Advanced):
@@ -79,8 +79,9 @@ class SeedDisplay:
     def render(self) -> RenderableType:
         """The live part: a row for each running node, then how many are done."""
         rows = Table.grid(padding=(0, 2))
+        names = distinct_names(running.node for running in self._running.values())
         for running in list(self._running.values())[:MAX_ROWS]:
-            rows.add_row(*_cells(running))
+            rows.add_row(*_cells(running, names[running.node]))
         more = len(self._running) - MAX_ROWS
         lines = [Text(f"and {count_text(more, 'node')} more", style="dim")] if more > 0 else []
         return Group(rows, *lines, Text(self.totals(), style="bold"))
@@ -105,7 +106,8 @@ class SeedDisplay:
         for node in event.left:
             self._line(f"{node}: left the cluster")
         if event.joined:
-            names = ", ".join(node.host for node in event.joined[:MAX_ROWS])
+            told_apart = distinct_names(event.nodes)
+            names = ", ".join(told_apart.get(node, node.host) for node in event.joined[:MAX_ROWS])
             more = " ..." if len(event.joined) > MAX_ROWS else ""
             self._line(f"{count_text(len(event.joined), 'node')} found: {names}{more}")
 
@@ -150,8 +152,8 @@ def seed_display(console: Console) -> Iterator[Tell]:
         yield display
 
 
-def _cells(running: _Running) -> tuple[RenderableType, ...]:
-    host, state = Text(running.node.host), running.progress
+def _cells(running: _Running, name: str) -> tuple[RenderableType, ...]:
+    host, state = Text(name), running.progress
     if state is None:
         return host, Text("starting", style="dim"), "", ""
     bar = ProgressBar(total=max(state.total_bytes, 1), completed=state.done_bytes, width=_BAR_COLUMNS)

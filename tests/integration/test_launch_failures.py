@@ -100,6 +100,7 @@ def test_rank_that_hangs_in_native_code_is_named_with_what_it_was_doing(cluster:
     trial.check_nothing_left()
 
 
+@pytest.mark.slow
 def test_rank_that_is_stopped_again_and_again_ends_the_launch_and_leaves_the_store_as_it_was(
     cluster: str, tmp_path: Path
 ) -> None:

@@ -180,7 +180,7 @@ class OwnRoom:
             _put_back(self._store)
         judge(plan, outcome, num_ranks=self.num_ranks)
         judge_store(outcome, self._store, self._cache, before)
-        if exit_code != 0 or plan.number % 10 == 0:
+        if exit_code != 0 or plan.number % 10 == 9:
             self._launch_undisturbed(outcome)
         return outcome
 

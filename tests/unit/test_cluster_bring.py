@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import signal
@@ -14,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from orchestrator.cluster import bring, host_side
 from orchestrator.cluster.connections import Errand, read_answer, run_all
 from orchestrator.cluster.errors import HostsFailed
 from orchestrator.cluster.host_side import ANSWER, MARK
 from orchestrator.cluster.hosts import Hosts, load_hosts
+from orchestrator.cluster.table import render_cluster
 from tests.support.fake_hosts import calls, fake_hosts
 from tests.support.processes import marked, still_there
 
@@ -211,6 +214,29 @@ def test_interrupt_ends_what_was_started_here(tmp_path: Path):
         run_all((waiting, answered), on_answer=interrupt)
     assert marked(mark) == {}
     assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+@pytest.mark.parametrize("python", ["no-such-python", "~/it's/bin/python", "/no/such/python"])
+def test_interpreter_that_is_not_there_is_the_trouble(tmp_path: Path, shell: str, python: str):
+    with fake_hosts(tmp_path, "one", "two", python=python, shell=shell) as path:
+        loaded = load_hosts(path)
+        with pytest.raises(HostsFailed) as raised:
+            bring.down(loaded)
+    expected = f"python: no program {python} was found on the host"
+    assert all(answer.trouble.startswith(expected) for answer in raised.value.answers)
+    assert all(answer.silent for answer in raised.value.answers)
+    assert "not known what runs there: one, two" in str(raised.value)
+
+
+def test_table_of_hosts_that_are_down_offers_nothing(hosts: Hosts):
+    def heads(report: bring.ClusterReport) -> list[str]:
+        text = io.StringIO()
+        Console(file=text, width=120).print(render_cluster(report))
+        return text.getvalue().splitlines()[0].split()
+
+    assert heads(bring.up(hosts)) == ["host", "state", "address", "offers"]
+    assert heads(bring.down(hosts)) == ["host", "state", "note"]
 
 
 def test_answer_is_found_among_what_else_a_host_prints():

@@ -14,6 +14,7 @@ import pytest
 
 from cache_store.errors import StoreUnavailable
 from orchestrator.errors import CannotStart
+from orchestrator.launch.identity import launch_key
 from orchestrator.serve import driver, publisher
 from orchestrator.serve.answers import Added, Prepared, State
 from orchestrator.serve.crew import Lost
@@ -194,3 +195,15 @@ def test_nodes_hear_of_the_driver_while_the_record_is_written(
     assert num_polls > 3
     assert (ran.outcome.exit_code, bool(ran.outcome.record)) == (0, error is None)
     assert bool(ran.outcome.problems) == (error is not None)
+    said = f"published 2 ranks, 0 new artifacts, launch {launch_key(loaded_config(tmp_path))[:12]}"
+    assert (said in ran.said) == (error is None)
+
+
+def test_one_new_artifact_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher, "commit_launch", lambda *_: ("f" * 64, ""))
+    crew = publishing_crew()
+    published = dict(crew.added.published)
+    crew.added = Added(published={**published, 1: replace(published[1], num_blobs_new=1)})
+    crew._polls = [[replace(RUNS, is_ready=True), *[RUNS] * 20, ended(0)]]
+    ran = Ran(tmp_path, crew, when="9")
+    assert any(line.startswith("published 2 ranks, 1 new artifact, launch ") for line in ran.said)

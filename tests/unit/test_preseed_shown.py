@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def test_failure_says_why_and_when_it_is_tried_again():
 
 def test_second_attempt_and_source_are_named():
     (line,) = lines_of(Began(node=TWO, attempt=2, source=ONE))
-    assert line == f"{TWO}: begun, from host1, attempt 2"
+    assert line == f"{TWO}: begun, from {ONE}, attempt 2"
 
 
 def test_head_that_is_away_and_its_return_are_a_line_each():
@@ -156,6 +157,20 @@ def test_reason_of_many_nodes_names_a_few():
     Console(file=text, width=200).print(render_seeds(seeds))
     (line,) = [line for line in text.getvalue().splitlines() if line.endswith(": no launch")]
     assert line == f"{', '.join(f'host{number}' for number in range(1, 9))} and 21 more: no launch"
+
+
+def test_nodes_of_one_address_are_told_apart_by_their_ids():
+    twin = replace(TWO, host=ONE.host, address=ONE.address)
+    other = make_node(3)
+    text = io.StringIO()
+    seeds = [failed(ONE, "no launch"), failed(twin, "disk full"), failed(other, "gone")]
+    Console(file=text, width=200).print(render_seeds(seeds))
+    lines = text.getvalue().splitlines()
+    first, second = f"host1 {ONE.node_id[:12]}", f"host1 {TWO.node_id[:12]}"
+    assert [line.partition("  ")[0].partition(" 10.")[0].rstrip() for line in lines[2:5]] == [first, second, "host3"]
+    assert {f"{first}: no launch", f"{second}: disk full", "host3: gone"} <= set(lines)
+    nodes = (ONE, twin, other)
+    assert lines_of(Looked(nodes=nodes, joined=nodes)) == [f"3 nodes found: {first}, {second}, host3"]
 
 
 def command(project: Path, *options: str) -> Any:

@@ -45,7 +45,8 @@ def test_node_whose_watch_has_ended_is_lost_at_once() -> None:
     found = watching()
     found.ended(1)
     assert kinds(found, 100.0) == {2: NODE_LOST, 3: NODE_LOST}
-    assert found.failures("build", 100.0)[0].message == "the watch of node n2 has ended, as it does with Ray there"
+    message = found.failures("build", 100.0)[0].message
+    assert message == "the watch of node n2 has ended, as it does with Ray there"
 
 
 def test_time_in_which_the_driver_itself_stood_still_counts_against_no_node() -> None:
