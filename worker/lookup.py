@@ -12,6 +12,7 @@ from cache_store.node.local import variants
 from cache_store.node.private_files import set_aside
 from worker.errors import ArtifactCorrupt
 from worker.files_beside import with_files
+from worker.guards.words import in_brief
 from worker.partition_paths import sibling_variants
 from worker.request import Request
 from worker.values import Value
@@ -80,7 +81,7 @@ def look_up(place: Place, asked: Request, misfits: Misfits) -> Found:
 
 def _in_words(faults: Sequence[str], unfit: Sequence[tuple[str, ...]]) -> str:
     """Why no artifact fits: files with faults, and the conditions of those that are nearest."""
-    nearest = [*faults, *dict.fromkeys("; ".join(wrong) for wrong in sorted(unfit, key=len))]
+    nearest = [*faults, *dict.fromkeys(in_brief(wrong) for wrong in sorted(unfit, key=len))]
     shown, more = nearest[:_MAX_SHOWN], len(nearest) - _MAX_SHOWN
     return " | ".join([*shown, f"and {more} more"] if more > 0 else shown)
 

@@ -10,6 +10,7 @@ from cache_store.keys import changed_components
 from cache_store.node.local import variants
 from worker.artifact import read
 from worker.errors import ArtifactCorrupt
+from worker.guards.words import in_brief
 from worker.request import Request
 
 _MAX_CANDIDATES = 16
@@ -49,7 +50,7 @@ def explain_absence(
             best = len(changes), "; ".join(str(change) for change in changes)
             nearest = path if any(change.name in _DIGESTS for change in changes) else None
     if best and nearest and (named := misfits(nearest)):
-        best = best[0], f"{best[1]} ({'; '.join(named)})"
+        best = best[0], f"{best[1]} ({in_brief(named)})"
     return (
         f"nearest artifact differs: {best[1]}"
         if best

@@ -233,6 +233,7 @@ class Stages:
 
     def close(self) -> None:
         """Take the ranks down in good order; what does not go down is ended with the launcher."""
+        self._tell(events.Ending(at_s=self.wall_s()))
         everyone = dict.fromkeys(self.ranks, ())
         for _ in self._launcher.call("stop", "close", everyone, timeout_s=_CLOSE_TIMEOUT_S):
             pass

@@ -15,6 +15,7 @@ from orchestrator.gang.node_artifacts import keeper_of
 from orchestrator.launch.identity import launch_key
 from orchestrator.seed.nodes import Node, this_node
 from orchestrator.seed.options import SeedOptions
+from orchestrator.seed.other_launches import other_launches
 from orchestrator.seed.outcome import NodeSeed, summary
 from orchestrator.store.stores import open_to_fetch
 from worker.environment import environment
@@ -43,6 +44,9 @@ def seed_here(
         node_caches=keeper.destinations if keeper is not None else None,
     )
     report = seed(store, wanted, config.cache_dir, intake=intake, on_progress=on_progress)
+    if not report.found and not report.faults:
+        others = other_launches(store, config, may_read=node is None)
+        report = replace(report, reason=report.reason + others)
     found = summary(node or this_node(), report)
     if keeper is None:
         return found

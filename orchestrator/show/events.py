@@ -133,6 +133,13 @@ class StageFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """All is done, and the ranks are taken down."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """Something went wrong that does not stop the launch."""
 
@@ -160,6 +167,7 @@ Event = (
     | FunctionFinished
     | RankBusy
     | StageFinished
+    | Ending
     | Problem
     | AttemptFailed
 )

@@ -109,7 +109,7 @@ def _function_cell(standing: Standing, rank: int, function: str, now_s: float) -
     planned = standing.class_of(rank, function)
     if planned is None:
         return Text("refused", style="red") if result else Text("-", style="dim")
-    return _waiting_cell(planned, rank, standing.running, now_s)
+    return _waiting_cell(planned, rank, standing, now_s)
 
 
 def _result_cell(result: FunctionResult) -> Text:
@@ -118,13 +118,19 @@ def _result_cell(result: FunctionResult) -> Text:
     return Text(f"{result.outcome} {seconds_text(seconds)}", style=_STYLES[result.outcome])
 
 
-def _waiting_cell(planned: ClassStanding, rank: int, running: StageStanding | None, now_s: float) -> Text:
-    """What a rank does about a function that it does not have yet."""
+def _waiting_cell(planned: ClassStanding, rank: int, standing: Standing, now_s: float) -> Text:
+    """What a rank does about a function that it does not have yet, or did when the attempt failed."""
+    running = standing.running or standing.cut
     awaits_leader = planned.action == "compile" and rank != planned.leader
     if awaits_leader and (running is None or running.stage != "load"):
         return Text(f"waits for {planned.leader}", style="dim")
     stage = "compile" if rank == planned.leader else "load"
-    if running is not None and running.stage == stage and rank not in running.ended_s:
+    if running is not None and running.stage == stage and rank in running.ranks:
+        # What came of it is told when all ranks are through.
+        if rank in running.ended_s:
+            return Text(f"{stage} done", style="green")
+        if not running.is_running:
+            return Text(f"{stage} cut short", style="red")
         return Text(f"{_GOING[stage]} {now_s - running.start_s:.1f} s", style="bold")
     return Text(f"to {planned.action}", style="dim")
 

@@ -25,6 +25,8 @@ MAX_RANK_ROWS = 16
 MAX_PROBLEMS_SHOWN = 3
 MAX_STRIP_LINES = 3
 _BAR_WIDTH = 24
+_MIN_BAR_WIDTH = 4
+_LOW_SCREEN = 12
 
 
 class LiveView:
@@ -57,11 +59,15 @@ class LiveView:
 
     def _draw(self, width: int, height: int) -> RenderableType:
         standing, now_s = self._standing, self._clock() - self._began_s
-        head = [self._title(now_s), *_strip(standing, now_s, width)[:MAX_STRIP_LINES]]
+        strip = _strip(standing, now_s, width)
+        # Where lines are dear, ranks count more than the stages that are over.
+        head = [self._title(now_s), *(strip[-1:] if height < _LOW_SCREEN else strip[:MAX_STRIP_LINES])]
         if standing.running is not None:
-            head.append(_running(standing.running, now_s))
+            head.append(_running(standing.running, now_s, width))
+        elif standing.ending_s is not None:
+            head.append(Text(f"taking the ranks down, {max(now_s - standing.ending_s, 0.0):.1f} s"))
         tail = [*_attempts(standing), *_problems(standing)]
-        room = height - len(head) - len(tail) - 2
+        room = height - len(head) - 1 - (len(tail) + 1 if tail else 0)
         body: list[RenderableType] = []
         if standing.num_ranks <= min(room - 1, MAX_RANK_ROWS):
             body.append(rank_table(standing, now_s, width))
@@ -102,18 +108,19 @@ def _strip(standing: Standing, now_s: float, width: int) -> list[Text]:
     return lines
 
 
-def _running(stage: StageStanding, now_s: float) -> Text:
-    """How many ranks are through the running stage, as a bar and in numbers."""
+def _running(stage: StageStanding, now_s: float, width: int) -> Text:
+    """How many ranks are through the running stage, as a bar where there is room, and in numbers."""
     num_ranks, num_done = len(stage.ranks), stage.num_done()
-    filled = _BAR_WIDTH * num_done // max(num_ranks, 1)
     furthest = max(stage.behind, default=0)
     step = f"  step {furthest}" if furthest > 1 else ""
-    return Text.assemble(
-        (f"{stage.stage:<10} ", "bold"),
-        ("#" * filled, "green"),
-        ("-" * (_BAR_WIDTH - filled), "dim"),
-        f" {num_done:,} of {count_text(num_ranks, 'rank')} done{step}, {now_s - stage.start_s:.1f} s",
-    )
+    name = f"{stage.stage:<10} "
+    numbers = f"{num_done:,} of {count_text(num_ranks, 'rank')} done{step}, {now_s - stage.start_s:.1f} s"
+    wide = min(_BAR_WIDTH, width - len(name) - len(numbers) - 1)
+    if wide < _MIN_BAR_WIDTH:
+        return Text.assemble((f"{stage.stage} ", "bold"), numbers)
+    filled = wide * num_done // max(num_ranks, 1)
+    bar = ("#" * filled, "green"), ("-" * (wide - filled), "dim")
+    return Text.assemble((name, "bold"), *bar, f" {numbers}")
 
 
 def _attempts(standing: Standing) -> list[Text]:

@@ -47,7 +47,12 @@ class Outputs:
                 prepare_report(path, option=option)
 
     def _refuse_the_same_twice(self) -> None:
-        options = {"--json": self.json, "--report": self.html, "--trace": self.trace, "--metrics": self.metrics}
+        options = {
+            "--json": self.json,
+            "--report": self.html,
+            "--trace": self.trace,
+            "--metrics": self.metrics,
+        }
         seen: dict[Path, str] = {}
         for option, path in options.items():
             if path is None or path == STDOUT:

@@ -114,6 +114,8 @@ class Standing:
         attempt: number of the running attempt; 0 before the first.
         reason: why there is another attempt than the first.
         is_over: an attempt failed, and there is no other.
+        ending_s: when ranks began to be taken down, as all is done or failed; None before that.
+        cut: the stage that the attempt failed in; None while it has not.
         seats: by rank.
         num_nodes: how many nodes they lie on.
         stages: those that have begun in this attempt, in order.
@@ -132,6 +134,8 @@ class Standing:
     attempt: int = 0
     reason: str = ""
     is_over: bool = False
+    ending_s: float | None = None
+    cut: StageStanding | None = None
     seats: dict[int, Seat] = field(default_factory=dict)
     num_nodes: int = 0
     stages: dict[str, StageStanding] = field(default_factory=dict)
@@ -162,6 +166,8 @@ class Standing:
                 self.problems[event.text] = None
             case events.AttemptFailed():
                 self._fail(event)
+            case events.Ending():
+                self.ending_s = event.at_s
             case _:
                 self._move(event)
 
@@ -178,7 +184,7 @@ class Standing:
         self.attempt, self.reason = event.attempt, event.reason
         for memory in (self.seats, self.stages, self.classes, self.results, self.busy, self._class_of):
             memory.clear()
-        self.running, self.round, self.num_nodes = None, None, 0
+        self.running, self.cut, self.ending_s, self.round, self.num_nodes = None, None, None, None, 0
 
     def _move(self, event: Event) -> None:
         """A stage goes on."""
@@ -256,5 +262,6 @@ class Standing:
     def _fail(self, event: events.AttemptFailed) -> None:
         self.is_over = event.is_last
         self.failed.append((event.attempt, event.stage, event.text))
+        self.cut, self.ending_s = self.running, event.at_s
         if self.running is not None:
             self._end(self.running, max(event.at_s - self.running.start_s, 0.0))

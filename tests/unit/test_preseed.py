@@ -11,8 +11,11 @@ import pytest
 
 from cache_store.errors import StoreUnavailable
 from cache_store.node.local import check_private
+from orchestrator.config.reading import load
 from orchestrator.errors import NoStore, UnknownNode
+from orchestrator.launch.identity import launch_key
 from orchestrator.look.verify import cached_files
+from orchestrator.seed import other_launches
 from orchestrator.seed.here import seed_here
 from orchestrator.seed.nodes import Node, choose, this_node
 from orchestrator.seed.preseed import preseed
@@ -85,6 +88,24 @@ def test_launch_of_another_environment_is_a_miss_that_names_it(tmp_path: Path):
     found = seed_here(config)
     assert not found.found
     assert "torch 2.12.0 -> " in found.reason
+
+
+def test_launch_of_something_else_is_a_miss_that_names_the_difference(tmp_path: Path):
+    store_launch(loaded_config(tmp_path), tmp_path / "work")
+    config = load(tmp_path / "tiny.yaml", ("workload.arguments={layers: 3}",))
+    alone, one_of_many = seed_here(config), seed_here(config, NODES[0])
+    assert not alone.found
+    missing = f"no launch {launch_key(config)[:12]} is in the store; "
+    assert alone.reason.startswith(f"{missing}nearest is launch ")
+    assert alone.reason.endswith(": argument layers 8 -> 3")
+    assert one_of_many.reason == missing + other_launches.HINT
+
+
+def test_miss_does_not_read_many_other_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store_launch(loaded_config(tmp_path), tmp_path / "work")
+    config = load(tmp_path / "tiny.yaml", ("workload.arguments={layers: 3}",))
+    monkeypatch.setattr(other_launches, "MOST_KEYS", 0)
+    assert seed_here(config).reason.endswith(other_launches.HINT)
 
 
 def test_damaged_blob_is_a_fault_and_not_laid_out(tmp_path: Path):

@@ -18,10 +18,18 @@ from worker.guards.paths import MISSING, text
 from worker.guards.plain_types import plain_type
 
 MAX_SHOWN = 80
+MAX_REASONS_SHOWN = 3
 _NODE = r"\bp\d+\b"
 # What `worker.gears.rules.membership` writes.
 _AXIS = re.compile(r"p(\d+)\.shape\[(\d+)\], ")
 _GEARED = re.compile(rf"\((?P<sizes>(?:{_AXIS.pattern})+)\) in (?P<allowed>\{{.+\}})")
+
+
+def in_brief(reasons: Sequence[str]) -> str:
+    """The first few of them, each once, and how many more there are: one line to read, not a list."""
+    distinct = list(dict.fromkeys(reasons))
+    more = len(distinct) - MAX_REASONS_SHOWN
+    return "; ".join([*distinct[:MAX_REASONS_SHOWN], f"and {more} more"] if more > 0 else distinct)
 
 
 def describe_failure(guards: PortableGuards, check: Check, values: Sequence[Any]) -> str:
