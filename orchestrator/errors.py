@@ -132,6 +132,10 @@ class CannotStart(OrchestratorError):
         super().__init__(message)
 
 
+class LacksDevice(CannotStart):
+    """A machine on which the ranks were to run has too few accelerators, and gets no more."""
+
+
 class BuildFailed(OrchestratorError):
     """Ranks that an offline build takes for alike are not.
 

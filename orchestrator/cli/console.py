@@ -34,6 +34,7 @@ from orchestrator.errors import (
     ConfigError,
     ConfigProblem,
     DemoFailed,
+    LacksDevice,
     LaunchFailed,
     NoStore,
     NothingThere,
@@ -64,6 +65,7 @@ class ExitCode(IntEnum):
 _CODES: tuple[tuple[type[Exception], ExitCode], ...] = (
     (ConfigError, ExitCode.BAD_INPUT),
     (BadArgument, ExitCode.BAD_INPUT),
+    (LacksDevice, ExitCode.BAD_INPUT),
     (NothingThere, ExitCode.BAD_INPUT),
     (UnknownNode, ExitCode.BAD_INPUT),
     (NoStore, ExitCode.BAD_INPUT),

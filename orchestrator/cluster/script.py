@@ -81,7 +81,7 @@ def _sourced(path: str) -> str:
 
 
 def _found(python: str) -> str:
-    """Answer in the program's place where there is no interpreter that could: a shell says so in its own way."""
+    """Answer in the program's place where no interpreter is there to give one; shells word it differently."""
     failed = f"python: no program {python} was found on the host; expected an interpreter there that has Ray"
     answer = shlex.quote(host_side.ANSWER + json.dumps({"failed": failed, "unknown": True}))
     return f"command -v {_path(python)} >/dev/null || {{ printf '%s\\n' {answer}; return 1; }}"

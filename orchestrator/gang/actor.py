@@ -76,6 +76,7 @@ class RankActor:
             stream=sys.stderr,
             force=True,
         )
+        logging.getLogger(__name__).info("Process %d on %s", os.getpid(), os.uname().nodename)
 
     def call(self, rank: int, stage: str, method: str, arguments: tuple[Any, ...]) -> Any:
         """Call a method of the rank's host; a failure comes back as a value."""

@@ -6,10 +6,10 @@ or `stop` returns, no process that `start` made is left on any node that can be 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 NOBODY_WAITS = frozenset({"fetch", "commit"})
 """Stages in which each rank is alone with the store: that it fails one is no reason to stop the others."""
@@ -99,6 +99,17 @@ class Sight:
     def is_stopped(self) -> bool:
         """Whether a signal or a debugger holds it."""
         return self.state in {"T", "t"}
+
+
+@runtime_checkable
+class Waiting(Protocol):
+    """A launcher that says, about every half second while ranks start, that it waits.
+
+    Attributes:
+        on_wait: is told what is lacking, or nothing where that is not known or was told before.
+    """
+
+    on_wait: Callable[[str], None]
 
 
 class Launcher(Protocol):

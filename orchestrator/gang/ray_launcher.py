@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from orchestrator.causes import DIED, NODE_LOST, WorkerFailure
 from orchestrator.config.models import Config
-from orchestrator.errors import CannotStart, LaunchFailed
+from orchestrator.errors import CannotStart, LacksDevice, LaunchFailed
 from orchestrator.gang import ray_session
 from orchestrator.gang.actor import RankActor
 from orchestrator.gang.guardian import MARK
@@ -23,9 +24,10 @@ from orchestrator.gang.head_watch import HeadWatch
 from orchestrator.gang.launcher import NOBODY_WAITS, Gang, Process, Seat, logs_of, seat_ranks
 from orchestrator.gang.node_watch import Charge
 from orchestrator.gang.rank_host import MakeWorker
-from orchestrator.gang.ray_trouble import Supply, describe_shortage, failure_of_ray
+from orchestrator.gang.ray_trouble import describe_shortage, failure_of_ray, in_a_line
 from orchestrator.gang.ray_watch import RayWatch
 from orchestrator.gang.step_file import step_file
+from orchestrator.gang.supply import lacks_devices, refuse_missing_devices, supply_of_cluster
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +36,7 @@ GRACE_S = 1.0
 
 _STOP_TIMEOUT_S = 10.0
 _TICK_S = 0.5
+_SAY_AFTER_S = 5.0
 _PAUSE_S = 0.05
 
 
@@ -55,6 +58,7 @@ class RayLauncher:
         self._actors: list[Any] = []
         self._watch: RayWatch | None = None
         self._head: HeadWatch | None = None
+        self.on_wait: Callable[[str], None] = _say_nothing
 
     def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
         """Reserve resources, start a process for each rank, and seat the ranks node by node."""
@@ -63,6 +67,8 @@ class RayLauncher:
             self._leave()  # an own Ray has no other node, and never gets one
         if self._session is None:
             self._has_lost_node = False
+            if ray_session.way_in_now(self._config.ray) == "local":
+                refuse_missing_devices(self._bundle, num_ranks, self._config.ray)
             self._session = ray_session.enter(self._config.ray)
             self._head = HeadWatch(ray_session.head_address(), self._config.watch)
         self._starts += 1
@@ -158,32 +164,48 @@ class RayLauncher:
 
     def _reserve(self, num_ranks: int, deadline: float) -> None:
         import ray
-        from ray.util.placement_group import placement_group, placement_group_table
+        from ray.util.placement_group import placement_group
 
-        settings = self._config.ray
-        bundle = ray_session.rank_resources(settings, self._config.device)
-        group = self._group = placement_group([bundle] * num_ranks, strategy=settings.placement)
+        bundle = self._bundle
+        group = self._group = placement_group([bundle] * num_ranks, strategy=self._config.ray.placement)
         total = ray.cluster_resources()  # type: ignore[no-untyped-call]
         # An own Ray never grows, so there what is missing now is missing for ever.
         lacking = any(num_ranks * need > total.get(name, 0) for name, need in bundle.items())
-        if not (self._is_own and lacking):
-            while _left(deadline) > 0:
-                if group.wait(min(_left(deadline), _TICK_S)):
-                    return
-                self._check_head()
-        state = placement_group_table(group)["stats"]["scheduling_state"]
-        available = ray.available_resources()  # type: ignore[no-untyped-call]
-        everyone = ray.nodes()  # type: ignore[no-untyped-call]
-        nodes = tuple((node["NodeManagerHostname"], node["Resources"]) for node in everyone if node["Alive"])
+        shortage = partial(self._shortage, group, bundle, num_ranks)
+        if not (self._is_own and lacking) and self._reserved(group, deadline, shortage):
+            return
+        text = shortage()
+        lacks_device = self._is_own and lacks_devices(bundle, num_ranks, total)
         ray.util.remove_placement_group(group)
         self._group = None
-        supply = Supply(total=total, available=available, nodes=nodes)
-        raise CannotStart(describe_shortage(bundle, num_ranks, supply, state=state, own=self._is_own))
+        raise (LacksDevice if lacks_device else CannotStart)(text)
+
+    def _reserved(self, group: Any, deadline: float, shortage: Callable[[], str]) -> bool:
+        """Whether the resources are there in time; says early what is lacking, though a cluster may grow."""
+        say_s = time.monotonic() + _SAY_AFTER_S
+        while _left(deadline) > 0:
+            if group.wait(min(_left(deadline), _TICK_S)):
+                return True
+            self._check_head()
+            is_due = time.monotonic() >= say_s
+            self.on_wait(f"still waiting: {in_a_line(shortage())}" if is_due else "")
+            say_s = float("inf") if is_due else say_s
+        return False
+
+    def _shortage(self, group: Any, bundle: Mapping[str, float], num_ranks: int) -> str:
+        from ray.util.placement_group import placement_group_table
+
+        state = placement_group_table(group)["stats"]["scheduling_state"]
+        return describe_shortage(bundle, num_ranks, supply_of_cluster(), state=state, own=self._is_own)
 
     def _check_head(self) -> None:
         if self._head is not None and self._head.loss:
             num_ranks = self._config.ranks
             raise LaunchFailed("start", self._head.failures(num_ranks, "start"), num_ranks=num_ranks)
+
+    @property
+    def _bundle(self) -> dict[str, float]:
+        return ray_session.rank_resources(self._config.ray, self._config.device)
 
     @property
     def _is_own(self) -> bool:
@@ -195,7 +217,7 @@ class RayLauncher:
 
         environ = ray_session.rank_environ(self._config.ray, self._config.device, session.way_in)
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
-        resources = ray_session.rank_resources(self._config.ray, self._config.device)
+        resources = self._bundle
         options = {
             "num_cpus": resources.pop("CPU"),
             "num_gpus": resources.pop("GPU", 0.0),
@@ -226,6 +248,7 @@ class RayLauncher:
         ready, late = ray.wait(list(refs), num_returns=len(refs), timeout=_TICK_S)
         while late and _left(deadline) > 0:
             self._check_head()
+            self.on_wait("")
             ready, late = ray.wait(list(refs), num_returns=len(refs), timeout=min(_left(deadline), _TICK_S))
         failures = [answer for ref in ready if isinstance(answer := _get(ref, 0, "start"), WorkerFailure)]
         if failures:
@@ -243,6 +266,10 @@ class RayLauncher:
                 may_pass=True,
             )
         return [ray.get(ref) for ref in refs]
+
+
+def _say_nothing(_text: str) -> None:
+    """Where nobody listens."""
 
 
 def _nodes_of(group: Any) -> list[str]:

@@ -68,6 +68,11 @@ def way_in(config: RayConfig, environ: Mapping[str, str], *, initialized: bool) 
     return "local"
 
 
+def way_in_now(config: RayConfig) -> WayIn:
+    """How this process would get onto Ray by `enter`."""
+    return way_in(config, os.environ, initialized=_is_initialized())
+
+
 def enter(config: RayConfig) -> Session:
     """Get onto Ray.
 
@@ -75,7 +80,7 @@ def enter(config: RayConfig) -> Session:
         CannotStart: no Ray answers at the address, or a local one does not start.
         Terminated: SIGTERM arrived meanwhile.
     """
-    way = way_in(config, os.environ, initialized=_is_initialized())
+    way = way_in_now(config)
     _prepare_environ(way)
     import ray
 

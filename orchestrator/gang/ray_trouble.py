@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from orchestrator.causes import DIED, NODE_LOST, WorkerFailure
 
 _EXIT_DETAIL = re.compile(
-    r"Worker exit type: (\w+) Worker exit detail: (.*?)(?: There are some potential|\n|$)"
+    # The first sentence: the others guess at causes, such as the OOM killer, that need not be so.
+    r"Worker exit type: (\w+) Worker exit detail: (.*?)(?:(?<=\.) |\n|$)"
 )
 _LOST_NODE = re.compile(r"(?i)node (?:was terminated|is dead|has died|died|failure)|NODE_DIED")
 _MISSING_MODULE = re.compile(r"(?:ModuleNotFoundError|ImportError): (.*)")
@@ -77,6 +78,12 @@ def describe_shortage(
     else:
         remedy = "other work holds them: wait for it or end it (`ray status`, `ray list actors`)"
     return "\n".join([*lines, f"  remedy: {remedy}"])
+
+
+def in_a_line(shortage: str) -> str:
+    """What `describe_shortage` gave, where one line is all that is shown."""
+    head, *rest = shortage.splitlines()
+    return f"{head} {'; '.join(line.strip() for line in rest)}"
 
 
 def _by_node(name: str, nodes: Iterable[tuple[str, Mapping[str, float]]]) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from orchestrator.causes import TIMEOUT, WorkerFailure
 from orchestrator.config.models import Config, ScriptWorkload
 from orchestrator.errors import CompileForbidden, ForbiddenCompile, LaunchFailed, in_words
-from orchestrator.gang.launcher import Gang, Launcher, Sight
+from orchestrator.gang.launcher import Gang, Launcher, Sight, Waiting
 from orchestrator.show import events
 from orchestrator.show.events import Event, Listener, RankClass
 from orchestrator.show.report import StageReport
@@ -59,6 +59,8 @@ class Stages:
         self._silent: frozenset[str] = frozenset()
         self._sights: dict[int, Sight] = {}
         self.problems: list[str] = []
+        if isinstance(launcher, Waiting):
+            launcher.on_wait = self._waits
 
     def begin_attempt(self, reason: str) -> None:
         """Forget the gang of the attempt before, which is gone.
@@ -259,6 +261,11 @@ class Stages:
 
     def _tell(self, event: Event) -> None:
         self._listener(event)
+
+    def _waits(self, lacking: str) -> None:
+        self._tell(events.StillWaiting(at_s=self.wall_s()))
+        if lacking:
+            self.problem(lacking)
 
     def _see(self, rank: int, sight: Sight) -> None:
         self._sights[rank] = sight

@@ -133,6 +133,13 @@ class StageFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StillWaiting:
+    """Time passes while ranks start; what is lacking is a `Problem`."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
     """All is done, and the ranks are taken down."""
 
@@ -167,6 +174,7 @@ Event = (
     | FunctionFinished
     | RankBusy
     | StageFinished
+    | StillWaiting
     | Ending
     | Problem
     | AttemptFailed

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from orchestrator.show.folding import brief_ranks, runs_text
 from orchestrator.show.report_table import count_text, seconds_text, size_text
-from orchestrator.show.standing import ClassStanding, StageStanding, Standing
+from orchestrator.show.standing import ClassStanding, Standing
 from worker.results import FunctionResult
 
 _STYLES = {"compiled": "yellow", "loaded": "green", "adopted": "cyan"}

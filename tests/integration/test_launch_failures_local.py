@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -48,7 +49,9 @@ def test_own_ray_whose_raylet_is_killed_is_replaced_and_the_launch_ends_warm(
         assert [attempt.failed_stage for attempt in report.course.attempts] == ["compile", ""]
         assert f": {NODE_LOST} (retries.node: 1 of 2)" in report.course.attempts[1].reason
         assert [Path(rank.log).name for rank in report.ranks] == ["rank0.attempt2.log", "rank1.attempt2.log"]
-        assert "Tiny" in (tmp_path / "cache" / ".logs" / "tiny" / "rank0.log").read_text()
+        log = (tmp_path / "cache" / ".logs" / "tiny" / "rank0.log").read_text()
+        assert re.search(r"rank 0 .*: Process \d+ on ", log.splitlines()[0])
+        assert "Tiny" in log
         assert launch.left_over() == []
         assert still_there(helpers_of(marks)) == []
     finally:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from orchestrator.show.read_report import read_report
 from tests.support.ray_cluster import RayCluster, ray_cluster
 
 REPOSITORY = Path(__file__).parents[2]
@@ -59,8 +60,10 @@ def submit(cluster: RayCluster, project: Path, *options: str) -> subprocess.Comp
 
 
 def test_job_launches_on_the_running_cluster_and_stores(cluster: RayCluster, project: Path, tmp_path: Path):
-    done = submit(cluster, project)
+    report = tmp_path / "reports" / "job.json"
+    done = submit(cluster, project, "--json", str(report))
     assert done.returncode == 0, done.stdout + done.stderr
+    assert read_report(report).totals.num_compiled == 2
     assert "2 compiled" in done.stdout
     assert "SUCCEEDED" in done.stderr
     assert list((tmp_path / "store" / "launch").rglob("*/*/*"))

@@ -107,6 +107,8 @@ def test_directory_in_place_of_a_config_hints_at_the_option_for_stores(tmp_path:
     result = run("ls", tmp_path)
     assert result.exit_code == 2
     assert f"named with --store {tmp_path}" in result.stderr
+    other = run("doctor", tmp_path)  # which has no such option
+    assert (other.exit_code, "--store" in other.stderr) == (2, False)
 
 
 def test_show_prints_a_config_that_is_the_same(file: Path, tmp_path: Path):

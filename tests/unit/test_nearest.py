@@ -83,3 +83,12 @@ def test_absence_looks_at_the_newest_artifacts_only(tmp_path: Path) -> None:
     nearer = lay_artifact(tmp_path / "Llama_dynamic_ff" / "decode")
     os.utime(nearer, (1000, 1000))
     assert "engine" in explain_absence(tmp_path / MODEL_DIR, "decode", ASKED)
+
+
+def test_absence_names_a_few_conditions_each_once_and_counts_the_rest(tmp_path: Path) -> None:
+    lay_artifact(tmp_path / "Llama_dynamic_aclgraphcache_1a" / "decode", {"module": "aa"})
+    asked = Request(components={**COMPONENTS, "module": "bb"}, key="0f", engine=engine_named("graph"))
+    missing = [f"self._modules['{index}'] is missing" for index in (6, 6, 6, 7, 8, 9, 10)]
+    reason = explain_absence(tmp_path / MODEL_DIR, "decode", asked, lambda _path: tuple(missing))
+    named = "; ".join([*dict.fromkeys(missing[:5]), "and 2 more"])
+    assert reason.endswith(f"({named})")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.launch.plan import (
@@ -41,8 +41,10 @@ def worlds(draw: st.DrawFn, *, cold: bool = False, breaks: bool = True) -> Plann
 
 
 bounds = st.integers(1, 6)
+few = settings(max_examples=40)  # launches, of up to 24 functions each
 
 
+@few
 @given(worlds(), bounds)
 def test_every_rank_ends_with_what_fits_or_is_named(world: PlannedWorld, max_rounds: int) -> None:
     course = carried_out(world, max_rounds=max_rounds)
@@ -52,6 +54,7 @@ def test_every_rank_ends_with_what_fits_or_is_named(world: PlannedWorld, max_rou
     assert course.got == {slot: digest_of(slot[1], world.kinds[slot]) for slot in course.got}
 
 
+@few
 @given(worlds(), bounds)
 def test_only_what_two_compiles_failed_for_is_given_up(world: PlannedWorld, max_rounds: int) -> None:
     end = carried_out(world, max_rounds=max_rounds).end
@@ -60,18 +63,21 @@ def test_only_what_two_compiles_failed_for_is_given_up(world: PlannedWorld, max_
         assert sum(failed.class_key in keys for failed in end.failed) == 2
 
 
+@few
 @given(worlds(breaks=False), bounds)
 def test_where_all_compiles_succeed_nothing_is_given_up(world: PlannedWorld, max_rounds: int) -> None:
     end = carried_out(world, max_rounds=max_rounds).end
     assert (end.lost, end.failed) == ((), ())
 
 
+@few
 @given(worlds(), bounds)
 def test_every_demand_gets_exactly_one_action_each_round(world: PlannedWorld, max_rounds: int) -> None:
     for situation, actions in carried_out(world, max_rounds=max_rounds).rounds:
         assert Counter(actions.keys()) == Counter(demand.slot for demand in situation.demands)
 
 
+@few
 @given(worlds(), bounds)
 def test_who_waits_waits_for_a_leader_of_its_class(world: PlannedWorld, max_rounds: int) -> None:
     for situation, actions in carried_out(world, max_rounds=max_rounds).rounds:
@@ -83,6 +89,7 @@ def test_who_waits_waits_for_a_leader_of_its_class(world: PlannedWorld, max_roun
                 assert isinstance(actions[leader], Compile)
 
 
+@few
 @given(worlds(), bounds)
 def test_a_class_has_one_leader_in_a_round(world: PlannedWorld, max_rounds: int) -> None:
     for situation, actions in carried_out(world, max_rounds=max_rounds).rounds:
@@ -92,6 +99,7 @@ def test_a_class_has_one_leader_in_a_round(world: PlannedWorld, max_rounds: int)
         assert set(led.values()) <= {1}
 
 
+@few
 @given(worlds(), bounds)
 def test_nothing_that_was_refused_is_offered_again(world: PlannedWorld, max_rounds: int) -> None:
     for situation, actions in carried_out(world, max_rounds=max_rounds).rounds:
@@ -101,6 +109,7 @@ def test_nothing_that_was_refused_is_offered_again(world: PlannedWorld, max_roun
                 assert action.digest not in demand.refused
 
 
+@few
 @given(worlds(), bounds)
 def test_rank_that_failed_does_not_try_again_while_another_can(world: PlannedWorld, max_rounds: int) -> None:
     for situation, actions in carried_out(world, max_rounds=max_rounds).rounds:
@@ -114,6 +123,7 @@ def test_rank_that_failed_does_not_try_again_while_another_can(world: PlannedWor
                 assert members[demand.class_key] == 1
 
 
+@few
 @given(worlds(cold=True, breaks=False))
 def test_a_cold_launch_compiles_each_true_class_once(world: PlannedWorld) -> None:
     # Four kinds are at most four rounds, even where refusals do not say why.
@@ -122,6 +132,7 @@ def test_a_cold_launch_compiles_each_true_class_once(world: PlannedWorld) -> Non
     assert sum(course.compiled().values()) == len(true_classes)
 
 
+@few
 @given(worlds(cold=True))
 def test_failed_compiles_cost_at_most_their_retries(world: PlannedWorld) -> None:
     course = carried_out(world, max_rounds=4)
@@ -131,6 +142,7 @@ def test_failed_compiles_cost_at_most_their_retries(world: PlannedWorld) -> None
     assert set(failed.values()) <= {1, 2}
 
 
+@few
 @given(worlds())
 def test_planning_twice_gives_the_same_plan(world: PlannedWorld) -> None:
     probes = world.probes()

@@ -20,7 +20,7 @@ from orchestrator.seed.here import seed_here
 from orchestrator.seed.nodes import Node, choose, this_node
 from orchestrator.seed.preseed import preseed
 from tests.support.launched import loaded_config, store_launch
-from tests.support.stored import blob_path, overwrite
+from tests.support.stored import blob_path, open_store, overwrite
 
 ONE = Node(node_id="aa11" * 14, address="10.0.0.1", host="one")
 TWO = Node(node_id="aa22" * 14, address="10.0.0.2", host="two")
@@ -88,6 +88,7 @@ def test_launch_of_another_environment_is_a_miss_that_names_it(tmp_path: Path):
     found = seed_here(config)
     assert not found.found
     assert "torch 2.12.0 -> " in found.reason
+    assert "same components" not in found.reason
 
 
 def test_launch_of_something_else_is_a_miss_that_names_the_difference(tmp_path: Path):
@@ -99,6 +100,14 @@ def test_launch_of_something_else_is_a_miss_that_names_the_difference(tmp_path: 
     assert alone.reason.startswith(f"{missing}nearest is launch ")
     assert alone.reason.endswith(": argument layers 8 -> 3")
     assert one_of_many.reason == missing + other_launches.HINT
+
+
+def test_miss_in_an_empty_store_says_so(tmp_path: Path):
+    open_store(tmp_path / "store")
+    reason = (
+        f"no launch {launch_key(loaded_config(tmp_path))[:12]} is in the store; it holds no launch at all"
+    )
+    assert seed_here(loaded_config(tmp_path)).reason == reason
 
 
 def test_miss_does_not_read_many_other_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

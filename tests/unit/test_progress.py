@@ -151,6 +151,61 @@ def test_plain_lines_tell_of_a_long_stage_ever_more_rarely_and_name_who_is_late(
     assert len(beats) == 6  # after 30, 60, 120, 240, 480, 960 s
 
 
+def test_plain_lines_say_how_far_a_start_is_that_only_waits() -> None:
+    heard = [e.StillWaiting(at_s=at_s / 2) for at_s in range(1, 140)]
+    lines = plain([stage("start", *range(64)), *heard], num_ranks=64)
+    assert lines[1:] == [
+        f"start: 0 of 64 ranks after {seconds} s; waiting for ranks 0-63" for seconds in (30, 60)
+    ]
+
+
+def compiling_two() -> list[e.Event]:
+    """Two ranks compile a function each; rank 1 is through."""
+    classes = tuple(
+        e.RankClass(function="f", request_key=str(rank), ranks=(rank,), action="compile", leader=rank)
+        for rank in (0, 1)
+    )
+    return [
+        e.AttemptStarted(at_s=0.0, attempt=1, reason=""),
+        e.Planned(at_s=0.0, round=0, classes=classes),
+        stage("compile", 0, 1),
+        finished("compile", 1, 5.0),
+    ]
+
+
+def cells(screen: list[str]) -> list[str]:
+    """The column of the function, of both ranks."""
+    rows = [line for line in screen if line.strip().startswith(("0 ", "1 "))]
+    return [row.split("  ")[1].strip() or row.split("  ")[2].strip() for row in (row.strip() for row in rows)]
+
+
+def test_live_view_says_of_a_rank_that_compiled_that_it_did() -> None:
+    assert cells(live(compiling_two(), 2, later_s=4.0)) == ["compiling 9.0 s", "compile done"]
+
+
+def test_live_view_says_of_a_launch_that_was_stopped_what_was_cut_short() -> None:
+    stopped = e.AttemptFailed(at_s=6.0, attempt=1, stage="compile", text="stopped", is_last=True)
+    screen = live([*compiling_two(), stopped], 2, later_s=1.5)
+    assert cells(screen) == ["compile cut short", "compile done"]
+    assert "taking the ranks down, 1.5 s" in screen
+
+
+def test_live_view_names_what_comes_after_the_last_stage() -> None:
+    heard: list[e.Event] = [
+        stage("commit", 0, 1),
+        e.StageFinished(at_s=2.0, stage="commit", seconds=2.0),
+        e.Ending(at_s=2.0),
+    ]
+    screen = live(heard, 2, later_s=1.0)
+    assert "taking the ranks down, 1.0 s" in screen
+
+
+def test_live_view_of_a_low_and_narrow_screen_shows_ranks_and_numbers() -> None:
+    screen = live(compiling_two(), 2, width=50, height=8, later_s=4.0)
+    assert any(line.endswith("1 of 2 ranks done, 9.0 s") for line in screen)
+    assert [line.split()[0] for line in screen[-2:]] == ["0", "1"]
+
+
 def test_live_view_of_few_ranks_shows_every_rank_with_its_functions() -> None:
     text = "\n".join(live(until_compile(2, 1), 2, width=120, later_s=1.5))
     assert "2 ranks on 2 nodes (node-0, node-1) | 17.0 s" in text

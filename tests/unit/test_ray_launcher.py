@@ -14,10 +14,10 @@ import ray
 
 from orchestrator.causes import CLUSTER_LOST, DIED, WorkerFailure
 from orchestrator.cli.console import ExitCode, exit_code_of
-from orchestrator.config.models import WatchConfig
+from orchestrator.config.models import RayConfig, WatchConfig
 from orchestrator.config.reading import parse
-from orchestrator.errors import LaunchFailed
-from orchestrator.gang import ray_launcher
+from orchestrator.errors import LacksDevice, LaunchFailed
+from orchestrator.gang import ray_launcher, ray_session, supply
 from orchestrator.gang.launcher import Gang, Process, Sight, logs_of, seat_ranks
 from orchestrator.gang.node_watch import Charge
 from orchestrator.gang.ray_launcher import RayLauncher
@@ -174,6 +174,54 @@ def test_resources_that_ctrl_c_comes_before_are_known_and_so_given_back(
     with pytest.raises(KeyboardInterrupt):
         launcher._reserve(1, time.monotonic() + 60)
     assert launcher._group is group
+
+
+class Waited:
+    """A group of resources that are there at the third look."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def wait(self, _timeout_s: float) -> bool:
+        self.looks += 1
+        return self.looks == 3
+
+
+def test_what_is_lacking_is_said_early_and_once_while_it_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray_launcher, "_SAY_AFTER_S", 0.0)
+    launcher, said = launcher_of(Actor(None)), list[str]()
+    launcher.on_wait = said.append
+    assert launcher._reserved(Waited(), time.monotonic() + 60, lambda: "64 ranks do not fit:\n  CPU: 8")
+    assert said == ["still waiting: 64 ranks do not fit: CPU: 8", ""]
+
+
+def test_devices_that_are_not_here_are_refused_before_an_own_ray_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supply, "_num_here", lambda _resource: 1)
+    monkeypatch.delenv("RAY_OVERRIDE_RESOURCES", raising=False)
+    bundle, config = {"CPU": 1.0, "NPU": 1.0}, RayConfig()
+    supply.refuse_missing_devices(bundle, 1, config)
+    supply.refuse_missing_devices({"CPU": 1e6}, 1, config)
+    with pytest.raises(LacksDevice, match="NPU: 2 x 1 = 2 wanted, 1 there, 1 too few") as caught:
+        supply.refuse_missing_devices(bundle, 2, config)
+    assert exit_code_of(caught.value) == ExitCode.BAD_INPUT
+
+
+def test_no_ray_is_started_for_devices_that_are_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def enter(_config: RayConfig) -> None:
+        raise AssertionError("Ray was started")
+
+    monkeypatch.setattr(supply, "_num_here", lambda _resource: 0)
+    for name in ("RAY_OVERRIDE_RESOURCES", "RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray_session, "enter", enter)
+    data = {"workload": {"entrypoint": "a:b"}, "ranks": 1, "parallel": {"dp": 1}, "device": "npu"}
+    with pytest.raises(LacksDevice):
+        RayLauncher(parse(data)).start(1, timeout_s=60)
 
 
 class WatchActor:

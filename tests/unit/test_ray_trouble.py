@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 from ray import exceptions
 
-from orchestrator.gang.ray_trouble import Supply, describe_shortage, failure_of_ray
+from orchestrator.gang.ray_trouble import Supply, describe_shortage, failure_of_ray, in_a_line
 
 DIED = (
     "The actor died unexpectedly before finishing this task.\n\tclass_name: RankActor\n"
     "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR "
-    "Worker exit detail: Worker unexpectedly exits with code 2. There are some potential root causes."
+    "Worker exit detail: Worker unexpectedly exits with code 2. End of file. Some common causes include: "
+    "(1) the process was killed by the OOM killer due to high memory usage, (2) ray stop --force was called."
 )
 
 
@@ -32,6 +33,13 @@ def test_too_small_a_cluster_names_the_numbers_and_what_to_change() -> None:
 
 def test_own_machine_that_is_too_small_can_pretend() -> None:
     assert "ray.num_cpus" in shortage(4, 4, own=True)
+
+
+def test_shortage_goes_into_a_line() -> None:
+    text = in_a_line(shortage(4, 4))
+    assert text.startswith("3 ranks do not fit on the Ray cluster: CPU: 3 x 2 = 6 wanted, 4 there, 2 too few")
+    assert "; remedy: lower ranks" in text
+    assert "\n" not in text
 
 
 def test_busy_cluster_is_told_apart_from_a_small_one() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from orchestrator.causes import TIMEOUT, WorkerFailure
 from orchestrator.config.reading import parse
 from orchestrator.gang.launcher import Gang
 from orchestrator.launch.stages import Stages
-from orchestrator.show.events import Event, RankFinished, silence
+from orchestrator.show.events import Ending, Event, RankFinished, StillWaiting, silence
 from orchestrator.store.stores import silent_places
 
 STORE = {"tiers": [{"path": "/near"}, {"path": "/far"}], "trust": {"policy": "off"}}
@@ -124,3 +124,32 @@ def test_rank_that_let_the_whole_time_pass_is_late_although_the_store_failed_ano
     late = {rank for rank, found in answers.items() if getattr(found, "kind", "") == TIMEOUT}
     assert late == silent
     assert answers[1] == "done"
+
+
+class Slow(Ranks):
+    """Waits for room before it starts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_wait: Callable[[str], None] = print
+
+    def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
+        for lacking in ("", "no room", ""):
+            self.on_wait(lacking)
+        return Gang(seats=(), master_addr="", master_port=0)
+
+
+def test_what_a_start_waits_for_is_a_problem_and_the_rest_is_time_that_passes() -> None:
+    heard: list[Event] = []
+    data = {"workload": {"entrypoint": "a:b"}, "ranks": 3, "parallel": {"dp": 3}}
+    stages = Stages(parse(data), Slow(), heard.append)
+    stages.start()
+    assert stages.problems == ["no room"]
+    assert sum(isinstance(event, StillWaiting) for event in heard) == 3
+
+
+def test_ranks_that_are_taken_down_are_told() -> None:
+    heard: list[Event] = []
+    data = {"workload": {"entrypoint": "a:b"}, "ranks": 3, "parallel": {"dp": 3}}
+    Stages(parse(data), Ranks(), heard.append).close()
+    assert [type(event) for event in heard] == [Ending]

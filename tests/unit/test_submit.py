@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from orchestrator.cli.main import app
 from orchestrator.errors import BadArgument, OutsideDirectory, SubmitFailed
 from orchestrator.jobs.submit import (
     JobLost,
@@ -183,6 +185,17 @@ def test_files_of_the_launch_are_written_where_the_driver_runs(tmp_path: Path):
 def test_file_that_would_go_with_the_job_is_refused(tmp_path: Path, path: str):
     with pytest.raises(BadArgument, match=f"--report: expected an absolute path, found {path}"):
         job_entrypoint(tmp_path / "a.yaml", [], directory=tmp_path, files={"--report": Path(path)})
+
+
+def test_command_refuses_such_a_file_before_it_asks_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("a.yaml").write_text("workload: {entrypoint: a:b}\nranks: 1\nparallel: {}\n")
+    for option in ("--json", "--report"):
+        result = CliRunner().invoke(app, ["submit", "a.yaml", option, "out/x", "--address", "127.0.0.1:9"])
+        assert result.exit_code == 2
+        assert f"error: {option}: expected an absolute path, found out/x" in result.stderr
 
 
 def test_config_outside_of_the_directory_is_refused(tmp_path: Path):
