@@ -29,6 +29,7 @@ NOT_EXECUTABLE = 126
 NOT_FOUND = 127
 KILLED = 128 + signal.SIGKILL
 _START_S = 60.0
+_LAST_S = 5.0
 _CHUNK_BYTES = 1 << 16
 _MAX_CHUNKS = 256
 
@@ -159,6 +160,13 @@ class Command:
             if "ended" in said:
                 self.status = int(said["ended"])
                 self._keeper.wait()
+                self._outlast_keeper()
+
+    def _outlast_keeper(self) -> None:
+        """Until the keeper, whose last word that was, has ended too: its end closes the channel."""
+        with contextlib.suppress(OSError):
+            while select.select([self._channel], [], [], _LAST_S)[0] and self._channel.recv(4096):
+                continue
 
     def _said(self, wait_s: float) -> list[dict[str, Any]]:
         """What the keeper says within that time; its own end without a word makes a status."""

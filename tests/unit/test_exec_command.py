@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -182,3 +184,23 @@ def test_command_gets_a_signal_when_its_keeper_is_killed(start: Start, mark: str
     (keeper,) = (pid for pid, line in marked(mark).items() if "keeper.py" in line)
     os.kill(keeper, signal.SIGKILL)
     assert ended(command)[0] == KILLED
+
+
+def test_command_has_ended_when_its_keeper_has_too() -> None:
+    ours, theirs = socket.socketpair()
+    command = Command.__new__(Command)
+    command.status, command._text, command._channel = None, b"", ours
+    command._keeper = SimpleNamespace(wait=lambda: 0)  # type: ignore[assignment]
+    has_ended = threading.Event()
+
+    def end() -> None:
+        has_ended.set()
+        theirs.close()
+
+    theirs.sendall(b'{"ended": 3}\n')
+    ending = threading.Timer(0.2, end)
+    ending.start()
+    assert command.poll(WAIT_S) == 3
+    assert has_ended.is_set()
+    ending.join()
+    ours.close()
