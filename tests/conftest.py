@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.support.s3_server import S3Server
 
 FAULT_ROUNDS = 2
-CHAOS_LAUNCHES, CHAOS_SEED = 3, 123241
+CHAOS_LAUNCHES, CHAOS_SEED = 2, 123241
 """A rank is killed, a driver is killed, a store goes away."""
 _OF_THE_DEVELOPER = re.compile(r"(AWS|AZURE|GOOGLE)_.*|.*_PROXY", re.IGNORECASE)
 

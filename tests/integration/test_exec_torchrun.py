@@ -1,4 +1,4 @@
-"""`warmrank exec` around a command whose ranks are real: compiled on the first node, on the second nothing."""
+"""Scripts under torchrun, here, through `warmrank exec`: cold, then warm on another cache directory."""
 
 from __future__ import annotations
 

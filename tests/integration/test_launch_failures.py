@@ -89,6 +89,7 @@ def test_ranks_killed_and_stopped_cost_an_attempt_each_and_take_their_helpers_al
     trial.check_nothing_left()
 
 
+@pytest.mark.slow
 def test_rank_that_hangs_in_native_code_is_named_with_what_it_was_doing(cluster: str, tmp_path: Path) -> None:
     trial = Trial(tmp_path, fault("compile", "native", 0), retries=NO_RETRIES, timeouts={"compile_s": 5})
     error, report = trial.fail()
@@ -114,6 +115,7 @@ def test_rank_that_is_stopped_again_and_again_ends_the_launch_and_leaves_the_sto
     trial.check_nothing_left()
 
 
+@pytest.mark.slow
 def test_ranks_end_when_their_driver_looks_at_them_no_more(cluster: str, tmp_path: Path) -> None:
     trial = Trial(tmp_path, watch={**WATCH, "lease_s": 1})
     launcher = RayLauncher(trial.config)

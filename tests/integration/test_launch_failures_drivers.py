@@ -85,6 +85,7 @@ def test_driver_that_is_killed_takes_ranks_helpers_and_its_own_ray_along(
     assert stored_launches(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_head_that_is_killed_ends_the_launch_with_a_report_and_leaves_nothing(
     start: Start, marks: Path, tmp_path: Path
 ) -> None:

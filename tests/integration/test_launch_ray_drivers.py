@@ -79,7 +79,9 @@ def test_cluster_is_joined_by_address_with_a_copy_of_the_directory(
     assert counts(from_json(output)) == (2, 0, 2), errors
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
+)
 def test_stopped_launch_ends_its_local_ray_and_leaves_no_process(
     start_driver: StartDriver, short_tmp: Path, number: signal.Signals, status: int
 ) -> None:

@@ -69,6 +69,7 @@ def test_job_launches_on_the_running_cluster_and_stores(cluster: RayCluster, pro
     assert list((tmp_path / "store" / "launch").rglob("*/*/*"))
 
 
+@pytest.mark.slow
 def test_job_ends_with_the_exit_status_of_its_launch(cluster: RayCluster, project: Path):
     done = submit(cluster, project, "--no-compile")
     assert done.returncode == 3, done.stdout + done.stderr

@@ -38,9 +38,7 @@ def file(tmp_path: Path) -> Iterator[Path]:
 def hosts(file: Path) -> Iterator[Hosts]:
     loaded = load_hosts(file)
     yield loaded
-    for (
-        host
-    ) in loaded.all:  # its processes end with the file; a `down` would take as long as an `up`
+    for host in loaded.all:  # its processes end with the file; a `down` would take as long as an `up`
         shutil.rmtree(host.directory, ignore_errors=True)
 
 
