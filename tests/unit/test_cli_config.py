@@ -106,7 +106,7 @@ def test_choices_of_a_key_are_said_once(file: Path):
 def test_directory_in_place_of_a_config_hints_at_the_option_for_stores(tmp_path: Path):
     result = run("ls", tmp_path)
     assert result.exit_code == 2
-    assert f"named with --store {tmp_path}" in result.stderr
+    assert f"named with --store {tmp_path}" in " ".join(result.stderr.split())
     other = run("doctor", tmp_path)  # which has no such option
     assert (other.exit_code, "--store" in other.stderr) == (2, False)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
@@ -40,12 +41,21 @@ def test_handler_is_put_back():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.fixture
+def _heeds_ctrl_c() -> Iterator[None]:
+    """Whoever runs the tests in the background ignores it, and so do they."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def go_on_after(number: signal.Signals, done: list[str]) -> None:
     with sigterm_raises(), held_back():
         os.kill(os.getpid(), number)
         done.append("all")
 
 
+@pytest.mark.usefixtures("_heeds_ctrl_c")
 @pytest.mark.parametrize(
     ("number", "raised"), [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)]
 )
