@@ -75,6 +75,7 @@ def reasons(report: Report) -> list[str]:
     return [attempt.reason.partition(" (")[0].rpartition(": ")[2] for attempt in report.course.attempts[1:]]
 
 
+@pytest.mark.slow
 def test_ranks_killed_and_stopped_cost_an_attempt_each_and_take_their_helpers_along(
     cluster: str, tmp_path: Path
 ) -> None:
