@@ -37,8 +37,11 @@ def sigterm_raises() -> Iterator[None]:
     with kept(signal.SIGTERM):
         if _in_main_thread():
             signal.signal(signal.SIGTERM, raise_)
-        with named():
-            yield
+        try:
+            with named():
+                yield
+        finally:
+            _arrived.clear()  # it was this context's
 
 
 _arrived: list[int] = []

@@ -32,22 +32,26 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"printed": result.stdout, **json.loads(file.read_text())}
 
 
+@pytest.mark.slow
 def test_warm_process_loads_and_imports_no_tracer(figures):
     [warm] = figures["layers"]["1"]["runs"]["warmrank_reduce_overhead.warm"]
     assert (warm["outcome"], warm["imported"]) == ("loaded", [])
     assert 0 < warm["load_s"] < warm["first_output_s"]
 
 
+@pytest.mark.slow
 def test_filling_process_compiles(figures):
     [fill] = figures["layers"]["1"]["runs"]["warmrank_reduce_overhead.fill"]
     assert fill["outcome"] == "compiled"
 
 
+@pytest.mark.slow
 def test_outputs_were_compared_with_eager(figures):
     runs = figures["layers"]["1"]["runs"]
     assert all(run["largest_difference"] < 1e-4 for run in runs["warmrank_reduce_overhead.warm"])
 
 
+@pytest.mark.slow
 def test_kernel_alone_is_timed_beside_the_call(figures):
     [warm] = figures["layers"]["1"]["runs"]["warmrank_reduce_overhead.warm"]
     assert warm["kernel_s"] > 0
@@ -55,12 +59,14 @@ def test_kernel_alone_is_timed_beside_the_call(figures):
     assert "kernel_s" not in figures["layers"]["1"]["runs"]["eager.warm"][0]
 
 
+@pytest.mark.slow
 def test_way_that_is_not_installed_says_so_in_its_row(figures):
     row = figures["layers"]["1"]["summary"]["npugraph_ex.warm"]
     assert row["not_here"].startswith("not installed")
     assert "not installed" in figures["printed"]
 
 
+@pytest.mark.slow
 def test_place_names_hardware_versions_and_threads(figures):
     assert {"cpu", "cpus", "threads", "python", "torch", "kernel"} <= figures["place"].keys()
 

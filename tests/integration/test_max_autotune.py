@@ -308,6 +308,7 @@ def test_without_ge_cache_kernels_are_compiled_again_without_a_trace(
     assert (compiles, len(variants(next(tmp_path.rglob("forward"))))) == (2, 1)
 
 
+@pytest.mark.slow
 def test_cache_step_is_compiled_again_and_equals_eager(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,7 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from orchestrator.signals import EXIT_TERMINATED, Terminated, exit_code_of, held_back, sigterm_raises
+from orchestrator.signals import (
+    EXIT_TERMINATED,
+    Terminated,
+    exit_code_of,
+    held_back,
+    named,
+    sigterm_raises,
+)
 
 
 def call_native_code() -> None:
@@ -66,6 +73,19 @@ def test_signal_that_is_held_back_waits_for_the_end_and_is_not_lost(
     with pytest.raises(raised):
         go_on_after(number, done)
     assert done == ["all"]
+
+
+def interrupted_while_named() -> None:
+    with named():
+        raise KeyboardInterrupt
+
+
+def test_interrupt_after_a_sigterm_that_is_over_is_an_interrupt() -> None:
+    with pytest.raises(Terminated), sigterm_raises():
+        os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        interrupted_while_named()
+    assert not isinstance(caught.value, Terminated)
 
 
 def test_nothing_is_raised_where_nothing_was_held_back() -> None:
