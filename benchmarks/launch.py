@@ -32,7 +32,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -45,7 +44,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.launch_parts.report import report, summary  # noqa: E402 - also where nothing is installed
-from benchmarks.load import cpu_model  # noqa: E402
+from benchmarks.load import machine  # noqa: E402
 
 LAUNCHES = ("cold", "warm", "node")
 WARM_WAYS = ("warm", "build", "groups")  # those whose wall seconds are compared, so most often repeated
@@ -144,11 +143,7 @@ def child(
 def place(options: argparse.Namespace) -> dict[str, Any]:
     """Hardware, versions, and how the figures were taken."""
     return {
-        "cpu": cpu_model(),
-        "cpus": os.cpu_count(),
-        "load_average": os.getloadavg()[0],
-        "kernel": platform.release(),
-        "python": platform.python_version(),
+        **machine(),
         "torch": version("torch"),
         "ray": version("ray"),
         "layers": options.layers,

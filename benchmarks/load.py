@@ -131,16 +131,23 @@ def place(options: argparse.Namespace) -> dict[str, Any]:
     from importlib.metadata import version
 
     return {
-        "cpu": cpu_model(),
-        "cpus": os.cpu_count(),
-        "load_average": os.getloadavg()[0],
+        **machine(),
         "threads": 1,
-        "kernel": platform.release(),
-        "python": platform.python_version(),
         "torch": version("torch"),
         "runs": options.runs,
         "rounds": options.rounds,
         "dynamic": options.dynamic,
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Hardware and versions that every figure depends on."""
+    return {
+        "cpu": cpu_model(),
+        "cpus": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+        "kernel": platform.release(),
+        "python": platform.python_version(),
     }
 
 

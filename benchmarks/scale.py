@@ -31,7 +31,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -42,7 +41,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.load import cpu_model  # noqa: E402 - also where nothing is installed
+from benchmarks.load import machine  # noqa: E402 - also where nothing is installed
 from benchmarks.scale_parts.report import report, summary, verdict  # noqa: E402
 
 RANKS = (16, 64, 256, 1024, 4096, 16384)
@@ -99,11 +98,7 @@ def child(stage: str, ranks: int, work: str) -> dict[str, Any]:
 def place(options: argparse.Namespace) -> dict[str, Any]:
     """Hardware, versions, and how the figures were taken."""
     return {
-        "cpu": cpu_model(),
-        "cpus": os.cpu_count(),
-        "load_average": os.getloadavg()[0],
-        "kernel": platform.release(),
-        "python": platform.python_version(),
+        **machine(),
         "pydantic": version("pydantic"),
         "cryptography": version("cryptography"),
         "runs": options.runs,

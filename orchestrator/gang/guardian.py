@@ -57,12 +57,17 @@ Process = tuple[int, int]
 
 def stat_of(pid: int) -> tuple[int, int, str] | None:
     """Parent, start time and state of a process; None for one that is not there."""
+    fields = fields_of(pid)
+    return (int(fields[1]), int(fields[19]), fields[0].decode()) if fields else None
+
+
+def fields_of(pid: int) -> list[bytes]:
+    """What ``/proc/PID/stat`` says after the command's name, from the state on; empty for no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - run with as few imports as there can be
-            fields = file.read().rpartition(b")")[2].split()
+            return file.read().rpartition(b")")[2].split()
     except OSError:
-        return None
-    return int(fields[1]), int(fields[19]), fields[0].decode()
+        return []
 
 
 def table() -> dict[int, tuple[int, int]]:
@@ -77,9 +82,21 @@ def table() -> dict[int, tuple[int, int]]:
 
 def descendants(processes: dict[int, tuple[int, int]], roots: set[int]) -> set[Process]:
     """All below some pids, without these."""
+    return below(processes, children_of(processes), roots)
+
+
+def children_of(processes: dict[int, tuple[int, int]]) -> dict[int, list[int]]:
+    """The children of every process that has some."""
     children: dict[int, list[int]] = {}
     for pid, (parent, _) in processes.items():
         children.setdefault(parent, []).append(pid)
+    return children
+
+
+def below(
+    processes: dict[int, tuple[int, int]], children: dict[int, list[int]], roots: set[int]
+) -> set[Process]:
+    """As `descendants`, where the children are known."""
     found: set[Process] = set()
     waiting = list(roots)
     while waiting:
@@ -176,8 +193,9 @@ class Guardian:
     def look(self) -> None:
         """Remember who descends from whom; end what belongs to ranks that are gone."""
         processes = table()
+        children = children_of(processes)
         for pid in self._ranks:
-            self._below[pid] = self._below.get(pid, set()) | descendants(processes, {pid})
+            self._below[pid] = self._below.get(pid, set()) | below(processes, children, {pid})
         for pid in [pid for pid, started in self._ranks.items() if processes.get(pid, (0, 0))[1] != started]:
             del self._ranks[pid]
             kill(self._below.pop(pid) | marked(processes, {self._marks[pid]}))
@@ -202,8 +220,8 @@ class Guardian:
 
     def _alive(self) -> bool:
         """Whether a rank is there that the driver has asked Ray to end."""
-        processes = table()
-        return any(processes.get(pid, (0, 0))[1] == started for pid, started in self._ranks.items())
+        stats = [(stat_of(pid), started) for pid, started in self._ranks.items()]
+        return any(stat is not None and stat[2] != "Z" and stat[1] == started for stat, started in stats)
 
     def _left(self, processes: dict[int, tuple[int, int]]) -> set[Process]:
         ranks = set(self._ranks.items())

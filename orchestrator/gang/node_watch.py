@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.gang.guardian import stat_of
+from orchestrator.gang.guardian import fields_of, stat_of
 from orchestrator.gang.guarding import Guarding
 from orchestrator.gang.launcher import Sight
 from orchestrator.gang.step_file import read_step
@@ -87,9 +87,8 @@ class NodeWatch:
 
 def look_at(charge: Charge) -> Sight:
     """See one rank."""
-    try:
-        fields = Path(f"/proc/{charge.pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
+    fields = fields_of(charge.pid)
+    if not fields:
         return Sight(state="")
     ticks = int(fields[11]) + int(fields[12])
     return Sight(

@@ -39,20 +39,47 @@ class Moved:
     nodes: tuple[NodeReport, ...] = ()
 
 
-def assemble(
-    stages: Stages,
-    *,
-    course: Course,
-    places: tuple[RankPlace, ...],
-    warm: Warm,
-    moved: Moved,
-    started: str,
-) -> Report:
+@dataclass(kw_only=True)
+class Known:
+    """What is known so far of a launch that goes on; the stages of the attempt fill it.
+
+    Attributes:
+        started: ISO 8601 in UTC.
+        tiers: the store's places as the driver found them.
+        places: where the ranks of the attempt are, as far as they came up.
+        fetches: what its nodes copied.
+    """
+
+    started: str
+    tiers: tuple[TierState, ...] = ()
+    places: tuple[RankPlace, ...] = ()
+    fetches: tuple[NodeFetch, ...] = ()
+
+    def begin_attempt(self) -> None:
+        """Forget what is of the attempt before."""
+        self.places, self.fetches = (), ()
+
+
+def assemble(stages: Stages, known: Known, course: Course, *, warm: Warm, moved: Moved) -> Report:
     """The report of a launch that has done its work."""
-    config = stages.config
     ranks = tuple(
-        _rank_report(stages, seat, place, warm) for seat, place in zip(stages.gang.seats, places, strict=True)
+        rank_report(
+            stages,
+            seat,
+            pid=place.pid,
+            functions=_functions(seat.rank, warm),
+            verification=warm.checks.get(seat.rank),
+        )
+        for seat, place in zip(stages.gang.seats, known.places, strict=True)
     )
+    return put_together(stages, known, course, ranks=ranks, moved=moved)
+
+
+def put_together(
+    stages: Stages, known: Known, course: Course, *, ranks: tuple[RankReport, ...], moved: Moved
+) -> Report:
+    """What the reports of all launches have in common; that of a warm one is whole."""
+    config = stages.config
     return Report(
         schema_version=SCHEMA_VERSION,
         outcome="warm",
@@ -62,10 +89,10 @@ def assemble(
         name=config.name,
         launch_key=launch_key(config),
         identity=identity(config),
-        environment=dict(places[0].environment),
+        environment=dict(known.places[0].environment) if known.places else {},
         world_size=config.ranks,
         parallel=config.parallel.model_dump(),
-        started=started,
+        started=known.started,
         cache_dir=str(config.cache_dir),
         store=config.store.location if config.store else "",
         tiers=moved.tiers,
@@ -82,31 +109,43 @@ def assemble(
     )
 
 
-def _rank_report(stages: Stages, seat: Seat, place: RankPlace, warm: Warm) -> RankReport:
-    keys = {probe.function: probe.request_key for probe in warm.probes.get(seat.rank, ())}
+def rank_report(
+    stages: Stages,
+    seat: Seat,
+    *,
+    pid: int,
+    functions: tuple[FunctionReport, ...] = (),
+    verification: Verification | None = None,
+) -> RankReport:
+    """One rank: where it is, and what became of it."""
     return RankReport(
         rank=seat.rank,
         host=seat.host,
         node_rank=seat.node_rank,
         local_rank=seat.local_rank,
-        pid=place.pid,
+        pid=pid,
         log=stages.gang.log_of(seat.rank),
-        functions=tuple(
-            FunctionReport(
-                function=result.function,
-                outcome=result.outcome,
-                reason=result.reason,
-                request_key=keys.get(result.function, ""),
-                digest=result.digest,
-                size_bytes=result.size_bytes,
-                beside=result.beside,
-                path=result.path,
-                seconds=result.seconds,
-                num_captures=result.num_captures,
-                pool_bytes=result.pool_bytes,
-                runtime_state=result.runtime_state,
-            )
-            for result in warm.results[seat.rank]
-        ),
-        verification=warm.checks.get(seat.rank),
+        functions=functions,
+        verification=verification,
+    )
+
+
+def _functions(rank: int, warm: Warm) -> tuple[FunctionReport, ...]:
+    keys = {probe.function: probe.request_key for probe in warm.probes.get(rank, ())}
+    return tuple(
+        FunctionReport(
+            function=result.function,
+            outcome=result.outcome,
+            reason=result.reason,
+            request_key=keys.get(result.function, ""),
+            digest=result.digest,
+            size_bytes=result.size_bytes,
+            beside=result.beside,
+            path=result.path,
+            seconds=result.seconds,
+            num_captures=result.num_captures,
+            pool_bytes=result.pool_bytes,
+            runtime_state=result.runtime_state,
+        )
+        for result in warm.results[rank]
     )

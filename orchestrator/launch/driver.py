@@ -15,9 +15,9 @@ from orchestrator.config.reading import Config
 from orchestrator.errors import CannotStart, LaunchFailed
 from orchestrator.gang.launcher import Launcher
 from orchestrator.launch import steps
-from orchestrator.launch.assemble import Moved, Warm, assemble
+from orchestrator.launch.assemble import Known, Moved, Warm, assemble
 from orchestrator.launch.commit import commit
-from orchestrator.launch.failed import Known, failed_report
+from orchestrator.launch.failed import failed_report
 from orchestrator.launch.failed_compiles import CompileCut, Compiling
 from orchestrator.launch.retries import Spent
 from orchestrator.launch.rounds import settle_all
@@ -129,9 +129,7 @@ class Launch:
                 nodes=steps.node_artifacts(stages),
             )
         course = self._recorder.course(now_s=stages.wall_s())
-        report = assemble(
-            stages, course=course, places=known.places, warm=warm, moved=moved, started=known.started
-        )
+        report = assemble(stages, known, course, warm=warm, moved=moved)
         stages.close()
         return report
 
