@@ -105,8 +105,9 @@ class RayLauncher:
         }
         failed: dict[int, str] = {}
         # A rank whose process ended may have been lost with its node, which is another budget's: wait to see.
-        while (pending or DIED in failed.values()) and (left_s := _left(deadline)) > 0:
-            ready = _await_some([*pending, *self._watch.refs()], timeout_s=min(left_s, _TICK_S))
+        while (in_doubt := self._watch.is_in_doubt()) or (pending and _left(deadline) > 0):
+            wait_s = _TICK_S if in_doubt else min(_left(deadline), _TICK_S)
+            ready = _await_some([*pending, *self._watch.refs()], timeout_s=wait_s)
             answers = {pending.pop(ref): ref for ref in ready if ref in pending}
             found = [(rank, _get(ref, rank, stage)) for rank, ref in answers.items()]
             yield from self._watch.take(ready).items()
@@ -120,7 +121,7 @@ class RayLauncher:
                     if not (answer.store_fault and stage in NOBODY_WAITS):
                         deadline = min(deadline, time.monotonic() + GRACE_S)
                     if answer.kind == DIED:
-                        self._watch.hurry()
+                        self._watch.died(rank)
                     yield rank, self._watch.explained(answer)
 
     def _failures(self, stage: str) -> tuple[WorkerFailure, ...]:

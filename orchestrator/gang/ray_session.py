@@ -18,7 +18,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +26,7 @@ from typing import Any, Literal
 from orchestrator.config.models import RayConfig
 from orchestrator.environ import inherited
 from orchestrator.errors import CannotStart
+from orchestrator.gang import guardian
 from orchestrator.gang.guarding import Guarding
 from orchestrator.leaving import leave_at_once_later
 from orchestrator.signals import Terminated, kept, undisturbed
@@ -39,6 +40,7 @@ NAMESPACE = "warmrank"
 # The driver and its ranks exchange small values only; artifacts travel through the store.
 _OBJECT_STORE_BYTES = 128 * 2**20
 _CONNECT_TIMEOUT_S = 5.0
+_AUTOSCALER = b"/autoscaler/_private/monitor.py\0"
 _JOB_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray's job supervisor for the driver that it starts
 
 
@@ -119,10 +121,21 @@ def leave(session: Session) -> None:
     import ray
 
     with undisturbed():
+        if session.way_in == "local":
+            _end_autoscaler()
         ray.shutdown()
         if session.guarding is not None:
             session.guarding.abandon()  # agents may be there still, waiting for a head that was just lost
             shutil.rmtree(session.temp_dir, ignore_errors=True)  # that guardian may have been killed itself
+
+
+def _end_autoscaler() -> None:
+    """End what would scale an own Ray, if that could grow: it heeds no SIGTERM, and Ray gives it a second."""
+    processes = guardian.table()
+    for pid in guardian.children_of(processes).get(os.getpid(), ()):
+        with suppress(OSError):  # ended since
+            if _AUTOSCALER in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
 
 
 def abandon(session: Session) -> None:

@@ -40,7 +40,7 @@ class RayWatch:
         self._started = {node_id: self._actor(node_id) for node_id in node_ids}
         self._every_s = settings.every_s
         self._actors: dict[int, Any] = {}
-        self._asked: dict[Any, int] = {}
+        self._asked: dict[Any, tuple[int, float]] = {}
         self._next_s: dict[int, float] = {}
         self._watching: Watching | None = None
         self._looked_s = 0.0
@@ -71,20 +71,26 @@ class RayWatch:
             for node, (_, ranks) in nodes.items()
         ]
 
-    def hurry(self) -> None:
+    def died(self, rank: int) -> None:
         """A rank died: look often from now on, to see whether its node is lost with it."""
+        assert self._watching is not None  # noqa: S101 - `guard` comes first
+        self._watching.died(rank, time.monotonic())
         if self._every_s > _HURRY_S:
             self._every_s = _HURRY_S
             self._next_s = dict.fromkeys(self._next_s, 0.0)
 
+    def is_in_doubt(self) -> bool:
+        """Whether it is still to be seen if a node was lost with a rank that died."""
+        return self._watching is not None and self._watching.is_in_doubt(time.monotonic())
+
     def refs(self) -> list[Any]:
         """Ask nodes whose turn it is; every question that is open."""
         now_s = time.monotonic()
-        busy = set(self._asked.values())
+        busy = {node for node, _ in self._asked.values()}
         for node, actor in self._actors.items():
             if node not in busy and self._next_s[node] <= now_s:
                 self._next_s[node] = now_s + self._every_s
-                self._asked[actor.look.remote()] = node
+                self._asked[actor.look.remote()] = node, now_s
         return list(self._asked)
 
     def take(self, ready: Collection[Any]) -> dict[int, Sight]:
@@ -101,7 +107,7 @@ class RayWatch:
         self._looked_s = now_s
         seen: dict[int, Sight] = {}
         for ref in [ref for ref in ready if ref in self._asked]:
-            node = self._asked.pop(ref)
+            node, asked_s = self._asked.pop(ref)
             try:
                 sights = ray.get(ref)
             except ray.exceptions.ActorDiedError:
@@ -110,7 +116,7 @@ class RayWatch:
                 continue
             except ray.exceptions.RayError:
                 continue  # the node is asked again, and silent until it answers
-            self._watching.answered(node, sights, now_s)
+            self._watching.answered(node, sights, asked_s=asked_s, now_s=now_s)
             seen |= sights
         return seen
 

@@ -1,6 +1,10 @@
 """What follows from what nodes see of their ranks: pure rules over looks, told the time.
 
-A rank without a process has died. One that a signal or a debugger holds for `Limits.stopped_s` is stopped.
+A rank without a process has died. Ray knows more of how it died, and has `UNTOLD_S` to say it. Whether the
+node went with it is in doubt until its watch answers what it was asked `SETTLE_S` after the death: when Ray
+on a node ends, its processes notice one by one, each when it next looks, once a second.
+
+A rank that a signal or a debugger holds for `Limits.stopped_s` is stopped.
 A node is lost, with all its ranks, when Ray says that its watch has ended, as it does with Ray on that node;
 and when the watch has not answered for `Limits.node_silent_s`: it is down, or the network to it is. Its
 guardian ends its ranks when the lease runs out, so that they cannot live on beside those of another attempt.
@@ -15,6 +19,15 @@ from dataclasses import dataclass
 
 from orchestrator.causes import DIED, NODE_LOST, STOPPED, WorkerFailure
 from orchestrator.gang.launcher import Sight
+
+UNTOLD_S = 3.0
+"""Seconds that a rank may be without a process before it counts as dead though Ray said nothing."""
+
+SETTLE_S = 1.5
+"""Seconds after a death from which on an answer of the node shows that it lives."""
+
+DOUBT_S = 6.0
+"""Seconds after a death until a node that neither answered nor ended is no longer waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,16 +52,20 @@ class Watching:
     ) -> None:
         self._nodes = dict(nodes)
         self._limits = limits
+        self._node_of = {rank: node for node, (_, ranks) in nodes.items() for rank in ranks}
         self._answered_s = dict.fromkeys(nodes, now_s)
+        self._asked_s = dict.fromkeys(nodes, now_s)
+        self._gone_since_s: dict[int, float] = {}
+        self._died_s: dict[int, float] = {}
         self._stopped_since_s: dict[int, float] = {}
-        self._sights: dict[int, Sight] = {}
         self._ended: set[int] = set()
 
-    def answered(self, node: int, sights: Mapping[int, Sight], now_s: float) -> None:
-        """A node's watch answered."""
-        self._answered_s[node] = now_s
-        self._sights.update(sights)
+    def answered(self, node: int, sights: Mapping[int, Sight], *, asked_s: float, now_s: float) -> None:
+        """A node's watch answered now what it was asked then."""
+        self._answered_s[node], self._asked_s[node] = now_s, asked_s
         for rank, sight in sights.items():
+            if sight.is_gone:
+                self._gone_since_s.setdefault(rank, now_s)
             if sight.is_stopped:
                 self._stopped_since_s.setdefault(rank, now_s)
             else:
@@ -58,13 +75,24 @@ class Watching:
         """A node's watch has ended, as it does when Ray on this node does; it never answers again."""
         self._ended.add(node)
 
+    def died(self, rank: int, now_s: float) -> None:
+        """A rank's death became known."""
+        self._died_s.setdefault(rank, now_s)
+
+    def is_in_doubt(self, now_s: float) -> bool:
+        """Whether a rank died, and its node may yet turn out to be lost with it."""
+        return any(
+            self._asked_s[node] < died_s + SETTLE_S and node not in self._ended and now_s < died_s + DOUBT_S
+            for node, died_s in ((self._node_of[rank], died_s) for rank, died_s in self._died_s.items())
+        )
+
     def paused(self, seconds: float) -> None:
         """Nobody looked for so long: silence in that time is nobody's fault."""
         self._answered_s = {node: at_s + seconds for node, at_s in self._answered_s.items()}
 
     def failures(self, stage: str, now_s: float) -> tuple[WorkerFailure, ...]:
         """Every rank that counts as failed now, in order."""
-        found = [*self._lost(stage, now_s), *self._died(stage), *self._stopped(stage, now_s)]
+        found = [*self._lost(stage, now_s), *self._died(stage, now_s), *self._stopped(stage, now_s)]
         return tuple(sorted(found, key=lambda failure: failure.rank))
 
     def _lost(self, stage: str, now_s: float) -> list[WorkerFailure]:
@@ -82,9 +110,12 @@ class Watching:
             found += [_failure(rank, stage, NODE_LOST, message, remedy) for rank in ranks]
         return found
 
-    def _died(self, stage: str) -> list[WorkerFailure]:
-        gone = [rank for rank, sight in self._sights.items() if sight.is_gone]
-        return [_failure(rank, stage, DIED, "its process is gone", _DIED_REMEDY) for rank in gone]
+    def _died(self, stage: str, now_s: float) -> list[WorkerFailure]:
+        return [
+            _failure(rank, stage, DIED, "its process is gone", _DIED_REMEDY)
+            for rank, since_s in self._gone_since_s.items()
+            if now_s - since_s >= UNTOLD_S
+        ]
 
     def _stopped(self, stage: str, now_s: float) -> list[WorkerFailure]:
         return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,7 @@ def test_rank_that_dies_is_named_and_all_processes_end(cluster: str, tmp_path: P
     error, launcher = failure(config_of(tmp_path, workload=faulty("die"), retries={"rank": 0}))
     assert error.stage == "build"
     assert [(found.rank, found.kind) for found in error.failures] == [(1, "died")]
-    assert "its process ended" in str(error)
+    assert re.search("its process (ended|is gone)", str(error))  # the latter where Ray is slow to say how
     assert str(tmp_path / "cache" / ".logs" / "tiny" / "rank*.log") in str(error)
     assert launcher.left_over() == []
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import ray
 
-from orchestrator.causes import CLUSTER_LOST, DIED, WorkerFailure
+from orchestrator.causes import CLUSTER_LOST, DIED, NODE_LOST, WorkerFailure
 from orchestrator.cli.console import ExitCode, exit_code_of
 from orchestrator.config.models import RayConfig, WatchConfig
 from orchestrator.config.reading import parse
@@ -52,9 +52,11 @@ class Actor:
 
 @dataclass
 class Watch:
-    """Sees nothing wrong."""
+    """Sees nothing wrong; is in doubt for as long as it takes to see that a rank's node was lost with it."""
 
-    hurried: list[int] = field(default_factory=list)
+    lost_after: dict[int, int] = field(default_factory=dict)
+    _died: list[int] = field(default_factory=list)
+    _looks: int = 0
 
     def refs(self) -> list[Any]:
         return []
@@ -62,11 +64,19 @@ class Watch:
     def take(self, _ready: Collection[Any]) -> dict[int, Sight]:
         return {}
 
-    def failures(self, _stage: str) -> tuple[WorkerFailure, ...]:
-        return ()
+    def failures(self, stage: str) -> tuple[WorkerFailure, ...]:
+        self._looks += bool(self._died)
+        return tuple(
+            WorkerFailure(rank=rank, stage=stage, kind=NODE_LOST, message="gone with it")
+            for rank, looks in self.lost_after.items()
+            if rank in self._died and self._looks >= looks
+        )
 
-    def hurry(self) -> None:
-        self.hurried.append(1)
+    def died(self, rank: int) -> None:
+        self._died.append(rank)
+
+    def is_in_doubt(self) -> bool:
+        return any(self._looks < looks for rank, looks in self.lost_after.items() if rank in self._died)
 
     def explained(self, failure: WorkerFailure) -> WorkerFailure:
         return failure
@@ -119,6 +129,15 @@ def test_store_that_fails_a_rank_for_which_others_wait_ends_the_call_soon() -> N
 def test_rank_that_died_ends_the_call_soon(stage: str) -> None:
     died = failure(DIED)
     assert answers(stage, Actor(died), Actor("done", NEVER_S)) == {0: died}
+
+
+def test_call_goes_on_until_it_is_known_whether_the_node_of_a_dead_rank_lives() -> None:
+    launcher = launcher_of(Actor(failure(DIED)), Actor("done"))
+    launcher._watch.lost_after[0] = 3  # type: ignore[union-attr]
+    found = [
+        kind.kind for rank, kind in launcher.call("build", "build", {0: (), 1: ()}, timeout_s=60) if rank == 0
+    ]
+    assert found == [DIED, NODE_LOST]
 
 
 def test_death_that_comes_of_a_driver_that_stood_still_says_so() -> None:

@@ -17,6 +17,11 @@ def watching() -> Watching:
     return Watching({0: ("n1", (0, 1)), 1: ("n2", (2, 3))}, LIMITS, 100.0)
 
 
+def seen(found: Watching, node: int, sights: dict[int, Sight], now_s: float) -> None:
+    """A node answers as soon as it is asked."""
+    found.answered(node, sights, asked_s=now_s, now_s=now_s)
+
+
 def kinds(found: Watching, now_s: float) -> dict[int, str]:
     return {failure.rank: failure.kind for failure in found.failures("compile", now_s)}
 
@@ -24,14 +29,14 @@ def kinds(found: Watching, now_s: float) -> dict[int, str]:
 def test_nodes_that_answer_have_no_failures() -> None:
     found = watching()
     for now_s in (105.0, 112.0, 119.0):
-        found.answered(0, {0: AT_WORK, 1: AT_WORK}, now_s)
-        found.answered(1, {2: AT_WORK, 3: AT_WORK}, now_s)
+        seen(found, 0, {0: AT_WORK, 1: AT_WORK}, now_s)
+        seen(found, 1, {2: AT_WORK, 3: AT_WORK}, now_s)
         assert kinds(found, now_s) == {}
 
 
 def test_silent_node_is_lost_with_all_its_ranks_at_the_limit_and_not_before() -> None:
     found = watching()
-    found.answered(0, {}, 109.0)
+    seen(found, 0, {}, 109.0)
     assert kinds(found, 109.9) == {}
     assert kinds(found, 110.0) == {2: NODE_LOST, 3: NODE_LOST}
     assert "node n2 has not answered for 10 s" in found.failures("build", 110.0)[0].message
@@ -59,30 +64,58 @@ def test_time_in_which_the_driver_itself_stood_still_counts_against_no_node() ->
 def test_rank_that_a_signal_holds_is_stopped_after_the_limit() -> None:
     found = watching()
     for now_s in (101.0, 103.0):
-        found.answered(0, {0: AT_WORK, 1: Sight(state="T")}, now_s)
-    found.answered(1, {}, 103.0)
+        seen(found, 0, {0: AT_WORK, 1: Sight(state="T")}, now_s)
+    seen(found, 1, {}, 103.0)
     assert kinds(found, 103.9) == {}
     assert kinds(found, 104.0) == {1: STOPPED}
 
 
 def test_rank_that_goes_on_was_not_stopped() -> None:
     found = watching()
-    found.answered(0, {1: Sight(state="t")}, 101.0)
-    found.answered(0, {1: AT_WORK}, 103.0)
-    found.answered(0, {1: Sight(state="T")}, 104.0)
-    found.answered(1, {}, 104.0)
+    seen(found, 0, {1: Sight(state="t")}, 101.0)
+    seen(found, 0, {1: AT_WORK}, 103.0)
+    seen(found, 0, {1: Sight(state="T")}, 104.0)
+    seen(found, 1, {}, 104.0)
     assert kinds(found, 106.0) == {}
 
 
 @pytest.mark.parametrize("state", ["", "Z", "X"])
 def test_rank_without_a_process_died_whether_or_not_it_was_called(state: str) -> None:
     found = watching()
-    found.answered(1, {3: Sight(state=state)}, 101.0)
-    assert kinds(found, 101.0) == {3: DIED}
+    seen(found, 1, {3: Sight(state=state)}, 101.0)
+    assert kinds(found, 103.9) == {}  # Ray may say more of it
+    seen(found, 1, {3: Sight(state=state)}, 103.9)
+    assert kinds(found, 104.0) == {3: DIED}
 
 
 @pytest.mark.parametrize("state", ["R", "S", "D", "I"])
 def test_rank_that_waits_or_works_is_well(state: str) -> None:
     found = watching()
-    found.answered(0, {0: Sight(state=state)}, 101.0)
+    seen(found, 0, {0: Sight(state=state)}, 101.0)
     assert kinds(found, 101.0) == {}
+
+
+def test_node_of_a_rank_that_died_is_in_doubt_until_it_answers_what_was_asked_later() -> None:
+    found = watching()
+    assert not found.is_in_doubt(101.0)
+    found.died(3, 101.0)
+    found.answered(1, {}, asked_s=102.4, now_s=102.6)  # Ray's processes on a node notice its end one by one
+    found.answered(0, {}, asked_s=102.6, now_s=102.6)  # another node says nothing of this one
+    assert found.is_in_doubt(102.7)
+    found.answered(1, {}, asked_s=102.5, now_s=102.8)
+    assert not found.is_in_doubt(102.8)
+
+
+def test_node_that_ended_is_in_doubt_no_longer() -> None:
+    found = watching()
+    found.died(3, 101.0)
+    found.ended(1)
+    assert not found.is_in_doubt(101.0)
+    assert kinds(found, 101.0) == {2: NODE_LOST, 3: NODE_LOST}
+
+
+def test_node_that_neither_answers_nor_ends_is_in_doubt_for_a_while_only() -> None:
+    found = watching()
+    found.died(3, 101.0)
+    assert found.is_in_doubt(106.9)
+    assert not found.is_in_doubt(107.0)
