@@ -119,6 +119,7 @@ def child(
     command = [sys.executable, __file__, "--child", way, "--ranks", str(ranks), "--work", str(work)]
     command += ["--layers", str(options.layers), "--cache", cache]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)  # what is installed has its bytecode beside it
     began = perf_counter()
     try:
         done = subprocess.run(

@@ -74,9 +74,10 @@ class RayLauncher:
         self._starts += 1
         self._reserve(num_ranks, deadline)
         environ = ray_session.runtime_env(self._session.way_in)
-        self._watch = RayWatch(self._config.watch, _nodes_of(self._group), environ)
         marks = [f"{uuid.uuid4().hex}.{index}" for index in range(num_ranks)]
+        # Before the watches: Ray has as many processes ready as there are CPUs, and ranks import torch first.
         self._actors = [self._actor(index, self._session, mark) for index, mark in enumerate(marks)]
+        self._watch = RayWatch(self._config.watch, _nodes_of(self._group), environ)
         processes = self._collect([actor.process.remote() for actor in self._actors], deadline)
         order, seats = seat_ranks(processes)
         self._actors = [self._actors[index] for index in order]
