@@ -11,15 +11,21 @@ from typing import Final
 _ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-def canonical_json(value: object) -> bytes:
+def canonical_json(value: object, *, keys_are_text: bool = False) -> bytes:
     """Spell a JSON value canonically.
+
+    Args:
+        value: the value.
+        keys_are_text: they are known to be, as those of a model whose fields say so; looking at each one
+            takes a fifth of the time.
 
     Raises:
         TypeError: a key is no string (``json`` would turn 1 and "1" into the same key), or a value has no
             JSON form.
         ValueError: NaN, infinity, or text that is not Unicode.
     """
-    _check_keys(value)
+    if not keys_are_text:
+        _check_keys(value)
     return _ENCODER.encode(value).encode("utf-8")
 
 

@@ -7,9 +7,9 @@ names the field; nothing is converted (a string is no number).
 from __future__ import annotations
 
 import json
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from cache_store.errors import Corrupt, NewerFormat
 
@@ -48,7 +48,21 @@ def parse_document(
         raise Corrupt(what=what, where=where, expected="valid fields", actual=faults_of(error)) from error
 
 
+class _Declared(BaseModel):
+    """Of any document only the format, which takes a tenth of the time of parsing it to Python's values."""
+
+    format: Annotated[int, Field(ge=1)]
+
+
 def _declared_format(data: bytes, *, what: str, where: str) -> int:
+    try:
+        return _Declared.model_validate_json(data, strict=True).format
+    except ValidationError:
+        return _read_format(data, what=what, where=where)
+
+
+def _read_format(data: bytes, *, what: str, where: str) -> int:
+    """The format once more, slowly, to say what is wrong with it."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -234,6 +234,11 @@ def in_words(error: BaseException) -> str:
     return str(error).strip() or type(error).__name__
 
 
+def first_line(error: BaseException) -> str:
+    """The line that says what happened, of an error whose others say where, such as those of Ray."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 def ranks_text(ranks: Iterable[int]) -> str:
     """Ranks for people: ``rank 3``, ``ranks 0-2, 5``."""
     ordered = sorted(set(ranks))

@@ -36,12 +36,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def environment_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No clouds, proxies and keyrings of who runs the tests, here and in what the tests start."""
+    """No clouds, proxies and keyrings of who runs the tests, here and in what the tests start.
+
+    And lines long enough for any path: where one is folded depends on the directory that a test is given.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for name in os.environ:
             if _OF_THE_DEVELOPER.fullmatch(name):
                 patch.delenv(name)
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        patch.setenv("COLUMNS", "1000")
         yield
 
 
@@ -61,7 +65,7 @@ def cluster() -> Iterator[str]:
     from orchestrator.config.models import RayConfig
     from orchestrator.gang import ray_session
 
-    session = ray_session.enter(RayConfig(num_cpus=4))
+    session = ray_session.enter(RayConfig(num_cpus=4), timeout_s=120)
     import ray
 
     yield str(ray.get_runtime_context().gcs_address)

@@ -26,10 +26,8 @@ def pretend(spec: RankSpec) -> dict[str, ProcessGroup]:
 
     start_world(spec.rank, spec.world_size)
     groups = {"world": _world()}
-    for role in sorted(set(spec.groups) - {"world"}):
-        for ranks in spec.groups[role]:
-            if spec.rank in ranks:
-                groups[role] = dist.new_group(list(ranks))
+    for role, ranks in _own(spec):
+        groups[role] = dist.new_group(list(ranks))
     return groups
 
 
@@ -57,14 +55,24 @@ def start(spec: RankSpec, backend: str) -> dict[str, ProcessGroup]:
         timeout=timeout,
     )
     groups = {"world": _world()}
-    # Every rank makes every group, in the same order, or the processes would wait for each other.
-    for role in sorted(set(spec.groups) - {"world"}):
-        for ranks in spec.groups[role]:
-            # Without its own time-out a group would get torch's default of half an hour, not the world's.
-            group = dist.new_group(list(ranks), timeout=timeout)
-            if spec.rank in ranks:
-                groups[role] = group
+    for role, ranks in _own(spec):
+        # Only its members meet to make a group: all ranks for each would cost the square of their number.
+        # Without its own time-out a group would get torch's default of half an hour, not the world's.
+        groups[role] = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
     return groups
+
+
+def _own(spec: RankSpec) -> list[tuple[str, tuple[int, ...]]]:
+    """The role and the ranks of each group that this rank is in, but for the world.
+
+    In the same order on every rank, or the members of two groups would wait for each other.
+    """
+    return [
+        (role, tuple(ranks))
+        for role in sorted(set(spec.groups) - {"world"})
+        for ranks in spec.groups[role]
+        if spec.rank in ranks
+    ]
 
 
 def _timeout(timeout_s: float, backend: str) -> timedelta:

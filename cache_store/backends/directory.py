@@ -34,12 +34,13 @@ from cache_store.digests import TooLong, copy_and_digest, digest_bytes
 from cache_store.errors import Corrupt, NotInStore, StoreUnavailable, os_errors_are_unavailable
 from cache_store.layout import FORMAT_FILE, TMP, TOP_LEVEL, TRASH
 from cache_store.node.private_files import discard_tree, sweep_debris, temporary_name
-from cache_store.parallel import each, threads_for
+from cache_store.parallel import each, each_short, threads_for
 from cache_store.parsing import parse_document
 from cache_store.steps import Step, reached
 
 STORE_FORMAT: Final = 1
 _MAX_FORMAT_BYTES = 4096
+_SHORT_BYTES = 64 << 10  # what is smaller is copied sooner than a thread gets its turn, unless the disk waits
 _FORMAT_REMEDY = 'restore its one line, {"format":1,"digest":"sha256"}, or use another store'
 _OBJECTS_REMEDY = (
     "this is an object store's line, seen through a mount or a copy: an object store is opened by its URL, "
@@ -91,7 +92,8 @@ class DirectoryBackend:
 
     def open(self, name: str) -> BinaryIO:
         """See `BlobBackend.open`."""
-        path = self._path(name)
+        check_name(name, where=str(self.root))
+        path = f"{self.root}/{name}"
         with os_errors_are_unavailable("file", path):
             try:
                 return open_regular(path, name)
@@ -184,10 +186,13 @@ class DirectoryBackend:
         with self._temporary() as temporary:
             # The largest first, so that no thread copies alone at the end.
             order = sorted(enumerate(files), key=lambda item: -item[1].expected.size_bytes)
-            num_threads = threads_for(len(files), sum(file.expected.size_bytes for file in files))
-            each(lambda item: self._stage(item[1], temporary / str(item[0])), order, num_threads=num_threads)
+            size_bytes = sum(file.expected.size_bytes for file in files)
+            run = each if size_bytes > len(files) * _SHORT_BYTES else each_short
+            num_threads = threads_for(len(files), size_bytes)
+            run(lambda item: self._stage(item[1], f"{temporary}/{item[0]}"), order, num_threads=num_threads)
             reached(Step.PUT_STAGED)
-            staged = {file.name: temporary / str(i) for i, file in enumerate(files)}
+            # As text all through: there may be thousands, and a `Path` takes longer to make than to link.
+            staged = {file.name: f"{temporary}/{i}" for i, file in enumerate(files)}
             self._flush_files(staged.values())
             reached(Step.PUT_FLUSHED)
             created = tuple(name for name, path in staged.items() if self._link(path, name))
@@ -204,9 +209,10 @@ class DirectoryBackend:
         finally:
             discard_tree(path)
 
-    def _stage(self, file: NewFile, path: Path) -> Path:
+    def _stage(self, file: NewFile, path: str) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
-            with file.open() as source, path.open("xb") as target:
+            with file.open() as source, os.fdopen(os.open(path, flags, mode=0o666), "wb") as target:
                 digest = copy_and_digest(source, target, limit_bytes=file.expected.size_bytes)
                 mode = os.fstat(target.fileno()).st_mode
                 os.fchmod(target.fileno(), mode & 0o444)  # immutable; who may read is the umask's decision
@@ -214,18 +220,17 @@ class DirectoryBackend:
             raise _not_as_expected(file, str(error)) from error
         if digest != file.expected:
             raise _not_as_expected(file, str(digest))
-        return path
 
-    def _flush_files(self, paths: Iterable[Path]) -> None:
+    def _flush_files(self, paths: Iterable[str]) -> None:
         flush_all(paths, root=self.root, flush=self.flush)
 
-    def _link(self, path: Path, name: str) -> bool:
-        return self._mover.link(path, self._path(name))
+    def _link(self, path: str, name: str) -> bool:
+        return self._mover.link(path, f"{self.root}/{name}")
 
     def _flush_names(self, names: Iterable[str]) -> None:
         # Also directories of names that existed: whoever made them may not have flushed them yet. Directories
         # stay, so the names of those above need it only once.
-        directories = {self._path(name).parent for name in names}
+        directories = {self.root / parent for parent in {name.rpartition("/")[0] for name in names}}
         new = directories - self._durable_directories
         above = {parent for path in new for parent in path.parents if parent.is_relative_to(self.root)}
         flush_all(directories | above, root=self.root, flush=self.flush)

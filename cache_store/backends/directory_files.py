@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def open_regular(path: Path, name: str) -> BinaryIO:
+def open_regular(path: str | Path, name: str) -> BinaryIO:
     """Open a file for reading.
 
     Raises:
@@ -35,7 +35,7 @@ def open_regular(path: Path, name: str) -> BinaryIO:
     try:
         descriptor = os.open(path, flags)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO) and not stat.S_ISREG(mode := path.lstat().st_mode):
+        if error.errno in (errno.ELOOP, errno.ENXIO) and not stat.S_ISREG(mode := os.lstat(path).st_mode):
             raise _no_file(path, name, mode) from error
         raise
     try:
@@ -122,6 +122,6 @@ def make_directories(directory: Path, *, root: Path, mode: int) -> None:
             directory.mkdir(mode=mode)
 
 
-def _no_file(path: Path, name: str, mode: int) -> Corrupt:
+def _no_file(path: str | Path, name: str, mode: int) -> Corrupt:
     actual = stat.filemode(mode)
     return Corrupt(what=name, where=str(path), expected="a regular file", actual=actual)

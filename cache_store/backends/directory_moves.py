@@ -47,7 +47,7 @@ class Mover:
         self._root = root
         self._mode = mode
 
-    def link(self, path: Path, target: Path) -> bool:
+    def link(self, path: str | Path, target: str | Path) -> bool:
         """Give a file a second name; False when another file has it.
 
         Raises:
@@ -63,7 +63,7 @@ class Mover:
             if error.errno not in _NO_HARD_LINKS:
                 raise
             raise StoreUnavailable(
-                what=target.relative_to(self._root).as_posix(),
+                what=Path(target).relative_to(self._root).as_posix(),
                 where=str(self._root),
                 reason=f"no hard link can be made ({error.strerror})",
                 remedy="put the store on a file system that has hard links, such as ext4, xfs, NFS or Lustre",
@@ -130,7 +130,9 @@ class Mover:
         make_directories(self._root / TMP, root=self._root, mode=self._mode)
         return self._root / TMP / temporary_name()
 
-    def _with_parent(self, call: Callable[[Path, Path], None], path: Path, target: Path) -> None:
+    def _with_parent(
+        self, call: Callable[[str | Path, str | Path], None], path: str | Path, target: str | Path
+    ) -> None:
         for _ in range(_MAX_REMOVALS):
             try:
                 call(path, target)
@@ -141,7 +143,7 @@ class Mover:
                 return
             # Another process may remove an empty directory of the trash again before it is used.
             with suppress(FileNotFoundError):
-                make_directories(target.parent, root=self._root, mode=self._mode)
+                make_directories(Path(target).parent, root=self._root, mode=self._mode)
         reason = f"its directory was removed {_MAX_REMOVALS} times while it was made"
         raise StoreUnavailable(what="file", where=str(target), reason=reason, remedy="try again")
 
@@ -154,7 +156,7 @@ class Mover:
         return file_system_type(self._root.resolve(), mounts) in _RENAME_TYPES
 
 
-def rename_new(path: Path, target: Path) -> None:
+def rename_new(path: str | Path, target: str | Path) -> None:
     """Rename without replacing, in one step; raises ``OSError``, also where the system has no such call."""
     call = getattr(_libc(), "renameat2", None)
     number = errno.ENOSYS
@@ -171,9 +173,9 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _is_same(path: Path, target: Path) -> bool:
+def _is_same(path: str | Path, target: str | Path) -> bool:
     try:
-        return os.path.samestat(path.lstat(), target.lstat())
+        return os.path.samestat(os.lstat(path), os.lstat(target))
     except FileNotFoundError:
         return False
 

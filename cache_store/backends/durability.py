@@ -57,7 +57,7 @@ def file_system_type(path: Path, mounts: str) -> str:
     return found
 
 
-def flush_all(paths: Iterable[Path], *, root: Path, flush: Flush) -> None:
+def flush_all(paths: Iterable[str | Path], *, root: Path, flush: Flush) -> None:
     """Make files or directories durable, all of which lie on the file system of ``root``.
 
     Raises:
@@ -67,16 +67,16 @@ def flush_all(paths: Iterable[Path], *, root: Path, flush: Flush) -> None:
     if flush == "syncfs" and len(distinct) > _FEW:
         _sync_file_system(root)
     else:
-        each(_fsync, sorted(distinct), num_threads=_NUM_THREADS if len(distinct) > _FEW else 1)
+        each(_fsync, sorted(distinct, key=os.fspath), num_threads=_NUM_THREADS if len(distinct) > _FEW else 1)
 
 
-def _fsync(path: Path) -> None:
+def _fsync(path: str | Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     except OSError as error:
         # Some network file systems make names durable at once, and cannot sync a directory.
-        if not (error.errno in (errno.EINVAL, errno.ENOTSUP) and path.is_dir()):
+        if not (error.errno in (errno.EINVAL, errno.ENOTSUP) and Path(path).is_dir()):
             raise
     finally:
         os.close(descriptor)

@@ -1,14 +1,15 @@
 """Blobs of a cache directory on their way in: verified, and not laid out yet.
 
 Layout: ``<cache root>/.incoming/<unique>/<sha256>``, whole and verified when it got that name, and
-``<n>.part`` while it is copied, where ``<unique>`` names the process (`private_files.temporary_name`), or
-begins with ``left-`` once that has no use for it.
+``<n>.part`` while it is copied, or two files of `begun` while it comes in pieces, where ``<unique>`` names
+the process (`private_files.temporary_name`), or begins with ``left-`` once that has no use for it.
 
 Invariants: a process uses its own directory only; from another's it takes, by renaming, what that left:
 because it ended, or said so. So a fetch that was killed, or that failed, leaves to the next one what it had
-verified. It is read and verified again before it is used; what nobody came for within `DEBRIS_AGE_S` goes,
-and all of it at once when the disk is full. A process holds its directory by `flock`, where that works: the
-process ids of two containers that share a host's name say nothing.
+verified, and what has come of a blob in pieces. It is read and verified again before it is used; what nobody
+came for within `DEBRIS_AGE_S` goes, and all of it at once when the disk is full. A process holds its
+directory by `flock`, where that works: the process ids of two containers that share a host's name say
+nothing.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from cache_store.digests import Digest, is_sha256
 from cache_store.errors import Corrupt, StoreError, UnusableCache
+from cache_store.fetching.begun import BEGUN, Begun, begin, discard, take_over
 from cache_store.node.private_files import (
     DEBRIS_AGE_S,
     digest_private,
@@ -70,6 +72,7 @@ class Arrivals:
         self._name = temporary_name()
         self._directory = self._incoming / self._name
         self._here: set[Digest] = set()
+        self._begun: dict[Digest, Begun] = {}
         self._numbers = itertools.count()
         self._making = threading.Lock()
         self._held: int | None = None
@@ -91,6 +94,7 @@ class Arrivals:
             if digest.sha256 in left and self._take_over(left[digest.sha256], digest):
                 self.resumed.add(digest)
                 count(digest.size_bytes)
+        self._take_over_begun({digest.sha256: digest for digest in missing})
         self._tidy()
         if self.resumed:
             logger.info("%d blobs that were copied before need not be copied again", len(self.resumed))
@@ -114,6 +118,17 @@ class Arrivals:
             if self._held is None:
                 self._held = self._make_held()
         return self._directory / f"{next(self._numbers)}{_PART}"
+
+    def begin(self, digest: Digest) -> Begun:
+        """A blob that comes in pieces: as much of it as an earlier fetch left, or nothing yet.
+
+        Raises:
+            UnusableCache: there is no place for it.
+        """
+        part = self.part()
+        if digest not in self._begun:
+            self._begun[digest] = begin(part.with_name(f"{digest.sha256}{BEGUN}"), digest)
+        return self._begun[digest]
 
     def keep(self, part: Path, digest: Digest) -> Path:
         """Give a file of `part`, verified while it was copied, the name of its blob.
@@ -162,6 +177,8 @@ class Arrivals:
         sweep_debris(self._incoming)
         sweep_debris(self._incoming, _NEW)
         with contextlib.suppress(OSError):  # what stays costs space only
+            for begun in self._directory.glob(f"*{BEGUN}"):
+                discard(begun)
             for part in self._directory.glob(f"*{_PART}"):
                 part.unlink()
             if not _remove_if_empty(self._directory):
@@ -204,6 +221,21 @@ class Arrivals:
                 is_left = directory.name.startswith(_LEFT)
                 if is_left or (_has_ended(directory.name) and not _is_held(directory)):
                     yield directory
+
+    def _take_over_begun(self, wanted: Mapping[str, Digest]) -> None:
+        """Take over what has come of blobs in pieces; of a blob that is whole, or was taken over, it goes."""
+        left = [path for directory in self._left() for path in directory.glob(f"*{BEGUN}")]
+        for path in left:
+            digest = wanted.get(path.stem)
+            if digest is None:
+                continue  # of another fetch, perhaps the next one of this process
+            if digest not in self._here and digest not in self._begun:
+                try:
+                    own = self.part().with_name(path.name)
+                    self._begun[digest] = take_over(path, own, digest)
+                except (OSError, UnusableCache) as error:
+                    logger.warning("Not used, so it is copied again: %s", error)
+            discard(path)
 
     def _take_over(self, path: Path, digest: Digest) -> bool:
         part = self.part()

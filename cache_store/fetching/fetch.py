@@ -127,7 +127,8 @@ def fetch_partitions(
         mark_unverified(cache_root, documents.trust.policy)
         mark_signers(cache_root, pinned.signers)
         meter = _meter(cache_root, wanted, on_progress, clock)
-        receive(intake, list(by_digest(wanted)), meter.count)
+        every = (target.digest for target in job.whole())
+        receive(intake, documents.backend, list(by_digest(wanted)), every=every, count=meter.count)
         with staging(cache_root, wanted, intake) as staged:
             job.faults |= staged.fill(documents.backend, meter)
             reached(Step.FETCH_STAGED)

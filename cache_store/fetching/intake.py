@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from cache_store.backends.backend import NewFile
+from cache_store.backends.backend import BlobBackend, NewFile
 from cache_store.digests import Digest
 from cache_store.fetching.arrivals import Arrivals
+from cache_store.fetching.copying import BlobSource, copy_blob
 from cache_store.fetching.pace import Pace
 from cache_store.fetching.progress import OnProgress, Progress
 from cache_store.node.single_flight import Flight
@@ -23,16 +24,33 @@ from cache_store.node.single_flight import Flight
 BEAT_EVERY_S = 1.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """What a supply is asked for, and where to.
+
+    Attributes:
+        missing: the blobs that the node lacks.
+        every: these and those that it has: the same on all nodes that fetch the same.
+        arrivals: where to.
+        count: told of bytes that came, and with a minus sign of those that were of no use.
+        read: copies a blob out of the store into a new private file, verified; raises as `copy_blob`.
+    """
+
+    missing: Sequence[Digest]
+    every: Sequence[Digest]
+    arrivals: Arrivals
+    count: Callable[[int], None]
+    read: Callable[[Digest, Path], None]
+
+
 class Supply(Protocol):
     """Brings blobs from elsewhere than the store, such as from another node."""
 
-    def bring(self, digests: Sequence[Digest], arrivals: Arrivals, count: Callable[[int], None]) -> None:
-        """Bring those of ``digests`` that can be had into ``arrivals``; what fails is left to the store.
+    def bring(self, delivery: Delivery) -> None:
+        """Bring those of the missing blobs that can be had; what fails is left to the store.
 
-        Args:
-            digests: the blobs that the node lacks.
-            arrivals: where to.
-            count: told of bytes that came, and with a minus sign of those that were of no use.
+        Raises:
+            StoreUnavailable: of a place of the store that is required.
         """
 
 
@@ -61,13 +79,41 @@ class Intake:
     beat: Callable[[], None] = _nobody_waits
 
 
-def receive(intake: Intake, digests: Sequence[Digest], count: Callable[[int], None]) -> None:
-    """Take what an earlier fetch left, and let the supply bring of the rest what it can."""
-    if intake.arrivals is None:
+def receive(
+    intake: Intake,
+    backend: BlobBackend,
+    digests: Sequence[Digest],
+    *,
+    every: Iterable[Digest],
+    count: Callable[[int], None],
+) -> None:
+    """Take what an earlier fetch left, and let the supply bring of the rest what it can.
+
+    Args:
+        intake: how bytes come in.
+        backend: the store.
+        digests: the blobs that the node lacks.
+        every: these and those that it has.
+        count: as that of `Delivery`.
+
+    Raises:
+        StoreUnavailable: of a place of the store that is required.
+    """
+    arrivals, supply = intake.arrivals, intake.supply
+    if arrivals is None:
         return
-    missing = intake.arrivals.resume(digests, count)
-    if missing and intake.supply is not None:
-        intake.supply.bring(missing, intake.arrivals, count)
+    missing = arrivals.resume(digests, count)
+    if not missing or supply is None:
+        return
+
+    def read(digest: Digest, path: Path) -> None:
+        source = BlobSource(
+            backend=backend, sha256=digest.sha256, size_bytes=digest.size_bytes, pace=intake.pace
+        )
+        copy_blob(source, path, count)
+
+    every = tuple(dict.fromkeys(every))
+    supply.bring(Delivery(missing=missing, every=every, arrivals=arrivals, count=count, read=read))
 
 
 def tell_held(intake: Intake | None, copies: Sequence[NewFile]) -> None:

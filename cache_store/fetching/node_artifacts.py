@@ -192,7 +192,7 @@ def _keep_all(
     absent = [digest for digest, path in known.items() if path is None]
     faults = blob_faults(documents.backend, absent)
     copyable = [digest for digest in absent if digest not in faults]
-    receive(room.intake, copyable, room.count)
+    receive(room.intake, documents.backend, copyable, every=known, count=room.count)
     faults |= _copy_all(documents, copyable, room)
     return faults, [digest for digest in copyable if digest not in faults]
 

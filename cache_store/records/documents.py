@@ -26,6 +26,7 @@ from cache_store.signing.trust import DocumentKind, Trust
 logger = logging.getLogger(__name__)
 
 _MAX_ENVELOPE_BYTES = MAX_DOCUMENT_BYTES + 4096
+_USUAL_BYTES = 64 << 10  # a buffer of the limit's size would be mapped and unmapped for each of thousands
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,10 @@ def read_stored_form(backend: BlobBackend, name: str) -> bytes:
 
     def read(file: BinaryIO) -> bytes:
         with os_errors_are_unavailable("file", name):
-            return file.read(_MAX_ENVELOPE_BYTES + 1)
+            head = file.read(_USUAL_BYTES)
+            if len(head) < _USUAL_BYTES:
+                return head
+            return head + file.read(_MAX_ENVELOPE_BYTES + 1 - _USUAL_BYTES)
 
     sealed = read_from_any(backend, name, read)
     if len(sealed) > _MAX_ENVELOPE_BYTES:

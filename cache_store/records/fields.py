@@ -75,7 +75,8 @@ class Document(BaseModel):
 
     def to_bytes(self) -> bytes:
         """Canonical JSON of this document; equal documents have equal bytes."""
-        return canonical_json(self.model_dump(mode="json"))
+        # Not in pydantic's JSON mode: fields hold text, numbers and collections of them, whose keys are text.
+        return canonical_json(self.model_dump(), keys_are_text=True)
 
 
 class BlobEntry(Document):

@@ -23,7 +23,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from cache_store.canonical import canonical_json
-from cache_store.digests import digest_bytes
+from cache_store.digests import Digest, digest_bytes
 from cache_store.errors import Corrupt
 from cache_store.parsing import parse_document
 from cache_store.paths import part_fault
@@ -70,9 +70,6 @@ class _Header(_Part):
     payload: _Payload
     signature: Signature | Literal["unsigned"]
 
-    def to_bytes(self) -> bytes:
-        return canonical_json(self.model_dump(mode="json"))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
@@ -82,30 +79,35 @@ class Envelope:
         kind: kind of document.
         key: key it was made for.
         payload: the document's bytes.
+        digest: of the payload.
         signature: None when it is explicitly unsigned.
     """
 
     kind: str
     key: str
     payload: bytes
+    digest: Digest
     signature: Signature | None
 
     def to_bytes(self) -> bytes:
         """The stored form."""
-        digest = digest_bytes(self.payload)
-        header = _Header(
-            kind=self.kind,
-            key=self.key,
-            payload=_Payload(sha256=digest.sha256, size_bytes=digest.size_bytes),
-            signature=self.signature or "unsigned",
-        )
-        return header.to_bytes() + b"\n" + self.payload
+        return self.header() + b"\n" + self.payload
+
+    def header(self) -> bytes:
+        """Its first line."""
+        header = {
+            "format": ENVELOPE_FORMAT,
+            "kind": self.kind,
+            "key": self.key,
+            "payload": {"sha256": self.digest.sha256, "size_bytes": self.digest.size_bytes},
+            "signature": self.signature.model_dump() if self.signature else "unsigned",
+        }
+        return canonical_json(header)
 
 
-def signed_message(kind: str, key: str, payload: bytes, producer: Producer) -> bytes:
+def signed_message(kind: str, key: str, digest: Digest, producer: Producer) -> bytes:
     """The bytes that are signed; a list of strings, so no two sets of arguments have one spelling."""
-    sha256 = digest_bytes(payload).sha256
-    return canonical_json([_DOMAIN, kind, key, sha256, "ed25519", producer.name, producer.key_id])
+    return canonical_json([_DOMAIN, kind, key, digest.sha256, "ed25519", producer.name, producer.key_id])
 
 
 def parse_envelope(data: bytes, *, what: str, where: str) -> Envelope:
@@ -121,15 +123,16 @@ def parse_envelope(data: bytes, *, what: str, where: str) -> Envelope:
         expected = f"a header of at most {MAX_HEADER_BYTES} bytes"
         raise Corrupt(what=what, where=where, expected=expected, actual=f"{len(line)} bytes")
     header = parse_document(_Header, line, supported_format=ENVELOPE_FORMAT, what=what, where=where)
-    if header.to_bytes() != line:
-        expected, actual = "a header of canonical JSON", "another spelling"
-        raise Corrupt(what=what, where=where, expected=expected, actual=actual)
     digest = digest_bytes(payload)
     if (header.payload.sha256, header.payload.size_bytes) != (digest.sha256, digest.size_bytes):
         expected = f"payload sha256 {header.payload.sha256[:12]} ({header.payload.size_bytes} bytes)"
         raise Corrupt(what=what, where=where, expected=expected, actual=str(digest))
     signature = None if header.signature == "unsigned" else header.signature
-    return Envelope(kind=header.kind, key=header.key, payload=payload, signature=signature)
+    envelope = Envelope(kind=header.kind, key=header.key, payload=payload, digest=digest, signature=signature)
+    if envelope.header() != line:
+        expected, actual = "a header of canonical JSON", "another spelling"
+        raise Corrupt(what=what, where=where, expected=expected, actual=actual)
+    return envelope
 
 
 def signer_id(data: bytes) -> str:

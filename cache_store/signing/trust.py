@@ -18,6 +18,7 @@ from typing import Literal
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from cache_store.digests import digest_bytes
 from cache_store.errors import NewerFormat, Untrusted, UntrustedReason
 from cache_store.signing.envelope import Envelope, Producer, Signature, parse_envelope, signed_message
 from cache_store.signing.keyring import Keyring, read_keyring
@@ -74,16 +75,17 @@ class Trust:
             Untrusted: the policy asks for signatures and there is no signing key, or it is revoked.
         """
         what = f"{kind} {key[:12]}"
+        digest = digest_bytes(payload)
         if self.signer is None:
             if self.policy == "require":
                 raise _no_signing_key(what)
-            return Envelope(kind=kind, key=key, payload=payload, signature=None).to_bytes()
+            return Envelope(kind=kind, key=key, payload=payload, digest=digest, signature=None).to_bytes()
         producer = Producer(name=self.signer.name, key_id=key_id(self.signer.public_key))
         if revocation := self.revoked.get(producer.key_id):
             raise _own_key_revoked(what, revocation)
-        value = self.signer.private_key.sign(signed_message(kind, key, payload, producer)).hex()
+        value = self.signer.private_key.sign(signed_message(kind, key, digest, producer)).hex()
         signature = Signature(name=producer.name, key_id=producer.key_id, value=value)
-        return Envelope(kind=kind, key=key, payload=payload, signature=signature).to_bytes()
+        return Envelope(kind=kind, key=key, payload=payload, digest=digest, signature=signature).to_bytes()
 
     def open_envelope(self, kind: DocumentKind, key: str, data: bytes, *, where: str = "memory") -> bytes:
         """Unwrap the document that was asked for as ``kind`` and ``key``.
@@ -158,7 +160,7 @@ class Trust:
             detail = f"signed by {by}; trusted: {', '.join(sorted(self.trusted)) or 'none'}"
             remedy = "get that public key from its owner, then warmrank keys trust FILE"
             return "unknown_signer", detail, remedy
-        message = signed_message(envelope.kind, envelope.key, envelope.payload, signature)
+        message = signed_message(envelope.kind, envelope.key, envelope.digest, signature)
         try:
             public_key.verify(bytes.fromhex(signature.value), message)
         except InvalidSignature:

@@ -23,7 +23,7 @@ from typing import Any
 from orchestrator.build.ranks import BOOTSTRAP
 from orchestrator.causes import WorkerFailure
 from orchestrator.errors import CannotStart
-from orchestrator.gang.launcher import Gang, Seat
+from orchestrator.seats import Gang, Seat
 
 _STOP_TIMEOUT_S = 10.0
 _IDLE_END_S = 2.0
@@ -68,6 +68,7 @@ class OfflineLauncher:
                 local_rank=rank,
                 local_world_size=len(self._ranks),
                 node_rank=0,
+                node_id="here",
                 host=os.uname().nodename,
                 pid=self._nursery.pid,
             )

@@ -25,9 +25,9 @@ from typing import Any, NoReturn
 
 from cache_store.node.private_files import ensure_cache_dir
 from orchestrator.config.models import Config
-from orchestrator.gang.launcher import Seat
 from orchestrator.gang.opening import Opened, Opening, rank_spec
 from orchestrator.gang.rank_host import RankHost, answer
+from orchestrator.seats import Seat
 from worker import collection
 from worker.settings import settings
 
@@ -90,6 +90,7 @@ def imagined(opening: OfflineOpening) -> Opening:
         local_rank=opening.rank,
         local_world_size=config.ranks,
         node_rank=0,
+        node_id="here",
         host="",
         pid=0,
     )

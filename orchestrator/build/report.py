@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from pydantic import TypeAdapter
 
@@ -206,11 +205,3 @@ def from_json(text: str) -> BuildReport:
         pydantic.ValidationError: the text is no report of this schema version.
     """
     return _adapter().validate_json(text)
-
-
-def write_build_report(report: BuildReport, path: Path) -> None:
-    """Write the report as JSON; a reader sees the old file or the new one, never half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.tmp")
-    draft.write_text(to_json(report), encoding="utf-8")
-    draft.replace(path)

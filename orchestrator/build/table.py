@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from orchestrator.build.report import BuildReport
-from orchestrator.show.report_table import count_text, seconds_text, size_text
+from orchestrator.show.figures import count_text, seconds_text, size_text
+from orchestrator.show.plain_table import plain_table
 
 _DIGEST_CHARS = 12
 
@@ -27,9 +27,7 @@ def render_build(report: BuildReport) -> RenderableType:
 
 def _classes(report: BuildReport) -> Table:
     title = f"{report.name}: {count_text(report.world_size, 'rank')} of device kind {report.device}"
-    table = Table(
-        title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
-    )
+    table = plain_table(title)
     for name in ("function", "outcome", "artifact"):
         table.add_column(name, overflow="fold")
     for name in ("ranks", "leader", "size", "trace", "compile"):

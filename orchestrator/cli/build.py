@@ -46,12 +46,12 @@ def build(  # noqa: PLR0913, PLR0917 - options of a command
     with session(debug=debug):
         from orchestrator.build.driver import BuildOptions
         from orchestrator.build.driver import build as run
-        from orchestrator.build.report import to_json, write_build_report
+        from orchestrator.build.report import to_json
         from orchestrator.build.table import render_build
         from orchestrator.build.target import read_target, target_here
         from orchestrator.config.reading import load
         from orchestrator.show.progress import progress
-        from orchestrator.show.report import prepare_report
+        from orchestrator.show.whole_file import make_way, write_whole
 
         chosen = (*(overrides or ()), *([f"device={device}"] if device else ()))
         loaded = load(config, chosen, world_size=world_size)
@@ -63,7 +63,7 @@ def build(  # noqa: PLR0913, PLR0917 - options of a command
         )
         to_stdout = json_file == Path("-")
         if json_file and not to_stdout:
-            prepare_report(json_file)
+            make_way(json_file)
         console = output(stderr=to_stdout)
         with progress(console, loaded.ranks) as listener:
             report = run(loaded, options, listener=listener)
@@ -72,7 +72,7 @@ def build(  # noqa: PLR0913, PLR0917 - options of a command
         if to_stdout:
             typer.echo(to_json(report), nl=False)
         elif json_file:
-            write_build_report(report, json_file)
+            write_whole(json_file, to_json(report))
             console.print(f"report: {json_file}", soft_wrap=True, markup=False)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli.completion import config_arguments
-from orchestrator.cli.console import ExitCode, output, print_json, session
+from orchestrator.cli.console import ExitCode, answer, output, session
 from orchestrator.cli.options import AsJson, Debug
 
 if TYPE_CHECKING:
@@ -42,10 +42,7 @@ def up(
 
         loaded = load_hosts(hosts)
         report = bring.status(loaded) if look else bring.up(loaded, on_answer=_say)
-        if as_json:
-            print_json(report)
-        else:
-            output().print(render_cluster(report))
+        answer(report, render_cluster, as_json=as_json)
     if not report.all_up:
         raise typer.Exit(ExitCode.FAILED)
 
@@ -58,10 +55,7 @@ def down(hosts: HostsPath, as_json: AsJson = False, debug: Debug = False) -> Non
         from orchestrator.cluster.table import render_cluster
 
         report = bring.down(load_hosts(hosts), on_answer=_say)
-        if as_json:
-            print_json(report)
-        else:
-            output().print(render_cluster(report))
+        answer(report, render_cluster, as_json=as_json)
 
 
 def _say(answer: Answer) -> None:

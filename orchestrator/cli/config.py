@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 import yaml
 
-from orchestrator.cli.console import ExitCode, output, plain, print_json, session
+from orchestrator.cli.console import ExitCode, answer, output, plain, print_json, session
+from orchestrator.cli.documents import NAMES, SchemaOf, reference_of, schema_text
 from orchestrator.cli.options import AsJson, ConfigFile, Debug, Overrides, load_config
-from orchestrator.config.schema import NAMES, SchemaOf
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,10 +77,7 @@ def show(
         loaded = load_config(config, overrides)
         if origin:
             found = origins(loaded, config, tuple(overrides or ()))
-            if as_json:
-                print_json(found)
-            else:
-                output().print(_origins_table(found))
+            answer(found, _origins_table, as_json=as_json)
         elif as_json:
             print_json(as_plain(loaded))
         else:
@@ -90,8 +87,6 @@ def show(
 @app.command()
 def schema(of: DocumentKind = "config") -> None:
     """Print the JSON Schema of a kind of document, for editors."""
-    from orchestrator.config.schema import schema_text
-
     typer.echo(schema_text(of), nl=False)
 
 
@@ -105,13 +100,13 @@ def reference(
 ) -> None:
     """Print all keys with type, default and meaning, as Markdown."""
     with session(debug=debug):
-        from orchestrator.config import reference as documents
+        from orchestrator.config.reference import update
 
-        made = documents.reference_of(of)
+        made = reference_of(of)
         if into is None:
             typer.echo(made)
         else:
-            documents.update(into, made)
+            update(into, made)
 
 
 @contextmanager
@@ -149,11 +144,11 @@ def _rendered(found: Sequence[Doubt]) -> RenderableType:
 
 
 def _origins_table(found: Sequence[Origin]) -> RenderableType:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    from orchestrator.show.plain_table import plain_table
+
+    table = plain_table()
     for name in ("key", "value", "from"):
         table.add_column(name, overflow="fold")
     for item in found:

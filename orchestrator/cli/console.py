@@ -12,15 +12,15 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import typer
 from pydantic import BaseModel
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -44,6 +44,8 @@ from orchestrator.errors import (
     UnknownNode,
 )
 from worker.errors import NotYet, WorkerError
+
+T = TypeVar("T")
 
 PLAIN_WIDTH = 120
 """Columns where output goes to no terminal; rich would take 80, which folds the tables of a job's log."""
@@ -92,6 +94,14 @@ def output(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
     return SafeConsole(file=stream, width=width, highlight=False)
+
+
+def answer(found: T, render: Callable[[T], RenderableType], *, as_json: bool) -> None:
+    """Print what a command found: as JSON for programs, else rendered for people."""
+    if as_json:
+        print_json(found)
+    else:
+        output().print(render(found))
 
 
 def print_json(value: object) -> None:

@@ -21,8 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.errors import DemoFailed, NotOurs
+from orchestrator.show.figures import seconds_text
 from orchestrator.show.report import RankReport, Report, from_json, sum_seconds
-from orchestrator.show.report_table import seconds_text
 from orchestrator.signals import Terminated, undisturbed
 
 MARKER = ".made-by-warmrank-demo"

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from orchestrator.cli.console import ExitCode, output, print_json, session
+from orchestrator.cli.console import ExitCode, answer, session
 from orchestrator.cli.options import AsJson, Debug, OptionalConfig, Overrides, load_config
 
 
@@ -43,9 +43,6 @@ def doctor(
             from orchestrator.doctor.examine import diagnose_here
 
             found = diagnose_here(loaded, device)
-        if as_json:
-            print_json(found)
-        else:
-            output().print(render_diagnosis(found))
+        answer(found, render_diagnosis, as_json=as_json)
     if found.worst == "error":
         raise typer.Exit(ExitCode.FAILED)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cache_store.errors import Conflict
-from orchestrator.cli.console import output, print_json, session
+from orchestrator.cli.console import answer, output, print_json, session
 from orchestrator.cli.options import AsJson, Debug, check_line
 from worker.settings import settings
 
@@ -74,10 +74,7 @@ def list_(keyring: KeyringPath = None, as_json: AsJson = False, debug: Debug = F
         from orchestrator.look.key_list import list_keys
 
         found = list_keys(_place(keyring))
-        if as_json:
-            print_json(found)
-        else:
-            output().print(_table(found))
+        answer(found, _table, as_json=as_json)
 
 
 @app.command()

@@ -49,8 +49,8 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
 ) -> None:
     """Bring every rank to a warm state; compile only what is nowhere stored."""
     with session(debug=debug):
-        from orchestrator.emulation import emulate
         from orchestrator.launch.driver import Launch
+        from orchestrator.launch.emulation import emulate
         from orchestrator.show.events import all_of
         from orchestrator.show.outputs import Outputs
         from orchestrator.show.progress import progress

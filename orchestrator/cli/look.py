@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.console import ExitCode, output, print_json, session
+from orchestrator.cli.console import ExitCode, answer, output, print_json, session
 from orchestrator.cli.options import (
     AsJson,
     ConfigFile,
@@ -63,10 +63,7 @@ def show(
 
         loaded = load_optional(config, overrides)
         view = look.show_partition(look.open_to_look(loaded, store), partition, loaded)
-        if as_json:
-            print_json(view)
-        else:
-            output().print(render_partition(view))
+        answer(view, render_partition, as_json=as_json)
 
 
 def explain(
@@ -78,10 +75,7 @@ def explain(
         from orchestrator.look.tables import render_explanation
 
         found = explain_if_away(load_config(config, overrides))
-        if as_json:
-            print_json(found)
-        else:
-            output().print(render_explanation(found))
+        answer(found, render_explanation, as_json=as_json)
 
 
 def readable(
@@ -142,9 +136,6 @@ def verify(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
                 repair=repair,
                 on_progress=on_progress,
             )
-        if as_json:
-            print_json(found)
-        else:
-            output().print(render_verified(found))
+        answer(found, render_verified, as_json=as_json)
     if found.faults:
         raise typer.Exit(ExitCode.FAULT)

@@ -110,6 +110,14 @@ def submit(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     html_file: Annotated[
         Path | None, typer.Option("--report", metavar="FILE.html", help=f"The same as a page. {_WHERE}")
     ] = None,
+    trace_file: Annotated[
+        Path | None,
+        typer.Option("--trace", metavar="FILE.json", help=f"The timeline, for Perfetto. {_WHERE}"),
+    ] = None,
+    metrics_file: Annotated[
+        Path | None,
+        typer.Option("--metrics", metavar="FILE.prom", help=f"Metrics, for node_exporter. {_WHERE}"),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Run a launch as a Ray job and follow its log; Ctrl-C stops the job."""
@@ -120,7 +128,12 @@ def submit(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
         loaded = load_config(config, overrides)
         no_compile = no_compile or settings().no_compile  # the job has an environment of its own
         here = Path.cwd()
-        files = {"--json": json_file, "--report": html_file}
+        files = {
+            "--json": json_file,
+            "--report": html_file,
+            "--trace": trace_file,
+            "--metrics": metrics_file,
+        }
         entrypoint = jobs.job_entrypoint(
             config, overrides or (), directory=here, no_compile=no_compile, files=files
         )

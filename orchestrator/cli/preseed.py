@@ -101,9 +101,9 @@ def _here(config: Config, options: SeedOptions) -> tuple[NodeSeed, ...]:
 
 def _once(config: Config, names: Sequence[str], options: SeedOptions) -> tuple[NodeSeed, ...]:
     from orchestrator.seed import preseed as seeding
+    from orchestrator.seed.display import seed_display
     from orchestrator.seed.here import check_store
     from orchestrator.seed.nodes import choose, this_node
-    from orchestrator.show.seed_progress import seed_display
 
     check_store(config)
     if seeding.is_this_machine(config):
@@ -147,8 +147,8 @@ def _watch(
 @contextmanager
 def _shown(*, as_json: bool) -> Iterator[Callable[[SeedEvent], None]]:
     """Shows events, and with ``as_json`` writes a line of JSON for each node that ended."""
+    from orchestrator.seed.display import seed_display
     from orchestrator.seed.events import Ended
-    from orchestrator.show.seed_progress import seed_display
 
     with seed_display(output(stderr=True)) as shown:
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from orchestrator.cli.console import ExitCode, output, print_json, session
+from orchestrator.cli.console import ExitCode, answer, output, print_json, session
 from orchestrator.cli.options import AsJson, Debug, load_optional
 
 if TYPE_CHECKING:
@@ -104,10 +104,7 @@ def push(  # noqa: PLR0913 - a command has one parameter for each option
         for each in wanted:
             with _signing_key_named_so(store):
                 reports.append(opened.push_directory(name, each.directory, each.components))
-        if as_json:
-            print_json(reports)
-        else:
-            output().print(render_pushes(reports))
+        answer(reports, render_pushes, as_json=as_json)
 
 
 @app.command()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cluster.bring import ClusterReport, HostReport
+from orchestrator.show.plain_table import plain_table
 
 _STYLES = {"started": "green", "up": "green", "unknown": "red"}
 
@@ -20,7 +20,7 @@ def render_cluster(report: ClusterReport) -> RenderableType:
 
 
 def _table(hosts: Sequence[HostReport]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table = plain_table()
     are_in, noted = any(host.address for host in hosts), any(host.note for host in hosts)
     for name in ("host", "state", *(("address", "offers") if are_in else ())):
         table.add_column(name, no_wrap=True)

@@ -97,7 +97,7 @@ NodeCacheName = Annotated[str, Field(pattern=NODE_CACHE_PATTERN)]
 class Timeouts(Strict):
     """The longest that each stage may take, in seconds."""
 
-    start_s: Seconds = Field(default=120.0, description="seconds for all ranks to start")
+    start_s: Seconds = Field(default=120.0, description="seconds to get onto Ray, and for all ranks to start")
     fetch_s: Seconds = Field(default=600.0, description="seconds for each node to fetch from the store")
     build_s: Seconds = Field(default=300.0, description="seconds to build the model")
     probe_s: Seconds = Field(default=120.0, description="seconds to look every function up")

@@ -17,9 +17,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from orchestrator.config.models import Config, ScriptWorkload, groups
+from orchestrator.config.node_caches import place_faults
 from orchestrator.config.problems import is_short, refuse_other_kind, shown, translate
 from orchestrator.config.store import StoreConfig, is_url
-from orchestrator.config.trust import locate_trust, warn_of_off
+from orchestrator.config.trust import absolute, locate_trust, warn_of_off
 from orchestrator.config.yaml_files import problem, read_mapping, read_yaml, refuse_odd_values
 from orchestrator.errors import ConfigError
 
@@ -80,8 +81,6 @@ def parse(data: Mapping[str, Any], *, place: str = "config", overrides: tuple[st
 
 def _check_node_caches(config: Config, place: str) -> None:
     """Refuse node caches that can lie on no node where the config says; nodes look at homes by themselves."""
-    from orchestrator.gang.node_artifacts import place_faults
-
     problems = []
     for name, fault in place_faults(config).items():
         given = config.node_caches[name]
@@ -144,7 +143,7 @@ def _can_hold(here: object, part: str) -> bool:
 
 
 def _resolved(config: Config, base: Path) -> Config:
-    changes: dict[str, Any] = {"cache_dir": _absolute(config.cache_dir, base)}
+    changes: dict[str, Any] = {"cache_dir": absolute(config.cache_dir, base)}
     if config.store is not None:
         changes["store"] = _resolved_store(config.store, base)
     if isinstance(config.workload, ScriptWorkload):
@@ -157,13 +156,9 @@ def _resolved(config: Config, base: Path) -> Config:
 
 def _resolved_store(store: StoreConfig, base: Path) -> StoreConfig:
     tiers = tuple(
-        tier if is_url(tier.path) else tier.model_copy(update={"path": str(_absolute(Path(tier.path), base))})
+        tier if is_url(tier.path) else tier.model_copy(update={"path": str(absolute(Path(tier.path), base))})
         for tier in store.tiers
     )
     trust = locate_trust(store.trust, base=base)
     warn_of_off(trust, [tier.path for tier in tiers])
     return store.model_copy(update={"tiers": tiers, "trust": trust})
-
-
-def _absolute(path: Path, base: Path) -> Path:
-    return base / path.expanduser()

@@ -8,26 +8,9 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from orchestrator.config.keys import Key, Section, sections
-from orchestrator.config.models import Config
-from orchestrator.config.schema import SchemaOf
-from orchestrator.errors import BadArgument
 
 BEGIN = "<!-- made by `warmrank config reference --into`: edit the models, not this -->"
 END = "<!-- end of what is made -->"
-
-
-def reference_of(name: SchemaOf) -> str:
-    """The reference of a kind of document.
-
-    Raises:
-        BadArgument: nobody writes that kind of document.
-    """
-    from orchestrator.cluster.models import HostsFile
-
-    if name == "report":
-        msg = "--of report: nobody writes reports, so there is a schema only; expected config or hosts"
-        raise BadArgument(msg)
-    return reference(Config if name == "config" else HostsFile)
 
 
 def reference(model: type[BaseModel]) -> str:

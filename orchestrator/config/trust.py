@@ -37,7 +37,7 @@ def locate_trust(trust: TrustConfig, *, base: Path) -> TrustConfig:
     return trust.model_copy(
         update={
             "signing_key": _signing_key(trust, keyring, base),
-            "trusted_keys": {name: _absolute(path, base) for name, path in trust.trusted_keys.items()},
+            "trusted_keys": {name: absolute(path, base) for name, path in trust.trusted_keys.items()},
             "keyring": keyring,
             "revoked": trust.revoked if trust.policy == "off" else _revoked(trust, keyring),
         }
@@ -80,7 +80,7 @@ def _keyring(trust: TrustConfig, base: Path) -> Path | None:
     if trust.keyring is None:
         usual = settings().keyring
         return usual if usual is not None and usual.is_dir() else None
-    keyring = _absolute(trust.keyring, base)
+    keyring = absolute(trust.keyring, base)
     if not keyring.is_dir():
         raise _missing_keyring("store.trust.keyring", f"no directory at {keyring}")
     return keyring
@@ -90,7 +90,7 @@ def _signing_key(trust: TrustConfig, keyring: Path | None, base: Path) -> Path |
     """The private key's file: as it is named, or of that name in the keyring."""
     key = trust.signing_key
     if key is None or not trust.names_a_key:
-        return key and _absolute(key, base)
+        return key and absolute(key, base)
     if keyring is None:
         raise _missing_keyring(f"signing key {key}", "no keyring")
     return keyring / f"{key}.pem"
@@ -110,5 +110,6 @@ def _missing_keyring(where: str, actual: str) -> BadArgument:
     )
 
 
-def _absolute(path: Path, base: Path) -> Path:
+def absolute(path: Path, base: Path) -> Path:
+    """A path as a config gives it, as the one that it means."""
     return base / path.expanduser()

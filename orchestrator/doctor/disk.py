@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from cache_store.backends.durability import LOCAL_TYPES
 from orchestrator.doctor.findings import Finding, ok, unknown
-from orchestrator.show.report_table import size_text
+from orchestrator.show.figures import size_text
 
 LEAST_FREE_BYTES = 2**30
 """Where nobody knows what the launch needs."""

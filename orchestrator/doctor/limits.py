@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from orchestrator.doctor.findings import Finding, ok
-from orchestrator.show.report_table import size_text
+from orchestrator.show.figures import size_text
 
 FEWEST_FILES = 4096
 """Ray warns below it (ray/_private/worker.py, 2.60): its daemons hold sockets to every worker."""

@@ -19,9 +19,9 @@ from cache_store.node.placing import check_parents
 from cache_store.node.private_files import FILE_MODE, create_private, temporary_name
 from orchestrator.bounded import all_within
 from orchestrator.config.models import Config
+from orchestrator.config.node_caches import declared_caches, place_faults
 from orchestrator.doctor.clocks import Clock
 from orchestrator.doctor.disk import Disk, NodeCacheDirectory
-from orchestrator.gang.node_artifacts import declared_caches, place_faults
 
 PATIENCE_S = 5.0
 

@@ -16,7 +16,9 @@ from orchestrator.doctor import cluster as doctor_cluster
 from orchestrator.doctor.cluster import Member
 from orchestrator.doctor.examine import Answer, Request, examine, request_of
 from orchestrator.doctor.findings import Diagnosis, Finding, NodeFindings, diagnosis
+from orchestrator.errors import first_line
 from orchestrator.gang import ray_session
+from orchestrator.gang.on_node import options_on
 from orchestrator.seed.nodes import Node
 
 NODE_S = 180.0
@@ -48,7 +50,7 @@ def diagnose_nodes(config: Config, device: str | None) -> Diagnosis:
         from orchestrator.doctor.examine import diagnose_here
 
         return diagnose_here(config, device)
-    session = ray_session.enter(config.ray)
+    session = ray_session.enter(config.ray, timeout_s=config.timeouts.start_s)
     try:
         return diagnose_cluster(_RayCluster(config, session), request, config)
     finally:
@@ -126,16 +128,10 @@ class _RayCluster:
 
     def _task(self, node: Node, device: str) -> Any:
         import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         environ = ray_session.rank_environ(self._config.ray, device, self._session.way_in)
-        # No CPU and no device is asked for: a busy node is looked at too, and all its devices are to be seen.
-        return ray.remote(examine).options(
-            num_cpus=0,
-            max_retries=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
-            runtime_env={"env_vars": environ},
-        )
+        # No device is asked for: all that the node has are to be seen.
+        return ray.remote(examine).options(**options_on(node.node_id, {"env_vars": environ}), max_retries=0)
 
 
 def _answer(ref: Any) -> Answer | str:
@@ -144,5 +140,5 @@ def _answer(ref: Any) -> Answer | str:
     try:
         answer: Answer = ray.get(ref)
     except ray.exceptions.RayError as error:
-        return str(error).strip().partition("\n")[0] or type(error).__name__
+        return first_line(error)
     return answer

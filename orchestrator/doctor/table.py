@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from orchestrator.doctor.cluster import hosts_text
 from orchestrator.doctor.findings import LEVELS, Diagnosis, Finding, Folded, fold
-from orchestrator.show.report_table import count_text
+from orchestrator.show.figures import count_text
+from orchestrator.show.plain_table import plain_table
 
 _STYLES = {"ok": "green", "note": "cyan", "warning": "bold yellow", "error": "bold red"}
 
@@ -42,7 +42,7 @@ def _head(found: Diagnosis) -> Text:
 
 
 def _table(folded: Sequence[Folded], num_nodes: int) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table = plain_table()
     table.add_column("level", no_wrap=True)
     table.add_column("check", no_wrap=True)
     if num_nodes:

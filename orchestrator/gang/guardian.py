@@ -1,10 +1,10 @@
-"""A process beside others that ends what they leave behind; plain Python, run by its path.
+"""A process beside others that ends what they leave behind; one file of plain Python, to be run by its path.
 
 It is handed commands, one JSON object a line, on stdin: ``{"guard": {pid: mark, ...}, "started": {pid:
 ticks since boot, ...}, "lease_s": seconds, "remove": [path, ...], "spare": [pid, ...]}`` names the ranks of
 an attempt (one whose start is not said is whatever has the pid now), ``{"renew": true}`` says that its driver
-lives, and ``{"end": true}`` that all is over. (``"asked_s"`` beside ``"guard"`` replaces `_ASKED_S`.) It ends
-all ranks, what descends from them, and itself
+lives, and ``{"end": true}`` that all is over. (Beside ``"guard"``, ``"asked_s"`` replaces `_ASKED_S`, and
+``"last": pid`` names who tells it all that.) It ends all ranks, what descends from them, and itself
 
 - when stdin ends: whoever started it is gone, and so is Ray on this node, or the driver;
 - when the lease has run out: the driver cannot reach this node, and will start another attempt elsewhere;
@@ -13,17 +13,20 @@ all ranks, what descends from them, and itself
 In the first two cases it also removes the directories that it was named, which nobody else is left to do, and
 first ends who has a file in them open or names them on its command line, but for who is spared: with the
 directory of a Ray, that is the Ray. The launch's own Ray has a guardian for that, its ranks have another.
+When the lease has run out, whoever told it of the ranks ends last: it is of an attempt that is lost, too.
 
 A rank that is gone takes its own descendants with it, at once. They are found by the chain of parents, looked
-at every `LOOK_S` while the rank lives, and by the rank's mark in the environment that they were started with,
-because a process whose parent died is another's child. A process is a pid and its start time, so a pid that
-was given away again is never killed.
+at every `LOOK_S` while the rank lives, and, once it is gone, by the rank's mark in the environment that they
+were started with, because a process whose parent died is another's child. A process is a pid and its start
+time, so a pid that was given away again is never killed. Where the kernel lists children (proc(5); it may be
+built without) a look costs what ranks have started, elsewhere a look at every process of the machine. The
+list may lack one while another ends: hence the memory and the mark.
 
 It leaves its parent at once, because Ray ends the children of an actor that ends; whoever waits for its end
 waits for the end of its stdout.
 
-Invariants: kills nothing of another user, and nothing but descendants of the ranks that it was named, and
-users of the directories.
+Invariants: kills nothing of another user, and nothing but descendants of the ranks that it was named, users
+of the directories, and who told it.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 LOOK_S = 1.0
 """How often descendants are looked for, and whether the ranks live."""
@@ -49,16 +53,25 @@ _ASKED_S = 2.0
 """How long ranks have that Ray was asked to end: to a kill it would say that a worker died by accident."""
 
 _END_S = 10.0
-"""How long it is tried to end processes; one that the kernel holds cannot be ended at all."""
+"""How long it is tried to end processes, and then to remove; one that the kernel holds cannot be ended."""
 
 Process = tuple[int, int]
 """A pid, and the ticks since boot at which it was started."""
+
+Children = Callable[[int], list[Process]]
+"""Gives the children of a pid."""
 
 
 def stat_of(pid: int) -> tuple[int, int, str] | None:
     """Parent, start time and state of a process; None for one that is not there."""
     fields = fields_of(pid)
     return (int(fields[1]), int(fields[19]), fields[0].decode()) if fields else None
+
+
+def start_of(pid: int) -> int:
+    """Start time of a process; for one that is not there, one that none has."""
+    stat = stat_of(pid)
+    return -1 if stat is None else stat[1]
 
 
 def fields_of(pid: int) -> list[bytes]:
@@ -80,31 +93,54 @@ def table() -> dict[int, tuple[int, int]]:
     return found
 
 
-def descendants(processes: dict[int, tuple[int, int]], roots: set[int]) -> set[Process]:
-    """All below some pids, without these."""
-    return below(processes, children_of(processes), roots)
+def runs(process: Process) -> bool:
+    """Whether a process is there, and no other has its pid."""
+    stat = stat_of(process[0])
+    return stat is not None and stat[1] == process[1] and stat[2] != "Z"
 
 
-def children_of(processes: dict[int, tuple[int, int]]) -> dict[int, list[int]]:
-    """The children of every process that has some."""
-    children: dict[int, list[int]] = {}
-    for pid, (parent, _) in processes.items():
-        children.setdefault(parent, []).append(pid)
-    return children
+def children() -> Children:
+    """How to find children: as the kernel lists them, or, where it does not, by a look at all processes."""
+    if os.path.exists(f"/proc/self/task/{os.getpid()}/children"):  # noqa: PTH110 - as above
+        return listed
+    return scanned(table())
 
 
-def below(
-    processes: dict[int, tuple[int, int]], children: dict[int, list[int]], roots: set[int]
-) -> set[Process]:
-    """As `descendants`, where the children are known."""
+def scanned(processes: dict[int, tuple[int, int]]) -> Children:
+    """Children by the parents that all processes name."""
+    found: dict[int, list[Process]] = {}
+    for pid, (parent, started) in processes.items():
+        found.setdefault(parent, []).append((pid, started))
+    return lambda pid: found.get(pid, [])
+
+
+def listed(pid: int) -> list[Process]:
+    """Children of a process that run, as the kernel lists them for each of its threads."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
+    except OSError:
+        return []  # ended since
+    found = []
+    for thread in threads:
+        try:
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:  # noqa: PTH123
+                pids = [int(word) for word in file.read().split()]
+        except OSError:
+            continue
+        stats = [(child, stat_of(child)) for child in pids]
+        found += [(child, stat[1]) for child, stat in stats if stat and stat[0] == pid and stat[2] != "Z"]
+    return found
+
+
+def below(children_of: Children, roots: set[int]) -> set[Process]:
+    """All that descends from some pids, without these."""
     found: set[Process] = set()
     waiting = list(roots)
     while waiting:
-        for pid in children.get(waiting.pop(), ()):
-            if (pid, processes[pid][1]) not in found:
-                found.add((pid, processes[pid][1]))
-                waiting.append(pid)
-    return found
+        fresh = set(children_of(waiting.pop())) - found
+        found |= fresh
+        waiting += [pid for pid, _ in fresh]
+    return {process for process in found if process[0] not in roots}
 
 
 def marked(processes: dict[int, tuple[int, int]], marks: set[str]) -> set[Process]:
@@ -162,6 +198,7 @@ class Guardian:
     def __init__(self) -> None:
         self.lease_s = float("inf")
         self.lease_ends_s = float("inf")
+        self.last: set[Process] = set()
         self.remove: list[str] = []
         self._asked_s = _ASKED_S
         self._spared = {os.getpid()}
@@ -179,10 +216,10 @@ class Guardian:
             self._spared.update(command["spare"])
             self._asked_s = command.get("asked_s", _ASKED_S)
             self._marks = {int(pid): mark for pid, mark in command["guard"].items()}
-            processes = table()
             # One that is gone by now has no start time that fits: the first look ends what it left.
-            self._ranks = {pid: processes.get(pid, (0, -1))[1] for pid in self._marks}
+            self._ranks = {pid: start_of(pid) for pid in self._marks}
             self._ranks |= {int(pid): ticks for pid, ticks in command.get("started", {}).items()}
+            self.last = {(pid, start_of(pid)) for pid in [command.get("last")] if pid is not None}
         self.lease_ends_s = time.monotonic() + self.lease_s
 
     def waited(self, seconds: float) -> None:
@@ -192,42 +229,51 @@ class Guardian:
 
     def look(self) -> None:
         """Remember who descends from whom; end what belongs to ranks that are gone."""
-        processes = table()
-        children = children_of(processes)
-        for pid in self._ranks:
-            self._below[pid] = self._below.get(pid, set()) | below(processes, children, {pid})
-        for pid in [pid for pid, started in self._ranks.items() if processes.get(pid, (0, 0))[1] != started]:
-            del self._ranks[pid]
-            kill(self._below.pop(pid) | marked(processes, {self._marks[pid]}))
+        if not self._ranks:
+            return
+        children_of = children()
+        gone: set[int] = set()
+        for pid, started in self._ranks.items():
+            seen = {process for process in self._below.get(pid, ()) if runs(process)}
+            roots = {root for root, _ in seen}
+            if runs((pid, started)):
+                roots.add(pid)
+            else:
+                gone.add(pid)
+            self._below[pid] = seen | below(children_of, roots)
+        if gone:
+            left = marked(table(), {self._marks[pid] for pid in gone})
+            kill(left.union(*(self._below.pop(pid) for pid in gone)))
+            self._ranks = {pid: started for pid, started in self._ranks.items() if pid not in gone}
 
     def end(self) -> None:
         """End all ranks and all below them; and what nobody else is left to end."""
-        deadline_s = time.monotonic() + _END_S
         polite_s = time.monotonic() + (self._asked_s if self.is_over else 0)
-        while time.monotonic() < polite_s and self._alive():
+        # Whoever is told that all is over has asked Ray to end the ranks.
+        while time.monotonic() < polite_s and any(map(runs, self._ranks.items())):
             self.look()
             time.sleep(0.02)
-        while (left := self._left(table())) and time.monotonic() < deadline_s:
+        # Both at least once, in a time of their own: on a busy machine one look at all processes takes long.
+        deadline_s = time.monotonic() + _END_S
+        while left := self._left():
             kill(left)
+            if time.monotonic() > deadline_s:
+                break
             time.sleep(0.02)
-        while self.remove and not self.is_over and time.monotonic() < deadline_s:
+        deadline_s = time.monotonic() + _END_S
+        while self.remove and not self.is_over:
             # More than once: what is about to end may write there still.
             for path in self.remove:
                 shutil.rmtree(path, ignore_errors=True)
-            if not any(os.path.lexists(path) for path in self.remove):
+            if time.monotonic() > deadline_s or not any(os.path.lexists(path) for path in self.remove):
                 break
             time.sleep(0.2)
 
-    def _alive(self) -> bool:
-        """Whether a rank is there that the driver has asked Ray to end."""
-        stats = [(stat_of(pid), started) for pid, started in self._ranks.items()]
-        return any(stat is not None and stat[2] != "Z" and stat[1] == started for stat, started in stats)
-
-    def _left(self, processes: dict[int, tuple[int, int]]) -> set[Process]:
-        ranks = set(self._ranks.items())
-        seen = ranks.union(*self._below.values())
+    def _left(self) -> set[Process]:
+        processes = table()
+        seen = set(self._ranks.items()).union(*self._below.values())
         found = {(pid, started) for pid, started in seen if processes.get(pid, (0, 0))[1] == started}
-        found |= descendants(processes, {pid for pid, _ in found & ranks})
+        found |= below(scanned(processes), {pid for pid, _ in found})
         found |= marked(processes, set(self._marks.values()))
         if self.remove and not self.is_over:
             found |= users(processes, self.remove)
@@ -254,7 +300,10 @@ def main() -> None:
         guardian.look()
         before_s, looked_s = looked_s, time.monotonic()
         guardian.waited(looked_s - before_s)
+    has_run_out = not guardian.is_over and time.monotonic() >= guardian.lease_ends_s
     guardian.end()
+    if has_run_out:
+        kill(guardian.last)
 
 
 if __name__ == "__main__":

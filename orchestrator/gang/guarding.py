@@ -7,10 +7,24 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from orchestrator.gang import guardian
 
 _FOR_EVER_S = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """Until when what is guarded may live without a word.
+
+    Attributes:
+        seconds: how long silence is borne.
+        renewed_by: process that ends too, as the last, when the lease runs out; None for none.
+    """
+
+    seconds: float
+    renewed_by: int | None
 
 
 class Guarding:
@@ -20,7 +34,7 @@ class Guarding:
         marks: the mark of each process that it guards.
         started: when each was started, in ticks since boot, where that is known: a process that has the id of
             one that ended is left alone.
-        lease_s: seconds after which it takes silence for the end.
+        lease: after which silence it ends them; None for none.
         remove: directories that go, with who uses them, when nobody else is left to remove them.
         spare: processes that use these and must not be ended.
         asked_s: how long it leaves processes that were asked to end; None for as long as Ray needs.
@@ -31,7 +45,7 @@ class Guarding:
         marks: Mapping[int, str],
         *,
         started: Mapping[int, int] | None = None,
-        lease_s: float = _FOR_EVER_S,
+        lease: Lease | None = None,
         remove: Iterable[str] = (),
         spare: Iterable[int] = (),
         asked_s: float | None = None,
@@ -51,9 +65,10 @@ class Guarding:
             {
                 "guard": dict(marks),
                 "started": dict(started or {}),
-                "lease_s": lease_s,
+                "lease_s": lease.seconds if lease is not None else _FOR_EVER_S,
                 "remove": list(remove),
                 "spare": list(spare),
+                "last": lease.renewed_by if lease is not None else None,
                 **({} if asked_s is None else {"asked_s": asked_s}),
             }
         )

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from orchestrator.seats import Gang, Seat
+
 NOBODY_WAITS = frozenset({"fetch", "commit"})
 """Stages in which each rank is alone with the store: that it fails one is no reason to stop the others."""
 
@@ -19,59 +21,6 @@ def logs_of(cache_dir: Path, name: str, attempt: int) -> str:
     """Pattern of the ranks' log files; no attempt writes over what the ranks of another said last."""
     again = f".attempt{attempt}" if attempt > 1 else ""
     return str(cache_dir / ".logs" / name / f"rank*{again}.log")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
-    """Where one rank was placed.
-
-    Attributes:
-        rank: global rank.
-        local_rank: index within its node.
-        local_world_size: number of ranks on its node.
-        node_rank: index of its node.
-        host: host name of the node, for people.
-        pid: process id.
-    """
-
-    rank: int
-    local_rank: int
-    local_world_size: int
-    node_rank: int
-    host: str
-    pid: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gang:
-    """All ranks of a launch, and where they meet.
-
-    Attributes:
-        seats: every rank, in order; ranks of one node follow each other.
-        master_addr: address that every rank reaches rank 0's node by.
-        master_port: port that was free there; 0 for ranks that make no process groups.
-        logs: pattern of the ranks' log files; empty when they run in the driver's process.
-    """
-
-    seats: tuple[Seat, ...]
-    master_addr: str
-    master_port: int
-    logs: str = ""
-
-    def first_of_each_node(self) -> tuple[Seat, ...]:
-        """The seat with local rank 0 of every node, in order."""
-        return tuple(seat for seat in self.seats if seat.local_rank == 0)
-
-    def by_node(self) -> dict[int, list[Seat]]:
-        """The seats of every node, in order."""
-        found: dict[int, list[Seat]] = {}
-        for seat in self.seats:
-            found.setdefault(seat.node_rank, []).append(seat)
-        return found
-
-    def log_of(self, rank: int) -> str:
-        """The log file of one rank; empty when there is none."""
-        return self.logs.replace("*", str(rank))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +126,7 @@ def seat_ranks(processes: Sequence[Process]) -> tuple[tuple[int, ...], tuple[Sea
                 local_rank=local_rank,
                 local_world_size=len(members),
                 node_rank=node_rank,
+                node_id=processes[index].node_id,
                 host=processes[index].host,
                 pid=processes[index].pid,
             )

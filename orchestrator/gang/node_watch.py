@@ -1,7 +1,8 @@
 """What one node sees of its ranks: a Ray actor of its own that imports no torch, so nothing stalls it.
 
 Each look renews the lease of the node's guardian (`orchestrator.gang.guardian`), which ends the ranks when
-looks stay away. The guardian is a process of its own, and outlives this one.
+looks stay away, and then this process, so that nothing of an attempt that is lost stays on a node that nobody
+can reach. The guardian is a process of its own, and outlives this one.
 """
 
 from __future__ import annotations
@@ -11,13 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.gang.guardian import fields_of, stat_of
-from orchestrator.gang.guarding import Guarding
+from orchestrator.gang.guardian import fields_of, start_of
+from orchestrator.gang.guarding import Guarding, Lease
 from orchestrator.gang.launcher import Sight
 from orchestrator.gang.step_file import read_step
-
-_GONE = -1
-"""Start time of a process that had ended before it was looked at; no process has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +38,12 @@ class NodeWatch:
 
     Args:
         asked_s: how long ranks have at their release to end by themselves; None for what guardians give.
+        is_alone: whether its process is there for nothing else, so that it ends with the lease.
     """
 
-    def __init__(self, *, asked_s: float | None = None) -> None:
+    def __init__(self, *, asked_s: float | None = None, is_alone: bool = True) -> None:
         self._asked_s = asked_s
+        self._own_pid = os.getpid() if is_alone else None
         self._charges: dict[int, Charge] = {}
         self._started: dict[int, int] = {}
         self._lease_s = 0.0
@@ -58,8 +58,7 @@ class NodeWatch:
         """
         self._charges, self._lease_s = dict(charges), lease_s
         for charge in charges.values():
-            stat = stat_of(charge.pid)
-            self._started[charge.pid] = _GONE if stat is None else stat[1]
+            self._started[charge.pid] = start_of(charge.pid)
         self._guarding = self._guard_anew()
 
     def look(self) -> dict[int, Sight]:
@@ -67,14 +66,19 @@ class NodeWatch:
         assert self._guarding is not None  # noqa: S101 - `guard` comes first
         try:
             self._guarding.renew()
-        except BrokenPipeError:  # it was killed itself; or the lease ran out, and so ranks are gone
+        except BrokenPipeError:  # it was killed itself
             self._guarding.abandon()
             self._guarding = self._guard_anew()
         return {rank: look_at(charge) for rank, charge in self._charges.items()}
 
     def _guard_anew(self) -> Guarding:
         marks = {charge.pid: charge.mark for charge in self._charges.values()}
-        return Guarding(marks, started=self._started, lease_s=self._lease_s, asked_s=self._asked_s)
+        return Guarding(
+            marks,
+            started=self._started,
+            lease=Lease(seconds=self._lease_s, renewed_by=self._own_pid),
+            asked_s=self._asked_s,
+        )
 
     def release(self) -> None:
         """End all ranks and what they started; returns when nothing is left."""

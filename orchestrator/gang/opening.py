@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator.config.models import Config, EntrypointWorkload, groups
-from orchestrator.gang.launcher import Seat
+from orchestrator.seats import Seat
 from worker.results import RankPlace
 from worker.settings import settings
 

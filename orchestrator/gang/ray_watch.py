@@ -14,13 +14,15 @@ from typing import Any
 
 from orchestrator.causes import DIED, WorkerFailure
 from orchestrator.config.models import WatchConfig
-from orchestrator.gang.launcher import Gang, Sight
+from orchestrator.gang.launcher import Sight
 from orchestrator.gang.node_watch import Charge, NodeWatch
+from orchestrator.gang.on_node import options_on
 from orchestrator.gang.watching import Limits, Watching
+from orchestrator.seats import Gang
 
 logger = logging.getLogger(__name__)
 
-_HURRY_S = 0.1
+_HURRY_S = 0.2
 
 
 class RayWatch:
@@ -35,7 +37,10 @@ class RayWatch:
     def __init__(
         self, settings: WatchConfig, node_ids: Iterable[str], runtime_env: Mapping[str, Any]
     ) -> None:
+        import ray
+
         self._settings = settings
+        self._exported = ray.remote(NodeWatch)
         self._runtime_env = dict(runtime_env)
         self._started = {node_id: self._actor(node_id) for node_id in node_ids}
         self._every_s = settings.every_s
@@ -44,7 +49,7 @@ class RayWatch:
         self._next_s: dict[int, float] = {}
         self._watching: Watching | None = None
         self._looked_s = 0.0
-        self._held_up_s = 0.0
+        self._silence = _Silence(settings.lease_s)
 
     def guard(self, gang: Gang, node_ids: Mapping[int, str], charges: Mapping[int, Charge]) -> list[Any]:
         """Take charge of all ranks; the references are to be awaited before ranks do anything.
@@ -71,17 +76,18 @@ class RayWatch:
             for node, (_, ranks) in nodes.items()
         ]
 
-    def died(self, rank: int) -> None:
-        """A rank died: look often from now on, to see whether its node is lost with it."""
+    def failed(self, rank: int, *, died: bool) -> None:
+        """A rank failed: look often from now on, to see whether a node or another rank is lost with it."""
         assert self._watching is not None  # noqa: S101 - `guard` comes first
-        self._watching.died(rank, time.monotonic())
+        self._watching.failed(rank, time.monotonic(), died=died)
         if self._every_s > _HURRY_S:
             self._every_s = _HURRY_S
             self._next_s = dict.fromkeys(self._next_s, 0.0)
 
-    def is_in_doubt(self) -> bool:
-        """Whether it is still to be seen if a node was lost with a rank that died."""
-        return self._watching is not None and self._watching.is_in_doubt(time.monotonic())
+    def is_in_doubt(self, *, others_wait: bool) -> bool:
+        """Whether it is still to be seen what was lost with ranks that failed; see `Watching.is_in_doubt`."""
+        watching = self._watching
+        return watching is not None and watching.is_in_doubt(time.monotonic(), others_wait=others_wait)
 
     def refs(self) -> list[Any]:
         """Ask nodes whose turn it is; every question that is open."""
@@ -101,23 +107,28 @@ class RayWatch:
         now_s = time.monotonic()
         # A driver that was itself held up knows nothing of the time between.
         held_up_s = now_s - self._looked_s - self._settings.every_s
-        self._held_up_s = max(self._held_up_s, held_up_s)
         if held_up_s > 1:
             self._watching.paused(held_up_s)
         self._looked_s = now_s
         seen: dict[int, Sight] = {}
+        ended: list[int] = []
         for ref in [ref for ref in ready if ref in self._asked]:
             node, asked_s = self._asked.pop(ref)
             try:
                 sights = ray.get(ref)
             except ray.exceptions.ActorDiedError:
-                self._watching.ended(node)
+                ended.append(node)
                 del self._actors[node]
                 continue
             except ray.exceptions.RayError:
                 continue  # the node is asked again, and silent until it answers
             self._watching.answered(node, sights, asked_s=asked_s, now_s=now_s)
             seen |= sights
+        self._silence.note(held_up_s, self._watching.unseen_s(now_s), now_s)
+        if self._watching.is_whole() and not ended:
+            self._silence.was_borne(now_s - self._watching.unseen_s(now_s))
+        for node in ended:
+            (self._watching.let_go if self._silence.is_too_long else self._watching.ended)(node)
         return seen
 
     def failures(self, stage: str) -> tuple[WorkerFailure, ...]:
@@ -126,9 +137,9 @@ class RayWatch:
 
     def explained(self, failure: WorkerFailure) -> WorkerFailure:
         """A death that comes of this driver's own silence says so."""
-        if failure.kind != DIED or self._held_up_s < self._settings.lease_s:
+        if failure.kind != DIED or not self._silence.is_too_long:
             return failure
-        message = f"its node ended it, because this driver had not looked for {self._held_up_s:.0f} s"
+        message = f"its node ended it, because this driver had not looked for {self._silence.seconds:.0f} s"
         remedy = "do not stop or suspend the driver; watch.lease_s says how long its silence is borne"
         return replace(failure, message=message, remedy=remedy)
 
@@ -149,17 +160,35 @@ class RayWatch:
             ray.kill(actor, no_restart=True)
 
     def _actor(self, node_id: str) -> Any:
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+        return self._exported.options(
+            **options_on(node_id, self._runtime_env), max_restarts=0, max_task_retries=0
+        ).remote()
 
-        return (
-            ray.remote(NodeWatch)
-            .options(
-                num_cpus=0,
-                max_restarts=0,
-                max_task_retries=0,
-                runtime_env=self._runtime_env,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-            )
-            .remote()
-        )
+
+class _Silence:
+    """The driver's own silence, if its guardians may have ended ranks for it.
+
+    Args:
+        lease_s: how long they bear it.
+    """
+
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._over_s = 0.0
+        self.seconds = 0.0
+
+    @property
+    def is_too_long(self) -> bool:
+        """Whether ranks may have been ended for it."""
+        return self.seconds >= self._lease_s
+
+    def note(self, held_up_s: float, unseen_s: float, now_s: float) -> None:
+        """Some node was not seen for so long, and this driver was held up for so much of it."""
+        # A lease begins with the last look, which may be a while before the driver was held up.
+        if held_up_s >= self._lease_s / 2 and unseen_s > self.seconds:
+            self.seconds, self._over_s = unseen_s, now_s
+
+    def was_borne(self, asked_s: float) -> None:
+        """All ranks were there when nodes were asked, then at the earliest: guardians stood still as well."""
+        if asked_s >= self._over_s:
+            self.seconds = 0.0

@@ -18,7 +18,7 @@ from orchestrator.bounded import all_within
 from orchestrator.config.reading import Config
 from orchestrator.config.store import StoreConfig, is_url
 from orchestrator.config.trust import LOOK_S
-from orchestrator.show.report_table import size_text
+from orchestrator.show.figures import size_text
 
 EXCLUDED_NAMES = (
     ".git",

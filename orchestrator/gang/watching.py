@@ -2,12 +2,14 @@
 
 A rank without a process has died. Ray knows more of how it died, and has `UNTOLD_S` to say it. Whether the
 node went with it is in doubt until its watch answers what it was asked `SETTLE_S` after the death: when Ray
-on a node ends, its processes notice one by one, each when it next looks, once a second.
+on a node ends, its processes notice one by one, each when it next looks, once a second. An error that a rank
+reports puts all nodes in doubt while other ranks have not answered: who lost a peer hears of it first.
 
 A rank that a signal or a debugger holds for `Limits.stopped_s` is stopped.
 A node is lost, with all its ranks, when Ray says that its watch has ended, as it does with Ray on that node;
 and when the watch has not answered for `Limits.node_silent_s`: it is down, or the network to it is. Its
-guardian ends its ranks when the lease runs out, so that they cannot live on beside those of another attempt.
+guardian ends its ranks and its watch when the lease runs out: nothing lives on beside another attempt.
+When it ran out because the driver itself did not look, the node is not lost: its ranks were ended.
 Native code that does not end cannot be told from a long compile: the stage's own time-out finds it, and what
 the rank was seen to do last stands in the error.
 """
@@ -24,10 +26,10 @@ UNTOLD_S = 3.0
 """Seconds that a rank may be without a process before it counts as dead though Ray said nothing."""
 
 SETTLE_S = 1.5
-"""Seconds after a death from which on an answer of the node shows that it lives."""
+"""Seconds after a failure from which on an answer of the node shows that it lives."""
 
 DOUBT_S = 6.0
-"""Seconds after a death until a node that neither answered nor ended is no longer waited for."""
+"""Seconds after a failure until a node that neither answered nor ended is no longer waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +58,12 @@ class Watching:
         self._answered_s = dict.fromkeys(nodes, now_s)
         self._asked_s = dict.fromkeys(nodes, now_s)
         self._gone_since_s: dict[int, float] = {}
-        self._died_s: dict[int, float] = {}
+        self._told: set[int] = set()
+        self._of_deaths: dict[int, float] = {}  # the first of each node
+        self._of_errors: dict[int, float] = {}
         self._stopped_since_s: dict[int, float] = {}
         self._ended: set[int] = set()
+        self._let_go: set[int] = set()
 
     def answered(self, node: int, sights: Mapping[int, Sight], *, asked_s: float, now_s: float) -> None:
         """A node's watch answered now what it was asked then."""
@@ -75,16 +80,46 @@ class Watching:
         """A node's watch has ended, as it does when Ray on this node does; it never answers again."""
         self._ended.add(node)
 
-    def died(self, rank: int, now_s: float) -> None:
-        """A rank's death became known."""
-        self._died_s.setdefault(rank, now_s)
+    def let_go(self, node: int) -> None:
+        """A node's watch has ended with the ranks, because this driver had not looked for too long."""
+        self._let_go.add(node)
 
-    def is_in_doubt(self, now_s: float) -> bool:
-        """Whether a rank died, and its node may yet turn out to be lost with it."""
-        return any(
-            self._asked_s[node] < died_s + SETTLE_S and node not in self._ended and now_s < died_s + DOUBT_S
-            for node, died_s in ((self._node_of[rank], died_s) for rank, died_s in self._died_s.items())
+    def unseen_s(self, now_s: float) -> float:
+        """Since when some node has not been seen: seconds since the last look that it answered was asked."""
+        return now_s - min(self._asked_s.values())
+
+    def is_whole(self) -> bool:
+        """Whether every rank was there when its node was seen last."""
+        return not (self._gone_since_s or self._ended or self._let_go)
+
+    def failed(self, rank: int, now_s: float, *, died: bool) -> None:
+        """A rank's failure became known: its process ended, or it reported an error."""
+        self._told.add(rank)
+        for node in [self._node_of[rank]] if died else self._nodes:
+            doubts = self._of_deaths if died else self._of_errors
+            doubts.setdefault(node, now_s)
+
+    def is_in_doubt(self, now_s: float, *, others_wait: bool) -> bool:
+        """Whether nodes may yet turn out to be lost, or ranks to have died, with those that failed.
+
+        Args:
+            now_s: the present.
+            others_wait: ranks have not answered that did not fail.
+        """
+        if any(self._is_open(node, since_s, now_s) for node, since_s in self._of_deaths.items()):
+            return True
+        return others_wait and any(
+            self._is_open(node, since_s, now_s) or (now_s < since_s + DOUBT_S and self._has_untold(node))
+            for node, since_s in self._of_errors.items()
         )
+
+    def _is_open(self, node: int, since_s: float, now_s: float) -> bool:
+        is_known = node in self._ended or node in self._let_go
+        return not is_known and self._asked_s[node] < since_s + SETTLE_S and now_s < since_s + DOUBT_S
+
+    def _has_untold(self, node: int) -> bool:
+        """Whether a rank of a node has no process, and did not fail as far as is known."""
+        return any(rank in self._gone_since_s and rank not in self._told for rank in self._nodes[node][1])
 
     def paused(self, seconds: float) -> None:
         """Nobody looked for so long: silence in that time is nobody's fault."""
@@ -99,6 +134,8 @@ class Watching:
         found = []
         for node, (host, ranks) in self._nodes.items():
             silent_s = now_s - self._answered_s[node]
+            if node in self._let_go:
+                continue
             if node in self._ended:
                 message = f"the watch of node {host} has ended, as it does with Ray there"
                 remedy = _ENDED_REMEDY
@@ -111,11 +148,9 @@ class Watching:
         return found
 
     def _died(self, stage: str, now_s: float) -> list[WorkerFailure]:
-        return [
-            _failure(rank, stage, DIED, "its process is gone", _DIED_REMEDY)
-            for rank, since_s in self._gone_since_s.items()
-            if now_s - since_s >= UNTOLD_S
-        ]
+        gone = {rank for rank, since_s in self._gone_since_s.items() if now_s - since_s >= UNTOLD_S}
+        gone.update(*(self._nodes[node][1] for node in self._let_go))
+        return [_failure(rank, stage, DIED, "its process is gone", _DIED_REMEDY) for rank in sorted(gone)]
 
     def _stopped(self, stage: str, now_s: float) -> list[WorkerFailure]:
         return [

@@ -44,9 +44,7 @@ def begin(probes: Mapping[int, Sequence[FunctionProbe]], *, avoided: Iterable[Av
         for rank in sorted(probes)
         for probe in probes[rank]
     )
-    held = (_offer(demand, demand.held, demand.rank) for demand in demands if demand.held)
-    fits = (_offer(demand, demand.fits, None) for demand in demands if demand.fits)
-    return Situation(round=0, demands=demands, offers=_distinct((*held, *fits)), avoided=tuple(avoided))
+    return Situation(round=0, demands=demands, offers=_found(demands), avoided=tuple(avoided))
 
 
 def advance(
@@ -123,12 +121,27 @@ class _Changes:
 
 def _wanted(probe: FunctionProbe) -> str:
     """Ranks with other runtime state refuse each other's artifacts, so they need no round to find out."""
-    state = sorted(probe.runtime_state.items())
-    return f"{probe.request_key} {state}" if state else probe.request_key
+    if not probe.runtime_state:
+        return probe.request_key
+    return f"{probe.request_key} {sorted(probe.runtime_state.items())}"
 
 
 def _offer(demand: Demand, digest: str, from_rank: int | None) -> Offer:
     return Offer(function=demand.function, request_key=demand.request_key, digest=digest, from_rank=from_rank)
+
+
+def _found(demands: Sequence[Demand]) -> tuple[Offer, ...]:
+    """What the probe found, each digest of a class once: first what a rank holds, then what only fits."""
+    offers: dict[tuple[str, str, str], Offer] = {}
+    for demand in demands:
+        held = demand.function, demand.request_key, demand.held
+        if demand.held and held not in offers:
+            offers[held] = _offer(demand, demand.held, demand.rank)
+    for demand in demands:
+        fits = demand.function, demand.request_key, demand.fits
+        if demand.fits and fits not in offers:
+            offers[fits] = _offer(demand, demand.fits, None)
+    return tuple(offers.values())
 
 
 def _distinct(offers: Iterable[Offer]) -> tuple[Offer, ...]:

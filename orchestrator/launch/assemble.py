@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cache_store.backends.tier import TierState
-from orchestrator.gang.launcher import Seat
 from orchestrator.launch.identity import identity, launch_key
 from orchestrator.launch.stages import Stages
+from orchestrator.seats import Seat
 from orchestrator.show.course import Course
 from orchestrator.show.report import SCHEMA_VERSION, FunctionReport, RankReport, Report, totals
 from orchestrator.show.store_report import Committed, NodeFetch, NodeReport

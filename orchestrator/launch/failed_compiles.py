@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from orchestrator.causes import WorkerFailure
 from orchestrator.errors import LaunchFailed, ranks_text
-from orchestrator.gang.launcher import Seat
-from orchestrator.launch.situation import Avoided, Failed, Situation
+from orchestrator.launch.situation import Avoided, Failed, Situation, Slot
+from orchestrator.seats import Seat
 
 Seats = Mapping[int, Seat]
 """Every rank's seat."""
@@ -29,12 +29,14 @@ class Compiling:
         function: the cached function.
         request_key: for whom; opaque, and equal in the next attempt.
         rank: who compiled.
-        host: its node.
+        node_id: its node.
+        host: that node's host name, where no other node of the attempt had it; else empty.
     """
 
     function: str
     request_key: str
     rank: int
+    node_id: str
     host: str
 
 
@@ -51,19 +53,53 @@ class CompileCut(LaunchFailed):
         self.compiling = tuple(compiling)
 
 
+def cut_off(slots: Iterable[Slot], asked: Mapping[Slot, str], seats: Seats) -> tuple[Compiling, ...]:
+    """What lost leaders were to compile.
+
+    Args:
+        slots: lost leaders, with each function that they led.
+        asked: request key of every slot.
+        seats: of the attempt that was cut off.
+    """
+    alone = _nodes_alone(seats)
+    return tuple(
+        Compiling(
+            function=function,
+            request_key=asked[rank, function],
+            rank=rank,
+            node_id=seats[rank].node_id,
+            host=seats[rank].host if seats[rank].host in alone else "",
+        )
+        for rank, function in slots
+    )
+
+
 def avoided(former: Iterable[Compiling], seats: Seats) -> tuple[Avoided, ...]:
-    """Where, in this attempt, former attempts were cut off: by host, for a rank may be elsewhere by now."""
-    nodes = {seat.host: seat.node_rank for seat in seats.values()}
+    """Where, in this attempt, former attempts were cut off: by node, for a rank may be elsewhere by now.
+
+    A node whose Ray was started anew has another id: it is known by its host name, where that is its alone.
+    """
+    nodes = {seat.node_id: seat.node_rank for seat in seats.values()}
+    alone = _nodes_alone(seats)
+    found = [(lost, nodes.get(lost.node_id, alone.get(lost.host))) for lost in former]
     return tuple(
         Avoided(
             function=lost.function,
             request_key=lost.request_key,
-            rank=lost.rank if lost.rank in seats and seats[lost.rank].host == lost.host else None,
-            node=nodes[lost.host],
+            rank=lost.rank if lost.rank in seats and seats[lost.rank].node_rank == node else None,
+            node=node,
         )
-        for lost in former
-        if lost.host in nodes
+        for lost, node in found
+        if node is not None
     )
+
+
+def _nodes_alone(seats: Seats) -> dict[str, int]:
+    """The nodes whose host name no other node has: containers and nodes on one machine may share theirs."""
+    nodes: dict[str, set[int]] = {}
+    for seat in seats.values():
+        nodes.setdefault(seat.host, set()).add(seat.node_rank)
+    return {host: min(found) for host, found in nodes.items() if len(found) == 1}
 
 
 def retries(failed: Iterable[Failed], situation: Situation, seats: Seats) -> tuple[str, ...]:

@@ -62,10 +62,10 @@ class Leaders:
 
     def _rating(self, rank: int, node: int, cost: int, tried: Tried) -> Rating:
         lanes = self._lanes.get(node, 1)
-        own = self._of_rank[rank]
-        is_full = not own and self._num_leaders[node] >= lanes
-        ready = max(own + cost, (self._of_node[node] + cost) / lanes)
-        share = self._of_node[node] / lanes
+        own, on_node = self._of_rank.get(rank, 0), self._of_node.get(node, 0)
+        is_full = not own and self._num_leaders.get(node, 0) >= lanes
+        ready = max(own + cost, (on_node + cost) / lanes)
+        share = on_node / lanes
         return rank in tried.ranks, node in tried.nodes, is_full, ready, share, own, rank
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from cache_store.keys import changed_components
 from cache_store.records.manifest import LaunchRecord
 from orchestrator.config.reading import Config
-from orchestrator.look.store_contents import time_text
+from orchestrator.show.figures import time_text
 
 Outlook = Literal["load", "adopt", "compile"]
 

@@ -76,26 +76,28 @@ def plan_round(
         lanes: by node, how many leaders should work at a time; otherwise one a rank.
     """
     offers = _offers_by_class(situation.offers)
+    loads = {demand.held: Load(digest=demand.held) for demand in situation.demands if demand.held}
     num_failed = Counter(failed.class_key for failed in situation.failed)
     actions: dict[Slot, Action] = {}
     needy: dict[ClassKey, list[Demand]] = {}
     for demand in situation.demands:
         alone = demand.num_refused >= max_rounds
         asked = demand.function, demand.request_key
-        action = None if alone else _without_compiling(demand, offers.get(asked, {}))
-        key = demand.own_key if alone else demand.class_key
+        action = None if alone else _without_compiling(demand, loads, offers.get(asked, {}))
         if action is not None:
             actions[demand.slot] = action
-        elif num_failed[key] >= MAX_LEADERS:
+            continue
+        key = demand.own_key if alone else demand.class_key
+        if num_failed[key] >= MAX_LEADERS:
             actions[demand.slot] = GiveUp()
         else:
             needy.setdefault(key, []).append(demand)
     leaders = _leaders(needy, _tried(situation, nodes), Leaders(nodes, lanes))
     for key, leader in leaders.items():
+        wait = AwaitLeader(leader=leader)
         for demand in needy[key]:
             alone = demand.num_refused >= max_rounds
-            is_leader = demand.rank == leader
-            actions[demand.slot] = Compile(alone=alone) if is_leader else AwaitLeader(leader=leader)
+            actions[demand.slot] = Compile(alone=alone) if demand.rank == leader else wait
     return actions
 
 
@@ -137,15 +139,17 @@ def _seen(rank: int, action: Load | Adopt | Compile | AwaitLeader) -> tuple[Clas
             return "compile", action.leader
 
 
-def _without_compiling(demand: Demand, offers: Mapping[str, Offer]) -> Load | Adopt | None:
+def _without_compiling(
+    demand: Demand, loads: Mapping[str, Load], offers: Mapping[str, Adopt]
+) -> Load | Adopt | None:
+    """One of the actions that equal ranks share: thousands apart take longer to make than to plan."""
     if demand.held and demand.held not in demand.refused:
-        return Load(digest=demand.held)
+        return loads[demand.held]
     if demand.fits and demand.fits not in demand.refused:
-        offer = offers.get(demand.fits)
-        return Adopt(digest=demand.fits, from_rank=offer.from_rank if offer else None)
-    for digest, offer in offers.items():  # ends after at most one step more than it has refused
+        return offers.get(demand.fits) or Adopt(digest=demand.fits, from_rank=None)
+    for digest, adopt in offers.items():  # ends after at most one step more than it has refused
         if digest not in demand.refused:
-            return Adopt(digest=digest, from_rank=offer.from_rank)
+            return adopt
     return None
 
 
@@ -196,8 +200,9 @@ def _tried(situation: Situation, nodes: Mapping[int, int] | None) -> dict[Asked,
     }
 
 
-def _offers_by_class(offers: Iterable[Offer]) -> dict[Asked, dict[str, Offer]]:
-    found: dict[Asked, dict[str, Offer]] = {}
+def _offers_by_class(offers: Iterable[Offer]) -> dict[Asked, dict[str, Adopt]]:
+    found: dict[Asked, dict[str, Adopt]] = {}
     for offer in offers:
-        found.setdefault((offer.function, offer.request_key), {})[offer.digest] = offer
+        adopt = Adopt(digest=offer.digest, from_rank=offer.from_rank)
+        found.setdefault((offer.function, offer.request_key), {})[offer.digest] = adopt
     return found

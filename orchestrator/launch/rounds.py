@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping
 
 from orchestrator.causes import WorkerFailure
 from orchestrator.errors import CompileForbidden, LaunchFailed
-from orchestrator.gang.launcher import Gang
 from orchestrator.launch.advance import advance, begin
-from orchestrator.launch.failed_compiles import CompileCut, Compiling, avoided, failures_of, retries
+from orchestrator.launch.failed_compiles import CompileCut, Compiling, avoided, cut_off, failures_of, retries
 from orchestrator.launch.leaders import lanes_of
 from orchestrator.launch.plan import forbidden, plan_round, rank_classes
 from orchestrator.launch.situation import (
@@ -27,6 +26,7 @@ from orchestrator.launch.situation import (
     Slot,
 )
 from orchestrator.launch.stages import Stages
+from orchestrator.seats import Gang
 from worker.results import FunctionProbe, FunctionResult
 
 Ledger = dict[Slot, FunctionResult]
@@ -128,20 +128,12 @@ def _check_answers(
         return
     seats = {seat.rank: seat for seat in stages.gang.seats}
     asked = {demand.slot: demand.request_key for demand in situation.demands}
-    lost = [
-        Compiling(
-            function=function,
-            request_key=asked[failure.rank, function],
-            rank=failure.rank,
-            host=seats[failure.rank].host,
-        )
-        for failure in failures
-        for function in functions.get(failure.rank, ())  # who dies meanwhile need not be a leader
-    ]
+    # Who dies meanwhile need not be a leader.
+    slots = [(failure.rank, function) for failure in failures for function in functions.get(failure.rank, ())]
     try:
         stages.fail("compile", failures, silent=tuple(set(functions) - set(answers)))
     except LaunchFailed as error:
-        raise CompileCut(error, lost) from error
+        raise CompileCut(error, cut_off(slots, asked, seats)) from error
 
 
 def _load(stages: Stages, actions: Mapping[Slot, Action], made: Ledger) -> Ledger:

@@ -1,4 +1,4 @@
-"""Runs one stage of a launch on its ranks: asks, times, tells the listener, makes one error of failures.
+"""Runs one stage of a launch on its ranks: asks, times, and tells the listener.
 
 One object serves all attempts of a launch: times and problems are the launch's, the gang is the attempt's.
 """
@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from orchestrator.causes import TIMEOUT, WorkerFailure
+from orchestrator.causes import WorkerFailure
 from orchestrator.config.models import Config, ScriptWorkload
-from orchestrator.errors import CompileForbidden, ForbiddenCompile, LaunchFailed, in_words
-from orchestrator.gang.launcher import Gang, Launcher, Sight, Waiting
+from orchestrator.errors import in_words
+from orchestrator.gang.launcher import Launcher, Sight, Waiting
+from orchestrator.launch.stage_failures import late, raise_failed
+from orchestrator.seats import Gang
 from orchestrator.show import events
 from orchestrator.show.events import Event, Listener, RankClass
 from orchestrator.show.report import StageReport
@@ -163,8 +165,7 @@ class Stages:
                 self._tell(events.RankFinished(at_s=self.wall_s(), stage=stage, rank=rank, ok=is_ok))
         has_failed = any(isinstance(answer, WorkerFailure) for answer in answers.values())
         if not has_failed or self._clock() - began_s >= timeout_s:
-            late = [rank for rank in arguments if rank not in answers]
-            answers.update({rank: self._late(stage, rank) for rank in late})
+            answers.update({rank: self._late(stage, rank) for rank in arguments if rank not in answers})
         return dict(sorted(answers.items()))
 
     def fail(self, stage: str, failures: list[WorkerFailure], *, silent: tuple[int, ...] = ()) -> NoReturn:
@@ -175,20 +176,7 @@ class Stages:
             LaunchFailed: otherwise.
         """
         self.running = stage
-        seats = self.gang.seats
-        is_one_node = len({seat.node_rank for seat in seats}) <= 1
-        error = LaunchFailed(
-            stage,
-            failures,
-            num_ranks=self.config.ranks,
-            silent=silent,
-            logs=self.gang.logs,
-            hosts={} if is_one_node else {seat.rank: seat.host for seat in seats},
-        )
-        misses = _forbidden(error.failures)
-        if misses:
-            raise CompileForbidden(misses) from error
-        raise error
+        raise_failed(stage, failures, gang=self.gang, num_ranks=self.config.ranks, silent=silent)
 
     def agree_on_silence(self, stage: str, ranks: Iterable[int]) -> None:
         """Spare everybody the wait for places of the store that gave none of ``ranks`` an answer.
@@ -281,29 +269,13 @@ class Stages:
             )
 
     def _late(self, stage: str, rank: int) -> WorkerFailure:
-        sight = self._sights.get(rank)
-        doing = f", last seen in {sight.doing!r}" if sight is not None and sight.doing else ""
-        return WorkerFailure(
-            rank=rank,
-            stage=stage,
-            kind=TIMEOUT,
-            message=f"no answer within {self._timeout_s(stage):g} s{doing}",
-            remedy=f"raise timeouts.{stage}_s, or look into the rank's log for what it waits on",
-            # The rank is warm by then: what hangs is the store.
-            store_fault=stage == "commit" and not self._needs_store,
+        return late(
+            stage,
+            rank,
+            timeout_s=self._timeout_s(stage),
+            sight=self._sights.get(rank),
+            needs_store=self._needs_store,
         )
 
 
 NO_GANG = Gang(seats=(), master_addr="", master_port=0)
-
-
-def _forbidden(failures: Iterable[WorkerFailure]) -> list[ForbiddenCompile]:
-    """What ranks would have had to compile, equal causes grouped."""
-    ranks: dict[tuple[str, str], list[int]] = {}
-    for failure in failures:
-        if failure.kind == "CompileForbidden":
-            ranks.setdefault((failure.function, failure.message), []).append(failure.rank)
-    return [
-        ForbiddenCompile(function=function, reason=reason, ranks=tuple(found))
-        for (function, reason), found in ranks.items()
-    ]

@@ -135,11 +135,6 @@ def _is_yet_to_be_made(location: str) -> bool:
         return path.is_dir() and {entry.name for entry in path.iterdir()} <= TOP_LEVEL - {FORMAT_FILE}
 
 
-def time_text(created: str) -> str:
-    """An ISO 8601 time in UTC, down to the minute."""
-    return f"{created[:16].replace('T', ' ')} UTC"
-
-
 def changes_here(stored: dict[str, str]) -> tuple[str, ...]:
     """Components of a stored environment that differ here, such as ``torch 2.13.0 -> 2.13.1``."""
     return tuple(str(change) for change in changed_components(stored, environment()))

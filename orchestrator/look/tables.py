@@ -6,7 +6,6 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -14,9 +13,10 @@ from rich.text import Text
 from orchestrator.errors import ranks_text
 from orchestrator.look.explain import CachedView, Explanation, FunctionView
 from orchestrator.look.listing import LaunchLine, Listing
-from orchestrator.look.store_contents import PartitionView, time_text
+from orchestrator.look.store_contents import PartitionView
 from orchestrator.look.verify import Verified
-from orchestrator.show.report_table import count_text, size_text
+from orchestrator.show.figures import count_text, size_text, time_text
+from orchestrator.show.plain_table import plain_table
 from worker.runtime_state import in_words
 
 KEY_CHARS = 12
@@ -248,7 +248,7 @@ _RIGHT = frozenset(
 
 
 def _table(*names: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table = plain_table()
     for name in names:
         right = name in _RIGHT
         table.add_column(

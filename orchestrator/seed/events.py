@@ -27,11 +27,11 @@ class Looked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Began:
-    """A node began to be seeded; ``source`` is the node that its bytes come from, None for the store."""
+    """A node began to be seeded; its bytes come from so many other nodes too, where they have them."""
 
     node: Node
     attempt: int
-    source: Node | None = None
+    num_sources: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

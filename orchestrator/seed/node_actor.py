@@ -6,6 +6,7 @@ the others. Ray calls its methods in threads, several at once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,19 +14,18 @@ from cache_store.errors import StoreError
 from cache_store.fetching.progress import Progress
 from orchestrator.config.reading import Config
 from orchestrator.errors import OrchestratorError
-from orchestrator.seed.chunks import Chunk
 from orchestrator.seed.here import intake_of, seed_here
 from orchestrator.seed.nodes import Node
 from orchestrator.seed.options import SeedOptions
 from orchestrator.seed.outcome import NodeSeed, failed
 from orchestrator.seed.receiving import Receiver, SourceGone
-from orchestrator.seed.serving import Serving
+from orchestrator.seed.serving import Answer, Part, Serving
 
 CHUNK_TIMEOUT_S = 60.0
 """How long a chunk may take. The source answers in milliseconds, and a chunk takes a tenth of a second at
 1 Gbit/s; a node that is cut off is noticed by Ray only after a minute."""
 CONCURRENCY = 16
-"""Calls at once: `seed`, `progress`, and two chunks of each of several receivers; others wait their turn."""
+"""Calls at once: `seed`, `progress`, and answers to others, which take milliseconds."""
 
 
 class NodeSeeder:
@@ -44,42 +44,41 @@ class NodeSeeder:
         self._progress: Progress | None = None
         self._serving: Serving[Any] = Serving(_put)
 
-    def seed(self, source: Node | None = None, serving: list[Any] | None = None) -> NodeSeed:
+    def seed(self, part: Part | None = None, others: Mapping[int, Any] | None = None) -> NodeSeed:
         """Seed the node.
 
         Args:
-            source: the node that bytes come from; None for the store.
-            serving: that node's actor, in a list, because Ray would else wait for it.
+            part: its part in a fan-out; None for none.
+            others: actors of the nodes that share the blobs among them, by their positions, without this one;
+                None where this one has everything already, and only serves.
         """
         intake = replace(intake_of(self._options), held=self._serving.hold)
         receiver = None
-        if serving:
-            receiver = Receiver(RaySource(serving[0]), pace=intake.pace)
+        if part is not None:
+            self._serving.begin(part)
+        if part is not None and others is not None:
+            sources = {position: RaySource(actor) for position, actor in others.items()}
+            receiver = Receiver(sources, part.num_sources, self._serving, pace=intake.pace)
             intake = replace(intake, supply=receiver)
         try:
             found = seed_here(self._config, self._node, intake=intake, on_progress=self._hear)
         except (StoreError, OrchestratorError, OSError) as error:
             return failed(self._node, str(error))
+        finally:
+            self._serving.close()
         if receiver is not None and receiver.problem:
-            reason = f"{found.reason}; not all came from {source}: {receiver.problem}"
-            return replace(found, source=source, reason=reason)
-        return replace(found, source=source)
+            found = replace(
+                found, reason=f"{found.reason}; not all came from other nodes: {receiver.problem}"
+            )
+        return found
 
     def progress(self) -> Progress | None:
         """How far it is."""
         return self._progress
 
-    def serve(self, num_receivers: int, room_bytes: int) -> int:
-        """See `Serving.begin`."""
-        return self._serving.begin(num_receivers, room_bytes=room_bytes)
-
-    def plan(self) -> tuple[Chunk, ...]:
-        """See `Serving.plan`."""
-        return self._serving.plan()
-
-    def chunk(self, index: int) -> list[Any]:
-        """See `Serving.chunk`; in a list, so that the chunk itself does not come along."""
-        return [self._serving.chunk(index)]
+    def offer(self, num_known: int, wanted: list[int]) -> Answer[Any]:
+        """See `Serving.offer`."""
+        return self._serving.offer(num_known, wanted)
 
     def had(self, index: int) -> None:
         """See `Serving.had`."""
@@ -87,6 +86,7 @@ class NodeSeeder:
 
     def _hear(self, progress: Progress) -> None:
         self._progress = progress
+        self._serving.advance()
 
 
 class RaySource:
@@ -99,17 +99,15 @@ class RaySource:
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
-    def plan(self) -> tuple[Chunk, ...]:
-        """See `ChunkSource.plan`."""
-        chunks: tuple[Chunk, ...] = _get(self._actor.plan.remote())
-        return chunks
+    def offer(self, num_known: int, wanted: list[int]) -> Answer[Any]:
+        """See `ChunkSource.offer`."""
+        answer: Answer[Any] = _get(self._actor.offer.remote(num_known, wanted))
+        return answer
 
-    def take(self, index: int) -> bytes:
-        """See `ChunkSource.take`."""
-        refs = _get(self._actor.chunk.remote(index))
-        data: bytes = _get(refs[0])
-        del refs
-        self._actor.had.remote(index)
+    def fetch(self, answer: Answer[Any]) -> bytes:
+        """See `ChunkSource.fetch`; the copy in this node's object store may serve others for a while."""
+        data: bytes = _get(answer.refs[0])
+        self._actor.had.remote(answer.index)
         return data
 
 
@@ -125,7 +123,7 @@ def _get(ref: Any) -> Any:
     try:
         return ray.get(ref, timeout=CHUNK_TIMEOUT_S)
     except ray.exceptions.RayError as error:
-        msg = f"the node that serves others is gone, or cannot read what it serves: {in_short(error)}"
+        msg = f"a node that serves others is gone: {in_short(error)}"
         raise SourceGone(msg) from error
 
 

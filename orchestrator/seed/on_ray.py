@@ -7,14 +7,16 @@ from typing import Any
 
 from cache_store.fetching.progress import Progress
 from orchestrator.config.reading import Config
+from orchestrator.gang.on_node import options_on
 from orchestrator.seed.node_actor import CONCURRENCY, NodeSeeder, in_short
 from orchestrator.seed.nodes import Node, alive
 from orchestrator.seed.options import SeedOptions
 from orchestrator.seed.outcome import NodeSeed, failed
-from orchestrator.seed.serving import ROOM_BYTES
+from orchestrator.seed.serving import Part
+from orchestrator.seed.shelf import ROOM_BYTES
 
 ROOM_SHARE = 4
-"""A source takes a quarter of its node's object store at most: a launch beside it needs the rest."""
+"""A node passes on from a quarter of its object store at most: a launch beside it needs the rest."""
 
 
 class RaySeedCluster:
@@ -55,16 +57,25 @@ class RaySeedCluster:
             self._room_bytes[node["NodeID"]] = min(ROOM_BYTES, int(store_bytes) // ROOM_SHARE)
         return alive(found)
 
-    def start(self, nodes: Sequence[Node], source: Node | None) -> None:
+    def start(self, nodes: Sequence[Node], sources: Sequence[Node]) -> None:
         """See `SeedCluster.start`."""
-        serving = self._actors.get(source.node_id) if source is not None else None
-        if source is not None and serving is not None:
-            room_bytes = self._room_bytes.get(source.node_id, ROOM_BYTES)
-            serving.serve.remote(len(nodes), room_bytes)
-        for node in nodes:
+        for node in dict.fromkeys((*nodes, *sources)):
             self._discard(node)
-            actor = self._actors[node.node_id] = self._actor(node)
-            ref = actor.seed.remote(source, [serving]) if serving is not None else actor.seed.remote()
+            self._actors[node.node_id] = self._actor(node)
+        for node in sources:
+            if node not in nodes:  # it has everything already, and finds that again before it serves
+                self._actors[node.node_id].seed.remote(self._part(node, nodes, sources))
+        for node in nodes:
+            actor = self._actors[node.node_id]
+            if sources:
+                others = {
+                    position: self._actors[source.node_id]
+                    for position, source in enumerate(sources)
+                    if source != node
+                }
+                ref = actor.seed.remote(self._part(node, nodes, sources), others)
+            else:
+                ref = actor.seed.remote()
             self._running[ref] = node
 
     def ended(self) -> list[NodeSeed]:
@@ -112,19 +123,23 @@ class RaySeedCluster:
 
     def _actor(self, node: Node) -> Any:
         import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        # No CPU is asked for: a node may be seeded while a launch holds all of them.
         return (
             ray.remote(self._seeder)
             .options(
-                num_cpus=0,
+                **options_on(node.node_id, {"env_vars": self._environ}),
                 max_restarts=0,
                 max_concurrency=CONCURRENCY,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
-                runtime_env={"env_vars": self._environ},
             )
             .remote(self._config, node, self._options)
+        )
+
+    def _part(self, node: Node, nodes: Sequence[Node], sources: Sequence[Node]) -> Part:
+        return Part(
+            num_sources=len(sources),
+            position=sources.index(node) if node in sources else None,
+            num_receivers=len(set(nodes) - {node}),
+            room_bytes=self._room_bytes.get(node.node_id, ROOM_BYTES),
         )
 
     def _discard(self, node: Node) -> None:

@@ -32,7 +32,6 @@ class NodeSeed:
         bytes_from_store: bytes of partitions that were read from the store.
         bytes_from_nodes: bytes of partitions that came from another node.
         bytes_resumed: bytes of partitions that a preseed which did not end had left, verified again.
-        source: the node that others' bytes came from; None where all came from the store.
         attempts: how often it was tried.
     """
 
@@ -50,7 +49,6 @@ class NodeSeed:
     bytes_from_store: int = 0
     bytes_from_nodes: int = 0
     bytes_resumed: int = 0
-    source: Node | None = None
     attempts: int = 1
 
 

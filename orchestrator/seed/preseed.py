@@ -88,7 +88,7 @@ def seed_cluster(config: Config, options: SeedOptions) -> Iterator[SeedCluster]:
     """
     from orchestrator.seed.on_ray import RaySeedCluster
 
-    session = ray_session.enter(config.ray)
+    session = ray_session.enter(config.ray, timeout_s=config.timeouts.start_s)
     try:
         environ = ray_session.rank_environ(config.ray, config.device, session.way_in)
         yield RaySeedCluster(config, options, environ)

@@ -1,180 +1,206 @@
-"""A node that gets its bytes from another one, chunk by chunk in an order of its own, one or two at a time.
+"""A node's blobs in a fan-out: its own share out of the store, all others from the nodes that read them.
 
-Invariants: a blob is verified when its last byte has come, exactly as one from the store, and one that is
-damaged is thrown away; whatever does not come, because the source is gone, or is damaged, is left to the
-store. Nothing here raises: without the source the node is seeded all the same.
+Each blob is one node's to read; the others take it from that one, chunk by chunk, while the rest of it is
+still on its way. Invariants: nothing is believed, what comes is verified (`assembly`); whatever does not
+come, because a node is gone, gets no further, or gives what is damaged, is left to the store, so the node is
+seeded all the same.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import random
 import threading
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Protocol
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
 
 from cache_store.digests import Digest
-from cache_store.errors import Corrupt, UnusableCache
-from cache_store.fetching.arrivals import Arrivals
+from cache_store.errors import StoreError, UnusableCache, is_final
+from cache_store.fetching.intake import Delivery
 from cache_store.fetching.pace import Pace
-from cache_store.node.private_files import create_private, os_errors_are_unusable
 from cache_store.parallel import each
 from orchestrator.errors import OrchestratorError
-from orchestrator.seed.chunks import Chunk, Segment, shuffled, size_of
+from orchestrator.seed.assembly import Assembly
+from orchestrator.seed.chunks import Chunk, share_out
+from orchestrator.seed.peer import Peer
+from orchestrator.seed.serving import Answer, Serving
 
 logger = logging.getLogger(__name__)
 
-AT_A_TIME = 2
+AT_A_TIME = 6
+"""Chunks that a node takes at once, of different nodes where it can."""
+READS_AT_A_TIME = 2
+"""Of the own share: more at once would end later each, and then others wait longer for the first chunk."""
 
 
 class SourceGone(OrchestratorError):
-    """The node that serves chunks gives no answer, or cannot read what it serves."""
+    """The node that serves chunks gives no answer."""
 
 
 class ChunkSource(Protocol):
-    """Where chunks come from; every method raises `SourceGone`."""
+    """A node that serves; every method raises `SourceGone`."""
 
-    def plan(self) -> tuple[Chunk, ...]:
-        """The chunks that there are."""
+    def offer(self, num_known: int, wanted: list[int]) -> Answer[Any]:
+        """See `Serving.offer`."""
 
-    def take(self, index: int) -> bytes:
-        """The bytes of one of them; whether they are the right ones is for the caller to find out."""
+    def fetch(self, answer: Answer[Any]) -> bytes:
+        """The bytes of the chunk in an answer; whether they are the right ones is for the caller to see."""
 
 
 class Receiver:
-    """Brings blobs from one source; a `Supply`.
+    """Brings blobs; a `Supply`.
 
     Args:
-        source: where chunks come from.
+        sources: the nodes that share the blobs among them, by their positions; this one is left out.
+        num_sources: how many they are with this one.
+        serving: passes on what this node has.
         pace: the bandwidth limit; None for none.
-        rng: gives the order.
+        clock: seconds, never going back.
 
     Attributes:
-        problem: why not all came; empty when nothing went wrong.
+        problem: why not all came that was to come from others; empty when nothing went wrong.
     """
-
-    def __init__(self, source: ChunkSource, *, pace: Pace | None, rng: random.Random | None = None) -> None:
-        self.problem = ""
-        self._source = source
-        self._pace = pace
-        self._rng = rng or random.Random()  # noqa: S311 - an order, not a secret
-
-    def bring(self, digests: Sequence[Digest], arrivals: Arrivals, count: Callable[[int], None]) -> None:
-        """See `Supply.bring`."""
-        incoming = _Incoming(digests, arrivals, count, self._pace)
-        try:
-            chunks = self._source.plan()
-            wanted = [index for index, chunk in enumerate(chunks) if incoming.wants(chunk)]
-
-            def take(index: int) -> None:
-                incoming.put(chunks[index], self._source.take(index))
-
-            each(take, shuffled(wanted, self._rng), num_threads=AT_A_TIME)
-        except (SourceGone, UnusableCache) as error:
-            self.problem = str(error)
-            logger.warning("The rest comes from the store: %s", error)
-        finally:
-            incoming.discard()
-        self.problem = self.problem or incoming.problem
-
-
-class _Incoming:
-    """Blobs of which some bytes are here."""
 
     def __init__(
         self,
-        digests: Sequence[Digest],
-        arrivals: Arrivals,
-        count: Callable[[int], None],
+        sources: Mapping[int, ChunkSource],
+        num_sources: int,
+        serving: Serving[Any],
+        *,
         pace: Pace | None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.problem = ""
+        self._sources = sources
+        self._num_sources = num_sources
+        self._serving = serving
         self._pace = pace
-        self._wanted = {digest.sha256: digest for digest in digests}
-        self._arrivals = arrivals
-        self._count = count
-        self._parts: dict[str, Path] = {}
-        self._num_left = {digest.sha256: digest.size_bytes for digest in digests}
-        self._lock = threading.Lock()
+        self._clock = clock
 
-    def wants(self, chunk: Chunk) -> bool:
-        return any(segment.sha256 in self._wanted for segment in chunk)
-
-    def put(self, chunk: Chunk, data: bytes) -> None:
-        """Pay for a chunk, and write what is wanted of it; a blob that is whole then is verified."""
-        if len(data) != size_of(chunk):
-            self._note(f"a chunk of {size_of(chunk)} bytes came with {len(data)}")
-            return
-        start = 0
-        for segment in chunk:
-            piece = memoryview(data)[start : start + segment.num_bytes]
-            start += segment.num_bytes
-            if segment.sha256 in self._wanted:
-                self._write(segment, piece)
-            else:
-                self._pay(len(piece))
-
-    def discard(self) -> None:
-        """Throw away what is not whole."""
-        for sha256, part in self._parts.items():
-            self._count(self._num_left[sha256] - self._wanted[sha256].size_bytes)
-            part.unlink(missing_ok=True)
-        self._parts.clear()
-
-    def _write(self, segment: Segment, piece: memoryview) -> None:
-        part, is_whole = self._part(segment.sha256), False
-        with os_errors_are_unusable("file", part):
-            descriptor = os.open(part, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                # A chunk may take longer than others wait for a sign of life, where the limit is low.
-                step = self._pace.piece_bytes if self._pace is not None else max(1, len(piece))
-                for start in range(0, len(piece), step):
-                    part_of_it = piece[start : start + step]
-                    self._pay(len(part_of_it))
-                    _write_all(descriptor, part_of_it, segment.offset + start)
-                    is_whole = self._came(segment.sha256, len(part_of_it))
-            finally:
-                os.close(descriptor)
-        if is_whole:
-            self._accept(self._wanted[segment.sha256], part)
-
-    def _came(self, sha256: str, num_bytes: int) -> bool:
-        """Count bytes that were written; whether those were the last of their blob."""
-        self._count(num_bytes)
-        with self._lock:
-            self._num_left[sha256] -= num_bytes
-            return not self._num_left[sha256]
-
-    def _pay(self, num_bytes: int) -> None:
-        if self._pace is not None:
-            self._pace.take(num_bytes)
-
-    def _accept(self, digest: Digest, part: Path) -> None:
-        with self._lock:
-            del self._parts[digest.sha256]
+    def bring(self, delivery: Delivery) -> None:
+        """See `Supply.bring`."""
+        missing = {blob for blob in delivery.missing if blob.size_bytes}
+        shares = share_out(delivery.every, self._num_sources)
+        wanted = {position: missing.intersection(shares[position]) for position in self._sources}
         try:
-            self._arrivals.accept(part, digest)
-        except Corrupt as error:
-            self._count(-digest.size_bytes)
+            assembly = Assembly(set().union(*wanted.values()), delivery, self._pace)
+        except UnusableCache as error:
             self._note(str(error))
+            return
+        peers = {
+            position: Peer({blob.sha256 for blob in blobs}, self._clock(), lacks=assembly.lacks)
+            for position, blobs in wanted.items()
+        }
+        try:
+            self._run(delivery, _Taking(self._sources, peers, assembly, self._clock))
+        except UnusableCache as error:
+            self._note(str(error))
+        finally:
+            assembly.discard()
+        for problem in (assembly.problem, *(peer.problem for peer in peers.values())):
+            self._note(problem)
 
-    def _part(self, sha256: str) -> Path:
-        with self._lock:
-            if sha256 not in self._parts:
-                part = self._arrivals.part()
-                with os_errors_are_unusable("file", part):
-                    create_private(part).close()
-                self._parts[sha256] = part
-            return self._parts[sha256]
+    def _run(self, delivery: Delivery, taking: _Taking) -> None:
+        """Read the own share for all, and take the others'."""
+        own = iter(self._own(delivery))
+        jobs = [taking.run] * AT_A_TIME + [lambda: self._read(own, delivery, taking)] * READS_AT_A_TIME
+        each(lambda job: job(), jobs, num_threads=len(jobs))
+
+    def _own(self, delivery: Delivery) -> list[Digest]:
+        """What this node reads from the store for all; what it has of its share is passed on as it is."""
+        share, missing = self._serving.plan(delivery.every), set(delivery.missing)
+        for blob in share:
+            if delivery.arrivals.has(blob):
+                self._serving.note(blob, delivery.arrivals.path(blob))
+        return [blob for blob in share if blob in missing]
+
+    def _read(self, blobs: Iterator[Digest], delivery: Delivery, taking: _Taking) -> None:
+        for blob in blobs:  # several threads take the next one each
+            if taking.is_stopped:
+                return
+            try:
+                part = delivery.arrivals.part()
+                self._serving.note(blob, part)
+                delivery.read(blob, part)
+                delivery.arrivals.keep(part, blob)
+                self._serving.note(blob, delivery.arrivals.path(blob))
+            except StoreError as error:
+                self._serving.lose(blob)
+                if is_final(error):
+                    taking.stop()
+                    raise
+                logger.info("Not passed on: %s", error)  # asked for again, and told then
 
     def _note(self, problem: str) -> None:
-        self.problem = self.problem or problem
-        logger.warning("Damaged on its way from another node, so it comes from the store: %s", problem)
+        if problem and not self.problem:
+            self.problem = problem
+            logger.warning("What is missing comes from the store: %s", problem)
 
 
-def _write_all(descriptor: int, piece: memoryview, offset: int) -> None:
-    while piece:
-        num_bytes = os.pwrite(descriptor, piece, offset)
-        piece, offset = piece[num_bytes:], offset + num_bytes
+class _Taking:
+    """Takes chunks from all that serve, whoever has one; `run` in several threads."""
+
+    def __init__(
+        self,
+        sources: Mapping[int, ChunkSource],
+        peers: Mapping[int, Peer],
+        assembly: Assembly,
+        clock: Callable[[], float],
+    ) -> None:
+        self.is_stopped = False
+        self._sources = sources
+        self._peers = peers
+        self._assembly = assembly
+        self._clock = clock
+        self._changed = threading.Condition()
+
+    def run(self) -> None:
+        """Take chunks until no more come."""
+        try:
+            while (position := self._next()) is not None:
+                self._take(position)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Let all threads end soon."""
+        with self._changed:
+            self.is_stopped = True
+            self._changed.notify_all()
+
+    def _next(self) -> int | None:
+        """Whom to ask now; waits until it is time for one; None at the end."""
+        with self._changed:
+            while not self.is_stopped:
+                now_s = self._clock()
+                open_ones = [position for position, peer in self._peers.items() if not peer.is_over]
+                if not open_ones:
+                    return None
+                free = [position for position in open_ones if not self._peers[position].is_asked]
+                due = [position for position in free if self._peers[position].due_s <= now_s]
+                if due:
+                    position = random.choice(due)  # noqa: S311 - an order, not a secret
+                    self._peers[position].is_asked = True
+                    return position
+                waits = [self._peers[position].due_s - now_s for position in free]
+                self._changed.wait(min(waits, default=None))
+            return None
+
+    def _take(self, position: int) -> None:
+        peer, source = self._peers[position], self._sources[position]
+        try:
+            answer = source.offer(len(peer.chunks), peer.wanted())
+            with self._changed:
+                peer.hear(answer, self._clock())
+                peer.is_asked = False
+                self._changed.notify_all()
+            if answer.index is not None:
+                chunk: Chunk = peer.chunks[answer.index]
+                self._assembly.put(chunk, source.fetch(answer), peer.mine)
+        except SourceGone as error:
+            with self._changed:
+                peer.problem = str(error)
+                peer.is_asked = False
+                self._changed.notify_all()

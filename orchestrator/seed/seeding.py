@@ -1,15 +1,15 @@
 """Seeds the nodes of a cluster, step by step: looks for nodes, starts what is due, collects what ended.
 
 Invariants: a node is seeded once for as long as it is in the cluster; one that failed is tried again, if that
-was asked for, later each time; a node whose source is gone gets everything from the store; nothing waits
-here, so that one silent node keeps no other one back.
+was asked for, later each time; nodes that pass blobs on serve until all of their wave have ended; nothing
+waits here, so that one silent node keeps no other one back.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from cache_store.fetching.progress import Progress
@@ -21,7 +21,7 @@ from orchestrator.seed.waves import plan_wave, retry_in_s
 
 LOOK_EVERY_S = 5.0
 ADVANCE_EVERY_S = 1.0
-Phase = Literal["waiting", "queued", "running", "ended"]
+Phase = Literal["waiting", "running", "ended"]
 
 
 class SeedCluster(Protocol):
@@ -30,8 +30,8 @@ class SeedCluster(Protocol):
     def nodes(self) -> tuple[Node, ...]:
         """The nodes that are alive."""
 
-    def start(self, nodes: Sequence[Node], source: Node | None) -> None:
-        """Begin to seed nodes, from the store or from a node that ended well and was not stopped since."""
+    def start(self, nodes: Sequence[Node], sources: Sequence[Node]) -> None:
+        """Begin to seed nodes, from the store and, if any, from sources, which may be among them."""
 
     def ended(self) -> list[NodeSeed]:
         """What became of nodes that ended since the last call."""
@@ -76,13 +76,11 @@ class _Known:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Source:
-    """A node that others get their bytes from; ``waiting`` is None once they were started."""
+class _FanOut:
+    """Nodes that serve each other until the last of them has ended; ``running`` are ids."""
 
-    node: Node
-    since_s: float
-    waiting: tuple[Node, ...] | None
-    receivers: set[str] = field(default_factory=set)
+    nodes: tuple[Node, ...]
+    running: set[str]
 
 
 class Seeding:
@@ -108,7 +106,7 @@ class Seeding:
         self._tell = tell
         self._clock = clock
         self._known: dict[str, _Known] = {}
-        self._source: _Source | None = None
+        self._fan_out: _FanOut | None = None
         self._look_s: float | None = None
         self._advance_s = clock()
 
@@ -162,30 +160,23 @@ class Seeding:
         self._settle(node)
 
     def _start(self, now_s: float) -> None:
-        if self._source is not None:
-            return  # one fan-out at a time: who is due meanwhile gets its bytes from the same source
+        if self._fan_out is not None:
+            return  # one at a time: who is due meanwhile gets its bytes from nodes that are seeded then
         due = [k.node for k in self._known.values() if k.phase == "waiting" and now_s >= k.due_s]
         if not due:
             return
         seeded = [k.node for k in self._known.values() if k.seed is not None and word(k.seed) == "seeded"]
         wave = plan_wave(due, seeded, self._plan.fan_out)
-        if wave.source is None:
-            self._begin(wave.others, None)
-            return
-        self._source = _Source(node=wave.source, since_s=now_s, waiting=wave.others)
-        for node in wave.others:
-            self._known[node.node_id].phase = "queued"
-        self._begin((wave.source,), None)
-
-    def _begin(self, nodes: Sequence[Node], source: Node | None) -> None:
-        self._cluster.start(nodes, source)
-        for node in nodes:
+        if wave.sources:
+            nodes = tuple(dict.fromkeys((*wave.nodes, *wave.sources)))
+            self._fan_out = _FanOut(nodes=nodes, running={node.node_id for node in wave.nodes})
+        self._cluster.start(wave.nodes, wave.sources)
+        for node in wave.nodes:
             known = self._known[node.node_id]
-            if known.seed is not None and word(known.seed) == "seeded":
-                continue  # it only makes ready to serve
             known.phase, known.attempts = "running", known.attempts + 1
-            known.moved_s, known.done_bytes = self._clock(), -1
-            self._tell(Began(node=node, attempt=known.attempts, source=source))
+            known.moved_s, known.done_bytes = now_s, -1
+            num_sources = len(set(wave.sources) - {node})
+            self._tell(Began(node=node, attempt=known.attempts, num_sources=num_sources))
 
     def _end(self, seed: NodeSeed) -> None:
         known = self._known.get(seed.node.node_id)
@@ -196,24 +187,20 @@ class Seeding:
                 wait_s = retry_in_s(known.attempts)
                 known.phase, known.due_s = "waiting", self._clock() + wait_s
             self._tell(Ended(seed=known.seed, retry_in_s=wait_s))
-        if self._source is None or self._source.node != seed.node:
+        if self._fan_out is None or seed.node not in self._fan_out.nodes:
             self._cluster.stop(seed.node)
-        self._settle(seed.node, is_seeded=word(seed) == "seeded")
+        self._settle(seed.node)
 
-    def _settle(self, node: Node, *, is_seeded: bool = False) -> None:
-        """Go on with who waited for a node, or served it."""
-        source = self._source
-        if source is None:
+    def _settle(self, node: Node) -> None:
+        """Let go of those that serve once nobody is left whom they could serve."""
+        fan_out = self._fan_out
+        if fan_out is None:
             return
-        if node == source.node and source.waiting is not None:
-            waiting = tuple(n for n in source.waiting if n.node_id in self._known)
-            source.waiting, source.receivers = None, {n.node_id for n in waiting}
-            if waiting:
-                self._begin(waiting, node if is_seeded else None)
-        source.receivers.discard(node.node_id)
-        if source.waiting is None and not source.receivers:
-            self._cluster.stop(source.node)
-            self._source = None
+        fan_out.running.discard(node.node_id)
+        if not fan_out.running:
+            self._fan_out = None
+            for other in fan_out.nodes:
+                self._cluster.stop(other)
 
     def _advance(self, now_s: float) -> None:
         if now_s - self._advance_s < ADVANCE_EVERY_S:
@@ -228,12 +215,7 @@ class Seeding:
         self._give_up_silent(now_s)
 
     def _give_up_silent(self, now_s: float) -> None:
-        source = self._source
         silent_s = self._plan.silent_s
-        if source is not None and source.waiting is not None and now_s - source.since_s > silent_s:
-            known = self._known.get(source.node.node_id)
-            if known is None or known.phase != "running":
-                self._settle(source.node)
         for known in [k for k in self._known.values() if k.phase == "running"]:
             if now_s - known.moved_s > silent_s:
                 self._cluster.stop(known.node)

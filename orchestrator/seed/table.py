@@ -11,7 +11,8 @@ from rich.text import Text
 
 from orchestrator.seed.nodes import Node, distinct_names
 from orchestrator.seed.outcome import NodeSeed, word
-from orchestrator.show.report_table import node_artifacts_text, seconds_text, size_text
+from orchestrator.show.figures import seconds_text, size_text
+from orchestrator.show.report_table import node_artifacts_text
 
 STYLES = {"seeded": "green", "miss": "yellow", "faults": "bold red"}
 _COLUMNS = ("node", "address", "outcome", "partitions", "files", "there before", "copied", "seconds")

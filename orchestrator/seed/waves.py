@@ -10,6 +10,8 @@ from orchestrator.seed.options import FanOut
 
 MIN_FAN_OUT = 8
 """Nodes at once from which a shared store is taken for the bottleneck, unless somebody says otherwise."""
+MIN_SOURCES = 4
+"""Of seeded nodes, at least so many serve where there are as many, and no more than are to be seeded."""
 FIRST_RETRY_S = 5.0
 LONGEST_RETRY_S = 300.0
 
@@ -19,18 +21,19 @@ class Wave:
     """Nodes that are seeded together.
 
     Attributes:
-        source: node that reads the store, if it has to, before the others get all from it; None for none.
-        others: the nodes that get their bytes from it, or, without one, from the store.
+        nodes: those.
+        sources: nodes that pass blobs on, each its share: they read it from the store for all, or have it.
+            None where all get everything from the store.
     """
 
-    source: Node | None
-    others: tuple[Node, ...]
+    nodes: tuple[Node, ...]
+    sources: tuple[Node, ...] = ()
 
 
 def plan_wave(due: Sequence[Node], seeded: Sequence[Node], fan_out: FanOut) -> Wave:
     """How to seed the nodes that are due.
 
-    A node that is seeded already is a better source than one that would have to read the store first.
+    Nodes that are seeded already are better sources than those that would have to read the store.
 
     Args:
         due: the nodes to seed, at least one.
@@ -38,11 +41,10 @@ def plan_wave(due: Sequence[Node], seeded: Sequence[Node], fan_out: FanOut) -> W
         fan_out: what was asked for.
     """
     if fan_out == "never" or (fan_out == "auto" and len(due) < MIN_FAN_OUT):
-        return Wave(source=None, others=tuple(due))
+        return Wave(nodes=tuple(due))
     if seeded:
-        return Wave(source=seeded[0], others=tuple(due))
-    first, *others = due
-    return Wave(source=first, others=tuple(others)) if others else Wave(source=None, others=(first,))
+        return Wave(nodes=tuple(due), sources=tuple(seeded[: max(MIN_SOURCES, len(due))]))
+    return Wave(nodes=tuple(due), sources=tuple(due) if len(due) > 1 else ())
 
 
 def retry_in_s(num_attempts: int) -> float:

@@ -38,7 +38,7 @@ from orchestrator.serve.places import Place, filled, variables
 from orchestrator.serve.publishing import RankWork, publish_ranks, work_in
 from orchestrator.serve.readiness import Readiness
 from orchestrator.serve.tools import ToolDirectory, pull_all, push_all, tool_directories, tool_variables
-from orchestrator.show.report_table import count_text
+from orchestrator.show.figures import count_text
 from orchestrator.store.stores import is_writable, may_publish, open_store, open_to_fetch
 from worker.environment import environment
 

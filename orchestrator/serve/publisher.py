@@ -22,7 +22,7 @@ from orchestrator.launch.identity import launch_key
 from orchestrator.serve.answers import Added
 from orchestrator.serve.crew import Crew, Lost
 from orchestrator.serve.publishing import RankWork, commit_launch, not_whole
-from orchestrator.show.report_table import count_text
+from orchestrator.show.figures import count_text
 from orchestrator.store.stores import is_writable, may_publish, open_store
 from worker.results import Published
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.config.models import Config
-from orchestrator.errors import CannotStart
+from orchestrator.errors import CannotStart, first_line
 from orchestrator.gang import ray_session
+from orchestrator.gang.on_node import options_on
 from orchestrator.seed.nodes import alive, choose
 from orchestrator.serve.crew import Lost
 from orchestrator.serve.node import ServingNode
@@ -65,7 +66,7 @@ class RayCrew:
     def __init__(self, config: Config, wanted: Sequence[str], *, replicate: bool) -> None:
         self._actors: list[Any] = []
         self.hosts: tuple[Host, ...] = ()
-        self._session = ray_session.enter(config.ray)
+        self._session = ray_session.enter(config.ray, timeout_s=config.timeouts.start_s)
         try:
             self.hosts = _hosts(config, wanted, replicate=replicate)
             self._start(config, replicate=replicate)
@@ -107,8 +108,7 @@ class RayCrew:
             try:
                 answers[index] = ray.get(ref)
             except ray.exceptions.RayError as error:
-                first = str(error).strip().partition("\n")[0] or type(error).__name__
-                answers[index] = Lost(reason=first)
+                answers[index] = Lost(reason=first_line(error))
         for answer in answers.values():
             if isinstance(answer, Raised):
                 raise answer.error
@@ -144,19 +144,17 @@ def _hosts(config: Config, wanted: Sequence[str], *, replicate: bool) -> tuple[H
 
 def _actor(config: Config, host: Host, needed: Mapping[str, float], environ: Mapping[str, str]) -> Any:
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     others = {name: amount for name, amount in needed.items() if name not in ("CPU", "GPU")}
-    remote = ray.remote(NodeActor).options(
-        num_cpus=needed.get("CPU", 0),
-        num_gpus=needed.get("GPU", 0),
-        resources=others or None,
-        max_restarts=0,
-        max_task_retries=0,
-        scheduling_strategy=NodeAffinitySchedulingStrategy(host.node_id, soft=False),
-        runtime_env={"env_vars": dict(environ)},
-    )
-    return remote.remote(config)
+    options = {
+        **options_on(host.node_id, {"env_vars": dict(environ)}),
+        "num_cpus": needed.get("CPU", 0),
+        "num_gpus": needed.get("GPU", 0),
+        "resources": others or None,
+        "max_restarts": 0,
+        "max_task_retries": 0,
+    }
+    return ray.remote(NodeActor).options(**options).remote(config)
 
 
 def _text(needed: Mapping[str, float]) -> str:

@@ -10,9 +10,9 @@ import shlex
 from dataclasses import dataclass
 from typing import Literal
 
+from orchestrator.show.figures import count_text
 from orchestrator.show.folding import brief_names, brief_ranks
 from orchestrator.show.report import Report
-from orchestrator.show.report_table import count_text
 from orchestrator.show.slow_ranks import slow_ranks
 from orchestrator.signals import EXIT_INTERRUPTED, EXIT_TERMINATED
 

@@ -3,6 +3,13 @@
 Format, "JSON Object Format" in https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 A process is a node, a thread a rank; complete events (``X``) are stages and functions, instant events (``i``)
 attempts, metadata events (``M``) names. Times are microseconds since the launch began.
+
+What Perfetto's importer makes of it (src/trace_processor/importers/json in google/perfetto) asks for more:
+
+- events of a thread that overlap without being nested are dropped;
+- a thread's name goes by its ``tid`` alone, so no two processes have the same one; 0 is for idle processes;
+- older ones take ``displayTimeUnit`` for the unit of times, and read no numeric escapes in the keys before
+  ``ph`` and ``ts``: the first is left out, these two come first, and text is not escaped to ASCII.
 """
 
 from __future__ import annotations
@@ -13,8 +20,11 @@ from typing import Any
 
 from orchestrator.show.report import FunctionReport, RankReport, Report
 
-_DRIVER = 0
-"""The process of what concerns all ranks; nodes follow from 1."""
+_DRIVER = 1
+"""The process of what concerns all ranks, and its thread; nodes and ranks follow."""
+
+Place = tuple[int, int]
+"""Process and thread."""
 
 _US = 1_000_000
 _STEPS = (("trace", "compile"), ("compile", "compile"), ("load", "load"))
@@ -24,25 +34,36 @@ _STEPS = (("trace", "compile"), ("compile", "compile"), ("load", "load"))
 def trace_json(report: Report) -> str:
     """The trace as JSON text."""
     trace = {
-        "displayTimeUnit": "ms",
         "otherData": {"launch": report.name, "outcome": report.outcome, "started": report.started},
         "traceEvents": [*_names(report), *_attempts(report), *_stages(report), *_functions(report)],
     }
-    return json.dumps(trace, separators=(",", ":")) + "\n"
+    return json.dumps(trace, separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _names(report: Report) -> Iterator[dict[str, Any]]:
-    yield _meta("process_name", _DRIVER, 0, name=f"{report.name} (driver)")
-    yield _meta("thread_name", _DRIVER, 0, name="attempts and stages")
+    yield _meta("process_name", (_DRIVER, _DRIVER), name=f"{report.name} (driver)")
+    yield _meta("thread_name", (_DRIVER, _DRIVER), name="attempts and stages")
     seen: set[int] = set()
     for rank in report.ranks:
-        pid = rank.node_rank + 1
-        if pid not in seen:
-            seen.add(pid)
-            yield _meta("process_name", pid, 0, name=f"node {rank.node_rank}: {rank.host}")
-            yield _meta("process_sort_index", pid, 0, sort_index=pid)
-        yield _meta("thread_name", pid, rank.rank + 1, name=f"rank {rank.rank}")
-        yield _meta("thread_sort_index", pid, rank.rank + 1, sort_index=rank.rank)
+        place = _place_of(rank)
+        if rank.node_rank not in seen:
+            seen.add(rank.node_rank)
+            yield _meta("process_name", place, name=f"node {rank.node_rank}: {rank.host}")
+            yield _meta("process_sort_index", place, sort_index=place[0])
+    for number, place in _places(report).items():
+        yield _meta("thread_name", place, name=f"rank {number}")
+        yield _meta("thread_sort_index", place, sort_index=number)
+
+
+def _place_of(rank: RankReport) -> Place:
+    return rank.node_rank + _DRIVER + 1, rank.rank + _DRIVER + 1
+
+
+def _places(report: Report) -> dict[int, Place]:
+    """Process and thread of every rank; of one that no node is known of, in the driver's process."""
+    taking_part = {rank for span in report.course.timeline for rank in span.ranks}
+    unknown = {rank: (_DRIVER, rank + _DRIVER + 1) for rank in sorted(taking_part)}
+    return unknown | {rank.rank: _place_of(rank) for rank in report.ranks}
 
 
 def _attempts(report: Report) -> Iterator[dict[str, Any]]:
@@ -55,13 +76,12 @@ def _attempts(report: Report) -> Iterator[dict[str, Any]]:
 
 def _stages(report: Report) -> Iterator[dict[str, Any]]:
     """Every stage once for the driver, and once for each rank that took part."""
-    places = {rank.rank: rank.node_rank + 1 for rank in report.ranks}
+    places = _places(report)
     for span in report.course.timeline:
         about = {"attempt": span.attempt, "ok": span.ok, "ranks": len(span.ranks)}
-        yield _complete(span.stage, (_DRIVER, 0), (span.start_s, span.end_s), about)
+        yield _complete(span.stage, (_DRIVER, _DRIVER), (span.start_s, span.end_s), about)
         for rank, end_s in zip(span.ranks, span.rank_end_s, strict=True):
-            place = (places.get(rank, _DRIVER), rank + 1)
-            yield _complete(span.stage, place, (span.start_s, end_s), {"attempt": span.attempt})
+            yield _complete(span.stage, places[rank], (span.start_s, end_s), {"attempt": span.attempt})
 
 
 def _functions(report: Report) -> Iterator[dict[str, Any]]:
@@ -84,8 +104,8 @@ def _inside(rank: RankReport, stage: str, start_s: float, end_s: float) -> Itera
             seconds = getattr(function.seconds, f"{step}_s")
             if its_stage == stage and seconds and start_s < end_s:
                 stop_s = min(start_s + seconds, end_s)
-                name, place = f"{step} {function.function}", (rank.node_rank + 1, rank.rank + 1)
-                yield _complete(name, place, (start_s, stop_s), _about(function))
+                name = f"{step} {function.function}"
+                yield _complete(name, _place_of(rank), (start_s, stop_s), _about(function))
                 start_s = stop_s
 
 
@@ -94,14 +114,14 @@ def _about(function: FunctionReport) -> dict[str, Any]:
 
 
 def _complete(
-    name: str, place: tuple[int, int], between_s: tuple[float, float], about: dict[str, Any]
+    name: str, place: Place, between_s: tuple[float, float], about: dict[str, Any]
 ) -> dict[str, Any]:
     start_s, end_s = between_s
     return {
-        "name": name,
-        "cat": "launch",
         "ph": "X",
         "ts": round(start_s * _US),
+        "name": name,
+        "cat": "launch",
         "dur": max(round(end_s * _US) - round(start_s * _US), 0),
         "pid": place[0],
         "tid": place[1],
@@ -111,16 +131,16 @@ def _complete(
 
 def _instant(name: str, at_s: float, about: dict[str, Any]) -> dict[str, Any]:
     return {
+        "ph": "i",
+        "ts": round(at_s * _US),
         "name": name,
         "cat": "attempt",
-        "ph": "i",
         "s": "g",
-        "ts": round(at_s * _US),
         "pid": _DRIVER,
-        "tid": 0,
+        "tid": _DRIVER,
         "args": about,
     }
 
 
-def _meta(kind: str, pid: int, tid: int, **about: object) -> dict[str, Any]:
-    return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": about}
+def _meta(kind: str, place: Place, **about: object) -> dict[str, Any]:
+    return {"ph": "M", "ts": 0, "name": kind, "pid": place[0], "tid": place[1], "args": about}

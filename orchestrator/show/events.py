@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.gang.launcher import Seat
+from orchestrator.seats import Seat
 from worker.results import FunctionResult
 
 STAGES = (

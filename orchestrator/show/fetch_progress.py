@@ -19,7 +19,7 @@ from rich.text import Text
 
 from cache_store.fetching.progress import OnProgress
 from cache_store.fetching.progress import Progress as Fetched
-from orchestrator.show.report_table import size_text
+from orchestrator.show.figures import size_text
 
 LINE_EVERY_S = 10.0
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from orchestrator.show.figures import seconds_text
 from orchestrator.show.folding import brief_names, brief_ranks
 from orchestrator.show.html_tables import table
 from orchestrator.show.markup import Html, join, tag
 from orchestrator.show.report import Report
-from orchestrator.show.report_table import seconds_text
 from orchestrator.show.slow_ranks import last_ranks
 
 MAX_CAUSES = 40

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from orchestrator.show.figures import count_text, seconds_text, size_text
 from orchestrator.show.folding import runs_text
 from orchestrator.show.html_tables import closed, table
 from orchestrator.show.markup import Html, join, tag
 from orchestrator.show.report import Report
-from orchestrator.show.report_table import count_text, seconds_text, size_text
 from orchestrator.show.slow_ranks import node_lags
 
 

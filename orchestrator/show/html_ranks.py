@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 
+from orchestrator.show.figures import count_text, seconds_text
 from orchestrator.show.folding import runs_text
 from orchestrator.show.html_tables import MAX_ROWS
 from orchestrator.show.markup import Html, join, tag
 from orchestrator.show.report import RankReport, Report
-from orchestrator.show.report_table import count_text, seconds_text
 from worker.results import StageSeconds
 
 MAX_RANKS_SHOWN = 2048

@@ -11,6 +11,7 @@ import hashlib
 from importlib.resources import files
 
 from orchestrator.show.advice import Step, next_steps
+from orchestrator.show.figures import count_text, size_text
 from orchestrator.show.headline import headline, parallel_text
 from orchestrator.show.html_artifacts import bytes_moved, classes, held_text, lookups
 from orchestrator.show.html_course import failure, stages
@@ -19,7 +20,6 @@ from orchestrator.show.html_ranks import ranks
 from orchestrator.show.html_timeline import timeline
 from orchestrator.show.markup import Html, tag
 from orchestrator.show.report import Report
-from orchestrator.show.report_table import count_text, size_text
 
 _LEVELS = {"do": "to do", "look": "look", "good": "good"}
 

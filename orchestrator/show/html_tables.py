@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from orchestrator.show.figures import count_text
 from orchestrator.show.markup import Html, tag
-from orchestrator.show.report_table import count_text
 
 MAX_OPEN_ROWS = 32
 """Longer tables are closed until they are asked for."""

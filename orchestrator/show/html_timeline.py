@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from orchestrator.show.course import Course
 from orchestrator.show.events import STAGES
+from orchestrator.show.figures import count_text
 from orchestrator.show.folding import Bar, Row, brief_names, brief_ranks, runs_text, timeline_rows
 from orchestrator.show.markup import Html, join, tag
 from orchestrator.show.report import Report
-from orchestrator.show.report_table import count_text
 
 MAX_ROWS = 64
 _DENSE_ROWS = 24

@@ -8,8 +8,8 @@ from heapq import nsmallest
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.show.figures import count_text, seconds_text, size_text
 from orchestrator.show.folding import brief_ranks, runs_text
-from orchestrator.show.report_table import count_text, seconds_text, size_text
 from orchestrator.show.standing import ClassStanding, Standing
 from worker.results import FunctionResult
 

@@ -16,9 +16,9 @@ from rich.segment import Segment
 from rich.text import Text
 
 from orchestrator.show.events import Event
+from orchestrator.show.figures import count_text
 from orchestrator.show.folding import brief_names
 from orchestrator.show.live_tables import class_table, cut, late_lines, rank_table
-from orchestrator.show.report_table import count_text
 from orchestrator.show.standing import StageStanding, Standing
 
 MAX_RANK_ROWS = 16

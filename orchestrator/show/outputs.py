@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import BadArgument
-from orchestrator.show.report import Report, prepare_report, to_json
+from orchestrator.show.report import Report, to_json
+from orchestrator.show.whole_file import make_way, write_whole
 
 STDOUT = Path("-")
 
@@ -44,7 +45,7 @@ class Outputs:
         self._refuse_the_same_twice()
         for option, path in (("--json", self.json), ("--report", self.html), ("--trace", self.trace)):
             if path is not None and path != STDOUT:
-                prepare_report(path, option=option)
+                make_way(path, option=option)
 
     def _refuse_the_same_twice(self) -> None:
         options = {
@@ -72,16 +73,9 @@ class Outputs:
             ("metrics", self.metrics, _metrics),
         ):
             if path is not None and path != STDOUT:
-                _write(path, render(report))
+                write_whole(path, render(report))
                 written.append((what, path))
         return tuple(written)
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.tmp")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
 
 
 def _html(report: Report) -> str:

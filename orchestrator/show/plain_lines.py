@@ -11,8 +11,8 @@ from rich.text import Text
 
 from orchestrator.show import events
 from orchestrator.show.events import Event, RankClass
+from orchestrator.show.figures import count_text
 from orchestrator.show.folding import brief_names, brief_ranks
-from orchestrator.show.report_table import count_text
 from orchestrator.show.standing import Standing
 from worker.results import FunctionResult
 

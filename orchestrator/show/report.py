@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
 from cache_store.backends.tier import TierState
 from orchestrator.causes import Cause
-from orchestrator.errors import ConfigError, ConfigProblem
 from orchestrator.show.course import Course
 from orchestrator.show.described import described
 from orchestrator.show.store_report import Committed, NodeFetch, NodePublish, NodeReport, Nondeterministic
@@ -227,41 +225,6 @@ def from_json(text: str) -> Report:
         pydantic.ValidationError: the text is no report of this schema version.
     """
     return _adapter().validate_json(text)
-
-
-def prepare_report(path: Path, *, option: str = "--json") -> None:
-    """Make way for a report: should its launch be killed, an older one must not stand for it.
-
-    Args:
-        path: where it will stand.
-        option: what named the path, for the error.
-
-    Raises:
-        ConfigError: no report can be written there.
-    """
-    draft = _draft_of(path)
-    try:
-        path.unlink(missing_ok=True)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.touch()
-        draft.unlink()
-    except OSError as error:
-        expected = "a file that can be written, or - for stdout"
-        found = f"{path} ({error.strerror or error})"
-        problem = ConfigProblem(place=option, key="", found=found, expected=expected)
-        raise ConfigError([problem], document="file") from error
-
-
-def _draft_of(path: Path) -> Path:
-    return path.with_name(f".{path.name}.tmp")
-
-
-def write_report(report: Report, path: Path) -> None:
-    """Write the report as JSON; a reader sees the old file or the new one, never half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = _draft_of(path)
-    draft.write_text(to_json(report), encoding="utf-8")
-    draft.replace(path)
 
 
 def sum_seconds(parts: Iterable[StageSeconds]) -> StageSeconds:

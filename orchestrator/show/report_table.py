@@ -6,13 +6,14 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import fields
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from orchestrator.show.failure_lines import attempt_lines, failure_lines
+from orchestrator.show.figures import count_text, seconds_text, size_text
 from orchestrator.show.folding import brief_ranks, runs_text
+from orchestrator.show.plain_table import plain_table
 from orchestrator.show.report import FunctionReport, Report
 from orchestrator.show.store_report import NodeArtifacts
 from worker.results import StageSeconds
@@ -47,30 +48,6 @@ def render(report: Report) -> RenderableType:
     return Group(*([_table(report)] if any(rank.functions for rank in report.ranks) else []), *lines)
 
 
-def seconds_text(seconds: float) -> str:
-    """A duration in three digits or so; a dash for none."""
-    if seconds == 0:
-        return "-"
-    return f"{seconds * 1000:.0f} ms" if seconds < 0.1 else f"{seconds:.2f} s"
-
-
-def size_text(size_bytes: int) -> str:
-    """A size with the unit that keeps it short."""
-    size = float(size_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            break
-        size /= 1024
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-
-
-def count_text(count: int, noun: str) -> str:
-    """A number of things, such as ``1 launch`` or ``2 launches``."""
-    plural = "es" if noun.endswith(("ch", "s", "x")) else "ies" if noun.endswith("y") else "s"
-    stem = noun[:-1] if plural == "ies" else noun
-    return f"1 {noun}" if count == 1 else f"{count} {stem}{plural}"
-
-
 def node_artifacts_text(found: NodeArtifacts) -> tuple[str, ...]:
     """What became of the artifacts of one node, in words; nothing where it has none."""
     if found == NodeArtifacts():
@@ -94,9 +71,7 @@ def _node_artifacts(report: Report) -> list[Text]:
 
 def _table(report: Report) -> Table:
     title = f"{report.name}: {count_text(report.world_size, 'rank')}"
-    table = Table(
-        title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
-    )
+    table = plain_table(title)
     for name in ("rank", "function", "outcome"):
         table.add_column(name, overflow="fold")
     for name in ("trace", "compile", "load", "capture", "first"):

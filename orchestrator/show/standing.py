@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from orchestrator.gang.launcher import Seat
+from orchestrator.seats import Seat
 from orchestrator.show import events
 from orchestrator.show.events import ClassAction, Event, RankClass
 from worker.results import FunctionResult

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from orchestrator.gang.launcher import Gang
+from orchestrator.seats import Gang
 from worker.results import Published
 
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from cache_store.publish_pending import QueueReport, publish_pending
 from orchestrator.config.reading import Config
 from orchestrator.errors import NothingThere
-from orchestrator.show.report_table import count_text
+from orchestrator.show.figures import count_text
 from orchestrator.store.stores import open_store
 
 

@@ -10,8 +10,7 @@ from rich.text import Text
 from cache_store.upkeep.evict_plan import Choice
 from cache_store.upkeep.pins import Pin, short_name
 from cache_store.upkeep.reports import EvictOutcome, EvictReport
-from orchestrator.look.store_contents import time_text
-from orchestrator.show.report_table import size_text
+from orchestrator.show.figures import size_text, time_text
 
 
 def render_evicted(done: EvictOutcome, *, dry_run: bool) -> RenderableType:

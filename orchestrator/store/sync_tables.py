@@ -10,8 +10,7 @@ from rich.text import Text
 from cache_store.errors import NotInStore
 from cache_store.sync.pull import PullReport
 from cache_store.sync.push import PushReport
-from orchestrator.look.store_contents import time_text
-from orchestrator.show.report_table import count_text, size_text
+from orchestrator.show.figures import count_text, size_text, time_text
 
 _SHOWN = 10
 

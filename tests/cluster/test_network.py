@@ -14,7 +14,7 @@ import pytest
 from tests.support.netns import Network, Node, network, until
 from tests.support.processes import still_there
 
-pytestmark = [pytest.mark.ray, pytest.mark.netns, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.ray, pytest.mark.netns, pytest.mark.timeout(240)]
 
 ROOT = Path(__file__).parents[2]
 PORT = 5000
@@ -60,7 +60,7 @@ def sending(net: Network) -> Node:
     node = net.nodes["n2"]
     output = net.base / "send.log"
     node.popen(sys.executable, "-S", "-c", SEND, str(SIZE_BYTES), output=output, environ={})
-    until(lambda: "up" in output.read_text(), timeout_s=10, what="the other node listens")
+    until(lambda: "up" in output.read_text(), timeout_s=60, what="the other node listens")
     return node
 
 
@@ -84,6 +84,20 @@ def test_cut_link_carries_nothing_until_it_is_mended(net: Network, sending: Node
     assert "timed out" in receive(net, sending).stderr
     net.mend(sending)
     assert receive(net, sending).returncode == 0
+
+
+def test_switch_keeps_its_address_when_nodes_come_and_go(net: Network) -> None:
+    def address() -> str:
+        return net.switch.run("ip", "-brief", "link", "show", "br0").stdout.split()[2]
+
+    before, seen = address(), set()
+    for index in range(3, 9):
+        net.add(f"n{index}", index)
+        seen.add(address())
+    for index in range(3, 9):
+        net.kill(net.nodes[f"n{index}"])
+        seen.add(address())
+    assert seen == {before}
 
 
 def test_throttled_node_sends_no_more_than_its_rate(net: Network, sending: Node) -> None:

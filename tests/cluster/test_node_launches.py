@@ -11,7 +11,7 @@ from orchestrator.show.report import Report
 from tests.support.netns_cluster import ROOT, Cluster
 from tests.support.netns_store import CountingStore, blob_reads
 
-pytestmark = [pytest.mark.ray, pytest.mark.netns, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.ray, pytest.mark.netns, pytest.mark.timeout(600)]
 
 FUNCTIONS = 2
 RANKS = 8

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from cache_store.fetching.arrivals import INCOMING
+from cache_store.fetching.begun import BEGUN
+from orchestrator.config.reading import load
 from orchestrator.look.verify import cached_files
 from orchestrator.show.report import Report
-from tests.support.netns import Node
+from tests.support.launched import store_launch
+from tests.support.netns import Node, until
 from tests.support.netns_cluster import Cluster
 from tests.support.netns_store import CountingStore, blob_reads
 
-pytestmark = [pytest.mark.ray, pytest.mark.netns, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.ray, pytest.mark.netns, pytest.mark.timeout(600)]
 
 RANKS = 8
 FUNCTIONS = 2
@@ -82,6 +88,35 @@ def whole(nodes: Cluster) -> Iterator[Cluster]:
     for name in set(nodes.net.nodes) - before:
         nodes.kill_node(nodes.net.nodes[name])
     nodes.await_alive()
+
+
+def test_node_lost_in_a_fan_out_keeps_no_other_one_back(whole: Cluster) -> None:
+    """It has a share of the store to pass on, and bytes of the others on their way, when its power goes."""
+    store = {"path": str(whole.shared / "large"), "trust": {"policy": "off"}}
+    config = whole.config("large", ranks=2, parallel={"tp": 2}, store=store)
+    functions = {f"Llama.f{number}": random.Random(number).randbytes(3 << 20) for number in range(8)}
+    store_launch(load(config), whole.shared / "work", functions=functions)
+    (fifth,) = whole.add_nodes(1)
+    with contextlib.ExitStack() as links:
+        for node in whole.net.nodes.values():
+            links.enter_context(whole.net.throttled(node, "40mbit"))
+        words = ("--set", f"cache_dir={whole.net.disk / 'large'}", "--fan-out", "always", "--json")
+        preseed = whole.start("preseed", str(config), *words)
+        arriving = fifth.disk / "large" / INCOMING
+        until(
+            lambda: any(file.stat().st_size for file in arriving.rglob(f"*{BEGUN}")),
+            timeout_s=60,
+            what=preseed.said,
+        )
+        links.pop_all().close()  # before the node goes, whose link could not be freed of its limit
+        whole.kill_node(fifth)
+    ended = preseed.wait()
+    assert ended.exit_code == 4, ended.said
+    seeds = {seed["node"]["host"]: seed for seed in json.loads(ended.output)}
+    assert [host for host, seed in seeds.items() if seed["faults"]] == [fifth.name]
+    others = [node for node in whole.net.nodes.values() if node != fifth]
+    assert [len(cached_files(node.disk / "large")) for node in others] == [2 * len(functions)] * 4
+    assert all(seeds[node.name]["bytes_from_nodes"] for node in others)
 
 
 def test_node_that_joins_is_seeded_by_the_watch_and_a_larger_launch_compiles_nothing(

@@ -9,7 +9,7 @@ import pytest
 from orchestrator.show.report import Report
 from tests.support.netns_cluster import Cluster, ray_nodes
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

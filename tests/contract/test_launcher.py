@@ -10,13 +10,13 @@ import pytest
 from orchestrator.causes import WorkerFailure
 from orchestrator.config.reading import Config, parse
 from orchestrator.gang.in_process import InProcessLauncher
-from orchestrator.gang.launcher import Gang, Launcher
+from orchestrator.gang.launcher import Launcher
 from orchestrator.gang.opening import Opening
 from orchestrator.gang.ray_launcher import RayLauncher
+from orchestrator.seats import Gang
 from tests.support.fake_rank import FUNCTIONS, make_alone
 
-pytestmark = pytest.mark.timeout(60)
-
+BOUND_S = 120.0
 MakeLauncher = Callable[[], Launcher]
 
 
@@ -43,7 +43,7 @@ def make(request: pytest.FixtureRequest, config: Config) -> MakeLauncher:
 @pytest.fixture(scope="module")
 def started(make: MakeLauncher) -> Iterator[tuple[Launcher, Gang]]:
     launcher = make()
-    yield launcher, launcher.start(2, timeout_s=30)
+    yield launcher, launcher.start(2, timeout_s=BOUND_S)
     launcher.stop()
 
 
@@ -68,7 +68,7 @@ def launcher(started: tuple[Launcher, Gang], config: Config) -> Launcher:
 
 
 def call(launcher: Launcher, method: str, arguments: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
-    return dict(launcher.call("a stage", method, arguments, timeout_s=30))
+    return dict(launcher.call("a stage", method, arguments, timeout_s=BOUND_S))
 
 
 def test_seats_name_each_rank_once_in_order(started: tuple[Launcher, Gang]) -> None:
@@ -109,6 +109,6 @@ def test_rank_can_be_called_again_after_a_failure(launcher: Launcher) -> None:
 def test_stop_may_come_before_start_and_twice(make: MakeLauncher) -> None:
     launcher = make()
     launcher.stop()
-    launcher.start(1, timeout_s=30)
+    launcher.start(1, timeout_s=BOUND_S)
     launcher.stop()
     launcher.stop()

@@ -14,7 +14,7 @@ from tests.support.loop_mounts import NAMESPACE, why_not
 from tests.support.stored import REPOSITORY
 
 pytestmark = pytest.mark.faults
-_TIMEOUT_S = 200  # the child thaws after 60 s whatever happens
+_TIMEOUT_S = 400  # the child thaws after 60 s whatever happens
 
 
 def publish_frozen(directory: Path, places: str) -> dict[str, Any]:

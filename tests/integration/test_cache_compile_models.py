@@ -48,7 +48,7 @@ def run(cache: Path, *arguments: str, hash_seed: int) -> Ran:
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=400,
     )
     assert result.returncode == 0, result.stderr
     return Ran(**json.loads(result.stdout))

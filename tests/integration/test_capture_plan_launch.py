@@ -14,6 +14,7 @@ from orchestrator.gang.in_process import InProcessLauncher
 from orchestrator.launch.driver import launch
 from orchestrator.launch.identity import launch_key
 from orchestrator.store.stores import open_store
+from tests.support.stored import store_config
 from worker.capture.plan import parse as parse_plan
 from worker.rank import RankWorker
 from worker.results import FunctionResult
@@ -53,7 +54,7 @@ class House:
                 "ranks": num_ranks,
                 "parallel": {"dp": num_ranks},
                 "cache_dir": str(self.root / f"node{self.num_nodes}"),
-                "store": {"path": str(self.root / "store"), "trust": {"policy": "off"}},
+                "store": store_config(self.root / "store"),
             }
         )
         self.worker.seen.clear()

@@ -22,5 +22,5 @@ def test_replayed_collectives_equal_eager_ones(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    outputs = [rank.communicate(timeout=120) for rank in ranks]
+    outputs = [rank.communicate(timeout=400) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], outputs

@@ -15,6 +15,7 @@ from orchestrator.launch.driver import launch
 from orchestrator.show.events import Event, Listener, Planned, StageFinished, silence
 from orchestrator.show.report import Report
 from tests.support.node_launcher import NodeLauncher
+from tests.support.stored import store_config
 
 TINY = "tests.support.tiny_workload:workload"
 NUM_FUNCTIONS = 2
@@ -44,7 +45,7 @@ class House:
             "workload": {"entrypoint": entrypoint, "arguments": arguments},
             "ranks": len(nodes),
             "parallel": {"dp": len(nodes)},
-            "store": {"path": str(self.root / "store"), "trust": {"policy": "off"}},
+            "store": store_config(self.root / "store"),
             **changes,
         }
         launcher = NodeLauncher(nodes, self.root / "disks")

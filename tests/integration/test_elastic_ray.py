@@ -10,6 +10,7 @@ import pytest
 from orchestrator.config.reading import parse
 from orchestrator.launch.driver import launch
 from orchestrator.show.report import Report
+from tests.support.stored import store_config
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -22,7 +23,7 @@ def launched(root: Path, *, tp: int, pp: int, dp: int, node: str, **changes: Any
         "ranks": tp * pp * dp,
         "parallel": {"tp": tp, "pp": pp, "dp": dp},
         "cache_dir": str(root / node),
-        "store": {"path": str(root / "store"), "trust": {"policy": "off"}},
+        "store": store_config(root / "store"),
         "ray": {"num_cpus": tp * pp * dp},
         **changes,
     }

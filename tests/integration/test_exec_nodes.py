@@ -19,10 +19,10 @@ from tests.support.ray_cluster import RayCluster, ray_cluster
 from tests.support.stored import open_store
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 100
+TIMEOUT_S = 240
 RANK = (sys.executable, "-m", "tests.support.exec_rank", "--ranks={node_rank}")
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(480)]
 
 
 @pytest.fixture(scope="module")

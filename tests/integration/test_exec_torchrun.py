@@ -24,7 +24,7 @@ ALONE = (
     *(sys.executable, str(ROOT / "tests" / "support" / "exec_model.py")),
 )
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(480)
 
 
 def ranks_of(tmp_path: Path, command: tuple[str, ...], **changes: object) -> tuple[list[str], str]:
@@ -35,7 +35,7 @@ def ranks_of(tmp_path: Path, command: tuple[str, ...], **changes: object) -> tup
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stderr

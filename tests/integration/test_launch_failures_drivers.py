@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.causes import CLUSTER_LOST, NODE_LOST
+from orchestrator.causes import CLUSTER_LOST, DIED, NODE_LOST
 from orchestrator.cli.console import ExitCode
 from tests.support.fault_workload import fault, helpers_of
 from tests.support.launch_process import ROOT, LaunchProcess, await_true
@@ -20,7 +20,7 @@ from tests.support.processes import still_there
 from tests.support.ray_cluster import ray_cluster
 from tests.support.tiny_launches import data_of
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(480)]
 
 # What is silent counts as lost after three seconds; ranks whose driver is silent end after six.
 WATCH = {"every_s": 0.5, "node_silent_s": 3, "lease_s": 6}
@@ -68,14 +68,14 @@ def stored_launches(root: Path) -> list[Path]:
 def reached(launch: LaunchProcess, marks: Path, index: int = 0) -> None:
     """Wait until a rank has begun its fault."""
     file = marks / f"fault{index}"
-    assert await_true(lambda: file.exists() or launch.process.poll() is not None, timeout_s=90)
+    assert await_true(lambda: file.exists() or launch.process.poll() is not None, timeout_s=180)
     assert file.exists(), launch.said()
 
 
 def test_driver_that_is_killed_takes_ranks_helpers_and_its_own_ray_along(
     start: Start, marks: Path, tmp_path: Path
 ) -> None:
-    launch = start(fault("compile", "stay"))
+    launch = start(fault("compile", "stay"), watch={})  # the guardians see it, whatever is silent when
     reached(launch, marks)
     assert list(launch.temp_dir.glob("warmrank-*")) != []
     launch.process.kill()
@@ -121,3 +121,41 @@ def test_node_whose_raylet_is_killed_is_lost_and_the_launch_goes_on_elsewhere(
         assert f": {NODE_LOST} (retries.node: 1 of 2)" in report.course.attempts[1].reason
         assert launch.left_over() == []
         assert still_there(helpers_of(marks)) == []
+
+
+@pytest.mark.slow
+def test_ranks_and_watches_end_under_a_driver_that_stands_still_and_it_says_so_when_it_goes_on(
+    start: Start, marks: Path
+) -> None:
+    launch = start(fault("compile", "stay"), watch={**WATCH, "lease_s": 3})
+    reached(launch, marks)
+    launch.process.send_signal(signal.SIGSTOP)
+    assert await_true(lambda: not of_attempt(launch), timeout_s=30), of_attempt(launch)
+    launch.process.send_signal(signal.SIGCONT)
+    assert launch.wait() == ExitCode.OK, launch.said()
+    report = launch.report
+    assert report is not None
+    first, second = report.course.attempts
+    assert "because this driver had not looked for" in first.error
+    assert f": {DIED} (retries.rank: 1 of 1)" in second.reason
+    assert launch.left_over() == []
+
+
+def of_attempt(launch: LaunchProcess) -> list[str]:
+    """Ranks, and watches of nodes, that are there."""
+    kinds = ("ray::RankActor", "ray::NodeWatch")
+    return [text for text in launch.processes().values() if text.startswith(kinds)]
+
+
+@pytest.mark.slow
+def test_ray_that_does_not_come_up_is_given_up_in_time_and_leaves_nothing(start: Start) -> None:
+    launch = start(timeouts={"start_s": 8})
+    assert await_true(lambda: bool(launch.of_ray("gcs_server")), timeout_s=60), launch.said()
+    (head,) = launch.of_ray("gcs_server")
+    os.kill(head, signal.SIGSTOP)
+    assert launch.wait() == ExitCode.FAILED, launch.said()
+    report = launch.report
+    assert report is not None
+    assert report.failure is not None
+    assert "a local Ray was not up after 8 s" in report.failure.message
+    assert launch.left_over() == []

@@ -19,7 +19,7 @@ from tests.support.launch_process import LaunchProcess, await_true
 from tests.support.processes import still_there
 from tests.support.tiny_launches import data_of
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(480)]
 
 WATCH = {"every_s": 0.5, "node_silent_s": 3, "lease_s": 6}
 
@@ -40,7 +40,7 @@ def test_own_ray_whose_raylet_is_killed_is_replaced_and_the_launch_ends_warm(
     workload = {"entrypoint": "tests.support.fault_workload:workload", "arguments": arguments}
     launch = LaunchProcess(tmp_path, data_of(tmp_path, workload=workload, watch=WATCH), temp_dir=temp_dir)
     try:
-        assert await_true((marks / "fault0").exists, timeout_s=90), launch.said()
+        assert await_true((marks / "fault0").exists, timeout_s=180), launch.said()
         (raylet,) = launch.of_ray("raylet")
         os.kill(raylet, signal.SIGKILL)
         assert launch.wait() == ExitCode.OK, launch.said()

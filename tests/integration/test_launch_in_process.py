@@ -14,9 +14,12 @@ from orchestrator.config.reading import Config, parse
 from orchestrator.errors import CompileForbidden, LaunchFailed
 from orchestrator.gang.in_process import InProcessLauncher
 from orchestrator.launch.driver import launch
+from orchestrator.show.chrome_trace import trace_json
 from orchestrator.show.report import Report
 from orchestrator.store.late import publish_late
 from orchestrator.store.stores import open_store
+from tests.support.stored import store_config
+from tests.support.trace_rules import faults_of
 
 ENTRYPOINT = "tests.support.tiny_workload:workload"
 
@@ -34,7 +37,7 @@ class House:
             "ranks": num_ranks,
             "parallel": {"dp": num_ranks},
             "cache_dir": str(self.root / node),
-            "store": {"path": str(self.root / "store"), "trust": {"policy": "off"}},
+            "store": store_config(self.root / "store"),
             **changes,
         }
         return parse(data)
@@ -53,8 +56,10 @@ def counts(report: Report) -> tuple[int, int, int]:
 
 
 def test_warm_launch_loads_what_the_cold_one_compiled(house: House) -> None:
-    assert counts(house.launch()) == (2, 0, 0)
-    assert counts(house.launch()) == (0, 2, 0)
+    cold, warm = house.launch(), house.launch()
+    assert counts(cold) == (2, 0, 0)
+    assert counts(warm) == (0, 2, 0)
+    assert [faults_of(trace_json(report)) for report in (cold, warm)] == [[], []]
 
 
 def test_cold_launch_publishes_all_bytes_of_its_artifacts_and_a_warm_one_none(house: House) -> None:
@@ -118,7 +123,7 @@ def test_launch_record_names_every_rank_and_is_not_repeated_by_a_warm_launch(hou
 
 
 def test_store_that_is_away_is_a_problem_not_a_failure(house: House) -> None:
-    store = {"path": str(house.root / "file" / "store"), "trust": {"policy": "off"}}
+    store = store_config(house.root / "file" / "store")
     (house.root / "file").write_text("no directory")
     report = house.launch(store=store)
     assert counts(report) == (2, 0, 0)
@@ -196,7 +201,7 @@ def test_silent_object_store_is_waited_for_once(
 
 def test_store_that_comes_back_gets_what_was_compiled_without_it(house: House) -> None:
     (house.root / "disk").write_text("not mounted")
-    store = {"path": str(house.root / "disk" / "store"), "trust": {"policy": "off"}}
+    store = store_config(house.root / "disk" / "store")
     house.launch(2, store=store)
     (house.root / "disk").unlink()
     published = publish_late(house.config(2, store=store))
@@ -210,5 +215,5 @@ def test_tiers_are_filled_and_one_is_enough(house: House) -> None:
     report = house.launch(2, store=store)
     assert report.record != ""
     for single in (near, far):
-        alone = {"path": str(single), "trust": {"policy": "off"}}
+        alone = store_config(single)
         assert counts(house.launch(2, node=f"of-{single.name}", store=alone, no_compile=True)) == (0, 4, 0)

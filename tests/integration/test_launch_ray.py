@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import uuid
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,16 @@ import pytest
 
 from orchestrator.config.reading import Config, parse
 from orchestrator.errors import CannotStart, LaunchFailed
-from orchestrator.gang.launcher import Gang
 from orchestrator.gang.ray_launcher import RayLauncher
 from orchestrator.launch.driver import launch
+from orchestrator.seats import Gang
 from orchestrator.show.report import Report
 from tests.support.processes import marked, still_there
 from tests.support.tiny_launches import ENTRYPOINT, counts, data_of
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
 class WatchedLauncher(RayLauncher):
@@ -45,8 +46,8 @@ def faulty(fault: str) -> dict[str, Any]:
     return {"entrypoint": ENTRYPOINT, "arguments": {"fault": fault}}
 
 
-def failure(config: Config) -> tuple[LaunchFailed, WatchedLauncher]:
-    launcher = WatchedLauncher(config)
+def failure(config: Config, launcher: WatchedLauncher | None = None) -> tuple[LaunchFailed, WatchedLauncher]:
+    launcher = launcher or WatchedLauncher(config)
     with pytest.raises(LaunchFailed) as caught:
         launch(config, launcher=launcher)
     return caught.value, launcher
@@ -103,8 +104,21 @@ def test_rank_that_dies_is_named_and_all_processes_end(cluster: str, tmp_path: P
     assert launcher.left_over() == []
 
 
+class OneByOne(WatchedLauncher):
+    """Builds rank 0 before rank 1, and with more time: how long it takes depends on what else runs here."""
+
+    def call(
+        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
+    ) -> Iterator[tuple[int, Any]]:
+        rest = dict(arguments)
+        if stage == "build":
+            yield from super().call(stage, method, {0: rest.pop(0)}, timeout_s=120)
+        yield from super().call(stage, method, rest, timeout_s=timeout_s)
+
+
 def test_rank_that_hangs_is_named_with_the_time_out(cluster: str, tmp_path: Path) -> None:
-    error, launcher = failure(config_of(tmp_path, workload=faulty("hang"), timeouts={"build_s": 3}, **ONCE))
+    config = config_of(tmp_path, workload=faulty("hang"), timeouts={"build_s": 3}, **ONCE)
+    error, launcher = failure(config, OneByOne(config))
     assert [(found.rank, found.kind) for found in error.failures] == [(1, "timeout")]
     assert "raise timeouts.build_s" in str(error)
     assert launcher.left_over() == []
@@ -135,7 +149,7 @@ def test_failed_launch_frees_its_resources(
 ) -> None:
     launcher = WatchedLauncher(config_of(tmp_path, ray={"num_cpus_per_rank": 2}))
     try:
-        assert len(launcher.start(2, timeout_s=20).seats) == 2
+        assert len(launcher.start(2, timeout_s=120).seats) == 2
     finally:
         launcher.stop()
 

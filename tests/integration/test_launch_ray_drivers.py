@@ -22,7 +22,7 @@ from tests.support.tiny_launches import ENTRYPOINT, counts, data_of
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
 def alone(fault: str) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def start_driver(tmp_path: Path, short_tmp: Path) -> Iterator[StartDriver]:
 def test_cluster_is_joined_by_address_with_a_copy_of_the_directory(
     cluster: str, start_driver: StartDriver
 ) -> None:
-    output, errors = start_driver(uuid.uuid4().hex, ray={"address": cluster}).communicate(timeout=100)
+    output, errors = start_driver(uuid.uuid4().hex, ray={"address": cluster}).communicate(timeout=250)
     assert counts(from_json(output)) == (2, 0, 2), errors
 
 
@@ -92,7 +92,7 @@ def test_stopped_launch_ends_its_local_ray_and_leaves_no_process(
     (own,) = short_tmp.glob("warmrank-*")
     assert own.stat().st_mode & 0o777 == 0o700
     driver.send_signal(number)
-    driver.communicate(timeout=60)
+    driver.communicate(timeout=120)
     assert driver.returncode == status
     assert still_there(marked(mark)) == []
     assert list(short_tmp.glob("warmrank-*")) == []

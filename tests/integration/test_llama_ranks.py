@@ -22,6 +22,6 @@ def test_split_model_equals_the_whole_one(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    outputs = [rank.communicate(timeout=120) for rank in ranks]
+    outputs = [rank.communicate(timeout=400) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], outputs
     assert all(out.startswith("heads=2 ") for out, _ in outputs)

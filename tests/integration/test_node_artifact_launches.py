@@ -12,6 +12,7 @@ from orchestrator.gang.in_process import InProcessLauncher
 from orchestrator.launch.driver import launch
 from orchestrator.show.report import Report, from_json, to_json
 from orchestrator.show.store_report import NodeArtifacts
+from tests.support.stored import store_config
 from worker.rank import RankWorker
 
 KERNEL = "atc_data/kernel_cache/Ascend910/add.o"
@@ -47,7 +48,7 @@ class Cluster:
                 "ranks": num_ranks,
                 "parallel": {"dp": num_ranks},
                 "cache_dir": str(self.root / node / "cache"),
-                "store": {"path": str(self.root / "store"), "trust": {"policy": "off"}},
+                "store": store_config(self.root / "store"),
                 "node_caches": {"operators": {"path": "~/atc_data", "patterns": ["kernel_cache*/*"]}},
             }
         )

@@ -30,7 +30,7 @@ from orchestrator.launch.identity import launch_key
 from tests.support.fake_group import fake_world
 from tests.support.offline_ranks import small
 from tests.support.processes import marked, still_there
-from tests.support.stored import REPOSITORY, open_store
+from tests.support.stored import REPOSITORY, open_store, store_config
 from worker import groups
 from worker.cache_options import LaunchDefaults, launch_defaults
 from worker.environment import environment
@@ -45,7 +45,7 @@ def write_config(root: Path, **changes: object) -> Path:
         "ranks": 4,
         "parallel": {"tp": 2, "pp": 2},
         "cache_dir": str(root / "cache"),
-        "store": {"path": str(root / "store"), "trust": {"policy": "off"}},
+        "store": store_config(root / "store"),
         **changes,
     }
     path = root / "small.yaml"
@@ -126,7 +126,7 @@ def test_process_that_does_not_come_up_is_an_error(monkeypatch, capfd):
     monkeypatch.setattr(build_launcher, "BOOTSTRAP", "import sys; sys.exit('no luck here')")
     launcher = OfflineLauncher((0, 1), num_jobs=2, module="json")
     with pytest.raises(CannotStart, match="status 1"):
-        launcher.start(2, timeout_s=60)
+        launcher.start(2, timeout_s=240)
     launcher.stop()
     assert "no luck here" in capfd.readouterr().err
 
@@ -288,7 +288,7 @@ def test_build_that_is_stopped_leaves_no_process_and_the_store_as_it_was(number,
         assert driver.stdout is not None
         assert any(line.startswith("build: on") for line in driver.stdout)
         driver.send_signal(number)
-        driver.communicate(timeout=60)
+        driver.communicate(timeout=240)
     assert driver.returncode == status
     assert still_there(marked(mark)) == []
     assert [item.name for item in (tmp_path / "store").rglob("*") if item.is_file()] == ["FORMAT"]

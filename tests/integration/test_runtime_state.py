@@ -20,6 +20,7 @@ from orchestrator.show.report import Report
 from orchestrator.show.report_table import render
 from orchestrator.store.stores import open_store
 from tests.support.state_workload import MEASURED
+from tests.support.stored import store_config
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +38,7 @@ def config(root: Path, num_ranks: int, node: str = "n1") -> Config:
             "ranks": num_ranks,
             "parallel": {"dp": num_ranks},
             "cache_dir": str(root / node),
-            "store": {"path": str(root / "store"), "trust": {"policy": "off"}},
+            "store": store_config(root / "store"),
         }
     )
 

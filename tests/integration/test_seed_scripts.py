@@ -10,7 +10,6 @@ import ast
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from dataclasses import asdict
@@ -19,6 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.ray_cluster import free_ports
 from tests.support.script_child import ScriptJob
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +58,7 @@ def ran(groups: list[list[ScriptJob]], *options: str) -> list[tuple[int, str]]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=400,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return [(status, output) for status, output in json.loads(result.stdout)]
@@ -111,13 +111,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path_factory.mktemp("seeds"))
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @pytest.mark.parametrize("script", FUNCTIONS, ids=lambda script: script.stem)
 def test_second_run_loads_what_the_first_one_saved(script: Path, runs: Runs) -> None:
     first, second = runs.first(script), runs.second(script)
@@ -163,7 +156,8 @@ def test_gears_script_prints_the_sums(script: Path, runs: Runs) -> None:
 
 def test_script_on_every_rank_has_its_own_place_in_the_cache(tmp_path: Path) -> None:
     script = ROOT / "examples" / "plain_script.py"
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    (port,) = free_ports(1)
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = [
         ScriptJob(
             script=str(script),

@@ -13,9 +13,10 @@ import yaml
 
 from orchestrator.show.read_report import read_report
 from tests.support.ray_cluster import RayCluster, ray_cluster
+from tests.support.stored import store_config
 
 REPOSITORY = Path(__file__).parents[2]
-JOB_TIMEOUT_S = 120
+JOB_TIMEOUT_S = 240
 
 pytestmark = pytest.mark.ray
 
@@ -36,13 +37,13 @@ def project(tmp_path: Path) -> Path:
         "workload": {"entrypoint": "tiny:workload"},
         "ranks": 1,
         "cache_dir": str(tmp_path / "cache"),
-        "store": {"path": str(tmp_path / "store"), "trust": {"policy": "off"}},
+        "store": store_config(tmp_path / "store"),
     }
     (directory / "tiny.yaml").write_text(yaml.safe_dump(config))
     return directory
 
 
-def submit(cluster: RayCluster, project: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def submit(cluster: RayCluster, project: Path, *options: str | Path) -> subprocess.CompletedProcess[str]:
     command = [
         sys.executable,
         "-m",
@@ -51,7 +52,7 @@ def submit(cluster: RayCluster, project: Path, *options: str) -> subprocess.Comp
         "tiny.yaml",
         "--address",
         cluster.dashboard,
-        *options,
+        *(str(option) for option in options),
     ]
     environ = {**cluster.environ, "PYTHONPATH": str(REPOSITORY)}
     return subprocess.run(
@@ -60,10 +61,12 @@ def submit(cluster: RayCluster, project: Path, *options: str) -> subprocess.Comp
 
 
 def test_job_launches_on_the_running_cluster_and_stores(cluster: RayCluster, project: Path, tmp_path: Path):
-    report = tmp_path / "reports" / "job.json"
-    done = submit(cluster, project, "--json", str(report))
+    report, trace, metrics = (tmp_path / "reports" / f"job.{kind}" for kind in ("json", "trace", "prom"))
+    done = submit(cluster, project, "--json", report, "--trace", trace, "--metrics", metrics)
     assert done.returncode == 0, done.stdout + done.stderr
     assert read_report(report).totals.num_compiled == 2
+    assert '"name":"compile"' in trace.read_text()
+    assert "warmrank_launch" in metrics.read_text()
     assert "2 compiled" in done.stdout
     assert "SUCCEEDED" in done.stderr
     assert list((tmp_path / "store" / "launch").rglob("*/*/*"))

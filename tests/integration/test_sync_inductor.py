@@ -30,7 +30,7 @@ def run(cache: Path) -> dict[str, int]:
     environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1"}
     environ["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"  # they take longer than one small kernel
     done = subprocess.run(
-        [sys.executable, "-c", CHILD], env=environ, capture_output=True, text=True, check=True, timeout=200
+        [sys.executable, "-c", CHILD], env=environ, capture_output=True, text=True, check=True, timeout=400
     )
     counts: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     return counts

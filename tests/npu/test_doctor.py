@@ -26,7 +26,7 @@ def findings(**variables: str) -> dict[str, dict[str, Any]]:
         env={**environ, **variables},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
     )
     assert done.returncode in {0, 1}, done.stderr[-4000:]

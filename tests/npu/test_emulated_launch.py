@@ -35,7 +35,7 @@ def launch(directory: Path) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=400,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(report.read_text())

@@ -19,7 +19,7 @@ CASES = [case.__name__ for case in npu_vendor.CASES]
 def run(vendor: str, folder: Path) -> dict[str, Any]:
     environ = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     command = [sys.executable, "-m", "tests.support.npu_vendor", vendor, str(folder)]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=200)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert isinstance(found, dict)

@@ -18,7 +18,7 @@ if importlib.util.find_spec("torch_npu") is not None:
     from tests.support.npu_cluster import House, break_code, two_nodes
     from tests.support.npu_tools import Tools
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
 SCRIPT = str(Path(__file__).parents[1] / "support" / "npu_script.py")
 

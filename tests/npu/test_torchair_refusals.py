@@ -141,7 +141,7 @@ assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] 
 
 
 def test_importing_torchair_leaves_signals_alone() -> None:
-    subprocess.run([sys.executable, "-c", SIGNALS], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", SIGNALS], check=True, timeout=400)
 
 
 def test_importing_torchair_leaves_the_logger_as_it_was() -> None:

@@ -30,7 +30,7 @@ class FakeSeedCluster:
 
     Attributes:
         alive: the nodes.
-        started: what was started, each with the host of its source.
+        started: what was started, each with the hosts of its sources.
         stopped: hosts whose process was ended, in order.
         states: how far nodes are.
     """
@@ -45,8 +45,8 @@ class FakeSeedCluster:
     def nodes(self) -> tuple[Node, ...]:
         return tuple(self.alive)
 
-    def start(self, nodes: Sequence[Node], source: Node | None) -> None:
-        self.started += [(node.host, source.host if source else "") for node in nodes]
+    def start(self, nodes: Sequence[Node], sources: Sequence[Node]) -> None:
+        self.started += [(node.host, " ".join(source.host for source in sources)) for node in nodes]
 
     def ended(self) -> list[NodeSeed]:
         ended, self._ended = self._ended, []

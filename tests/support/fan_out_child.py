@@ -51,7 +51,7 @@ class CountedSeeder(NodeSeeder):
 def main(config_file: Path, fan_out: Any) -> None:
     config = load(config_file)
     options = SeedOptions(fan_out=fan_out)
-    session = ray_session.enter(config.ray)
+    session = ray_session.enter(config.ray, timeout_s=config.timeouts.start_s)
     try:
         environ = {"PYTHONPATH": str(REPOSITORY)}
         cluster = RaySeedCluster(config, options, environ, seeder=CountedSeeder)

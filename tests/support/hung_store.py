@@ -17,7 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cache_store.connect import TierSpec, open_store
+from cache_store.backends.tier import Tier
+from cache_store.backends.tiers import TieredBackend
 from cache_store.errors import StoreUnavailable
 from cache_store.store import Store
 from tests.support.loop_mounts import LoopMount
@@ -42,11 +43,12 @@ def main(directory: Path, places: list[str]) -> dict[str, Any]:
 
 def _publish_frozen(directory: Path, point: Path, places: list[str]) -> dict[str, Any]:
     roots = {"near": directory / "near", "far": point / "store"}
-    for place in places:
-        _backend(roots[place], create=True)  # so that to open it, for which there is little time, only reads
-    store = open_store(
-        [TierSpec(location=str(roots[place]), answer_s=_ANSWER_S[place]) for place in places], trust=OFF
-    )
+    # Put together by hand: to open it there would be as little time as for an answer.
+    tiers = [
+        Tier(name=place, backend=_backend(roots[place], create=True), answer_s=_ANSWER_S[place])
+        for place in places
+    ]
+    store = Store(TieredBackend(tiers), trust=OFF, location=",".join(places))
     manifest = make_partition(directory / "cache")
     publish = _outcome_of(lambda: store.publish_partition(LAUNCH_KEY, manifest, directory / "cache").created)
     descriptor = os.open(point, os.O_RDONLY)

@@ -13,7 +13,7 @@ from orchestrator.launch.identity import identity, launch_key
 from orchestrator.show.course import Course
 from orchestrator.show.report import SCHEMA_VERSION, FunctionReport, RankReport, Report, totals
 from orchestrator.show.store_report import Committed
-from tests.support.stored import FUNCTIONS, make_partition, make_record, open_store
+from tests.support.stored import FUNCTIONS, make_partition, make_record, open_store, store_config
 from worker.environment import environment
 from worker.results import Outcome, StageSeconds, Verification
 
@@ -25,7 +25,7 @@ def write_config(directory: Path, **changes: object) -> Path:
         "ranks": 2,
         "parallel": {"tp": 2},
         "cache_dir": str(directory / "cache"),
-        "store": {"path": str(directory / "store"), "trust": {"policy": "off"}},
+        "store": store_config(directory / "store"),
         **changes,
     }
     path = directory / "tiny.yaml"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from cache_store.backends.tier import TierState
 from orchestrator.causes import Cause
-from orchestrator.gang.launcher import Seat
+from orchestrator.seats import Seat
 from orchestrator.show import events as e
 from orchestrator.show.course import Course, Recorder
 from orchestrator.show.report import (
@@ -34,6 +34,7 @@ def seats(num_ranks: int, per_node: int) -> tuple[Seat, ...]:
             local_rank=rank % per_node,
             local_world_size=per_node,
             node_rank=rank // per_node,
+            node_id=f"{rank // per_node:056x}",
             host=f"node-{rank // per_node}",
             pid=4000 + rank,
         )

@@ -26,7 +26,8 @@ from tests.support.processes import still_there
 
 SUBNET = "10.77.0"
 SWITCH = "switch"
-START_S = 20.0
+START_S = 60.0
+_BRIDGE = "02:00:00:00:00:01"
 _COMMANDS = ("ip", "tc", "unshare", "nsenter", "mount")
 _NEEDED = (
     "ip link add name v0 type veth peer name v1 && ip link add name br0 type bridge && "
@@ -168,7 +169,9 @@ class Network:
         (base / "shared").mkdir()
         self.nodes: dict[str, Node] = {}
         self.switch = self._node(SWITCH, 254)
-        _sh(self.switch, "ip link add br0 type bridge && ip link set br0 up")
+        # By itself a bridge has the lowest address of its cables, so another one when nodes come and go, and
+        # for half a minute nodes would look for the server on the switch where it is no more.
+        _sh(self.switch, f"ip link add br0 address {_BRIDGE} type bridge && ip link set br0 up")
         _sh(self.switch, f"ip addr add {self.switch.address}/24 dev br0")
 
     def add(self, name: str, index: int) -> Node:

@@ -21,6 +21,7 @@ import yaml
 from orchestrator.show.report import Report, from_json
 from tests.support.netns import Network, Node, network, until
 from tests.support.netns_commands import COMMAND_S, Ended, Running
+from tests.support.stored import store_config
 
 ROOT = Path(__file__).parents[2]
 PORT = 6379
@@ -33,7 +34,7 @@ _HEALTH = {
     "RAY_health_check_timeout_ms": "1500",
     "RAY_health_check_failure_threshold": "3",
 }
-_DEATH_S = 30.0
+_DEATH_S = 90.0
 _FOREIGN = ("RAY_", "WARMRANK_", "AWS_", "XDG_")
 # Ray's own processes that come later than its start, and those that it keeps for the next task.
 _OF_RAY = (
@@ -135,7 +136,7 @@ class Cluster:
             "ranks": 8,
             "parallel": {"tp": 2, "dp": 4},
             "cache_dir": str(self.cache_dir),
-            "store": {"path": str(self.shared / name), "trust": {"policy": "off"}},
+            "store": store_config(self.shared / name),
             # The nodes have the code: PYTHONPATH names it.
             "ray": {"address": self.address, "ship_code": False},
             **changes,
@@ -177,7 +178,7 @@ class Cluster:
         seeds: list[dict[str, Any]] = json.loads(ended.output)
         return seeds
 
-    def left_over(self, *, timeout_s: float = 15.0) -> dict[str, list[str]]:
+    def left_over(self, *, timeout_s: float = 90.0) -> dict[str, list[str]]:
         """Processes that run and are neither Ray's own nor idle, by node, once those that end have ended."""
         with contextlib.suppress(TimeoutError):
             until(lambda: not self._foreign(), timeout_s=timeout_s, what="processes end")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.support.netns import Node, until
 
-COMMAND_S = 120.0
+COMMAND_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

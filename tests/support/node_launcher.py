@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.gang.in_process import InProcessLauncher
-from orchestrator.gang.launcher import Gang, Process, seat_ranks
+from orchestrator.gang.launcher import Process, seat_ranks
 from orchestrator.gang.opening import Opening
 from orchestrator.gang.rank_host import MakeWorker
+from orchestrator.seats import Gang
 
 
 class NodeLauncher(InProcessLauncher):
@@ -21,10 +22,14 @@ class NodeLauncher(InProcessLauncher):
         nodes: of every rank; those of one node stand together.
         disks: where each node's cache directory lies, under its name.
         make_worker: as in `RankHost`.
+        host: the host name of all nodes; empty where the name of each is its host name.
     """
 
-    def __init__(self, nodes: Sequence[str], disks: Path, make_worker: MakeWorker | None = None) -> None:
+    def __init__(
+        self, nodes: Sequence[str], disks: Path, make_worker: MakeWorker | None = None, *, host: str = ""
+    ) -> None:
         super().__init__(make_worker)
+        self._host = host
         self._nodes = tuple(nodes)
         self._disks = disks
 
@@ -32,7 +37,8 @@ class NodeLauncher(InProcessLauncher):
         """Make the ranks, and seat them."""
         gang = super().start(num_ranks, timeout_s=timeout_s)
         processes = [
-            Process(node_id=node, host=node, address="127.0.0.1", pid=os.getpid()) for node in self._nodes
+            Process(node_id=node, host=self._host or node, address="127.0.0.1", pid=os.getpid())
+            for node in self._nodes
         ]
         return replace(gang, seats=seat_ranks(processes)[1], master_port=0)
 

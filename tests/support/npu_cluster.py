@@ -21,6 +21,7 @@ from orchestrator.launch.driver import launch
 from orchestrator.show.report import Report
 from orchestrator.store.stores import open_store
 from tests.support.npu_tools import Tools
+from tests.support.stored import store_config
 from worker.artifact import parse
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +74,7 @@ class House:
             "parallel": {"tp": 2, "dp": num_ranks // 2},
             "device": "npu",
             "cache_dir": str(self.root / disk),
-            "store": {"path": str(self.root / "store"), "trust": {"policy": "off"}},
+            "store": store_config(self.root / "store"),
             **changes,
         }
         path = self.root / f"{disk}{num_ranks}.yaml"
@@ -87,7 +88,7 @@ class House:
         """What ``warmrank preseed --here`` says on a new node."""
         config = self.config_file(num_ranks, disk)
         command = [sys.executable, "-m", "orchestrator", "preseed", str(config), "--here"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=True)
         return done.stdout
 
     def compiled_modules(self, disk: str, pattern: str = "*/*/*") -> list[Path]:

@@ -31,7 +31,7 @@ Seen = dict[tuple[str, str], dict[str, Any]]
 def run(device: str, mode: str, cache_dir: Path, *cases: str) -> dict[str, Any]:
     """What was seen of each case in one new process; ``device`` is ``emulated`` or ``npu``."""
     command = [sys.executable, "-m", "tests.support.npu_child", device, mode, str(cache_dir), *cases]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=220, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

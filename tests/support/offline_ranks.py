@@ -14,9 +14,9 @@ from torch import nn
 
 from cache_store.records.manifest import PartitionManifest
 from orchestrator.build.ranks import OfflineHost, OfflineOpening, imagined
-from orchestrator.gang.launcher import Gang, Seat
 from orchestrator.gang.opening import Opened, rank_spec
 from orchestrator.gang.rank_host import answer
+from orchestrator.seats import Gang, Seat
 from tests.support.fake_rank import FakeRank, FakeWorld
 from tests.support.stored import make_partition
 from worker.configs.compiler_config import CompilerConfig
@@ -71,7 +71,15 @@ class FakeOfflineLauncher:
     def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
         assert num_ranks == len(self.ranks)
         seats = tuple(
-            Seat(rank=rank, local_rank=rank, local_world_size=num_ranks, node_rank=0, host="here", pid=1)
+            Seat(
+                rank=rank,
+                local_rank=rank,
+                local_world_size=num_ranks,
+                node_rank=0,
+                node_id="here",
+                host="here",
+                pid=1,
+            )
             for rank in self.ranks
         )
         return Gang(seats=seats, master_addr="", master_port=0)

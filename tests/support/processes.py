@@ -22,7 +22,7 @@ def marked(mark: str) -> dict[int, str]:
     return found
 
 
-def still_there(pids: Iterable[int], *, timeout_s: float = 10.0) -> list[int]:
+def still_there(pids: Iterable[int], *, timeout_s: float = 30.0) -> list[int]:
     """Those of the processes that have not ended within the time-out; waits for each to end."""
     return [pid for pid in pids if not _ends(pid, timeout_s)]
 

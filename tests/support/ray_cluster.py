@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -12,9 +13,13 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
-TIMEOUT_S = 60
+TIMEOUT_S = 120
+# Between those that Ray gives to its workers and those that the kernel gives to anybody.
+_QUIET_PORTS = range(20000, 32768)
+_PROMISES: list[socket.socket] = []
 
 
 @dataclass(frozen=True)
@@ -87,13 +92,26 @@ def clean_environ() -> dict[str, str]:
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports: list[int] = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    """Ports that nothing listens on, and that nobody else is given until this process ends.
+
+    Neither by the kernel, which takes others for sockets without a port of their own, nor by this function in
+    another process: a socket whose name is the port's stands for the promise.
+    """
+    quiet = random.Random().sample(_QUIET_PORTS, len(_QUIET_PORTS))
+    return list(islice(filter(_take, quiet), count))
+
+
+def _take(port: int) -> bool:
+    promise = socket.socket(socket.AF_UNIX)
+    try:
+        promise.bind(f"\0warmrank-tests-port-{port}")
+        with socket.socket() as probe:
+            probe.bind(("", port))
+    except OSError:
+        promise.close()
+        return False
+    _PROMISES.append(promise)
+    return True
 
 
 def _start(options: tuple[str, ...], environ: dict[str, str]) -> subprocess.Popen[str]:

@@ -128,7 +128,7 @@ class Child:
             capture_output=True,
             text=True,
             check=False,
-            timeout=200,
+            timeout=400,
         )
         assert result.returncode == 0, result.stderr
         return [Result(**json.loads(line)) for line in result.stdout.splitlines()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from cache_store.backends.backend import BlobBackend
 from cache_store.connect import TierSpec
@@ -29,10 +30,16 @@ ENVIRONMENT = {"python": "3.11.9", "torch": "2.13.0"}
 CREATED = "2026-01-31T12:00:00+00:00"
 FUNCTIONS = {"Llama.prefill": b"def prefill(): ...\n", "Llama.decode": b"def decode(): ...\n"}
 OFF = Trust(policy="off")
+PATIENT_S = 60.0  # for a disk of this machine: when it is busy it is slow, and few tests are about that
 
 
 def open_store(root: Path, trust: Trust = OFF) -> Store:
-    return open_tiers([TierSpec(location=str(root))], trust=trust)
+    return open_tiers([TierSpec(location=str(root), answer_s=PATIENT_S)], trust=trust)
+
+
+def store_config(root: Path) -> dict[str, Any]:
+    """A config's ``store`` in this directory, where nothing is signed."""
+    return {"path": str(root), "answer_s": PATIENT_S, "trust": {"policy": "off"}}
 
 
 def backend_of(store: Store) -> BlobBackend:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.show.report import Report
+from tests.support.stored import store_config
 
 ENTRYPOINT = "tests.support.tiny_workload:workload"
 
@@ -17,7 +18,7 @@ def data_of(tmp_path: Path, **changes: Any) -> dict[str, Any]:
         "ranks": 2,
         "parallel": {"tp": 2},
         "cache_dir": str(tmp_path / "cache"),
-        "store": {"path": str(tmp_path / "store"), "trust": {"policy": "off"}},
+        "store": store_config(tmp_path / "store"),
         **changes,
     }
 

@@ -46,7 +46,7 @@ def test_disk_that_is_too_full_for_the_report_does_not_hide_why_the_launch_faile
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     world.raises["build", 0] = WorkloadError("no such model")
-    monkeypatch.setattr(outputs, "_write", refuse)
+    monkeypatch.setattr(outputs, "write_whole", refuse)
     result = launch(tmp_path, "--json", str(tmp_path / "report.json"))
     assert result.exit_code == ExitCode.BAD_INPUT
     assert "WorkloadError: no such model" in result.stderr

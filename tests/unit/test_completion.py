@@ -44,7 +44,7 @@ def shell(line: str, *, kind: str = "fish") -> list[str]:
         "PYTHONPATH": str(ROOT),
     }
     command = [sys.executable, "-m", "orchestrator"]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=120)
     assert done.stderr == ""
     return done.stdout.splitlines()
 
@@ -160,10 +160,10 @@ class Terminal:
         self.said = ""
 
     def type(self, text: str, *, until: str) -> None:
-        """Type, and read until bash has said something; fails after half a minute."""
+        """Type, and read until bash has said something; fails after two minutes."""
         os.write(self._master, text.encode())
         self.said = ""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while until not in self.said:
             assert select.select([self._master], [], [], deadline - time.monotonic())[0], self.said
             self.said += os.read(self._master, 4096).decode().replace("\a", "")

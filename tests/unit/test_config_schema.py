@@ -11,10 +11,10 @@ import jsonschema
 import pytest
 import yaml
 
+from orchestrator.cli.documents import NAMES, SchemaOf, reference_of, schema, schema_text
 from orchestrator.config.keys import sections
 from orchestrator.config.models import Config
-from orchestrator.config.reference import in_document, reference_of
-from orchestrator.config.schema import NAMES, SchemaOf, schema, schema_text
+from orchestrator.config.reference import in_document
 from orchestrator.show.described import described
 from orchestrator.show.report import report_schema
 

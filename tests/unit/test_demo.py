@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
@@ -14,8 +13,10 @@ from rich.console import Console
 
 from orchestrator.cli.demo import MARKER, demo, launch_command, prepare, run_process
 from orchestrator.errors import DemoFailed, NotOurs
-from orchestrator.show.report import Report, write_report
+from orchestrator.show.report import Report, to_json
+from orchestrator.show.whole_file import write_whole
 from orchestrator.signals import Terminated
+from tests.support.launch_process import await_true
 from tests.support.launched import make_report
 
 
@@ -31,7 +32,7 @@ class FakeRuns:
         report = self.reports.pop(0)
         if isinstance(report, int):
             return report
-        write_report(report, Path(command[command.index("--json") + 1]))
+        write_whole(Path(command[command.index("--json") + 1]), to_json(report))
         return 0
 
 
@@ -123,14 +124,15 @@ def test_run_process_returns_the_exit_status():
 
 
 def test_terminated_demo_ends_its_launch_and_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    out = tmp_path / "out"
+    out, has_handler = tmp_path / "out", tmp_path / "has_handler"
     code = f"""
 import signal, sys, time
 def end(*_):
     open({str(out)!r}, 'w').write('cleaned up')
     sys.exit(143)
 signal.signal(signal.SIGTERM, end)
-time.sleep(60)
+open({str(has_handler)!r}, 'w').close()
+time.sleep(600)
 """
     original = subprocess.Popen.wait
     waits: list[str] = []
@@ -138,7 +140,7 @@ time.sleep(60)
     def wait(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
         waits.append("wait")
         if len(waits) == 1:
-            time.sleep(1)  # until the child has its handler
+            assert await_true(has_handler.exists, timeout_s=60)
             raise Terminated
         return original(process, timeout)
 

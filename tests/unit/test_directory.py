@@ -4,17 +4,19 @@ import errno
 import json
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
 
+from cache_store.backends import directory
 from cache_store.backends.backend import NewFile
-from cache_store.backends.directory import DirectoryBackend
+from cache_store.backends.directory import _SHORT_BYTES, DirectoryBackend
 from cache_store.backends.objects.format import _FORMAT_DATA
-from cache_store.digests import digest_bytes
+from cache_store.digests import Digest, Readable, Writable, copy_and_digest, digest_bytes
 from cache_store.errors import Corrupt, NewerFormat, StoreUnavailable
 from cache_store.parallel import each
-from cache_store.records.documents import quarantine
+from cache_store.records.documents import _USUAL_BYTES, quarantine, read_stored_form
 from cache_store.steps import Step
 from tests.support.stored import stored
 
@@ -158,10 +160,25 @@ def test_put_new_copies_several_files_at_once_the_largest_first(backend, monkeyp
         return each(function, items, num_threads=4)
 
     monkeypatch.setattr("cache_store.backends.directory.each", in_threads)
-    files = [new_file(f"cas/sha256/ab/{number}", bytes(number)) for number in range(20)]
+    sizes = [_SHORT_BYTES + number for number in range(20)]
+    files = [new_file(f"cas/sha256/ab/{size}", bytes(size)) for size in sizes]
     assert backend.put_new(files) == tuple(file.name for file in files)
-    assert begun == list(reversed(range(20)))
-    assert [backend.stat([file.name])[file.name].content_bytes for file in files] == list(range(20))
+    assert begun == sizes[::-1]
+    assert [backend.stat([file.name])[file.name].content_bytes for file in files] == sizes
+
+
+def test_put_new_copies_many_small_files_in_one_thread_where_the_disk_does_not_wait(backend, monkeypatch):
+    monkeypatch.setattr("cache_store.parallel._WORTH_A_THREAD_S", 60.0)
+    threads: set[int] = set()
+
+    def noting(source: Readable, target: Writable, *, limit_bytes: int) -> Digest:
+        threads.add(threading.get_ident())
+        return copy_and_digest(source, target, limit_bytes=limit_bytes)
+
+    monkeypatch.setattr(directory, "copy_and_digest", noting)
+    files = [new_file(f"cas/sha256/ab/{number}", bytes(number)) for number in range(100)]
+    assert backend.put_new(files) == tuple(file.name for file in files)
+    assert threads == {threading.get_ident()}
 
 
 def test_put_new_with_a_fault_in_one_of_many_files_creates_none(backend, root):
@@ -170,6 +187,13 @@ def test_put_new_with_a_fault_in_one_of_many_files_creates_none(backend, root):
     with pytest.raises(Corrupt, match="source of cas/sha256/ab/10"):
         backend.put_new(files)
     assert (stored(root, "cas"), list((root / "tmp").iterdir())) == ([], [])
+
+
+@pytest.mark.parametrize("size_bytes", [0, _USUAL_BYTES - 1, _USUAL_BYTES, _USUAL_BYTES + 1])
+def test_document_is_read_whole_whatever_its_size(backend, size_bytes):
+    data = os.urandom(size_bytes)
+    backend.put_new([new_file(data=data)])
+    assert read_stored_form(backend, NAME) == data
 
 
 def test_flush_may_be_chosen(root):
@@ -181,7 +205,7 @@ def test_put_new_flushes_every_directory_up_to_the_root(backend, root, monkeypat
     flushed: list[str] = []
     monkeypatch.setattr(
         "cache_store.backends.directory.flush_all",
-        lambda paths, **_: flushed.extend(path.relative_to(root).as_posix() for path in paths),
+        lambda paths, **_: flushed.extend(os.path.relpath(path, root) for path in paths),
     )
     backend.put_new([new_file("cas/sha256/ab/1")])
     assert {"cas/sha256/ab", "cas/sha256", "cas", "."} <= set(flushed)
@@ -191,21 +215,21 @@ def test_put_new_flushes_directories_above_only_until_their_names_are_durable(ba
     flushed: list[list[str]] = []
     monkeypatch.setattr(
         "cache_store.backends.directory.flush_all",
-        lambda paths, **_: flushed.append(sorted(path.relative_to(root).as_posix() for path in paths)),
+        lambda paths, **_: flushed.append(sorted(os.path.relpath(path, root) for path in paths)),
     )
     for name in ("cas/sha256/ab/1", "cas/sha256/ab/2", "cas/sha256/cd/1"):
         flushed.clear()
         backend.put_new([new_file(name)])
-        directory = Path(name).parent
+        parent = Path(name).parent
         above = [] if name.endswith("2") else [".", "cas", "cas/sha256"]
-        assert flushed[-1] == sorted([*above, directory.as_posix()])
+        assert flushed[-1] == sorted([*above, parent.as_posix()])
 
 
 def test_put_new_flushes_directories_above_again_after_a_flush_that_failed(backend, root, monkeypatch):
     flushed: set[str] = set()
 
     def fail(paths, **_: object) -> None:
-        flushed.update(path.relative_to(root).as_posix() for path in paths)
+        flushed.update(os.path.relpath(path, root) for path in paths)
         if "cas" in flushed:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 

@@ -9,8 +9,8 @@ import pytest
 
 from orchestrator.config.models import DeviceKind
 from orchestrator.config.reading import Config
-from orchestrator.emulation import emulate
 from orchestrator.errors import BadArgument
+from orchestrator.launch.emulation import emulate
 from worker.settings import settings
 
 

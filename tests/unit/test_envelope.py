@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cache_store.digests import digest_bytes
 from cache_store.errors import Corrupt, NewerFormat, StoreError
 from cache_store.signing.envelope import (
     MAX_HEADER_BYTES,
@@ -22,10 +23,18 @@ SIGNATURES = st.builds(
     key_id=st.binary(min_size=16, max_size=16).map(bytes.hex),
     value=st.binary(min_size=64, max_size=64).map(bytes.hex),
 )
+
+
+def envelope_of(*, kind: str, key: str, payload: bytes, signature: Signature | None) -> Envelope:
+    digest = digest_bytes(payload)
+    return Envelope(kind=kind, key=key, payload=payload, digest=digest, signature=signature)
+
+
 ENVELOPES = st.builds(
-    Envelope, kind=TEXT, key=TEXT, payload=st.binary(max_size=64), signature=st.none() | SIGNATURES
+    envelope_of, kind=TEXT, key=TEXT, payload=st.binary(max_size=64), signature=st.none() | SIGNATURES
 )
-UNSIGNED = Envelope(kind="manifest", key="k", payload=b'{"a":1}', signature=None)
+UNSIGNED = envelope_of(kind="manifest", key="k", payload=b'{"a":1}', signature=None)
+P, OTHER = digest_bytes(b"p"), digest_bytes(b"P")
 
 
 def parse(data: bytes) -> Envelope:
@@ -110,7 +119,7 @@ def test_signature_by_what_is_no_name_is_refused(name):
 
 
 def test_envelope_with_an_unknown_scheme_is_refused():
-    signed = Envelope(
+    signed = envelope_of(
         kind="m", key="k", payload=b"", signature=Signature(name="ci", key_id="0" * 32, value="0" * 128)
     )
     with pytest.raises(Corrupt, match="ed25519"):
@@ -119,14 +128,14 @@ def test_envelope_with_an_unknown_scheme_is_refused():
 
 @pytest.mark.parametrize(("kind", "key"), [("manifest", "kx"), ("launch", "k"), ("manifestk", "")])
 def test_signed_message_tells_kind_and_key_apart(kind, key):
-    assert signed_message(kind, key, b"p", PRODUCER) != signed_message("manifest", "k", b"p", PRODUCER)
+    assert signed_message(kind, key, P, PRODUCER) != signed_message("manifest", "k", P, PRODUCER)
 
 
 def test_signed_message_depends_on_the_payload():
-    assert signed_message("m", "k", b"p", PRODUCER) != signed_message("m", "k", b"P", PRODUCER)
+    assert signed_message("m", "k", P, PRODUCER) != signed_message("m", "k", OTHER, PRODUCER)
 
 
 @pytest.mark.parametrize("field", [{"name": "cj"}, {"key_id": "1" * 32}])
 def test_signed_message_depends_on_the_producer(field):
     other = PRODUCER.model_copy(update=field)
-    assert signed_message("m", "k", b"p", PRODUCER) != signed_message("m", "k", b"p", other)
+    assert signed_message("m", "k", P, PRODUCER) != signed_message("m", "k", P, other)

@@ -17,7 +17,7 @@ from tests.support.launched import write_config
 from tests.support.processes import marked, still_there
 
 ROOT = Path(__file__).parents[2]
-WAIT_S = 30.0
+WAIT_S = 90.0
 
 Cli = Callable[..., "subprocess.Popen[str]"]
 

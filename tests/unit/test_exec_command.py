@@ -23,7 +23,7 @@ from orchestrator.serve.command import KILLED, CannotRun, Chunk, Command
 from tests.support.processes import marked, still_there
 
 ROOT = Path(__file__).parents[2]
-WAIT_S = 20.0
+WAIT_S = 60.0
 Start = Callable[..., Command]
 
 IGNORES = "trap '' TERM INT; echo up; while :; do sleep 0.1; done"

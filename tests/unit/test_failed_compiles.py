@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,15 @@ class Rounds:
         self.world = FakeWorld()
         self.recorder = Recorder()
 
-    def __call__(self, avoid: tuple[Compiling, ...] = (), *, nodes: tuple[str, ...] = NODES) -> Any:
+    def __call__(
+        self, avoid: Iterable[Compiling] = (), *, nodes: tuple[str, ...] = NODES, host: str = ""
+    ) -> Any:
         self.world.calls.clear()
         self.recorder = Recorder()
-        launcher = NodeLauncher(nodes, self.root, self.world.make_worker)
+        launcher = NodeLauncher(nodes, self.root, self.world.make_worker, host=host)
         return self.on(launcher, nodes, avoid)
 
-    def on(self, launcher: NodeLauncher, nodes: tuple[str, ...], avoid: tuple[Compiling, ...] = ()) -> Any:
+    def on(self, launcher: NodeLauncher, nodes: tuple[str, ...], avoid: Iterable[Compiling] = ()) -> Any:
         num_ranks = len(nodes)
         config = parse({"workload": {"entrypoint": "a:b"}, "ranks": num_ranks, "parallel": {"dp": num_ranks}})
         stages = Stages(config, launcher, self.recorder)
@@ -202,8 +205,8 @@ class DeadlyLauncher(NodeLauncher):
         yield from super().call(stage, method, arguments, timeout_s=timeout_s)
 
 
-def cut(rounds: Rounds) -> CompileCut:
-    launcher = DeadlyLauncher(NODES, rounds.root, rounds.world.make_worker)
+def cut(rounds: Rounds, *, host: str = "") -> CompileCut:
+    launcher = DeadlyLauncher(NODES, rounds.root, rounds.world.make_worker, host=host)
     with pytest.raises(CompileCut) as caught:
         rounds.on(launcher, NODES)
     return caught.value
@@ -211,7 +214,8 @@ def cut(rounds: Rounds) -> CompileCut:
 
 def test_leader_that_dies_says_what_it_compiled_where(rounds: Rounds) -> None:
     error = cut(rounds)
-    assert [(lost.function, lost.rank, lost.host) for lost in error.compiling] == [(PREFILL, 0, "a")]
+    found = [(lost.function, lost.rank, lost.node_id, lost.host) for lost in error.compiling]
+    assert found == [(PREFILL, 0, "a", "a")]
     assert [failure.kind for failure in error.failures] == ["died"]
     assert error.silent == (2,)
 
@@ -253,3 +257,21 @@ def test_next_attempt_on_other_nodes_avoids_nobody(rounds: Rounds) -> None:
     lost = cut(rounds).compiling
     rounds(lost, nodes=("c", "c", "d", "d"))
     assert rounds.compiled() == [(0, PREFILL), (2, DECODE)]
+
+
+def test_nodes_with_one_host_name_are_told_apart(rounds: Rounds) -> None:
+    lost = cut(rounds, host="same").compiling
+    rounds(lost, host="same")
+    assert (2, PREFILL) in rounds.compiled()
+
+
+def test_node_that_has_the_host_name_of_a_lost_one_is_not_avoided_for_it(rounds: Rounds) -> None:
+    lost = cut(rounds, host="same").compiling
+    rounds(lost, nodes=("c", "c", "d", "d"), host="same")
+    assert rounds.compiled() == [(0, PREFILL), (2, DECODE)]
+
+
+def test_node_whose_ray_was_started_anew_is_known_by_its_host_name(rounds: Rounds) -> None:
+    lost = cut(rounds).compiling
+    rounds([replace(one, node_id="before") for one in lost])
+    assert (2, PREFILL) in rounds.compiled()

@@ -107,6 +107,6 @@ def test_processes_that_fetch_at_once_copy_once(store, root, source, cache):
         subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         for _ in range(4)
     ]
-    copied = [int(process.communicate(timeout=120)[0]) for process in processes]
+    copied = [int(process.communicate(timeout=400)[0]) for process in processes]
     assert sum(copied) == 2 * ALL_BYTES
     assert tree(cache) == tree(source)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,11 @@ def guard() -> Iterator[Guarded]:
     started: list[subprocess.Popen[str]] = []
 
     def start(
-        *ranks: Rank, lease_s: float = LONG_S, remove: tuple[Path, ...] = (), spare: tuple[int, ...] = ()
+        *ranks: Rank,
+        lease_s: float = LONG_S,
+        remove: tuple[Path, ...] = (),
+        spare: tuple[int, ...] = (),
+        last: int | None = None,
     ) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", guardian.__file__],
@@ -88,7 +93,7 @@ def guard() -> Iterator[Guarded]:
             stdout=subprocess.PIPE,
             text=True,
         )
-        process.wait(timeout=20)
+        process.wait(timeout=60)
         started.append(process)
         marks = {rank.pid: rank.mark for rank in ranks}
         tell(
@@ -98,6 +103,7 @@ def guard() -> Iterator[Guarded]:
             remove=[str(path) for path in remove],
             spare=spare,
             asked_s=0.1,
+            last=last,
         )
         return process
 
@@ -108,7 +114,7 @@ def guard() -> Iterator[Guarded]:
 
 def await_end(process: subprocess.Popen[str]) -> None:
     assert process.stdout is not None
-    assert select.select([process.stdout], [], [], 20)[0]
+    assert select.select([process.stdout], [], [], 60)[0]
     assert process.stdout.read() == ""
 
 
@@ -130,7 +136,7 @@ def test_all_ends_when_whoever_started_it_is_gone(
 ) -> None:
     (tmp_path / "left" / "behind").mkdir(parents=True)
     process = guard(*ranks, remove=(tmp_path / "left",))
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert [rank.left() for rank in ranks] == [[], []]
     assert not (tmp_path / "left").exists()
 
@@ -203,10 +209,24 @@ def test_who_uses_a_directory_that_goes_ends_with_it_unless_spared(
     inside, spared = user(tmp_path / "left" / "a"), user(tmp_path / "left" / "b")
     beside = user(tmp_path / "left2" / "c")
     process = guard(remove=(tmp_path / "left",), spare=(spared.pid,))
-    process.communicate(timeout=20)
-    assert inside.wait(timeout=20) == -signal.SIGKILL
+    process.communicate(timeout=60)
+    assert inside.wait(timeout=60) == -signal.SIGKILL
     assert (spared.poll(), beside.poll()) == (None, None)
     assert not (tmp_path / "left").exists()
+
+
+def test_all_goes_even_where_one_look_at_the_processes_takes_all_the_time_that_there_is(
+    ranks: tuple[Rank, Rank], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guardian, "_END_S", -1.0)
+    left = tmp_path / "left"
+    left.mkdir()
+    late = guardian.Guardian()
+    marks = {rank.pid: rank.mark for rank in ranks}
+    late.take(json.dumps({"guard": marks, "lease_s": LONG_S, "remove": [str(left)], "spare": []}))
+    late.end()
+    assert [rank.left() for rank in ranks] == [[], []]
+    assert not left.exists()
 
 
 def test_directories_stay_when_the_attempt_is_over_in_good_order(
@@ -235,10 +255,72 @@ def test_pid_that_is_another_process_by_now_is_not_killed(ranks: tuple[Rank, Ran
     guardian.kill({(first.pid, parent_and_start[1] - 1)})
     assert first.process.poll() is None
     guardian.kill({(first.pid, parent_and_start[1])})
-    assert first.process.wait(timeout=20) == -signal.SIGKILL
+    assert first.process.wait(timeout=60) == -signal.SIGKILL
 
 
 def test_descendants_of_a_made_up_table_are_found_at_any_depth() -> None:
-    processes = {1: (0, 10), 2: (1, 11), 3: (2, 12), 4: (1, 13), 5: (0, 14), 6: (5, 15)}
-    assert guardian.descendants(processes, {1}) == {(2, 11), (3, 12), (4, 13)}
-    assert guardian.descendants(processes, {3, 5}) == {(6, 15)}
+    children = guardian.scanned({1: (0, 10), 2: (1, 11), 3: (2, 12), 4: (1, 13), 5: (0, 14), 6: (5, 15)})
+    assert guardian.below(children, {1}) == {(2, 11), (3, 12), (4, 13)}
+    assert guardian.below(children, {3, 5}) == {(6, 15)}
+    assert guardian.below(children, {1, 2}) == {(3, 12), (4, 13)}
+
+
+def test_children_are_those_that_the_kernel_lists_or_a_scan_finds(ranks: tuple[Rank, Rank]) -> None:
+    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
+        pytest.skip("this kernel was built without CONFIG_PROC_CHILDREN")
+    rank = ranks[0]
+    assert guardian.children() is guardian.listed
+    assert [pid for pid, _ in guardian.listed(rank.pid)] == [rank.child]
+    assert guardian.listed(rank.pid) == guardian.scanned(guardian.table())(rank.pid)
+    assert rank.pid in {pid for pid, _ in guardian.listed(os.getpid())}
+
+
+def test_child_of_a_thread_is_a_child_of_its_process() -> None:
+    with ThreadPoolExecutor(1) as pool:  # its thread lives on while its child does
+        child = pool.submit(subprocess.Popen, ["sleep", "600"]).result()
+        try:
+            assert child.pid in {pid for pid, _ in guardian.children()(os.getpid())}
+        finally:
+            child.kill()
+            child.wait()
+
+
+def test_who_is_gone_or_was_never_there_has_no_children(ranks: tuple[Rank, Rank]) -> None:
+    ranks[0].end()
+    assert guardian.listed(ranks[0].pid) == []
+
+
+@pytest.mark.parametrize("lists", [True, False])
+def test_descendants_that_were_seen_end_with_their_rank_however_they_were_found(
+    ranks: tuple[Rank, Rank], monkeypatch: pytest.MonkeyPatch, lists: bool
+) -> None:
+    """The mark is another here, so that only the chain of parents leads to them."""
+    if not lists:
+        monkeypatch.setattr(guardian, "children", lambda: guardian.scanned(guardian.table()))
+    rank = ranks[0]
+    guarded = guardian.Guardian()
+    command = {"guard": {rank.pid: "another mark"}, "lease_s": LONG_S, "remove": [], "spare": []}
+    guarded.take(json.dumps(command))
+    guarded.look()
+    assert rank.process.poll() is None
+    rank.process.kill()
+    rank.process.wait()
+    guarded.look()
+    assert still_there([rank.child]) == []
+    assert still_there([rank.orphan], timeout_s=0) == [rank.orphan]
+
+
+@pytest.mark.parametrize(("command", "lease_s"), [({}, 0.2), ({"end": True}, LONG_S)])
+def test_who_renews_the_lease_ends_last_when_it_runs_out_and_only_then(
+    ranks: tuple[Rank, Rank], guard: Guarded, command: dict[str, bool], lease_s: float
+) -> None:
+    guarded, watch = ranks
+    process = guard(guarded, lease_s=lease_s, last=watch.pid)
+    if command:
+        tell(process, **command)
+    await_end(process)
+    assert guarded.left() == []
+    if command:
+        assert watch.process.poll() is None
+    else:
+        assert watch.process.wait(timeout=20) == -signal.SIGKILL

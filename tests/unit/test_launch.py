@@ -14,8 +14,8 @@ from orchestrator.causes import WorkerFailure
 from orchestrator.config.reading import Config, parse
 from orchestrator.errors import CompileForbidden, LaunchFailed
 from orchestrator.gang.in_process import InProcessLauncher
-from orchestrator.gang.launcher import Gang
 from orchestrator.launch.driver import launch
+from orchestrator.seats import Gang
 from orchestrator.show.report import Report
 from tests.support.fake_rank import FUNCTIONS, FakeWorld, digest_of
 from tests.support.recorder import Recorder

@@ -14,14 +14,16 @@ from orchestrator.causes import DIED, STOPPED, TIMEOUT, WorkerFailure
 from orchestrator.config.reading import Config, parse
 from orchestrator.errors import CannotStart, LaunchFailed
 from orchestrator.gang.in_process import InProcessLauncher
-from orchestrator.gang.launcher import Gang, Sight
+from orchestrator.gang.launcher import Sight
 from orchestrator.launch.driver import Launch
+from orchestrator.seats import Gang
 from orchestrator.show import events
 from orchestrator.show.report import Report, from_json, to_json
 from orchestrator.signals import EXIT_TERMINATED, Terminated, exit_code_of, sigterm_raises
 from orchestrator.store.stores import make
 from tests.support.fake_rank import FakeWorld
 from tests.support.recorder import Recorder
+from tests.support.stored import store_config
 
 
 def config_of(tmp_path: Path, **changes: Any) -> Config:
@@ -31,7 +33,7 @@ def config_of(tmp_path: Path, **changes: Any) -> Config:
         "ranks": 2,
         "parallel": {"tp": 2},
         "cache_dir": str(tmp_path / "cache"),
-        "store": {"path": str(tmp_path / "store"), "trust": {"policy": "off"}},
+        "store": store_config(tmp_path / "store"),
         **changes,
     }
     return parse(data)

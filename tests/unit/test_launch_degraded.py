@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from cache_store import connect
-from cache_store.backends.circuit import Circuits
+from cache_store.backends.circuit import TICK_S, Circuits, Ticks
 from cache_store.errors import StoreUnavailable
 from cache_store.layout import FORMAT_FILE
 from cache_store.publishing.publish_queue import pending
@@ -27,6 +28,7 @@ from tests.support.failing_backends import WaywardBackend, unavailable
 from tests.support.fake_rank import FakeWorld
 
 ANSWER_S = 0.1
+PATIENT_S = 60.0
 
 
 class FallsSilent:
@@ -50,6 +52,7 @@ class House:
         self.places: dict[str, WaywardBackend] = {"/store": WaywardBackend()}
         self._monkeypatch = monkeypatch
         monkeypatch.setattr(connect, "open_backend", self._open)
+        monkeypatch.setattr(Ticks, "until", self._until)
         self.new_process()
 
     @property
@@ -88,6 +91,12 @@ class House:
         self.stores.append(store)
         return self.world.make_worker(spec, store)
 
+    def _until(self, event: threading.Event) -> Iterator[float]:
+        """Time passes only while a place hangs: to answer late on a busy machine is no silence."""
+        while not event.wait(TICK_S):
+            if any(place.hangs for place in self.places.values()):
+                yield TICK_S
+
     def _open(self, spec: connect.TierSpec, *, create: bool) -> WaywardBackend:
         del create
         place = self.places[spec.location]
@@ -109,8 +118,8 @@ def num_silences(caplog: pytest.LogCaptureFixture) -> int:
 
 
 def tiers(near: str = "rw", far: str = "rw") -> dict[str, Any]:
-    places = [("/near", near), ("/far", far)]
-    listed = [{"path": path, "mode": mode, "answer_s": ANSWER_S} for path, mode in places]
+    places = [("/near", near, PATIENT_S), ("/far", far, ANSWER_S)]
+    listed = [{"path": path, "mode": mode, "answer_s": answer_s} for path, mode, answer_s in places]
     return {"tiers": listed, "trust": {"policy": "off"}}
 
 

@@ -133,7 +133,7 @@ def test_records_of_a_key_are_read_side_by_side(store, ref, monkeypatch, read):
     assert len(read(store, LAUNCH_KEY)) == 2
 
 
-def test_commit_reads_no_more_than_the_standing_record_whole(store, ref, monkeypatch):
+def test_commit_reads_no_more_than_another_standing_record_whole(store, ref, monkeypatch):
     commit_changed(store, ref, times=9)
     read: list[str] = []
 
@@ -142,7 +142,10 @@ def test_commit_reads_no_more_than_the_standing_record_whole(store, ref, monkeyp
         return parse_launch_record(data, where)
 
     monkeypatch.setattr(stored_launches, "parse_launch_record", note)
-    commit_changed(store, ref, times=1)
+    commit_changed(store, ref, times=9)
+    assert read == []
+    standing = make_record((ref,), environment={**ENVIRONMENT, "number": "0"})
+    store.commit_launch(standing.model_copy(update={"identity": {"another": "identity"}}))
     assert len(read) == 1
 
 

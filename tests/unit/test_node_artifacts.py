@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
 
-from cache_store.digests import Digest, digest_bytes
-from cache_store.fetching.arrivals import Arrivals
-from cache_store.fetching.intake import Intake
+from cache_store.digests import digest_bytes
+from cache_store.fetching.intake import Delivery, Intake
 from cache_store.fetching.pinned import take_pinned
 from cache_store.layout import blob_name
 from cache_store.node.node_files import kept_files, kept_path
@@ -296,13 +294,13 @@ class OtherNode:
     def __init__(self, data: bytes) -> None:
         self.data = data
 
-    def bring(self, digests: Sequence[Digest], arrivals: Arrivals, count: Callable[[int], None]) -> None:
-        part = arrivals.part()
+    def bring(self, delivery: Delivery) -> None:
+        part = delivery.arrivals.part()
         with create_private(part) as file:
             file.write(self.data)
-        arrivals.accept(part, digest_bytes(self.data))
-        assert list(digests) == [digest_bytes(self.data)]
-        count(len(self.data))
+        delivery.arrivals.accept(part, digest_bytes(self.data))
+        assert list(delivery.missing) == [digest_bytes(self.data)]
+        delivery.count(len(self.data))
 
 
 def test_node_artifacts_come_from_another_node_too(store, root, source, node):

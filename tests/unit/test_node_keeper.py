@@ -15,10 +15,11 @@ from cache_store.node.unverified import mark_unverified
 from cache_store.node_seeding import NodeSeedReport
 from cache_store.publishing.publish_queue import add_partition
 from cache_store.records.manifest import PartitionManifest
+from orchestrator.config.node_caches import node_caches_of
 from orchestrator.config.reading import Config, load, parse
 from orchestrator.errors import ConfigError
 from orchestrator.gang.launcher import Process, seat_ranks
-from orchestrator.gang.node_artifacts import MAX_REASONS, NodeKeeper, keeper_of, node_caches_of
+from orchestrator.gang.node_artifacts import MAX_REASONS, NodeKeeper, keeper_of
 from orchestrator.gang.opening import Opening
 from orchestrator.gang.rank_host import RankHost
 from orchestrator.launch.identity import identity, launch_key

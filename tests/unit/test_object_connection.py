@@ -38,10 +38,11 @@ def silent_port() -> Iterator[int]:
 
 
 @pytest.fixture
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
+def free_port() -> Iterator[int]:
+    """A port that refuses connections, because who has it does not listen."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        yield closed.getsockname()[1]
 
 
 def options(port: int) -> dict[str, str]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import queue
 import subprocess
 import sys
 import threading
@@ -47,18 +48,18 @@ def test_each_raises_the_first_error_in_order_after_all_threads_ended():
 
 def test_each_begins_nothing_after_an_error():
     begun: list[int] = []
-    failed = threading.Event()
+    failing: queue.SimpleQueue[threading.Thread] = queue.SimpleQueue()
 
     def work(item: int) -> None:
         begun.append(item)
         if item == 0:
-            failed.set()
+            failing.put(threading.current_thread())
             raise ValueError("item 0")
-        failed.wait(30)
+        failing.get(timeout=30).join(30)
 
     with pytest.raises(ValueError, match="item 0"):
         each(work, range(1000), num_threads=2)
-    assert len(begun) < 1000
+    assert sorted(begun) == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -83,33 +83,36 @@ def test_node_that_gets_no_further_fails_with_its_reason():
     assert set(stage.cluster.stopped) == {"host1"}
 
 
-def test_fan_out_reads_the_store_on_one_node_then_serves_the_others():
+def test_fan_out_starts_all_at_once_and_all_serve_until_the_last_has_ended():
     stage = Stage(ONE, TWO, THREE, fan_out="always")
-    assert stage.cluster.started == [("host1", "")]
-    stage.cluster.end_well(ONE)
+    everyone = "host1 host2 host3"
+    assert stage.cluster.started == [("host1", everyone), ("host2", everyone), ("host3", everyone)]
+    assert [began.num_sources for began in stage.of_kind(Began)] == [2, 2, 2]
+    stage.cluster.end_well(ONE, THREE)
     stage.step()
-    assert stage.cluster.started[1:] == [("host2", "host1"), ("host3", "host1")]
-    assert "host1" not in stage.cluster.stopped
-    stage.cluster.end_well(TWO, THREE)
+    assert stage.cluster.stopped == []
+    stage.cluster.end_well(TWO)
     stage.step()
     assert stage.seeding.is_done
-    assert stage.cluster.stopped[-1] == "host1"
+    assert sorted(stage.cluster.stopped) == ["host1", "host2", "host3"]
 
 
-def test_source_that_fails_leaves_the_others_to_the_store():
+def test_node_of_a_fan_out_that_fails_keeps_no_other_one_back():
     stage = Stage(ONE, TWO, THREE, fan_out="always")
     stage.cluster.end_badly(ONE)
-    stage.step()
-    assert stage.cluster.started[1:] == [("host2", ""), ("host3", "")]
     stage.cluster.end_well(TWO, THREE)
     stage.step()
     assert stage.words() == {"host1": "faults", "host2": "seeded", "host3": "seeded"}
+    assert stage.seeding.is_done
 
 
-def test_source_that_hangs_leaves_the_others_to_the_store():
+def test_node_of_a_fan_out_that_hangs_is_ended():
     stage = Stage(ONE, TWO, fan_out="always", silent_s=60.0)
+    stage.cluster.end_well(TWO)
     stage.step(61.0)
-    assert stage.cluster.started[1:] == [("host2", "")]
+    assert stage.words() == {"host1": "faults", "host2": "seeded"}
+    assert sorted(set(stage.cluster.stopped)) == ["host1", "host2"]
+    assert stage.seeding.is_done
 
 
 def test_node_that_joins_is_seeded_by_one_that_is():
@@ -118,14 +121,22 @@ def test_node_that_joins_is_seeded_by_one_that_is():
     stage.step()
     stage.cluster.alive.append(TWO)
     stage.step(LOOK_EVERY_S)
-    assert stage.cluster.started[1:] == [("host1", "")]  # copies nothing, and makes ready to serve
-    stage.cluster.end_well(ONE)
-    stage.step()
-    assert stage.cluster.started[2:] == [("host2", "host1")]
+    assert stage.cluster.started[1:] == [("host2", "host1")]
     stage.cluster.end_well(TWO)
     stage.step()
     assert stage.words() == {"host1": "seeded", "host2": "seeded"}
+    assert stage.cluster.stopped[-2:] == ["host2", "host1"]
     assert len(stage.of_kind(Began)) == 2
+
+
+def test_node_that_joins_during_a_fan_out_waits_for_its_end():
+    stage = Stage(ONE, TWO, watch=True, fan_out="always")
+    stage.cluster.alive.append(THREE)
+    stage.step(LOOK_EVERY_S)
+    assert len(stage.cluster.started) == 2
+    stage.cluster.end_well(ONE, TWO)
+    stage.step()
+    assert stage.cluster.started[2:] == [("host3", "host1 host2")]
 
 
 def test_watch_goes_on_and_seeds_who_joins():
@@ -190,11 +201,15 @@ def test_node_that_leaves_is_forgotten_and_seeded_again_when_it_is_back():
     assert stage.cluster.started[-1] == ("host1", "")
 
 
-def test_source_that_leaves_leaves_the_others_to_the_store():
+def test_fan_out_is_over_when_the_last_of_its_nodes_has_left():
     stage = Stage(ONE, TWO, watch=True, fan_out="always")
+    stage.cluster.end_well(TWO)
     stage.cluster.alive.remove(ONE)
     stage.step(LOOK_EVERY_S)
-    assert stage.cluster.started[1:] == [("host2", "")]
+    assert sorted(set(stage.cluster.stopped)) == ["host1", "host2"]
+    stage.cluster.alive.append(ONE)
+    stage.step(LOOK_EVERY_S)
+    assert stage.cluster.started[2:] == [("host1", "host2")]
 
 
 def test_nodes_known_to_be_seeded_are_not_started():

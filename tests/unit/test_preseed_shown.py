@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from cache_store.fetching.progress import Progress
 from orchestrator.cli.main import app
+from orchestrator.seed.display import MAX_ROWS, SeedDisplay, seed_display
 from orchestrator.seed.events import Advanced, Away, Back, Began, Ended, Looked, SeedEvent
 from orchestrator.seed.outcome import NodeSeed, failed
 from orchestrator.seed.table import render_seeds
 from orchestrator.show.rates import SPAN_S, Rate
-from orchestrator.show.seed_progress import MAX_ROWS, SeedDisplay, seed_display
 from tests.support.fake_seed_cluster import Clock, make_node
 from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import blob_path, overwrite
@@ -75,9 +75,9 @@ def test_failure_says_why_and_when_it_is_tried_again():
     assert line == f"{ONE}: faults: disk full; tried again in 10 s"
 
 
-def test_second_attempt_and_source_are_named():
-    (line,) = lines_of(Began(node=TWO, attempt=2, source=ONE))
-    assert line == f"{TWO}: begun, from {ONE}, attempt 2"
+def test_second_attempt_and_number_of_sources_are_named():
+    (line,) = lines_of(Began(node=TWO, attempt=2, num_sources=3))
+    assert line == f"{TWO}: begun, from the store and 3 other nodes, attempt 2"
 
 
 def test_head_that_is_away_and_its_return_are_a_line_each():

@@ -58,7 +58,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, timedelta]:
     def world(backend: str, *, timeout: timedelta, **_: Any) -> None:
         found["world"] = timeout
 
-    def group(ranks: list[int], *, timeout: timedelta) -> str:
+    def group(ranks: list[int], *, timeout: timedelta, use_local_synchronization: bool) -> str:
+        assert use_local_synchronization, "all ranks of the world would meet for each group"
         found[str(ranks)] = timeout
         return "a group"
 
@@ -77,6 +78,17 @@ def test_groups_of_all_roles_have_the_time_out_of_the_launch(asked: dict[str, ti
     assert list(process_groups.start(SPEC, "gloo")) == ["world", "tp"]
     assert asked == {"world": timedelta(seconds=200), "[0]": timedelta(seconds=200)}
     assert os.environ["HCCL_EXEC_TIMEOUT"] == ""
+
+
+def test_rank_makes_its_own_groups_only_and_roles_in_one_order(asked: dict[str, timedelta]) -> None:
+    spec = rank_spec(
+        Path("cache"),
+        rank=2,
+        world_size=4,
+        groups={"world": ((0, 1, 2, 3),), "tp": ((0, 1), (2, 3)), "dp": ((0, 2), (1, 3))},
+    )
+    assert list(process_groups.start(spec, "gloo")) == ["world", "dp", "tp"]
+    assert list(asked) == ["world", "[0, 2]", "[2, 3]"]
 
 
 def test_hccl_times_out_by_the_launch_and_torch_s_watchdog_after_it(asked: dict[str, timedelta]) -> None:

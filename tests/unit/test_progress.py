@@ -284,20 +284,22 @@ def test_live_view_of_many_ranks_draws_no_more_than_of_few() -> None:
 
 def test_live_view_is_drawn_while_events_come_in() -> None:
     view = LiveView(256, clock=Clock())
-    stop, drawn = threading.Event(), []
+    stop, begun, drawn = threading.Event(), threading.Event(), []
 
     def draw() -> None:
         while not stop.is_set():
             console = Console(file=io.StringIO(), width=100, height=30, force_terminal=True)
             console.print(view)
             drawn.append(len(lines_of(console)))
+            begun.set()
 
     with ThreadPoolExecutor(1) as pool:
         drawing = pool.submit(draw)
+        assert begun.wait(60)
         for event in (*whole(256), *failing(256)):
             view(event)
         stop.set()
-        drawing.result(timeout=30)
+        drawing.result(timeout=60)
     assert drawn
 
 

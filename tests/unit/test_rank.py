@@ -22,6 +22,7 @@ from orchestrator.launch.capture_order import order
 from tests.support import rank_workloads
 from tests.support.failing_backends import WaywardBackend
 from tests.support.rank_spec import rank_spec
+from tests.support.ray_cluster import free_ports
 from tests.support.stored import open_store
 from worker.environment import environment
 from worker.errors import DeviceUnavailable, WorkloadError
@@ -554,9 +555,7 @@ def test_stop_leaves_torch_distributed_of_others_alone(cache: Path, warmed: Warm
 
 
 def test_stop_ends_the_process_groups_it_started(cache: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     rank = RankWorker(rank_spec(cache, master_port=port, groups={"world": ((0,),), "tp": ((0,),)}), None)
     rank.start()
     try:

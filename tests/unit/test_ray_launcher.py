@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -18,10 +17,11 @@ from orchestrator.config.models import RayConfig, WatchConfig
 from orchestrator.config.reading import parse
 from orchestrator.errors import LacksDevice, LaunchFailed
 from orchestrator.gang import ray_launcher, ray_session, supply
-from orchestrator.gang.launcher import Gang, Process, Sight, logs_of, seat_ranks
+from orchestrator.gang.launcher import Process, Sight, logs_of, seat_ranks
 from orchestrator.gang.node_watch import Charge
 from orchestrator.gang.ray_launcher import RayLauncher
 from orchestrator.gang.ray_watch import RayWatch
+from orchestrator.seats import Gang
 
 LATER_S = 0.2
 NEVER_S = 600.0
@@ -72,10 +72,11 @@ class Watch:
             if rank in self._died and self._looks >= looks
         )
 
-    def died(self, rank: int) -> None:
-        self._died.append(rank)
+    def failed(self, rank: int, *, died: bool) -> None:
+        if died:
+            self._died.append(rank)
 
-    def is_in_doubt(self) -> bool:
+    def is_in_doubt(self, *, others_wait: bool) -> bool:
         return any(self._looks < looks for rank, looks in self.lost_after.items() if rank in self._died)
 
     def explained(self, failure: WorkerFailure) -> WorkerFailure:
@@ -92,8 +93,8 @@ def _ready(refs: list[Answer], *, timeout_s: float) -> list[Answer]:
 
 @pytest.fixture(autouse=True)
 def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_launcher, "_await_some", _ready)
-    monkeypatch.setattr(ray_launcher, "_get", lambda ref, _rank, _stage: ref.value)
+    monkeypatch.setattr(ray_launcher, "await_some", _ready)
+    monkeypatch.setattr(ray_launcher, "answer_of", lambda ref, _rank, _stage: ref.value)
     monkeypatch.setattr(ray_launcher, "GRACE_S", LATER_S / 10)
 
 
@@ -144,7 +145,7 @@ def test_death_that_comes_of_a_driver_that_stood_still_says_so() -> None:
     watch = RayWatch(WatchConfig(lease_s=30), (), {})
     died, other = failure(DIED), failure("WorkloadError")
     assert watch.explained(died) == died
-    watch._held_up_s = 45.0
+    watch._silence.note(44.0, 45.0, 100.0)
     assert "because this driver had not looked for 45 s" in watch.explained(died).message
     assert watch.explained(other) == other
 
@@ -173,47 +174,6 @@ def test_head_that_is_lost_while_ranks_start_is_a_lost_cluster_and_no_wrong_conf
         launcher._check_head()
     assert [(cause.kind, cause.ranks) for cause in caught.value.causes] == [(CLUSTER_LOST, (0, 1))]
     assert exit_code_of(caught.value) == ExitCode.LOST
-
-
-class Interrupted:
-    """A group of resources that Ctrl-C comes before."""
-
-    def wait(self, _timeout_s: float) -> bool:
-        raise KeyboardInterrupt
-
-
-def test_resources_that_ctrl_c_comes_before_are_known_and_so_given_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    group = Interrupted()
-    groups = importlib.import_module("ray.util.placement_group")
-    monkeypatch.setattr(groups, "placement_group", lambda *_arguments, **_options: group)
-    monkeypatch.setattr(ray, "cluster_resources", dict)
-    launcher = launcher_of(Actor(None))
-    with pytest.raises(KeyboardInterrupt):
-        launcher._reserve(1, time.monotonic() + 60)
-    assert launcher._group is group
-
-
-class Waited:
-    """A group of resources that are there at the third look."""
-
-    def __init__(self) -> None:
-        self.looks = 0
-
-    def wait(self, _timeout_s: float) -> bool:
-        self.looks += 1
-        return self.looks == 3
-
-
-def test_what_is_lacking_is_said_early_and_once_while_it_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(ray_launcher, "_SAY_AFTER_S", 0.0)
-    launcher, said = launcher_of(Actor(None)), list[str]()
-    launcher.on_wait = said.append
-    assert launcher._reserved(Waited(), time.monotonic() + 60, lambda: "64 ranks do not fit:\n  CPU: 8")
-    assert said == ["still waiting: 64 ranks do not fit: CPU: 8", ""]
 
 
 def test_devices_that_are_not_here_are_refused_before_an_own_ray_starts(

@@ -7,7 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,12 +18,14 @@ import pytest
 from orchestrator import leaving
 from orchestrator.config.models import RayConfig
 from orchestrator.errors import CannotStart
-from orchestrator.gang import guardian, ray_session
+from orchestrator.gang import guardian, joining, ray_session
 from orchestrator.gang.guarding import Guarding
-from orchestrator.gang.ray_session import import_paths, rank_environ, runtime_env, way_in
-from orchestrator.signals import Terminated
+from orchestrator.gang.joining import import_paths
+from orchestrator.gang.ray_session import rank_environ, runtime_env, way_in
+from orchestrator.signals import Terminated, sigterm_raises
 from tests.support.processes import marked
 
+LONG_S = 600.0
 HERE = RayConfig()
 THERE = RayConfig(address="10.0.0.1:6379")
 JOB = {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}", "RAY_ADDRESS": "10.0.0.1:6379"}
@@ -91,7 +96,7 @@ def test_address_where_nothing_listens_is_refused_at_once(monkeypatch: pytest.Mo
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
         with pytest.raises(CannotStart, match=rf"can be joined at '{address}' \(ray.address\)"):
-            ray_session.enter(RayConfig(address=address))
+            ray_session.enter(RayConfig(address=address), timeout_s=LONG_S)
 
 
 @pytest.mark.parametrize(
@@ -114,13 +119,59 @@ def test_emulated_npu_is_none_to_ray_and_is_switched_on_in_every_rank(
     assert "WARMRANK_EMULATE_NPU" not in rank_environ(HERE, "cpu", "local")
 
 
-def test_sigterm_that_meets_the_handler_of_a_ray_that_starts_is_one_all_the_same(
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[threading.Event]:
+    """A Ray that never comes up; set when it has begun to."""
+    begun, over = threading.Event(), threading.Event()
+
+    def join(*_arguments: object) -> None:
+        begun.set()
+        over.wait()
+
+    monkeypatch.setattr(joining, "join", join)
+    monkeypatch.setattr(ray_session, "_is_initialized", lambda: False)  # another test's Ray may be up
+    monkeypatch.setattr(ray_session, "_short_temp_dir", lambda: tempfile.mkdtemp(dir=tmp_path))
+    yield begun
+    over.set()
+
+
+def test_ray_that_does_not_come_up_in_time_is_given_up_and_leaves_nothing(
+    hanging: threading.Event, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv("WARMRANK_TEST", mark)
+    with pytest.raises(CannotStart, match="a local Ray was not up after 0 s") as caught:
+        ray_session.enter(HERE, timeout_s=0.1)
+    assert hanging.is_set()
+    assert "timeouts.start_s" in str(caught.value)
+    assert not caught.value.may_pass  # another attempt would meet the first one in this process
+    assert list(tmp_path.iterdir()) == []
+    assert [command for command in marked(mark).values() if guardian.__file__ in command] == []
+    assert leaving._at_once
+
+
+def test_sigterm_is_heeded_while_ray_does_not_come_up(hanging: threading.Event, tmp_path: Path) -> None:
+    def terminate() -> None:
+        hanging.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=terminate).start()
+    with sigterm_raises(), pytest.raises(Terminated):
+        ray_session.enter(HERE, timeout_s=LONG_S)
+    assert list(tmp_path.iterdir()) == []
+    assert leaving._at_once
+
+
+def test_whatever_ray_raises_when_it_does_not_come_up_is_told_as_such(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ray_session, "_init", lambda *_: sys.exit(signal.SIGTERM))
+    def time_out(*_arguments: object) -> None:
+        raise Exception("The current node timed out during startup.\nMore.")  # noqa: TRY002 - as Ray does
+
+    monkeypatch.setattr(joining, "join", time_out)
     monkeypatch.setattr(ray_session, "_is_initialized", lambda: False)  # another test's Ray may be up
-    with pytest.raises(Terminated):
-        ray_session.enter(HERE)
+    with pytest.raises(CannotStart, match=r"did not start: The current node timed out during startup\."):
+        ray_session.enter(HERE, timeout_s=LONG_S)
 
 
 def test_directory_of_an_own_ray_goes_even_when_its_guardian_was_killed(
@@ -143,8 +194,8 @@ def test_process_whose_ray_was_cut_short_by_ctrl_c_ends_without_ray_s_own_end(
     def cut_short(*_arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ray_session, "_init", cut_short)
+    monkeypatch.setattr(joining, "join", cut_short)
     monkeypatch.setattr(ray_session, "_is_initialized", lambda: False)  # another test's Ray may be up
     with pytest.raises(KeyboardInterrupt):
-        ray_session.enter(HERE)
+        ray_session.enter(HERE, timeout_s=LONG_S)
     assert leaving._at_once

@@ -26,10 +26,10 @@ from orchestrator.show.report import (
     report_schema,
     to_json,
     totals,
-    write_report,
 )
-from orchestrator.show.report_table import count_text, render, seconds_text, size_text
+from orchestrator.show.report_table import render
 from orchestrator.show.store_report import Committed, NodeFetch, NodePublish, Nondeterministic
+from orchestrator.show.whole_file import write_whole
 from worker.results import Outcome, StageSeconds, Verification
 
 
@@ -179,8 +179,8 @@ def test_totals_sum_seconds_over_ranks_and_functions() -> None:
 
 def test_file_is_replaced_whole(tmp_path: Path) -> None:
     path = tmp_path / "out" / "report.json"
-    write_report(report(name="old"), path)
-    write_report(report(name="new"), path)
+    write_whole(path, to_json(report(name="old")))
+    write_whole(path, to_json(report(name="new")))
     assert from_json(path.read_text()).name == "new"
     assert [entry.name for entry in path.parent.iterdir()] == ["report.json"]
 
@@ -253,19 +253,6 @@ def test_cache_directory_of_the_command_is_quoted_for_the_shell() -> None:
     assert text.rstrip().endswith("warmrank publish CONFIG --set 'cache_dir=/my cache'")
 
 
-@pytest.mark.parametrize(
-    ("count", "noun", "expected"),
-    [
-        (1, "launch", "1 launch"),
-        (2, "launch", "2 launches"),
-        (0, "blob", "0 blobs"),
-        (3, "directory", "3 directories"),
-    ],
-)
-def test_number_of_things(count: int, noun: str, expected: str) -> None:
-    assert count_text(count, noun) == expected
-
-
 def test_many_hosts_with_something_waiting_are_not_all_named() -> None:
     text = text_of(report(queued_on=tuple(f"h{number}" for number in range(100))), 400)
     assert "h7, 91 more hosts, and then on h99" in text
@@ -296,19 +283,3 @@ def test_totals_say_what_was_fetched_and_published() -> None:
 
 def test_problems_are_shown() -> None:
     assert "problem: the store was away" in text_of(report(problems=("the store was away",)))
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.0, "-"), (0.0004, "0 ms"), (0.012, "12 ms"), (0.1, "0.10 s"), (61.234, "61.23 s")],
-)
-def test_seconds_are_short(seconds: float, text: str) -> None:
-    assert seconds_text(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 20, "3.0 MiB"), (5 << 40, "5120.0 GiB")],
-)
-def test_sizes_have_a_fitting_unit(size: int, text: str) -> None:
-    assert size_text(size) == text

@@ -160,7 +160,7 @@ def test_output_is_logged_while_the_script_runs(
     text = f"""
     import pathlib, time
     print("one")
-    for _ in range(200):
+    for _ in range(1200):
         if pathlib.Path({str(mark)!r}).exists():
             raise SystemExit(0)
         time.sleep(0.05)

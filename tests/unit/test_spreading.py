@@ -118,8 +118,8 @@ def test_fetch_left_behind_by_a_silent_place_tells_its_caller_nothing_more(place
     outcome = store.fetch_partitions(places.record.partitions, tmp_path / "cache", on_progress=heard.append)
     assert (outcome.faults, [tier.state for tier in store.tiers]) == ((), ["away", "used"])
     before = list(heard)
-    near.thaw()
     left_behind = [thread for thread in threading.enumerate() if thread.name == "store-verb"]
+    near.thaw()
     for thread in left_behind:
         thread.join(60)
     assert left_behind

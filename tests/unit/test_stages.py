@@ -11,8 +11,8 @@ from cache_store import connect
 from cache_store.backends.circuit import Circuits
 from orchestrator.causes import TIMEOUT, WorkerFailure
 from orchestrator.config.reading import parse
-from orchestrator.gang.launcher import Gang
 from orchestrator.launch.stages import Stages
+from orchestrator.seats import Gang
 from orchestrator.show.events import Ending, Event, RankFinished, StillWaiting, silence
 from orchestrator.store.stores import silent_places
 

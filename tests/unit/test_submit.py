@@ -176,9 +176,9 @@ def test_entrypoint_runs_the_config_from_the_directory(tmp_path: Path):
 
 
 def test_files_of_the_launch_are_written_where_the_driver_runs(tmp_path: Path):
-    files = {"--json": Path("/var/a.json"), "--report": None}
+    files = {"--json": Path("/var/a.json"), "--report": None, "--metrics": Path("/var/a b.prom")}
     command = job_entrypoint(tmp_path / "a.yaml", [], directory=tmp_path, files=files)
-    assert command == "python -m orchestrator launch a.yaml --json /var/a.json"
+    assert command == "python -m orchestrator launch a.yaml --json /var/a.json --metrics '/var/a b.prom'"
 
 
 @pytest.mark.parametrize("path", ["report.html", "-"])
@@ -192,7 +192,7 @@ def test_command_refuses_such_a_file_before_it_asks_the_cluster(
 ):
     monkeypatch.chdir(tmp_path)
     Path("a.yaml").write_text("workload: {entrypoint: a:b}\nranks: 1\nparallel: {}\n")
-    for option in ("--json", "--report"):
+    for option in ("--json", "--report", "--trace", "--metrics"):
         result = CliRunner().invoke(app, ["submit", "a.yaml", option, "out/x", "--address", "127.0.0.1:9"])
         assert result.exit_code == 2
         assert f"error: {option}: expected an absolute path, found out/x" in result.stderr

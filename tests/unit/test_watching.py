@@ -97,25 +97,69 @@ def test_rank_that_waits_or_works_is_well(state: str) -> None:
 
 def test_node_of_a_rank_that_died_is_in_doubt_until_it_answers_what_was_asked_later() -> None:
     found = watching()
-    assert not found.is_in_doubt(101.0)
-    found.died(3, 101.0)
+    assert not found.is_in_doubt(101.0, others_wait=False)
+    found.failed(3, 101.0, died=True)
     found.answered(1, {}, asked_s=102.4, now_s=102.6)  # Ray's processes on a node notice its end one by one
     found.answered(0, {}, asked_s=102.6, now_s=102.6)  # another node says nothing of this one
-    assert found.is_in_doubt(102.7)
+    assert found.is_in_doubt(102.7, others_wait=False)
     found.answered(1, {}, asked_s=102.5, now_s=102.8)
-    assert not found.is_in_doubt(102.8)
+    assert not found.is_in_doubt(102.8, others_wait=False)
 
 
 def test_node_that_ended_is_in_doubt_no_longer() -> None:
     found = watching()
-    found.died(3, 101.0)
+    found.failed(3, 101.0, died=True)
     found.ended(1)
-    assert not found.is_in_doubt(101.0)
+    assert not found.is_in_doubt(101.0, others_wait=False)
     assert kinds(found, 101.0) == {2: NODE_LOST, 3: NODE_LOST}
 
 
 def test_node_that_neither_answers_nor_ends_is_in_doubt_for_a_while_only() -> None:
     found = watching()
-    found.died(3, 101.0)
-    assert found.is_in_doubt(106.9)
-    assert not found.is_in_doubt(107.0)
+    found.failed(3, 101.0, died=True)
+    assert found.is_in_doubt(106.9, others_wait=False)
+    assert not found.is_in_doubt(107.0, others_wait=False)
+
+
+def test_ranks_of_a_node_that_let_go_of_them_have_died_and_it_is_not_lost() -> None:
+    found = watching()
+    seen(found, 0, {0: AT_WORK, 1: AT_WORK}, 150.0)
+    found.let_go(1)
+    assert kinds(found, 150.0) == {2: DIED, 3: DIED}
+    found.failed(2, 150.0, died=True)
+    assert not found.is_in_doubt(150.1, others_wait=False)
+    assert not found.is_whole()
+
+
+def test_unseen_is_the_node_that_was_asked_last_the_longest_ago() -> None:
+    found = watching()
+    found.answered(0, {0: AT_WORK, 1: AT_WORK}, asked_s=110.0, now_s=111.0)
+    assert found.unseen_s(112.0) == pytest.approx(12.0)
+    found.answered(1, {2: AT_WORK, 3: AT_WORK}, asked_s=105.0, now_s=111.0)
+    assert found.unseen_s(112.0) == pytest.approx(7.0)
+    assert found.is_whole()
+    found.answered(1, {2: Sight(state=""), 3: AT_WORK}, asked_s=112.0, now_s=112.0)
+    assert not found.is_whole()
+
+
+def test_error_of_a_rank_puts_all_nodes_in_doubt_as_long_as_others_have_not_answered() -> None:
+    found = watching()
+    found.failed(0, 101.0, died=False)
+    assert found.is_in_doubt(102.5, others_wait=True)
+    assert not found.is_in_doubt(102.5, others_wait=False)  # all have answered, so none is lost
+    seen(found, 0, {0: AT_WORK, 1: AT_WORK}, 102.6)
+    assert found.is_in_doubt(102.6, others_wait=True)
+    seen(found, 1, {2: AT_WORK, 3: AT_WORK}, 102.6)
+    assert not found.is_in_doubt(102.6, others_wait=True)
+
+
+def test_rank_that_is_gone_is_waited_for_after_the_error_of_its_peer_until_its_death_is_told() -> None:
+    found = watching()
+    found.failed(0, 101.0, died=False)
+    seen(found, 0, {0: AT_WORK, 1: AT_WORK}, 102.6)
+    seen(found, 1, {2: AT_WORK, 3: Sight(state="")}, 102.6)
+    assert found.is_in_doubt(102.6, others_wait=True)
+    assert kinds(found, 105.6) == {3: DIED}
+    found.failed(3, 105.6, died=True)
+    seen(found, 1, {2: AT_WORK, 3: Sight(state="")}, 107.1)
+    assert not found.is_in_doubt(107.1, others_wait=True)

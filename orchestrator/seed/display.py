@@ -23,8 +23,8 @@ from orchestrator.seed.nodes import Node, distinct_names
 from orchestrator.seed.outcome import word
 from orchestrator.seed.table import STYLES
 from orchestrator.show.fetch_progress import LINE_EVERY_S
+from orchestrator.show.figures import count_text, seconds_text, size_text
 from orchestrator.show.rates import Rate
-from orchestrator.show.report_table import count_text, seconds_text, size_text
 
 MAX_ROWS = 12
 _REFRESH_HZ = 4
@@ -62,7 +62,8 @@ class SeedDisplay:
             self._look(event)
         elif isinstance(event, Began):
             self._running[event.node.node_id] = _Running(node=event.node)
-            origin = f"from {event.source}" if event.source else "from the store"
+            others = "another node" if event.num_sources == 1 else f"{event.num_sources} other nodes"
+            origin = f"from the store and {others}" if event.num_sources else "from the store"
             again = f", attempt {event.attempt}" if event.attempt > 1 else ""
             self._line(f"{event.node}: begun, {origin}{again}")
         elif isinstance(event, Advanced):

@@ -1,0 +1,61 @@
+"""Where the ranks of a launch were placed, as plain values: whatever starts ranks makes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """Where one rank was placed.
+
+    Attributes:
+        rank: global rank.
+        local_rank: index within its node.
+        local_world_size: number of ranks on its node.
+        node_rank: index of its node.
+        node_id: id of the node; unlike host names never shared by two nodes, and another one once Ray there
+            was started anew.
+        host: host name of the node, for people.
+        pid: process id.
+    """
+
+    rank: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    node_id: str
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gang:
+    """All ranks of a launch, and where they meet.
+
+    Attributes:
+        seats: every rank, in order; ranks of one node follow each other.
+        master_addr: address that every rank reaches rank 0's node by.
+        master_port: port that was free there; 0 for ranks that make no process groups.
+        logs: pattern of the ranks' log files; empty when they run in the driver's process.
+    """
+
+    seats: tuple[Seat, ...]
+    master_addr: str
+    master_port: int
+    logs: str = ""
+
+    def first_of_each_node(self) -> tuple[Seat, ...]:
+        """The seat with local rank 0 of every node, in order."""
+        return tuple(seat for seat in self.seats if seat.local_rank == 0)
+
+    def by_node(self) -> dict[int, list[Seat]]:
+        """The seats of every node, in order."""
+        found: dict[int, list[Seat]] = {}
+        for seat in self.seats:
+            found.setdefault(seat.node_rank, []).append(seat)
+        return found
+
+    def log_of(self, rank: int) -> str:
+        """The log file of one rank; empty when there is none."""
+        return self.logs.replace("*", str(rank))
