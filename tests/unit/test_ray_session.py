@@ -95,8 +95,9 @@ def test_address_where_nothing_listens_is_refused_at_once(monkeypatch: pytest.Mo
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
-        with pytest.raises(CannotStart, match=rf"can be joined at '{address}' \(ray.address\)"):
+        with pytest.raises(CannotStart, match=rf"can be joined at '{address}' \(ray.address\)") as told:
             ray_session.enter(RayConfig(address=address), timeout_s=LONG_S)
+    assert not told.value.may_pass
 
 
 @pytest.mark.parametrize(
@@ -170,8 +171,9 @@ def test_whatever_ray_raises_when_it_does_not_come_up_is_told_as_such(
 
     monkeypatch.setattr(joining, "join", time_out)
     monkeypatch.setattr(ray_session, "_is_initialized", lambda: False)  # another test's Ray may be up
-    with pytest.raises(CannotStart, match=r"did not start: The current node timed out during startup\."):
+    with pytest.raises(CannotStart, match=r"did not start: The current node timed out during") as told:
         ray_session.enter(HERE, timeout_s=LONG_S)
+    assert told.value.may_pass  # Ray's own limit on a busy machine; a second start in this process works
 
 
 def test_directory_of_an_own_ray_goes_even_when_its_guardian_was_killed(
