@@ -89,9 +89,9 @@ class RayLauncher:
         }
         failed: dict[int, str] = {}
         # A rank may have failed because a node was lost, which is another budget's: wait to see.
-        while (in_doubt := self._watch.is_in_doubt(others_wait=bool(pending))) or (
-            pending and left_s(deadline) > 0
-        ):
+        while (
+            in_doubt := self._watch.is_in_doubt(others_wait=bool(set(pending.values()) - failed.keys()))
+        ) or (pending and left_s(deadline) > 0):
             wait_s = TICK_S if in_doubt else min(left_s(deadline), TICK_S)
             ready = await_some([*pending, *self._watch.refs()], timeout_s=wait_s)
             answers = {pending.pop(ref): ref for ref in ready if ref in pending}

@@ -35,6 +35,7 @@ class Peer:
         chunks: as much of its plan as is known.
         due_s: not to be asked before.
         is_asked: a question is on its way.
+        num_taken: chunks of it that are on their way.
         problem: why no more comes from it, where something went wrong.
     """
 
@@ -46,6 +47,7 @@ class Peer:
         self.chunks: list[Chunk] = []
         self.due_s = now_s
         self.is_asked = False
+        self.num_taken = 0
         self.problem = ""
         self._unplanned = set(mine)
         self._left: dict[int, None] = {}

@@ -28,8 +28,10 @@ from orchestrator.seed.serving import Answer, Serving
 
 logger = logging.getLogger(__name__)
 
-AT_A_TIME = 6
+AT_A_TIME = 8
 """Chunks that a node takes at once, of different nodes where it can."""
+FROM_ONE_AT_A_TIME = 2
+"""Or all would wait at the one whose link is busiest, while the links of others stand idle."""
 READS_AT_A_TIME = 2
 """Of the own share: more at once would end later each, and then others wait longer for the first chunk."""
 
@@ -178,15 +180,21 @@ class _Taking:
                 open_ones = [position for position, peer in self._peers.items() if not peer.is_over]
                 if not open_ones:
                     return None
-                free = [position for position in open_ones if not self._peers[position].is_asked]
+                free = [position for position in open_ones if self._is_free(self._peers[position])]
                 due = [position for position in free if self._peers[position].due_s <= now_s]
                 if due:
-                    position = random.choice(due)  # noqa: S311 - an order, not a secret
+                    fewest = min(self._peers[position].num_taken for position in due)
+                    rest = [position for position in due if self._peers[position].num_taken == fewest]
+                    position = random.choice(rest)  # noqa: S311 - an order, not a secret
                     self._peers[position].is_asked = True
                     return position
                 waits = [self._peers[position].due_s - now_s for position in free]
                 self._changed.wait(min(waits, default=None))
             return None
+
+    @staticmethod
+    def _is_free(peer: Peer) -> bool:
+        return not peer.is_asked and peer.num_taken < FROM_ONE_AT_A_TIME
 
     def _take(self, position: int) -> None:
         peer, source = self._peers[position], self._sources[position]
@@ -195,10 +203,15 @@ class _Taking:
             with self._changed:
                 peer.hear(answer, self._clock())
                 peer.is_asked = False
+                peer.num_taken += answer.index is not None
                 self._changed.notify_all()
             if answer.index is not None:
                 chunk: Chunk = peer.chunks[answer.index]
-                self._assembly.put(chunk, source.fetch(answer), peer.mine)
+                data = source.fetch(answer)
+                with self._changed:
+                    peer.num_taken -= 1
+                    self._changed.notify_all()
+                self._assembly.put(chunk, data, peer.mine)
         except SourceGone as error:
             with self._changed:
                 peer.problem = str(error)

@@ -141,6 +141,28 @@ def test_call_goes_on_until_it_is_known_whether_the_node_of_a_dead_rank_lives() 
     assert found == [DIED, NODE_LOST]
 
 
+@dataclass
+class SilentNode(Watch):
+    """Sees that the node of rank 0, which never answers, is lost; notes for whom it is to be in doubt."""
+
+    waited: list[bool] = field(default_factory=list)
+
+    def failures(self, stage: str) -> tuple[WorkerFailure, ...]:
+        return (WorkerFailure(rank=0, stage=stage, kind=NODE_LOST, message="silent"),)
+
+    def is_in_doubt(self, *, others_wait: bool) -> bool:
+        self.waited.append(others_wait)
+        return False
+
+
+def test_rank_that_failed_without_an_answer_is_none_of_those_who_wait() -> None:
+    launcher, watch = launcher_of(Actor("done", NEVER_S)), SilentNode()
+    launcher._watch = watch  # type: ignore[assignment]
+    ((_, found),) = launcher.call("build", "build", {0: ()}, timeout_s=60)
+    assert found.kind == NODE_LOST
+    assert (watch.waited[0], watch.waited[-1]) == (True, False)
+
+
 def test_death_that_comes_of_a_driver_that_stood_still_says_so() -> None:
     watch = RayWatch(WatchConfig(lease_s=30), (), {})
     died, other = failure(DIED), failure("WorkloadError")
