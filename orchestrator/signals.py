@@ -85,6 +85,21 @@ def held_back() -> Iterator[None]:
 
 
 @contextmanager
+def python_s_sigterm() -> Iterator[None]:
+    """Have Python handle SIGTERM as before, although native code puts a handler of its own below Python's.
+
+    Ray's native half does: that handler ends the process by SIGABRT three seconds after a SIGTERM, whatever
+    Python has to clean up by then. `ray.init` makes up for it where it runs in the main thread.
+    """
+    try:
+        with kept(signal.SIGTERM):
+            yield
+    finally:
+        if _arrived:
+            signal.alarm(0)  # those three seconds
+
+
+@contextmanager
 def kept(number: signal.Signals) -> Iterator[None]:
     """Put a signal's handler back at the end, whoever replaces it inside."""
     before = signal.getsignal(number)

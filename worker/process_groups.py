@@ -65,7 +65,8 @@ def start(spec: RankSpec, backend: str) -> dict[str, ProcessGroup]:
 def _own(spec: RankSpec) -> list[tuple[str, tuple[int, ...]]]:
     """The role and the ranks of each group that this rank is in, but for the world.
 
-    In the same order on every rank, or the members of two groups would wait for each other.
+    In the same order on every rank, or the members of two groups would wait for each other; and one of each
+    role, because torch names a group that its members alone make by how many groups they have.
     """
     return [
         (role, tuple(ranks))

@@ -20,7 +20,7 @@ class RankSpec(Value):
         master_addr: address of rank 0's node.
         master_port: free port there; 0 where no process groups are wanted.
         device_kind: ``cpu``, ``cuda`` or ``npu``.
-        groups: role -> the ranks of every group of that role.
+        groups: role -> the ranks of every group of that role; every rank is in one group of each role.
         entrypoint: ``module:function``; empty for a script.
         arguments: keyword arguments of the entrypoint.
         cache_dir: the rank's cache directory.

@@ -31,7 +31,7 @@ from orchestrator.gang import guardian, joining
 from orchestrator.gang.beginning import Beginning, TookTooLong
 from orchestrator.gang.guarding import Guarding
 from orchestrator.leaving import leave_at_once_later
-from orchestrator.signals import held_back, undisturbed
+from orchestrator.signals import held_back, python_s_sigterm, undisturbed
 from worker.settings import settings
 
 logger = logging.getLogger(__name__)
@@ -94,12 +94,13 @@ def enter(config: RayConfig, *, timeout_s: float) -> Session:
         return Session(way_in=way)
     session = Session(way_in=way)
     try:
-        with held_back():  # until it is known what there is to clean up
-            temp_dir = _short_temp_dir() if way == "local" else ""
-            guarding = Guarding({}, remove=[temp_dir], spare=[os.getpid()]) if temp_dir else None
-            beginning = Beginning(lambda: joining.join(way, config, temp_dir))
-            session = Session(way_in=way, temp_dir=temp_dir, guarding=guarding, beginning=beginning)
-        beginning.wait(timeout_s)
+        with python_s_sigterm():
+            with held_back():  # until it is known what there is to clean up
+                temp_dir = _short_temp_dir() if way == "local" else ""
+                guarding = Guarding({}, remove=[temp_dir], spare=[os.getpid()]) if temp_dir else None
+                beginning = Beginning(lambda: joining.join(way, config, temp_dir))
+                session = Session(way_in=way, temp_dir=temp_dir, guarding=guarding, beginning=beginning)
+            beginning.wait(timeout_s)
     except TookTooLong as error:
         abandon(session)
         raise CannotStart(joining.too_late(way, config, timeout_s)) from error

@@ -60,7 +60,7 @@ class Watching:
         self._gone_since_s: dict[int, float] = {}
         self._told: set[int] = set()
         self._of_deaths: dict[int, float] = {}  # the first of each node
-        self._of_errors: dict[int, float] = {}
+        self._error_s: float | None = None  # the first, of any rank
         self._stopped_since_s: dict[int, float] = {}
         self._ended: set[int] = set()
         self._let_go: set[int] = set()
@@ -95,9 +95,10 @@ class Watching:
     def failed(self, rank: int, now_s: float, *, died: bool) -> None:
         """A rank's failure became known: its process ended, or it reported an error."""
         self._told.add(rank)
-        for node in [self._node_of[rank]] if died else self._nodes:
-            doubts = self._of_deaths if died else self._of_errors
-            doubts.setdefault(node, now_s)
+        if died:
+            self._of_deaths.setdefault(self._node_of[rank], now_s)
+        elif self._error_s is None:
+            self._error_s = now_s
 
     def is_in_doubt(self, now_s: float, *, others_wait: bool) -> bool:
         """Whether nodes may yet turn out to be lost, or ranks to have died, with those that failed.
@@ -108,10 +109,10 @@ class Watching:
         """
         if any(self._is_open(node, since_s, now_s) for node, since_s in self._of_deaths.items()):
             return True
-        return others_wait and any(
-            self._is_open(node, since_s, now_s) or (now_s < since_s + DOUBT_S and self._has_untold(node))
-            for node, since_s in self._of_errors.items()
-        )
+        since_s = self._error_s
+        if not others_wait or since_s is None or now_s >= since_s + DOUBT_S:
+            return False
+        return any(self._is_open(node, since_s, now_s) or self._has_untold(node) for node in self._nodes)
 
     def _is_open(self, node: int, since_s: float, now_s: float) -> bool:
         is_known = node in self._ended or node in self._let_go

@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from orchestrator.show.report import FunctionReport, RankReport, Report
+from orchestrator.show.report import FunctionReport, RankReport, Report, spelled_out
 
 _DRIVER = 1
 """The process of what concerns all ranks, and its thread; nodes and ranks follow."""
@@ -37,7 +37,7 @@ def trace_json(report: Report) -> str:
         "otherData": {"launch": report.name, "outcome": report.outcome, "started": report.started},
         "traceEvents": [*_names(report), *_attempts(report), *_stages(report), *_functions(report)],
     }
-    return json.dumps(trace, separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n"
+    return spelled_out(json.dumps(trace, separators=(",", ":"), ensure_ascii=False, allow_nan=False)) + "\n"
 
 
 def _names(report: Report) -> Iterator[dict[str, Any]]:

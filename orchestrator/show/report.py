@@ -5,12 +5,15 @@ Durations are in seconds, sizes in bytes. `SCHEMA_VERSION` rises with any change
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
+from pydantic_core import PydanticSerializationError
 
 from cache_store.backends.tier import TierState
 from orchestrator.causes import Cause
@@ -20,6 +23,8 @@ from orchestrator.show.store_report import Committed, NodeFetch, NodePublish, No
 from worker.results import Outcome, StageSeconds, Verification
 
 SCHEMA_VERSION = 4
+
+_NO_UNICODE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +220,16 @@ def report_schema() -> dict[str, Any]:
 
 def to_json(report: Report) -> str:
     """The report as indented JSON text, with a newline at its end."""
-    return _adapter().dump_json(report, indent=2).decode() + "\n"
+    try:
+        return _adapter().dump_json(report, indent=2).decode() + "\n"
+    except PydanticSerializationError:
+        plain = _adapter().dump_python(report, mode="json")
+        return spelled_out(json.dumps(plain, indent=2, ensure_ascii=False)) + "\n"
+
+
+def spelled_out(json_text: str) -> str:
+    r"""JSON text that can be written: of a file name that is no text, ``\udcff`` and the like stand there."""
+    return _NO_UNICODE.sub(lambda found: rf"\\u{ord(found[0]):04x}", json_text)
 
 
 def from_json(text: str) -> Report:

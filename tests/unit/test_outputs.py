@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,16 @@ def test_every_file_that_is_asked_for_is_written_whole(tmp_path: Path) -> None:
     assert (tmp_path / "d.prom").read_text().startswith("# HELP warmrank_")
     assert read_report(tmp_path / "a.json") == made_report(2)
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_error_that_names_a_file_whose_name_is_no_text_can_be_written(tmp_path: Path) -> None:
+    report = made_report(2, failed=True)
+    odd = tuple(replace(attempt, error="no file \udcff") for attempt in report.course.attempts)
+    files = {name: tmp_path / name for name in ("json", "html", "trace", "metrics")}
+    Outputs(**files).write(replace(report, course=replace(report.course, attempts=odd)))
+    assert {attempt.error for attempt in read_report(files["json"]).course.attempts} == {r"no file \udcff"}
+    events = json.loads(files["trace"].read_text(encoding="utf-8"))["traceEvents"]
+    assert r"no file \udcff" in {event["args"].get("error") for event in events}
 
 
 def test_stdout_is_left_to_the_caller(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray
 
 from orchestrator import leaving
 from orchestrator.config.models import RayConfig
@@ -143,7 +145,7 @@ def test_ray_that_does_not_come_up_in_time_is_given_up_and_leaves_nothing(
     monkeypatch.setenv("WARMRANK_TEST", mark)
     with pytest.raises(CannotStart, match="a local Ray was not up after 0 s") as caught:
         ray_session.enter(HERE, timeout_s=0.1)
-    assert hanging.is_set()
+    assert hanging.wait(LONG_S)
     assert "timeouts.start_s" in str(caught.value)
     assert not caught.value.may_pass  # another attempt would meet the first one in this process
     assert list(tmp_path.iterdir()) == []
@@ -161,6 +163,50 @@ def test_sigterm_is_heeded_while_ray_does_not_come_up(hanging: threading.Event, 
         ray_session.enter(HERE, timeout_s=LONG_S)
     assert list(tmp_path.iterdir()) == []
     assert leaving._at_once
+
+
+def libc() -> ctypes.CDLL:
+    found = ctypes.CDLL(None)
+    found.signal.argtypes, found.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+    return found
+
+
+def test_sigterm_that_ray_s_native_half_has_taken_is_python_s_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def take(*_arguments: object) -> None:
+        libc().signal(signal.SIGTERM, int(signal.SIG_IGN))
+
+    monkeypatch.setattr(joining, "join", take)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)  # of another test's Ray
+    monkeypatch.setattr(ray_session, "_is_initialized", lambda: False)  # another test's Ray may be up
+    monkeypatch.setattr(ray_session, "_short_temp_dir", lambda: tempfile.mkdtemp(dir=tmp_path))
+    with sigterm_raises():
+        session = ray_session.enter(HERE, timeout_s=LONG_S)
+        try:
+            with pytest.raises(Terminated):
+                os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            ray_session.leave(session)
+
+
+def test_alarm_that_ray_s_native_half_sets_at_sigterm_does_not_cut_the_end_short(
+    hanging: threading.Event,
+) -> None:
+    def terminate() -> None:
+        hanging.wait()
+        libc().alarm(int(LONG_S))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    own_s = signal.getitimer(signal.ITIMER_REAL)  # that of a test's own time-out
+    threading.Thread(target=terminate).start()
+    try:
+        with sigterm_raises(), pytest.raises(Terminated):
+            ray_session.enter(HERE, timeout_s=LONG_S)
+        left_s = signal.alarm(0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *own_s)
+    assert left_s == 0
 
 
 def test_whatever_ray_raises_when_it_does_not_come_up_is_told_as_such(
