@@ -205,7 +205,7 @@ def _take(store: Store, launches: Sequence[LaunchSummary], wanted: Wanted) -> tu
 def _taken(chosen: Sequence[StoredLaunch], wanted: Wanted) -> str:
     newest = chosen[0].record
     earlier = f", and {len(chosen) - 1} earlier" if len(chosen) > 1 else ""
-    ranks = f"{newest.world_size} ranks"
+    ranks = "1 rank" if newest.world_size == 1 else f"{newest.world_size} ranks"
     return f"launch {wanted.launch_key[:12]} of {ranks}, made {newest.created}{earlier}"
 
 

@@ -125,10 +125,12 @@ class CannotStart(OrchestratorError):
 
     Attributes:
         may_pass: another attempt may succeed: something did not come up, but nothing is known to lack.
+        is_after_loss: what is missing was there when the launch began: it lost nodes since.
     """
 
     def __init__(self, message: str, *, may_pass: bool = False) -> None:
         self.may_pass = may_pass
+        self.is_after_loss = False
         super().__init__(message)
 
 
@@ -222,7 +224,9 @@ class CompileForbidden(OrchestratorError):
     def __init__(self, misses: Iterable[ForbiddenCompile]) -> None:
         self.misses = tuple(misses)
         lines = [f"  {miss.function} on {ranks_text(miss.ranks)}: {miss.reason}" for miss in self.misses]
-        head = f"compiling is forbidden (no_compile), and {len(self.misses)} function(s) missed:"
+        num = len(self.misses)
+        missed = f"{num} function{'' if num == 1 else 's'}"
+        head = f"compiling is forbidden (no_compile), and {missed} missed:"
         remedy = "launch once without --no-compile, or preseed from a store that holds this launch"
         super().__init__("\n".join([head, *lines, f"  remedy: {remedy}"]))
 
@@ -266,7 +270,11 @@ def _where(cause: Cause) -> str:
 
 def _describe_failures(error: LaunchFailed) -> str:
     num_failed = len({failure.rank for failure in error.failures})
-    lines = [f"stage {error.stage} failed on {num_failed} of {error.num_ranks} ranks; all ranks were stopped"]
+    if error.num_ranks == 1:
+        lines = [f"stage {error.stage} failed on the one rank of the launch"]
+    else:
+        ranks = f"{num_failed} of {error.num_ranks} ranks"
+        lines = [f"stage {error.stage} failed on {ranks}; all ranks were stopped"]
     for cause in error.causes:
         what = f"{cause.kind} in {cause.function}" if cause.function else cause.kind
         lines.append(f"  {_where(cause)}: {what}: {cause.message}")

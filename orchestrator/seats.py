@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+SHORT_ID = 12
+"""Characters of a node's id that people see."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,3 +63,14 @@ class Gang:
     def log_of(self, rank: int) -> str:
         """The log file of one rank; empty when there is none."""
         return self.logs.replace("*", str(rank))
+
+
+def distinct_hosts(seats: Sequence[Seat]) -> dict[int, str]:
+    """Each rank's host, with the beginning of its node's id where another node has that host name."""
+    nodes: dict[str, set[str]] = {}
+    for seat in seats:
+        nodes.setdefault(seat.host, set()).add(seat.node_id)
+    return {
+        seat.rank: f"{seat.host} {seat.node_id[:SHORT_ID]}" if len(nodes[seat.host]) > 1 else seat.host
+        for seat in seats
+    }

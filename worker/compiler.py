@@ -59,6 +59,7 @@ def compile_call(
 
     Raises:
         GraphBreak: the method forms no whole graph.
+        FunctionRaised: the method raises an exception itself.
         RandomOp: an operator draws random numbers.
         BackwardNotSupported: an argument asks for gradients.
         NotPortable: something in the trace cannot be kept across processes.

@@ -76,6 +76,10 @@ class GraphBreak(WorkerError):
     """The function does not form one whole graph."""
 
 
+class FunctionRaised(WorkerError):
+    """The function raised an exception itself while it was traced; fields: function, reason, where."""
+
+
 class RandomOp(WorkerError):
     """The graph holds an operator that draws random numbers."""
 
@@ -133,7 +137,7 @@ class CompileForbidden(WorkerError):
 
 
 class WorkloadError(WorkerError):
-    """An entrypoint that does not import, or does not return a `Workload`."""
+    """An entrypoint that does not import or cannot be called, or returns no `Workload`; a missing script."""
 
 
 class GroupError(WorkerError):

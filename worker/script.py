@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worker import journal
-from worker.errors import CompileForbidden, ScriptFailed
+from worker.errors import CompileForbidden, ScriptFailed, WorkloadError
 from worker.results import FunctionResult
 from worker.settings import settings
 
@@ -40,11 +40,12 @@ def run_script(spec: RankSpec, path: str, arguments: tuple[str, ...]) -> tuple[F
 
     Raises:
         CompileForbidden: it ended because something missed, and compiling is forbidden.
-        ScriptFailed: the script is not there, or ended with another error.
+        ScriptFailed: the script ended with another error.
+        WorkloadError: it is not there.
     """
     if not Path(path).is_file():
         msg = f"rank {spec.rank}: script {path} is not there (looked for from {Path.cwd()})"
-        raise ScriptFailed(msg, rank=spec.rank, script=path)
+        raise WorkloadError(msg, rank=spec.rank, script=path)
     file = journal_of(spec)
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     file.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ An entrypoint is named in a config as ``module:function`` and has the signature
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
@@ -97,9 +98,12 @@ def build_workload(entrypoint: str, context: RankContext, arguments: Mapping[str
     """Import ``module:function``, call it, check what it returns, and declare its runtime state.
 
     Raises:
-        WorkloadError: the name has another form, does not import, or returns something else.
+        WorkloadError: the name has another form, does not import, takes other arguments, or returns
+            something else.
     """
-    workload = _import_entrypoint(entrypoint)(context, **arguments)
+    function = _import_entrypoint(entrypoint)
+    _check_arguments(entrypoint, function, context, arguments)
+    workload = function(context, **arguments)
     if not isinstance(workload, Workload):
         msg = (
             f"entrypoint {entrypoint} returned {type(workload).__qualname__}; expected a worker.Workload. "
@@ -113,6 +117,30 @@ def build_workload(entrypoint: str, context: RankContext, arguments: Mapping[str
         _check_call(entrypoint, position, call)
     _declare(entrypoint, workload)
     return workload
+
+
+def _check_arguments(
+    entrypoint: str, function: Callable[..., object], context: RankContext, arguments: Mapping[str, Any]
+) -> None:
+    """Tell arguments that do not fit from a `TypeError` of the entrypoint itself."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # a callable that does not say what it takes
+    try:
+        signature.bind(context, **arguments)
+    except TypeError as error:
+        given = ", ".join(arguments) or "none"
+        msg = (
+            f"entrypoint {entrypoint} cannot be called with the config's workload.arguments: {error}. "
+            f"Given: {given}; it takes the rank's context and {_parameters(signature)}."
+        )
+        raise WorkloadError(msg, entrypoint=entrypoint) from None
+
+
+def _parameters(signature: inspect.Signature) -> str:
+    """What an entrypoint takes after its context."""
+    return ", ".join(str(found) for found in list(signature.parameters.values())[1:]) or "nothing else"
 
 
 def _declare(entrypoint: str, workload: Workload) -> None:

@@ -104,7 +104,8 @@ class Offers:
             else:
                 strange[file.cache] += 1
         self.left_out += [
-            f"node/{name}: {number} files, of which this node's config declares no directory or no pattern"
+            f"node/{name}: {number} file{'' if number == 1 else 's'}, of which this node's config declares "
+            "no directory or no pattern"
             for name, number in sorted(strange.items())
         ]
 

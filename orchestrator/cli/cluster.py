@@ -63,7 +63,9 @@ def _say(answer: Answer) -> None:
     if answer.trouble:
         what = f"failed: {answer.trouble}"
     elif "stopped" in answer.values:
-        what = f"{answer.values['stopped']} processes ended"
+        from orchestrator.show.figures import count_text
+
+        what = f"{count_text(answer.values['stopped'], 'process')} ended"
     else:
         what = "was up already" if answer.values["was_up"] else "started"
     output(stderr=True).print(f"{answer.host}: {what}", markup=False, soft_wrap=True)

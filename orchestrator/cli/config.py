@@ -13,6 +13,7 @@ import yaml
 from orchestrator.cli.console import ExitCode, answer, output, plain, print_json, session
 from orchestrator.cli.documents import NAMES, SchemaOf, reference_of, schema_text
 from orchestrator.cli.options import AsJson, ConfigFile, Debug, Overrides, load_config
+from orchestrator.show.figures import count_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from orchestrator.config.doubts import Doubt
     from orchestrator.config.origins import Origin
+    from orchestrator.config.reading import Config
 
 app = typer.Typer(
     name="config",
@@ -44,17 +46,15 @@ def check(
 ) -> None:
     """Find everything that is wrong with a config, also between keys, without launching."""
     with session(debug=debug):
-        from orchestrator.config.doubts import doubts, look
-
-        with _told(as_json=as_json):
+        with _told(config, overrides, as_json=as_json):
             loaded = load_config(config, overrides)
-        found = doubts(loaded, look(loaded))
+        found = _doubts(loaded)
         if as_json:
             print_json(found)
         elif found:
             output().print(_rendered(found))
         else:
-            ranks = f"{loaded.ranks} rank{'' if loaded.ranks == 1 else 's'} on {loaded.device}"
+            ranks = f"{count_text(loaded.ranks, 'rank')} on {loaded.device}"
             output().print(f"{config}: nothing is wrong with it; {ranks}", soft_wrap=True, markup=False)
     if any(strict or doubt.level == "error" for doubt in found):
         raise typer.Exit(ExitCode.BAD_INPUT)
@@ -109,20 +109,42 @@ def reference(
             update(into, made)
 
 
+def _doubts(loaded: Config) -> tuple[Doubt, ...]:
+    from orchestrator.config.doubts import doubts
+    from orchestrator.config.machine import look
+
+    return doubts(loaded, look(loaded))
+
+
 @contextmanager
-def _told(*, as_json: bool) -> Iterator[None]:
+def _told(config: Path, overrides: list[str] | None, *, as_json: bool) -> Iterator[None]:
     """Let nobody take the mistakes in single keys for all there are, nor miss them in the JSON."""
+    from orchestrator.config.problems import AXES
     from orchestrator.errors import ConfigError
 
     try:
         yield
     except ConfigError as error:
-        if as_json:
-            print_json([{"level": "error", **plain(problem)} for problem in error.problems])
-        if any(problem.key for problem in error.problems):
+        found: tuple[Doubt, ...] = ()
+        if [problem.key for problem in error.problems] == [AXES]:
+            found = _doubts(_with_axes_that_fit(config, overrides))
+        elif any(problem.key for problem in error.problems):
             later = "what does not go together is looked for once these keys are right"
             error.add_note(later)
+        if as_json:
+            problems = [{"level": "error", **plain(problem)} for problem in error.problems]
+            print_json([*problems, *found])
+        elif found:
+            output().print(_rendered(found))
         raise
+
+
+def _with_axes_that_fit(config: Path, overrides: list[str] | None) -> Config:
+    """The config, of which only the axes do not fill the ranks, with others: nothing else is about them."""
+    from orchestrator.config.reading import read_data
+
+    ranks = read_data(config, tuple(overrides or ()))["ranks"]
+    return load_config(config, [*(overrides or ()), f"parallel={{dp: {ranks}}}"])
 
 
 def _rendered(found: Sequence[Doubt]) -> RenderableType:

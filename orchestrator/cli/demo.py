@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.errors import DemoFailed, NotOurs
-from orchestrator.show.figures import seconds_text
+from orchestrator.show.figures import count_text, seconds_text
 from orchestrator.show.report import RankReport, Report, from_json, sum_seconds
 from orchestrator.signals import Terminated, undisturbed
 
@@ -64,7 +64,8 @@ def demo(out: Path, console: Console, *, run: Run | None = None) -> None:
     console.print()
     console.print(comparison(cold, warm))
     if warm.report.totals.num_compiled:
-        msg = f"the warm launch compiled {warm.report.totals.num_compiled} functions; expected none"
+        compiled = count_text(warm.report.totals.num_compiled, "function")
+        msg = f"the warm launch compiled {compiled}; expected none"
         raise DemoFailed(msg, exit_code=1)
     for line in closing_lines(warm.report, config, out):
         console.print(line, soft_wrap=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli.console import exit_code_of, output, session
-from orchestrator.cli.options import ConfigFile, Debug, Overrides, load_config
+from orchestrator.cli.options import ConfigFile, Debug, Overrides, check_script, load_config
 from orchestrator.leaving import leave_at_once_later
 from orchestrator.signals import named, undisturbed
 
@@ -49,6 +49,7 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
 ) -> None:
     """Bring every rank to a warm state; compile only what is nowhere stored."""
     with session(debug=debug):
+        from orchestrator.launch.before_ray import refuse_for_ranks
         from orchestrator.launch.driver import Launch
         from orchestrator.launch.emulation import emulate
         from orchestrator.show.events import all_of
@@ -59,6 +60,7 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
         from orchestrator.show.report_table import render
 
         loaded = load_config(config, overrides)
+        check_script(loaded, str(config))
         if emulate_npu:
             emulate(loaded)
         outputs = Outputs(json=json_file, html=html_file, trace=trace_file, metrics=metrics_file)
@@ -76,6 +78,7 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
             try:
                 # Ray writes to stdout, whatever it is told, who died.
                 with redirect_stdout(sys.stderr), named():
+                    refuse_for_ranks(loaded)
                     report = run.run()
             except (Exception, KeyboardInterrupt) as error:
                 if isinstance(error, KeyboardInterrupt):

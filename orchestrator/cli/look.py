@@ -61,6 +61,8 @@ def show(
         from orchestrator.look import store_contents as look
         from orchestrator.look.tables import render_partition
 
+        if config is None and store is None and look.is_config_name(partition):
+            look.refuse_lone_config(partition, load_config(Path(partition), overrides))
         loaded = load_optional(config, overrides)
         view = look.show_partition(look.open_to_look(loaded, store), partition, loaded)
         answer(view, render_partition, as_json=as_json)

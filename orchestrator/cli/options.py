@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -58,6 +59,25 @@ def load_config(config: Path, overrides: list[str] | None) -> Config:
     from orchestrator.config.reading import load
 
     return load(config, tuple(overrides or ()))
+
+
+def check_script(config: Config, place: str) -> None:
+    """Refuse a script that is not there, before Ray starts, where ranks get this directory or share it.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    script = getattr(config.workload, "script", "")
+    if not script or Path(script).is_file():
+        return
+    is_local = not (config.ray.address or os.environ.get("RAY_ADDRESS"))
+    if is_local or (config.ray.ship_code and not Path(script).is_absolute()):
+        from orchestrator.errors import ConfigError, ConfigProblem
+
+        expected = f"a Python script, looked for from {Path.cwd()}"
+        raise ConfigError(
+            [ConfigProblem(place=place, key="workload.script", found=f"no file {script}", expected=expected)]
+        )
 
 
 def load_optional(config: Path | None, overrides: list[str] | None) -> Config | None:

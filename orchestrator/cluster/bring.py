@@ -21,6 +21,7 @@ from orchestrator.cluster.script import (
     status_request,
     stop_request,
 )
+from orchestrator.show.figures import count_text
 
 logger = logging.getLogger(__name__)
 
@@ -143,10 +144,11 @@ def down(hosts: Hosts, *, on_answer: Listener = lambda _: None) -> ClusterReport
         HostReport(
             host=answer.host,
             head=answer.host == hosts.head.name,
-            state="stopped" if answer.values["stopped"] else "down",
-            note=f"{answer.values['stopped']} processes ended" if answer.values["stopped"] else "",
+            state="stopped" if num_ended else "down",
+            note=f"{count_text(num_ended, 'process')} ended" if num_ended else "",
         )
         for answer in answers
+        for num_ended in [answer.values["stopped"]]
     ]
     return ClusterReport(name=hosts.name, address="", dashboard="", auth_token_file="", hosts=tuple(reports))
 
@@ -195,7 +197,7 @@ def _host_report(host: Host, answer: Answer, joined: Mapping[str, Any]) -> HostR
         return HostReport(host=host.name, head=host.is_head, state="unknown", note=answer.trouble)
     values = answer.values
     if not values["up"]:
-        left = f"{values['processes']} processes left" if values["processes"] else ""
+        left = f"{count_text(values['processes'], 'process')} left" if values["processes"] else ""
         return HostReport(host=host.name, head=host.is_head, state="down", note=left)
     node = joined.get(values["node"])
     if node is None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from orchestrator.cluster.connections import Answer
 from orchestrator.errors import OrchestratorError
+from orchestrator.show.figures import count_text
 
 _SHOWN = 8
 
@@ -39,7 +40,7 @@ class HostsFailed(OrchestratorError):
 
 
 def _lines(error: HostsFailed) -> Iterable[str]:
-    yield f"{len(error.answers)} of {error.num_hosts} hosts did not {error.what}"
+    yield f"{len(error.answers)} of {count_text(error.num_hosts, 'host')} did not {error.what}"
     groups: dict[tuple[str, ...], list[Answer]] = {}
     for answer in error.answers:
         # Of a hundred hosts that refuse a connection each names itself.

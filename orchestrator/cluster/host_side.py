@@ -79,7 +79,8 @@ def stop(request: dict[str, Any]) -> dict[str, Any]:
     num_before = len(marked(request["mark"]))
     left = _end(request["mark"], time.monotonic() + request["timeout_s"])
     if left:
-        raise Refused(f"{len(left)} processes do not end: {', '.join(str(pid) for pid in sorted(left))}")
+        what = "1 process does not end" if len(left) == 1 else f"{len(left)} processes do not end"
+        raise Refused(f"{what}: {', '.join(str(pid) for pid in sorted(left))}")
     return {"stopped": num_before, "removed": _remove_directory(request["directory"])}
 
 
@@ -178,8 +179,11 @@ def _end(mark: str, deadline: float) -> set[int]:
     seconds = max(deadline - time.monotonic(), 0.0)
     _signal(mark, raylets, signal.SIGTERM, min(seconds / 3, _GRACE_S))
     _signal(mark, set(marked(mark)), signal.SIGTERM, min(seconds / 3, _GRACE_S))
-    _signal(mark, set(marked(mark)), signal.SIGKILL, seconds / 3)
-    return set(marked(mark))
+    last = time.monotonic() + seconds / 3
+    while (those := set(marked(mark))) and time.monotonic() < last:
+        # Again and again: one of them may just have started another.
+        _signal(mark, those, signal.SIGKILL, last - time.monotonic())
+    return those
 
 
 def _signal(mark: str, pids: set[int], number: signal.Signals, wait_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What is wrong, or looks wrong, between keys of a config that are right by themselves; pure but for `look`.
+"""What is wrong, or looks wrong, between keys of a config that are right by themselves; pure.
 
 An error can never work; a warning works somewhere, or does less than whoever wrote it believes.
 """
@@ -8,18 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from orchestrator.bounded import all_within
+from orchestrator.config.machine import Machine, module_of
 from orchestrator.config.models import Config, ScriptWorkload
 from orchestrator.config.store import StoreConfig, TrustConfig, is_url
-from orchestrator.config.trust import LOOK_S
 
 Level = Literal["error", "warning"]
-
-_MOUNTS = Path("/proc/self/mounts")
 
 _STAGES_WITH_COLLECTIVES = ("capture_s", "first_call_s", "verify_s")
 
@@ -41,46 +37,12 @@ class Doubt:
     remedy: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """What of this machine the judgement depends on.
-
-    Attributes:
-        num_cpus: of this machine.
-        local_stores: places of the store that are there, on a disk of this machine alone.
-        script: whether the workload's script is there; true where it is none.
-    """
-
-    num_cpus: int
-    local_stores: tuple[str, ...]
-    script: bool
-
-
-def look(config: Config) -> Machine:
-    """Look at this machine; a disk that does not answer is taken for a shared one."""
-    paths = [tier.path for tier in config.store.tiers if not is_url(tier.path)] if config.store else []
-    mounts = _MOUNTS.read_text(encoding="utf-8")
-    found = all_within([partial(_is_local, Path(path), mounts) for path in paths], timeout_s=LOOK_S)
-    script = config.workload.script if isinstance(config.workload, ScriptWorkload) else ""
-    return Machine(
-        num_cpus=len(os.sched_getaffinity(0)),
-        local_stores=tuple(path for path, is_local in zip(paths, found, strict=True) if is_local),
-        script=not script or Path(script).is_file(),
-    )
-
-
-def _is_local(path: Path, mounts: str) -> bool:
-    """Whether a directory is there, on a disk of this machine alone."""
-    from cache_store.backends.durability import LOCAL_TYPES, file_system_type
-
-    return path.is_dir() and file_system_type(path.resolve(), mounts) in LOCAL_TYPES
-
-
 def doubts(config: Config, machine: Machine) -> tuple[Doubt, ...]:
     """Everything that does not go together, errors first."""
     found = [
         *_cpus(config, machine),
-        *_script(config, machine),
+        *_code(config, machine),
+        *_cache_dir(config, machine),
         *_timeouts(config),
         *_engine(config),
         *_no_compile(config),
@@ -95,12 +57,12 @@ def _cpus(config: Config, machine: Machine) -> Iterator[Doubt]:
     asked = config.ranks * config.ray.num_cpus_per_rank
     if config.ray.address is None:
         offered = config.ray.num_cpus or machine.num_cpus
-        source = "ray.num_cpus" if config.ray.num_cpus else "this machine"
         if asked > offered:
+            ranks = "1 rank asks" if config.ranks == 1 else f"{config.ranks} ranks ask"
             yield Doubt(
                 level="error" if config.ray.num_cpus else "warning",
                 keys=("ranks", "ray.num_cpus_per_rank", "ray.num_cpus"),
-                found=f"{config.ranks} ranks ask for {asked:g} CPUs, and {source} offers {offered}",
+                found=f"{ranks} for {asked:g} CPUs, and {_offer(config, machine)}",
                 remedy=f"set ray.num_cpus to {asked:g} or more, or name a cluster with ray.address",
             )
     elif config.ray.num_cpus is not None:
@@ -120,13 +82,43 @@ def _cpus(config: Config, machine: Machine) -> Iterator[Doubt]:
         )
 
 
-def _script(config: Config, machine: Machine) -> Iterator[Doubt]:
+def _offer(config: Config, machine: Machine) -> str:
+    if config.ray.num_cpus:
+        return f"ray.num_cpus offers {config.ray.num_cpus}"
+    usable = f", of which this process may use {machine.usable_cpus}"
+    return f"Ray counts {machine.num_cpus} here{usable if machine.usable_cpus != machine.num_cpus else ''}"
+
+
+_STARTED_IN = "start the command in the directory that a launch is started in, or correct"
+
+
+def _code(config: Config, machine: Machine) -> Iterator[Doubt]:
+    """What ranks run that is not here; on a cluster, the nodes may have what this machine lacks."""
+    only_there = "; where the nodes alone have it, all is well" if config.ray.address is not None else ""
     if isinstance(config.workload, ScriptWorkload) and not machine.script:
         yield Doubt(
             level="warning",
             keys=("workload.script",),
             found=f"no file {config.workload.script} from this directory",
-            remedy="start the command in the directory that a launch is started in, or correct the path",
+            remedy=f"{_STARTED_IN} the path{only_there}",
+        )
+    if machine.missing_module:
+        yield Doubt(
+            level="warning",
+            keys=("workload.entrypoint",),
+            found=f"module {module_of(config)} is not found from this directory, nor on the import paths: "
+            f"{machine.missing_module}",
+            remedy=f"{_STARTED_IN} the name{only_there}",
+        )
+
+
+def _cache_dir(config: Config, machine: Machine) -> Iterator[Doubt]:
+    if machine.obstacle:
+        yield Doubt(
+            level="warning",
+            keys=("cache_dir",),
+            found=f"on this machine {machine.obstacle} is no directory, so {config.cache_dir} can be none",
+            remedy="name another cache_dir, or move what is in its place",
         )
 
 

@@ -34,7 +34,21 @@ MODELS: dict[tuple[str, ...], type[BaseModel]] = {
 """The model at each place of a config; a workload's ends with the tag of its kind, a tier's has no index, and
 a node cache's no name."""
 
+AXES = "ranks, parallel"
+"""Stands for a key where the axes do not fill the ranks, which nothing else of a config depends on."""
+
 _WORD = re.compile(r"\w+")
+_PATTERNS = {
+    models.ENTRYPOINT_PATTERN: "",
+    models.NAME_PATTERN: "",
+    models.NODE_CACHE_PATTERN: "a name of at most 64 characters: a-z, 0-9, '-', '_'",
+    serving.TOOL_PATTERN: "a name of at most 64 characters: a-z, 0-9, '-', '_'",
+    serving.VARIABLE_PATTERN: "a name of letters, digits and '_'",
+    serving.PATH_PATTERN: "",
+    store_config.KEY_ID_PATTERN: "32 digits, each 0-9 or a-f",
+}
+"""The patterns of a config in words; none where the key's description says the same."""
+
 _FIRST_TIER = ("store", "tiers", "0")
 _HIDDEN = "(a value that is not shown here)"
 
@@ -69,7 +83,7 @@ def translate(detail: ErrorDetails, place: str, overrides: tuple[str, ...], *, s
     """One problem out of one of pydantic's details; ``short`` as `is_short` says of the data."""
     where, given = _blamed(detail)
     dotted = _as_written(where, short=short)
-    key = ".".join(dotted) or "ranks, parallel"
+    key = ".".join(dotted) or AXES
     secret = detail["type"] == "secret" or _is_secret(where)
     found, nearest = _HIDDEN if secret else shown(given), ""
     if detail["type"] == "unknown_option":
@@ -85,7 +99,7 @@ def translate(detail: ErrorDetails, place: str, overrides: tuple[str, ...], *, s
     elif not where:
         found, expected = str(detail["ctx"]["error"]), "the product of all axes to be the number of ranks"
     else:
-        expected = detail["msg"] if detail["type"] == "secret" else _expected(detail["msg"], where)
+        expected = detail["msg"] if detail["type"] == "secret" else _expected(detail, where)
     from_override = next((text for text in overrides if _covers(text.partition("=")[0], key)), None)
     if from_override and secret:
         from_override = from_override.partition("=")[0]
@@ -123,8 +137,13 @@ def _known(where: tuple[str, ...], *, short: bool) -> tuple[str, ...]:
     return (*known, "trust", "tiers") if short and where[:3] == _FIRST_TIER else known
 
 
-def _expected(message: str, where: tuple[str, ...]) -> str:
-    return expected_text(message, _description(where))
+def _expected(detail: ErrorDetails, where: tuple[str, ...]) -> str:
+    """What may stand there; a pattern in plain words only, because few can read one."""
+    description = _description(where)
+    pattern = detail.get("ctx", {}).get("pattern")
+    if pattern not in _PATTERNS:
+        return expected_text(detail["msg"], description)
+    return f"{words}: {description}" if (words := _PATTERNS[pattern]) else description
 
 
 def expected_text(message: str, description: str) -> str:

@@ -11,6 +11,7 @@ from orchestrator.config.strict import Strict
 
 TOOL_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,63}$"
 VARIABLE_PATTERN = r"^([A-Za-z_][A-Za-z0-9_]*)?$"
+PATH_PATTERN = r"^([/~$].*)?$"
 
 KNOWN_VARIABLES = {
     "inductor": "TORCHINDUCTOR_CACHE_DIR",
@@ -27,7 +28,7 @@ class SyncedCache(Strict):
     tool: str = Field(pattern=TOOL_PATTERN, description="inductor, triton, vllm, or the name of another tool")
     path: str = Field(
         default="",
-        pattern=r"^([/~$].*)?$",
+        pattern=PATH_PATTERN,
         description="directory on each node, absolute, ~ or $NAME first; none: below cache_dir",
     )
     variable: str = Field(

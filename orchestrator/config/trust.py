@@ -57,15 +57,20 @@ def warn_of_off(trust: TrustConfig, locations: Iterable[str]) -> None:
             )
 
 
-def policy_of(trust: TrustConfig, locations: Iterable[str]) -> TrustPolicy:
-    """The policy that a config gives, else the strictest that one of the store's places asks for."""
+def choice_of(trust: TrustConfig, locations: Iterable[str]) -> tuple[TrustPolicy, str]:
+    """The policy that a config gives, else the strictest that one of the store's places asks for.
+
+    Returns:
+        The policy, and the place with the reason why it asks for signatures; empty where none does, or the
+        config gives the policy.
+    """
     if trust.policy is not None:
-        return trust.policy
+        return trust.policy, ""
     for location, choice in _choices(locations).items():
         if choice.policy == "require":
             logger.info("Trust policy require: %s: %s", location, choice.reason)
-            return "require"
-    return "off"
+            return "require", f"{location}: {choice.reason}"
+    return "off", ""
 
 
 def _choices(locations: Iterable[str]) -> dict[str, PolicyChoice]:

@@ -9,6 +9,7 @@ from orchestrator.doctor.clocks import Clock
 from orchestrator.doctor.clocks import check as check_clocks
 from orchestrator.doctor.findings import Finding, NodeFindings, ok
 from orchestrator.seed.nodes import Node
+from orchestrator.show.figures import count_text
 
 MAX_HOSTS_SHOWN = 8
 
@@ -61,18 +62,19 @@ def check_resources(
     members: Sequence[Member], bundle: Mapping[str, float], num_ranks: int
 ) -> Iterator[Finding]:
     """Whether the cluster has room for the ranks, by what Ray believes to have."""
+    nodes, ranks = count_text(len(members), "node"), count_text(num_ranks, "rank")
     for name, need in bundle.items():
         total = sum(member.resources.get(name, 0.0) for member in members)
         most = sum(int(member.resources.get(name, 0.0) // need) for member in members)
         if most >= num_ranks:
-            yield ok("cluster.resources", f"{total:g} {name} on {len(members)} nodes for {num_ranks} ranks")
+            yield ok("cluster.resources", f"{total:g} {name} on {nodes} for {ranks}")
             continue
         yield Finding(
             check="cluster.resources",
             level="error",
-            what=f"the cluster has no room for {num_ranks} ranks of {need:g} {name}",
+            what=f"the cluster has no room for {ranks} of {need:g} {name}",
             expected=f"{num_ranks} x {need:g} = {num_ranks * need:g} {name}, each rank's on one node",
-            actual=f"{total:g} on {len(members)} nodes, room for {most} ranks",
+            actual=f"{total:g} on {nodes}, room for {count_text(most, 'rank')}",
             remedy="lower ranks, or start nodes with more: `ray start --resources='{\"NPU\": 8}'` where Ray "
             "does not see the devices by itself"
             if name == "NPU"

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from orchestrator.doctor.findings import Finding, ok, unknown
+from orchestrator.show.figures import count_text
 from worker.ascend import visible_devices
 from worker.errors import DeviceUnavailable
 
@@ -236,7 +237,8 @@ def _enough(facts: Devices) -> Iterator[Finding]:
     if not (facts.num_ranks and facts.num_usable):
         return
     if facts.num_usable >= facts.num_ranks:
-        yield ok("devices.enough", f"{facts.num_usable} for the {facts.num_ranks} ranks of the config")
+        ranks = count_text(facts.num_ranks, "rank")
+        yield ok("devices.enough", f"{facts.num_usable} for the {ranks} of the config")
         return
     yield Finding(
         check="devices.enough",

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from orchestrator.doctor.findings import Finding, ok
-from orchestrator.show.figures import size_text
+from orchestrator.show.figures import count_text, size_text
 
 FEWEST_FILES = 4096
 """Ray warns below it (ray/_private/worker.py, 2.60): its daemons hold sockets to every worker."""
@@ -172,7 +172,7 @@ def _cpus(facts: Limits) -> Iterator[Finding]:
             check="limits.cpus",
             level="error",
             what="the local Ray of a launch has fewer CPUs than its ranks ask for, so it does not start",
-            expected=f"{facts.num_ranks} ranks x {facts.cpus_per_rank:g} = {wanted:g} CPUs",
+            expected=f"{count_text(facts.num_ranks, 'rank')} x {facts.cpus_per_rank:g} = {wanted:g} CPUs",
             actual=f"{believed:g}" + (" (ray.num_cpus)" if facts.ray_cpus else ""),
             remedy="lower ray.num_cpus_per_rank (fractions are allowed) or ranks, or raise ray.num_cpus",
         )
@@ -185,14 +185,15 @@ def _threads(facts: Limits) -> Iterator[Finding]:
         return
     wanted = facts.num_ranks * facts.omp_num_threads
     if wanted <= max(1.0, facts.num_cpus):
-        yield ok("limits.threads", f"{wanted} threads of all ranks on {facts.num_cpus:g} CPUs")
+        yield ok("limits.threads", f"{count_text(wanted, 'thread')} of all ranks on {facts.num_cpus:g} CPUs")
         return
+    ranks = count_text(facts.num_ranks, "rank")
     yield Finding(
         check="limits.threads",
         level="note",
         what="the ranks' threads are more than the CPUs, so they wait for each other",
         expected=f"at most {facts.num_cpus:g} threads",
-        actual=f"{facts.num_ranks} ranks x ray.omp_num_threads {facts.omp_num_threads} = {wanted}",
+        actual=f"{ranks} x ray.omp_num_threads {facts.omp_num_threads} = {wanted}",
         remedy="lower ray.omp_num_threads; results stay the same",
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from orchestrator.config.models import Config
 from orchestrator.errors import CannotStart, LaunchFailed
 from orchestrator.gang import ray_session
 from orchestrator.gang.actor import RankActor
+from orchestrator.gang.beginning import Beginning, TookTooLong
 from orchestrator.gang.guardian import MARK
 from orchestrator.gang.head_watch import HeadWatch
 from orchestrator.gang.launcher import NOBODY_WAITS, Process, logs_of, seat_ranks
@@ -28,6 +29,7 @@ from orchestrator.gang.ray_watch import RayWatch
 from orchestrator.gang.reservation import Reservation
 from orchestrator.gang.step_file import step_file
 from orchestrator.gang.supply import refuse_missing_devices
+from orchestrator.gang.watching import all_lost
 from orchestrator.seats import Gang, Seat
 
 logger = logging.getLogger(__name__)
@@ -113,6 +115,8 @@ class RayLauncher:
         """What nodes and head make known of ranks, whether or not these are called."""
         assert self._watch is not None  # noqa: S101 - `start` comes first
         lost = self._head.failures(len(self._actors), stage) if self._head is not None else ()
+        if not lost and self._session is not None and ray_session.has_ended(self._session):
+            lost = all_lost(len(self._actors), stage)
         return lost or self._watch.failures(stage)
 
     def release(self) -> None:
@@ -122,17 +126,7 @@ class RayLauncher:
         watch, self._watch = self._watch, None
         if self._head is None or not self._head.is_there():
             return  # without a head nothing can be told to anybody: the guardians' leases run out
-        import ray
-
-        try:
-            for actor in actors:
-                ray.kill(actor, no_restart=True)
-            if watch is not None:
-                watch.release(_STOP_TIMEOUT_S)
-            if reservation is not None:
-                reservation.release()
-        except ray.exceptions.RayError as error:
-            logger.warning("Ray did not take the ranks down (%s); they end with this driver", error)
+        self._while_head_is_there(lambda: _take_down(actors, watch, reservation))
 
     def stop(self) -> None:
         """Release the ranks, and end an own Ray."""
@@ -141,12 +135,28 @@ class RayLauncher:
 
     def _leave(self) -> None:
         session, self._session = self._session, None
+        if session is not None:
+            left = self._head is None or (
+                self._head.is_there() and self._while_head_is_there(lambda: ray_session.leave(session))
+            )
+            if not left:
+                ray_session.abandon(session)
         head, self._head = self._head, None
-        is_there = head is None or head.is_there()
         if head is not None:
             head.stop()
-        if session is not None:
-            (ray_session.leave if is_there else ray_session.abandon)(session)
+
+    def _while_head_is_there(self, call: Callable[[], None]) -> bool:
+        """Whether a call ended; given up with the head, which Ray would wait for, then end this process."""
+        beginning = Beginning(call)
+        while True:
+            try:
+                beginning.wait(TICK_S)
+            except TookTooLong:
+                if self._head is not None and self._head.loss:
+                    return False
+            else:
+                beginning.end()
+                return True
 
     def _enter(self, num_ranks: int, deadline: float) -> ray_session.Session:
         """Get onto Ray, unless this launcher is on one that still serves."""
@@ -267,3 +277,17 @@ class RayLauncher:
 
 def _say_nothing(_text: str) -> None:
     """Where nobody listens."""
+
+
+def _take_down(actors: Iterable[Any], watch: RayWatch | None, reservation: Reservation | None) -> None:
+    import ray
+
+    try:
+        for actor in actors:
+            ray.kill(actor, no_restart=True)
+        if watch is not None:
+            watch.release(_STOP_TIMEOUT_S)
+        if reservation is not None:
+            reservation.release()
+    except ray.exceptions.RayError as error:
+        logger.warning("Ray did not take the ranks down (%s); they end with this driver", error)

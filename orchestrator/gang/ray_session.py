@@ -21,7 +21,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +51,14 @@ class Session:
         temp_dir: private directory that an own Ray gets a directory in; empty otherwise.
         guarding: what ends an own Ray, and removes that directory, when this process is killed; else None.
         beginning: of the connection; None where Ray was up in this process.
+        raylet: the process of an own Ray that runs its others; 0 otherwise.
     """
 
     way_in: WayIn
     temp_dir: str = ""
     guarding: Guarding | None = None
     beginning: Beginning | None = None
+    raylet: int = 0
 
 
 def way_in(config: RayConfig, environ: Mapping[str, str], *, initialized: bool) -> WayIn:
@@ -112,7 +114,7 @@ def enter(config: RayConfig, *, timeout_s: float) -> Session:
         abandon(session)
         raise
     logger.info("On Ray, way in: %s", way)
-    return session
+    return replace(session, raylet=_own_raylet()) if way == "local" else session
 
 
 def head_address() -> str:
@@ -138,6 +140,24 @@ def leave(session: Session) -> None:
             shutil.rmtree(session.temp_dir, ignore_errors=True)  # that guardian may have been killed itself
         if session.beginning is not None:
             session.beginning.end()
+
+
+def has_ended(session: Session) -> bool:
+    """Whether an own Ray is over, because what runs its processes is gone; they would notice 15 s later.
+
+    They look whether it is there, and it is: as a zombie, until this process asks after it.
+    """
+    stat = guardian.stat_of(session.raylet) if session.raylet else None
+    return session.raylet != 0 and (stat is None or stat[2] == "Z")
+
+
+def _own_raylet() -> int:
+    """The raylet that this process started."""
+    for pid, _ in guardian.children()(os.getpid()):
+        with suppress(OSError):  # ended since
+            if Path(f"/proc/{pid}/comm").read_text() == "raylet\n":
+                return pid
+    return 0
 
 
 def _end_autoscaler() -> None:

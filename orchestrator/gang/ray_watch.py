@@ -112,6 +112,7 @@ class RayWatch:
         self._looked_s = now_s
         seen: dict[int, Sight] = {}
         ended: list[int] = []
+        unavailable: list[int] = []
         for ref in [ref for ref in ready if ref in self._asked]:
             node, asked_s = self._asked.pop(ref)
             try:
@@ -121,12 +122,15 @@ class RayWatch:
                 del self._actors[node]
                 continue
             except ray.exceptions.RayError:
-                continue  # the node is asked again, and silent until it answers
+                unavailable.append(node)  # it is asked again, and silent until it answers
+                continue
             self._watching.answered(node, sights, asked_s=asked_s, now_s=now_s)
             seen |= sights
         self._silence.note(held_up_s, self._watching.unseen_s(now_s), now_s)
         if self._watching.is_whole() and not ended:
             self._silence.was_borne(now_s - self._watching.unseen_s(now_s))
+        for node in [] if self._silence.is_too_long else unavailable:
+            self._watching.unavailable(node)
         for node in ended:
             (self._watching.let_go if self._silence.is_too_long else self._watching.ended)(node)
         return seen

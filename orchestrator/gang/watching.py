@@ -31,6 +31,9 @@ SETTLE_S = 1.5
 DOUBT_S = 6.0
 """Seconds after a failure until a node that neither answered nor ended is no longer waited for."""
 
+SILENT_S = 5.0
+"""Seconds after a death from which on a node that has not shown that it lives is lost with the rank."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -63,11 +66,13 @@ class Watching:
         self._error_s: float | None = None  # the first, of any rank
         self._stopped_since_s: dict[int, float] = {}
         self._ended: set[int] = set()
+        self._unavailable: set[int] = set()
         self._let_go: set[int] = set()
 
     def answered(self, node: int, sights: Mapping[int, Sight], *, asked_s: float, now_s: float) -> None:
         """A node's watch answered now what it was asked then."""
         self._answered_s[node], self._asked_s[node] = now_s, asked_s
+        self._unavailable.discard(node)
         for rank, sight in sights.items():
             if sight.is_gone:
                 self._gone_since_s.setdefault(rank, now_s)
@@ -79,6 +84,10 @@ class Watching:
     def ended(self, node: int) -> None:
         """A node's watch has ended, as it does when Ray on this node does; it never answers again."""
         self._ended.add(node)
+
+    def unavailable(self, node: int) -> None:
+        """Ray cannot reach a node's watch now; with a rank of it dead, the node is lost."""
+        self._unavailable.add(node)
 
     def let_go(self, node: int) -> None:
         """A node's watch has ended with the ranks, because this driver had not looked for too long."""
@@ -115,8 +124,15 @@ class Watching:
         return any(self._is_open(node, since_s, now_s) or self._has_untold(node) for node in self._nodes)
 
     def _is_open(self, node: int, since_s: float, now_s: float) -> bool:
-        is_known = node in self._ended or node in self._let_go
+        is_known = node in self._ended or node in self._let_go or self._is_lost_with_a_rank(node, now_s)
         return not is_known and self._asked_s[node] < since_s + SETTLE_S and now_s < since_s + DOUBT_S
+
+    def _is_lost_with_a_rank(self, node: int, now_s: float) -> bool:
+        """Whether a rank of a node died, and the node has not shown in time that it lives on."""
+        died_s = self._of_deaths.get(node)
+        if died_s is None or self._asked_s[node] >= died_s + SETTLE_S:
+            return False
+        return node in self._unavailable or now_s >= died_s + SILENT_S
 
     def _has_untold(self, node: int) -> bool:
         """Whether a rank of a node has no process, and did not fail as far as is known."""
@@ -140,6 +156,9 @@ class Watching:
             if node in self._ended:
                 message = f"the watch of node {host} has ended, as it does with Ray there"
                 remedy = _ENDED_REMEDY
+            elif self._is_lost_with_a_rank(node, now_s):
+                message = f"a rank of node {host} has ended, and the node's watch cannot be reached"
+                remedy = _ENDED_REMEDY
             elif silent_s >= self._limits.node_silent_s:
                 message = f"node {host} has not answered for {silent_s:.0f} s: it is down, or out of reach"
                 remedy = _LOST_REMEDY
@@ -159,6 +178,12 @@ class Watching:
             for rank, since_s in self._stopped_since_s.items()
             if now_s - since_s >= self._limits.stopped_s
         ]
+
+
+def all_lost(num_ranks: int, stage: str) -> tuple[WorkerFailure, ...]:
+    """The failures of all ranks that stand for the end of the launch's own Ray, which is their node."""
+    message = "the launch's own Ray has ended: its raylet is gone"
+    return tuple(_failure(rank, stage, NODE_LOST, message, _ENDED_REMEDY) for rank in range(num_ranks))
 
 
 def _failure(rank: int, stage: str, kind: str, message: str, remedy: str) -> WorkerFailure:

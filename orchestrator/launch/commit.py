@@ -23,6 +23,9 @@ from worker.results import Published, RankPlace
 def commit(stages: Stages, access: Access, first: RankPlace, *, is_new: bool) -> Committed:
     """Publish every rank's partition, then the record of the whole launch.
 
+    Where the store is away, and only its place asks for signatures, what cannot be signed waits all the same:
+    nothing is signed while it waits, and the publish that comes later decides anew.
+
     Args:
         stages: the launch.
         access: the driver's own access to the store.
@@ -38,8 +41,9 @@ def commit(stages: Stages, access: Access, first: RankPlace, *, is_new: bool) ->
         return Committed()
     if not may_publish(access.config.trust):
         if is_new:
-            stages.problem(_NO_KEY)
-        return Committed()
+            stages.problem(_no_key(access))
+        if not (access.store is None and access.why_required):
+            return Committed()
     with stages.stage("commit"):
         everyone = dict.fromkeys(
             range(stages.config.ranks), (launch_key(stages.config), is_new, access.is_behind)
@@ -56,11 +60,22 @@ def commit(stages: Stages, access: Access, first: RankPlace, *, is_new: bool) ->
         )
 
 
-_NO_KEY = (
-    "not committed: trust.policy is require, and store.trust.signing_key is not set. Make a key "
-    "(warmrank keys generate) and name it there, or for a store of your own set store.trust.policy: "
-    '"off"'
-)
+def _no_key(access: Access) -> str:
+    """What keeps the launch out of the store; of one that is away, what may do so later."""
+    remedy = (
+        "Make a key (warmrank keys generate) and name it there, or for a store of your own set "
+        'store.trust.policy: "off"'
+    )
+    unset = "store.trust.signing_key is not set"
+    if not access.why_required:
+        return f"not committed: trust.policy is require, and {unset}. {remedy}"
+    chosen = f"the config sets no trust.policy, and require was chosen for {access.why_required}"
+    if access.store is not None:
+        return f"not committed: {chosen}; {unset}. {remedy}"
+    return (
+        f"{chosen}. warmrank publish looks at the place again, and if that asks for signatures still, it "
+        f"publishes nothing while {unset}. {remedy}"
+    )
 
 
 def _tell(stages: Stages, published: Mapping[int, Published]) -> None:

@@ -98,6 +98,8 @@ class Launch:
             except (LaunchFailed, CannotStart) as error:
                 self._avoid += error.compiling if isinstance(error, CompileCut) else ()
                 reason = spent.another(error)
+                if isinstance(error, CannotStart):
+                    error.is_after_loss = spent.has_lost_nodes
                 self._stages.attempt_failed(error, is_last=not reason)
                 if not reason:
                     raise

@@ -103,13 +103,13 @@ def _nodes_alone(seats: Seats) -> dict[str, int]:
 
 
 def retries(failed: Iterable[Failed], situation: Situation, seats: Seats) -> tuple[str, ...]:
-    """What to say of compiles that failed for the first time; equal causes grouped."""
+    """What to say of compiles that failed for the first time and are tried again; equal causes grouped."""
     num_failed: dict[object, int] = {}
     for earlier in situation.failed:
         num_failed[earlier.class_key] = num_failed.get(earlier.class_key, 0) + 1
     ranks: dict[tuple[str, str], list[int]] = {}
     for one in failed:
-        if num_failed[one.class_key] == 1:
+        if num_failed[one.class_key] == 1 and not one.is_final:
             ranks.setdefault((one.class_key[0], one.reason), []).append(one.rank)
     return tuple(
         f"{function} did not compile on {_where(found, seats)}, and is tried once more: {reason}"

@@ -8,7 +8,7 @@ from typing import Literal
 from cache_store.keys import changed_components
 from cache_store.records.manifest import LaunchRecord
 from orchestrator.config.reading import Config
-from orchestrator.show.figures import time_text
+from orchestrator.show.figures import count_text, time_text
 
 Outlook = Literal["load", "adopt", "compile"]
 
@@ -30,11 +30,11 @@ def judge(
     if chosen and chosen.world_size == config.ranks:
         return "load", (
             "load, if the model's code is unchanged: a launch here loads what "
-            f"{chosen.world_size} ranks stored at {time_text(chosen.created)}"
+            f"{count_text(chosen.world_size, 'rank')} stored at {time_text(chosen.created)}"
         )
     if chosen:
         return "adopt", (
-            f"adopt: stored by {chosen.world_size} ranks, launched with {config.ranks}: "
+            f"adopt: stored by {count_text(chosen.world_size, 'rank')}, launched with {config.ranks}: "
             "ranks adopt what their guards allow, and compile the rest"
         )
     if not has_store:

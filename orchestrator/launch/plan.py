@@ -3,10 +3,10 @@
 A round goes: `plan_round`, the driver carries it out, `advance`. Within a class a rank loads what it holds,
 else adopts what fits or is offered, else one leader compiles and the others wait for it, to adopt the result.
 Whoever refuses an offer (its guards do not hold there) stays for the next round, and so does a class whose
-leader failed: another one tries, on another node where there is one; a class whose second leader failed is
-given up, and nobody else. The rounds end: each leaves every rank that stays one offer less, or its class one
-leader less, and where no offer is left a leader is satisfied; a rank that has refused ``max_rounds`` offers
-compiles for itself.
+leader failed: another one tries, on another node where there is one; a class whose second leader failed, or
+whose function itself raised, is given up, and nobody else. The rounds end: each leaves every rank that stays
+one offer less, or its class one leader less, and where no offer is left a leader is satisfied; a rank that
+has refused ``max_rounds`` offers compiles for itself.
 
 Nothing here does I/O, and no rank decides anything alone. All of it is linear in ranks times functions, but
 for sorting the classes that compile.
@@ -78,6 +78,7 @@ def plan_round(
     offers = _offers_by_class(situation.offers)
     loads = {demand.held: Load(digest=demand.held) for demand in situation.demands if demand.held}
     num_failed = Counter(failed.class_key for failed in situation.failed)
+    hopeless = {failed.class_key for failed in situation.failed if failed.is_final}
     actions: dict[Slot, Action] = {}
     needy: dict[ClassKey, list[Demand]] = {}
     for demand in situation.demands:
@@ -88,7 +89,7 @@ def plan_round(
             actions[demand.slot] = action
             continue
         key = demand.own_key if alone else demand.class_key
-        if num_failed[key] >= MAX_LEADERS:
+        if key in hopeless or num_failed[key] >= MAX_LEADERS:
             actions[demand.slot] = GiveUp()
         else:
             needy.setdefault(key, []).append(demand)

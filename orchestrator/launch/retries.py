@@ -40,7 +40,7 @@ def is_lost(error: Exception) -> bool:
     """Whether the cluster is to blame, not the workload: another launch may end well."""
     if isinstance(error, LaunchFailed) and any(failure.kind == CLUSTER_LOST for failure in error.failures):
         return True
-    return budget_of(error) is not None
+    return (isinstance(error, CannotStart) and error.is_after_loss) or budget_of(error) is not None
 
 
 class Spent:
@@ -49,6 +49,11 @@ class Spent:
     def __init__(self, retries: Retries) -> None:
         self._retries = retries
         self._spent: Counter[Budget] = Counter()
+
+    @property
+    def has_lost_nodes(self) -> bool:
+        """Whether an attempt ended because a node was lost."""
+        return self._spent["node"] > 0
 
     def another(self, error: Exception) -> str:
         """Spend one attempt more; why there is one, or empty for none."""

@@ -15,6 +15,10 @@ ClassKey = tuple[str, str, frozenset[str]]
 """Function, request key, and what parts this class from others that ask for the same."""
 
 
+_OF_THE_FUNCTION = frozenset({"FunctionRaised"})
+"""Errors of the user's own code, by the names of `worker.errors`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """Use the artifact of the rank's own partition."""
@@ -46,7 +50,7 @@ class AwaitLeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUp:
-    """Do nothing: two leaders failed to compile it."""
+    """Do nothing: two leaders failed to compile it, or one whose failure is final."""
 
 
 Action = Load | Adopt | Compile | AwaitLeader | GiveUp
@@ -115,6 +119,17 @@ class Failed:
     class_key: ClassKey
     rank: int
     reason: str
+
+    @property
+    def kind(self) -> str:
+        """Name of what was raised; empty where the reason is none of a raised error's."""
+        kind, separator, _ = self.reason.partition(": ")
+        return kind if separator and kind.isidentifier() else ""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether another leader of the class would fail alike: the function itself raised."""
+        return self.kind in _OF_THE_FUNCTION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import NoReturn
 from orchestrator.causes import TIMEOUT, WorkerFailure
 from orchestrator.errors import CompileForbidden, ForbiddenCompile, LaunchFailed
 from orchestrator.gang.launcher import Sight
-from orchestrator.seats import Gang
+from orchestrator.seats import Gang, distinct_hosts
 
 
 def late(stage: str, rank: int, *, timeout_s: float, sight: Sight | None, needs_store: bool) -> WorkerFailure:
@@ -56,7 +56,7 @@ def raise_failed(
         num_ranks=num_ranks,
         silent=silent,
         logs=gang.logs,
-        hosts={} if is_one_node else {seat.rank: seat.host for seat in gang.seats},
+        hosts={} if is_one_node else distinct_hosts(gang.seats),
     )
     misses = _forbidden(error.failures)
     if misses:

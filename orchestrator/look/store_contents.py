@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from cache_store.errors import StoreUnavailable, os_errors_are_unavailable
 from cache_store.keys import changed_components
@@ -171,6 +172,25 @@ def show_partition(store: Store, wanted: str, config: Config | None = None) -> P
         captures=manifest.captures,
         others=tuple(dict.fromkeys(o.manifest_key for _, o in matches if o.manifest_key != ref.manifest_key)),
     )
+
+
+def is_config_name(name: str) -> bool:
+    """Whether a name is that of a config; no partition is called so."""
+    return Path(name).suffix.lower() in {".yaml", ".yml", ".json"}
+
+
+def refuse_lone_config(name: str, config: Config) -> NoReturn:
+    """Raise where a config was named and no partition; names the partitions of its launch, or of its store.
+
+    Raises:
+        NothingThere: always, unless the store cannot be used.
+        StoreError: it cannot.
+    """
+    store = open_to_look(config, None)
+    records = store.launches(launch_key(config)) or store.launches()
+    names = sorted({ref.partition for record in records for ref in record.partitions})
+    msg = f"{name} is a config; name a partition too: {_shown(names) or 'none, the store holds no launch'}"
+    raise NothingThere(msg)
 
 
 def _refuse_launch(records: Sequence[LaunchRecord], wanted: str) -> None:

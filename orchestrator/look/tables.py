@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import re
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
@@ -11,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.errors import ranks_text
+from orchestrator.look.captures import short_signature
 from orchestrator.look.explain import CachedView, Explanation, FunctionView
 from orchestrator.look.listing import LaunchLine, Listing
 from orchestrator.look.store_contents import PartitionView
@@ -131,13 +130,6 @@ def render_verified(found: Verified) -> RenderableType:
     repairs = [Text(f"repair: {repair}") for repair in found.store.repairs] if found.store else []
     end = [] if faults else [Text("no faults", style="green")]
     return Group(*(Text(line) for line in lines), *faults, *repairs, *end)
-
-
-def short_signature(signature: str) -> str:
-    """Shapes as lists, and runs of equal ones once, with their number."""
-    parts = re.findall(r"[^\s,()\[\]]*\[[^\]]*\]|[^\s,()\[\]]+", signature.replace("torch.Size(", ""))
-    runs = [(shape, len(list(run))) for shape, run in itertools.groupby(parts)]
-    return " ".join(f"{shape} x{count}" if count > 1 else shape for shape, count in runs)
 
 
 def _launch_cells(line: LaunchLine) -> tuple[Text | str, ...]:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.errors import UnknownNode
+from orchestrator.seats import SHORT_ID
 
 _MIN_PREFIX = 6
-SHORT_ID = 12
-"""Characters of a node's id that people see; any six of them name it."""
+"""So many characters of a node's id name it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

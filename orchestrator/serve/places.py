@@ -110,8 +110,9 @@ def _room(host: Host, each: Mapping[str, float]) -> int:
 
 def _too_small(hosts: Sequence[Host], rooms: Mapping[str, int], num_ranks: int, wanted: str) -> str:
     there = ", ".join(f"{host.host} ({host.address}) holds {rooms[host.node_id]}" for host in hosts)
+    ranks = "1 rank does" if num_ranks == 1 else f"{num_ranks} ranks do"
     return (
-        f"{num_ranks} ranks do not fit with {wanted}: {there or 'no node is there'}. Change ranks or "
+        f"{ranks} not fit with {wanted}: {there or 'no node is there'}. Change ranks or "
         "ray.num_cpus_per_rank, or name nodes with --node"
     )
 

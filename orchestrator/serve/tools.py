@@ -16,6 +16,7 @@ from orchestrator.config.models import Config
 from orchestrator.config.serving import SyncedCache, variable_of
 from orchestrator.launch.identity import launch_key
 from orchestrator.serve.places import Place
+from orchestrator.show.figures import count_text
 from orchestrator.store.sync import Seat, Target, targets
 from worker.environment import environment
 from worker.settings import expanded
@@ -75,7 +76,7 @@ def pull_all(store: Store, directories: Sequence[ToolDirectory]) -> tuple[tuple[
                 raise
             problems.append(f"{each.tool}: not pulled: {error}")
         else:
-            said.append(f"{each.tool}: pulled {report.num_new} new of {report.num_files} files")
+            said.append(f"{each.tool}: pulled {report.num_new} new of {count_text(report.num_files, 'file')}")
             problems += (f"{each.tool}: {problem}" for problem in report.problems)
     return tuple(said), tuple(problems)
 
@@ -94,8 +95,8 @@ def push_all(store: Store, directories: Sequence[ToolDirectory]) -> tuple[tuple[
                 raise
             problems.append(f"{each.tool}: not pushed: {error}")
         else:
-            num_new = report.num_blobs_new
-            said.append(f"{each.tool}: pushed {report.num_files} files, {num_new} of them new to the store")
+            files, num_new = count_text(report.num_files, "file"), report.num_blobs_new
+            said.append(f"{each.tool}: pushed {files}, {num_new} of them new to the store")
     return tuple(said), tuple(problems)
 
 

@@ -1,56 +1,29 @@
-"""What to do after a launch: a pure function of its report.
+"""What to do after a launch: a pure function of its report; after one that failed, see `advice_failed`.
 
 Invariant: every step follows from something that stands in the report, and names it.
 """
 
 from __future__ import annotations
 
-import re
 import shlex
-from dataclasses import dataclass
-from typing import Literal
 
+from orchestrator.show.advice_failed import Level, Step, failure_steps
 from orchestrator.show.figures import count_text
 from orchestrator.show.folding import brief_names, brief_ranks
 from orchestrator.show.report import Report
 from orchestrator.show.slow_ranks import slow_ranks
-from orchestrator.signals import EXIT_INTERRUPTED, EXIT_TERMINATED
 
-Level = Literal["do", "look", "good"]
-
-MAX_REMEDIES = 6
 MAX_REASONS = 4
 ENVIRONMENT_DIFFERS = "another environment than rank 0"
 """How the problem begins that a launch notes for ranks in different environments."""
 
-_KEPT = (
-    "There is no record of this launch in the store. What was compiled stays on its nodes, so that another "
-    "launch on them compiles only what is left."
-)
 _OF_SIGNATURES = ("unsigned", "signature", "signing key", "unknown_signer")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One thing to do, to look at, or to be glad of.
-
-    Attributes:
-        level: ``do``: something is wrong until it is done; ``look``: worth a look; ``good``: nothing to do.
-        title: what it is about.
-        text: why, and how.
-        command: to be run; empty for none.
-    """
-
-    level: Level
-    title: str
-    text: str
-    command: str = ""
 
 
 def next_steps(report: Report) -> tuple[Step, ...]:
     """What to do, the urgent first."""
     found = [
-        *_failure(report),
+        *failure_steps(report),
         *_queued(report),
         *_places(report),
         *_environments(report),
@@ -63,42 +36,6 @@ def next_steps(report: Report) -> tuple[Step, ...]:
     ]
     order: tuple[Level, ...] = ("do", "look", "good")
     return tuple(sorted(found, key=lambda step: order.index(step.level)))
-
-
-def _failure(report: Report) -> list[Step]:
-    if report.failure is None:
-        return []
-    if report.exit_code in {EXIT_INTERRUPTED, EXIT_TERMINATED}:
-        return [Step(level="look", title="The launch was stopped", text=f"{report.failure.message}. {_KEPT}")]
-    ranks: dict[tuple[str, str], list[int]] = {}
-    for cause in report.failure.causes:
-        ranks.setdefault((cause.kind, cause.remedy or cause.message), []).extend(cause.ranks)
-    steps = [
-        Step(level="do", title=f"{kind} on {brief_ranks(members)}", text=text)
-        for (kind, text), members in list(ranks.items())[:MAX_REMEDIES]
-    ]
-    if not steps:
-        steps.append(
-            Step(level="do", title=_words(report.failure.kind), text=_remedy(report.failure.message))
-        )
-    logs = [rank.log for rank in report.ranks if rank.log]
-    if logs and report.failure.causes:
-        text = f"Each rank writes a log on its node, such as {logs[0]}."
-        steps.append(Step(level="look", title="Read the log of a rank that failed", text=text))
-    steps.append(Step(level="look", title="Nothing was committed", text=_KEPT))
-    return steps
-
-
-def _words(kind: str) -> str:
-    """The name of an error's type as words: ``CannotStart`` -> ``Cannot start``."""
-    return re.sub(r"(?<=[a-z])[A-Z]", lambda found: f" {found[0].lower()}", kind)
-
-
-def _remedy(message: str) -> str:
-    """The lines of an error that say what to do; all of it where none does."""
-    lines = [line.strip() for line in message.splitlines()]
-    found = [line.removeprefix("remedy: ") for line in lines if line.startswith("remedy: ")]
-    return "\n".join(found) or message
 
 
 def _queued(report: Report) -> list[Step]:

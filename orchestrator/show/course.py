@@ -42,7 +42,7 @@ class AttemptReport:
         attempt: its number, from 1.
         start_s: when it began, in seconds since the launch did.
         end_s: when it ended.
-        reason: why there was another attempt before it to repeat; empty for the first.
+        reason: why the attempt before it failed, and which budget this one is of; empty for the first.
         failed_stage: the stage it ended in; empty for an attempt that ended with every rank warm.
         error: its error; empty for such an attempt.
     """
@@ -53,6 +53,11 @@ class AttemptReport:
     reason: str = ""
     failed_stage: str = ""
     error: str = ""
+
+
+def why_again(attempt: int, reason: str) -> str:
+    """Why there is this attempt, in words that leave no doubt which of the two failed."""
+    return f"because attempt {attempt - 1} failed: {reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,7 +52,7 @@ class RankClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptStarted:
-    """A gang is about to be started; the first attempt is 1, and ``reason`` says why there is another."""
+    """A gang is about to be started; the first attempt is 1; ``reason``: why the one before failed."""
 
     at_s: float
     attempt: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from orchestrator.show.course import why_again
 from orchestrator.show.folding import brief_names, brief_ranks
 from orchestrator.show.report import Report
 
@@ -39,7 +40,7 @@ def attempt_lines(report: Report) -> list[Text]:
         Text(
             f"attempt {attempt.attempt}: {attempt.end_s - attempt.start_s:.1f} s, "
             + (f"failed in {attempt.failed_stage or 'no stage'}" if attempt.error else "every rank warm")
-            + (f" ({attempt.reason})" if attempt.reason else ""),
+            + (f" ({why_again(attempt.attempt, attempt.reason)})" if attempt.reason else ""),
             style="dim",
         )
         for attempt in attempts

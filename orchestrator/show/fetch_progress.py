@@ -19,7 +19,7 @@ from rich.text import Text
 
 from cache_store.fetching.progress import OnProgress
 from cache_store.fetching.progress import Progress as Fetched
-from orchestrator.show.figures import size_text
+from orchestrator.show.figures import count_text, size_text
 
 LINE_EVERY_S = 10.0
 
@@ -62,7 +62,7 @@ class Lines:
         self._console.print(
             Text(
                 f"{self._what}: {size_text(state.done_bytes)} of {size_text(state.total_bytes)}, "
-                f"{state.done_files} of {state.total_files} files"
+                f"{state.done_files} of {count_text(state.total_files, 'file')}"
             ),
             soft_wrap=True,
         )

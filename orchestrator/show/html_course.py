@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from orchestrator.show.course import why_again
 from orchestrator.show.figures import seconds_text
 from orchestrator.show.folding import brief_names, brief_ranks
 from orchestrator.show.html_tables import table
@@ -53,7 +54,7 @@ def stages(report: Report) -> Html | None:
             (
                 str(attempt.attempt),
                 f"{attempt.end_s - attempt.start_s:.1f} s",
-                attempt.reason or "the first",
+                why_again(attempt.attempt, attempt.reason) if attempt.reason else "the first",
                 f"failed in {attempt.failed_stage or 'no stage'}" if attempt.error else "every rank warm",
                 tag("pre", attempt.error) if attempt.error else "",
             )

@@ -10,7 +10,8 @@ import base64
 import hashlib
 from importlib.resources import files
 
-from orchestrator.show.advice import Step, next_steps
+from orchestrator.show.advice import next_steps
+from orchestrator.show.advice_failed import Step
 from orchestrator.show.figures import count_text, size_text
 from orchestrator.show.headline import headline, parallel_text
 from orchestrator.show.html_artifacts import bytes_moved, classes, held_text, lookups

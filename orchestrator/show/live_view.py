@@ -84,7 +84,7 @@ class LiveView:
         standing = self._standing
         parts = [count_text(standing.num_ranks, "rank")]
         if standing.num_nodes:
-            hosts = brief_names((seat.host for seat in standing.seats.values()), max_names=2)
+            hosts = brief_names(standing.hosts(), max_names=2)
             parts[0] += f" on {count_text(standing.num_nodes, 'node')} ({hosts})"
         if standing.attempt > 1:
             parts.append(f"attempt {standing.attempt}")
@@ -97,11 +97,15 @@ class LiveView:
 
 
 def _strip(standing: Standing, now_s: float, width: int) -> list[Text]:
-    """Every stage that has begun, with its seconds; the running one stands out, also without colours."""
-    lines = [Text()]
+    """Every stage that has begun, with its seconds; what runs or failed stands out, also without colours."""
+    lines, failed = [Text()], standing.failed_stage()
     for stage in standing.stages.values():
         text = f"{stage.stage} {stage.seconds_at(now_s):.1f}s"
-        shown = Text(f"> {text} <", "bold yellow") if stage.is_running else Text(text, "green")
+        if stage.is_running:
+            shown = Text(f"> {text} <", "bold yellow")
+        else:
+            is_bad = stage.stage == failed
+            shown = Text(f"{text} failed" if is_bad else text, "bold red" if is_bad else "green")
         if len(lines[-1]) and len(lines[-1]) + 2 + len(shown) > width:
             lines.append(Text())
         lines[-1] = lines[-1].append("  " if len(lines[-1]) else "").append_text(shown)

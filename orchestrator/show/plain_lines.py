@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from orchestrator.show import events
+from orchestrator.show.course import why_again
 from orchestrator.show.events import Event, RankClass
 from orchestrator.show.figures import count_text
 from orchestrator.show.folding import brief_names, brief_ranks
@@ -43,7 +44,7 @@ class PlainLines:
         self._standing(event)
         match event:
             case events.AttemptStarted() if event.attempt > 1:
-                self._line(f"attempt {event.attempt}: {event.reason}")
+                self._line(f"attempt {event.attempt}, {why_again(event.attempt, event.reason)}")
             case events.Seated():
                 nodes = count_text(self._standing.num_nodes, "node")
                 self._line(f"{count_text(len(event.seats), 'rank')} on {nodes}: {self._hosts()}")
@@ -66,7 +67,7 @@ class PlainLines:
                 self._beat()
 
     def _hosts(self) -> str:
-        return brief_names(seat.host for seat in self._standing.seats.values())
+        return brief_names(self._standing.hosts())
 
     def _plan(self, event: events.Planned) -> None:
         again = f" again, round {event.round}" if event.round else ""

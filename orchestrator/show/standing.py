@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from orchestrator.seats import Seat
+from orchestrator.seats import Seat, distinct_hosts
 from orchestrator.show import events
 from orchestrator.show.events import ClassAction, Event, RankClass
 from worker.results import FunctionResult
@@ -148,6 +148,7 @@ class Standing:
     problems: dict[str, None] = field(default_factory=dict)
     failed: list[tuple[int, str, str]] = field(default_factory=list)
     _class_of: dict[tuple[int, str], ClassStanding] = field(default_factory=dict)
+    _hosts: dict[int, str] = field(default_factory=dict)
 
     def __call__(self, event: Event) -> None:
         """Take an event in."""
@@ -157,6 +158,7 @@ class Standing:
                 self._begin(event)
             case events.Seated():
                 self.seats = {seat.rank: seat for seat in event.seats}
+                self._hosts = distinct_hosts(event.seats)
                 self.num_nodes = len({seat.node_rank for seat in event.seats})
             case events.Planned():
                 self._plan(event)
@@ -172,9 +174,16 @@ class Standing:
                 self._move(event)
 
     def host(self, rank: int) -> str:
-        """Where a rank sits; empty before it does."""
-        seat = self.seats.get(rank)
-        return seat.host if seat else ""
+        """The node that a rank sits on; empty before it does."""
+        return self._hosts.get(rank, "")
+
+    def hosts(self) -> tuple[str, ...]:
+        """Every node with a rank, in the order of ranks."""
+        return tuple(dict.fromkeys(self._hosts.values()))
+
+    def failed_stage(self) -> str:
+        """The stage that this attempt ended in; empty while it goes on, and between two stages."""
+        return next((stage for attempt, stage, _ in self.failed if attempt == self.attempt), "")
 
     def class_of(self, rank: int, function: str) -> ClassStanding | None:
         """The class that a rank belongs to for a function, as the plan has it now."""
@@ -184,6 +193,7 @@ class Standing:
         self.attempt, self.reason = event.attempt, event.reason
         for memory in (self.seats, self.stages, self.classes, self.results, self.busy, self._class_of):
             memory.clear()
+        self._hosts = {}
         self.running, self.cut, self.ending_s, self.round, self.num_nodes = None, None, None, None, 0
 
     def _move(self, event: Event) -> None:

@@ -10,7 +10,7 @@ from rich.text import Text
 from cache_store.upkeep.evict_plan import Choice
 from cache_store.upkeep.pins import Pin, short_name
 from cache_store.upkeep.reports import EvictOutcome, EvictReport
-from orchestrator.show.figures import size_text, time_text
+from orchestrator.show.figures import count_text, size_text, time_text
 
 
 def render_evicted(done: EvictOutcome, *, dry_run: bool) -> RenderableType:
@@ -31,11 +31,11 @@ def _lines(report: EvictReport, *, dry_run: bool) -> Iterable[Text]:
     counts = ", ".join(f"{_count(report.taken, kind)} {kind}s" for kind in ("record", "manifest", "blob"))
     yield Text(f"  {counts} {would} into the trash, {size_text(report.bytes_taken)}")
     deleted = "would be deleted" if dry_run else "deleted"
-    yield Text(f"  {report.num_deleted} old files {deleted} for good, {size_text(report.bytes_deleted)}")
+    old = count_text(report.num_deleted, "old file")
+    yield Text(f"  {old} {deleted} for good, {size_text(report.bytes_deleted)}")
     if report.restored:
-        yield Text(
-            f"  {len(report.restored)} files {'would come' if dry_run else 'came'} back from the trash"
-        )
+        came = "would come" if dry_run else "came"
+        yield Text(f"  {count_text(len(report.restored), 'file')} {came} back from the trash")
     yield Text(f"  {size_text(report.remaining_bytes)} remain")
     if report.over_bytes:
         over = f"  {size_text(report.over_bytes)} over --max-size: what remains is pinned, kept or too young"

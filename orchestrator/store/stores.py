@@ -17,7 +17,7 @@ from cache_store.errors import StoreUnavailable
 from cache_store.signing.trust import Trust, TrustPolicy, load_trust
 from cache_store.store import Store
 from orchestrator.config.store import StoreConfig, TierConfig, TrustConfig, tier_at
-from orchestrator.config.trust import policy_of
+from orchestrator.config.trust import choice_of
 from orchestrator.errors import BadArgument
 
 logger = logging.getLogger(__name__)
@@ -32,12 +32,14 @@ class Access:
         config: the store's config, the trust policy decided.
         for_ranks: the same without places that are silent; None when ranks must not ask the store at all.
         tiers: its places, and what had become of each when it was opened.
+        why_required: the place that asks for signatures, and why, where the config leaves the policy open.
     """
 
     store: Store | None
     config: StoreConfig
     for_ranks: StoreConfig | None
     tiers: tuple[TierState, ...]
+    why_required: str = ""
 
     @property
     def is_behind(self) -> bool:
@@ -56,18 +58,23 @@ def access(config: StoreConfig) -> Access:
         cache_store.errors.StoreUnavailable: a required place is away.
         cache_store.errors.StoreError: it is no store this release reads, or a key file is unusable.
     """
-    config = decided(config)
+    config, why_required = _decided(config)
     try:
         store = open_store(config)
     except StoreUnavailable as error:
         if error.required:
             raise
-        return Access(store=None, config=config, for_ranks=None, tiers=tiers_away(config, error))
+        tiers = tiers_away(config, error)
+        return Access(store=None, config=config, for_ranks=None, tiers=tiers, why_required=why_required)
     # A place that is away but not silent may be there for ranks: a disk of their node.
     silent = silent_places(config)
     lively = tuple(tier for tier in config.tiers if tier.path not in silent)
     return Access(
-        store=store, config=config, for_ranks=config.model_copy(update={"tiers": lively}), tiers=store.tiers
+        store=store,
+        config=config,
+        for_ranks=config.model_copy(update={"tiers": lively}),
+        tiers=store.tiers,
+        why_required=why_required,
     )
 
 
@@ -153,8 +160,13 @@ def leave_alone(config: StoreConfig, places: Collection[str]) -> None:
 
 def decided(config: StoreConfig) -> StoreConfig:
     """The config with a trust policy, where it left that open."""
-    policy = policy_of(config.trust, [tier.path for tier in config.tiers])
-    return config.model_copy(update={"trust": config.trust.model_copy(update={"policy": policy})})
+    return _decided(config)[0]
+
+
+def _decided(config: StoreConfig) -> tuple[StoreConfig, str]:
+    """Likewise, and why signatures are required; see `orchestrator.config.trust.choice_of`."""
+    policy, reason = choice_of(config.trust, [tier.path for tier in config.tiers])
+    return config.model_copy(update={"trust": config.trust.model_copy(update={"policy": policy})}), reason
 
 
 def load(config: StoreConfig, *, to_sign: bool) -> Trust:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cache_store.backends.tier import TierState
-from orchestrator.show.advice import Step, next_steps
+from orchestrator.causes import Cause
+from orchestrator.show.advice import next_steps
+from orchestrator.show.advice_failed import Step
+from orchestrator.show.course import StageSpan
 from orchestrator.show.report import Report
 from orchestrator.show.store_report import Nondeterministic
 from tests.support.made_reports import course_of, failing, made_report
@@ -103,10 +106,70 @@ def test_failed_launch_without_causes_begins_with_its_error() -> None:
 def test_failed_launch_without_causes_begins_with_the_remedy_that_its_error_names() -> None:
     report = made_report(8, failed=True)
     assert report.failure is not None
-    message = "2 function(s) missed:\n  f on rank 0: nothing there\n  remedy: preseed"
+    message = "2 functions missed:\n  f on rank 0: nothing there\n  remedy: preseed"
     bare = replace(report.failure, causes=(), kind="CompileForbidden", message=message)
     first = next_steps(replace(report, failure=bare))[0]
     assert (first.title, first.text) == ("Compile forbidden", "preseed")
+
+
+def raised_on(rank: int) -> Report:
+    """A launch of two ranks, of which one raised in build, so that nothing was compiled."""
+    report = made_report(2, failed=True)
+    assert report.failure is not None
+    cause = Cause(ranks=(rank,), kind="RuntimeError", function="", message="no weights", remedy="")
+    built = [span for span in report.course.timeline if span.stage in {"start", "fetch", "build"}]
+    return replace(
+        report,
+        failure=replace(report.failure, stage="build", causes=(cause,), silent=()),
+        course=replace(report.course, timeline=tuple(built)),
+    )
+
+
+def test_failure_without_a_remedy_says_what_to_do_and_names_the_log_of_the_rank_that_failed() -> None:
+    report = raised_on(1)
+    first = next_steps(report)[0]
+    log = f"{report.ranks[1].log} of rank 1 on node-0"
+    assert first.title == "Correct RuntimeError on rank 1"
+    assert first.text == (f"no weights\nRead {log}. Correct what raised it, and launch again.")
+    assert "rank-0.log" not in "".join(step.text for step in next_steps(report))
+
+
+def test_log_beside_remedies_is_that_of_a_rank_that_failed() -> None:
+    report = raised_on(1)
+    assert report.failure is not None
+    (cause,) = report.failure.causes
+    died = replace(report.failure, causes=(replace(cause, kind="died", remedy="look for the killer"),))
+    step = step_of(replace(report, failure=died), "Read the log")
+    assert step.text == f"Each rank writes a log on its node: {report.ranks[1].log} of rank 1 on node-0."
+
+
+def test_what_was_compiled_is_told_to_stay_only_where_something_was() -> None:
+    assert step_of(raised_on(1), "Nothing was committed").text == (
+        "There is no record of this launch in the store."
+    )
+    report = made_report(2, failed=True)
+    assert "What was compiled" not in step_of(report, "Nothing was committed").text
+    last = report.course.timeline[-1]
+    compiled = replace(last, stage="compile", ok=True)
+    course = replace(report.course, timeline=(*report.course.timeline[:-1], compiled))
+    assert "What was compiled" not in step_of(replace(report, course=course), "Nothing was committed").text
+    assert report.failure is not None
+    later = replace(report, course=course, failure=replace(report.failure, stage="first_call"))
+    assert "What was compiled stays" in step_of(later, "Nothing was committed").text
+
+
+def test_what_one_rank_had_compiled_stays_though_another_failed() -> None:
+    report = raised_on(1)
+    assert report.failure is not None
+    report = replace(report, failure=replace(report.failure, stage="compile"))
+    cut = StageSpan(
+        attempt=2, stage="compile", start_s=1.0, end_s=4.0, ok=False, ranks=(0, 1), rank_end_s=(2.0, 3.9)
+    )
+    both = replace(report, course=replace(report.course, timeline=(cut,)))
+    assert "What was compiled stays" in step_of(both, "Nothing was committed").text
+    only_the_failed = replace(cut, rank_end_s=(4.0, 3.9))
+    failed = replace(report, course=replace(report.course, timeline=(only_the_failed,)))
+    assert "What was compiled" not in step_of(failed, "Nothing was committed").text
 
 
 def test_launch_that_was_stopped_asks_for_nothing() -> None:

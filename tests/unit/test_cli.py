@@ -77,6 +77,8 @@ class FakeLaunch:
 def launching(monkeypatch: pytest.MonkeyPatch, answer: Report | BaseException) -> FakeLaunch:
     fake = FakeLaunch(answer)
     monkeypatch.setattr("orchestrator.launch.driver.Launch", fake)
+    # What such a launch has no ranks to run is not looked for.
+    monkeypatch.setattr("orchestrator.launch.before_ray.refuse_for_ranks", lambda _config: None)
     return fake
 
 
@@ -301,6 +303,21 @@ def test_show_of_an_unknown_partition_ends_with_two(tmp_path: Path):
     result = run("show", "world9global_rank0", "--store", tmp_path / "store")
     assert result.exit_code == 2
     assert "world2global_rank0" in result.stderr
+
+
+def test_show_of_a_config_alone_asks_for_a_partition_and_names_those_there_are(tmp_path: Path):
+    store_launch(loaded_config(tmp_path), tmp_path / "work")
+    config = write_config(tmp_path)
+    result = run("show", config)
+    assert result.exit_code == 2
+    said = " ".join(result.stderr.split())
+    assert "is a config; name a partition too: world2global_rank0, world2global_rank1" in said
+
+
+def test_show_of_a_config_that_is_not_there_names_it(tmp_path: Path):
+    result = run("show", tmp_path / "missing.yaml")
+    assert result.exit_code == 2
+    assert "missing.yaml" in "".join(result.stderr.split())
 
 
 def test_explain_works_before_the_first_launch(tmp_path: Path):

@@ -14,7 +14,7 @@ from orchestrator.config.reading import load
 from tests.support.fake_hosts import fake_hosts
 
 ROOT = Path(__file__).parents[2]
-MINIMAL = "workload: {entrypoint: a:b}\nranks: 2\nparallel: {dp: 2}\nray: {num_cpus: 4}\n"
+MINIMAL = "workload: {entrypoint: json:dumps}\nranks: 2\nparallel: {dp: 2}\nray: {num_cpus: 4}\n"
 
 
 def run(*arguments: str | Path) -> Result:
@@ -79,6 +79,27 @@ def test_check_says_that_more_may_be_found_once_single_keys_are_right(file: Path
     file.write_text(MINIMAL + "max_round: 3\n")
     assert later in run("config", "check", file).stderr
     assert later not in run("config", "check", file.with_name("none.yaml")).stderr
+
+
+def test_axes_that_do_not_fit_hide_nothing_else_that_does_not_go_together(file: Path):
+    arguments = ("config", "check", file, "--set", "ranks=3", "--set", "engine=torchair")
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "= 2, but ranks = 3" in result.stderr
+    assert "once these keys are right" not in result.stderr
+    assert "error: engine, device" in result.stdout
+    axes, engine = json.loads(run(*arguments, "--json").stdout)
+    assert (axes["key"], engine["keys"]) == ("ranks, parallel", ["engine", "device"])
+
+
+def test_check_finds_what_is_missing_on_this_machine(file: Path, tmp_path: Path):
+    (tmp_path / "plain").touch()
+    changes = ("--set", "workload.entrypoint=absent_of_all:f", "--set", f"cache_dir={tmp_path}/plain/below")
+    result = run("config", "check", file, *changes)
+    assert result.exit_code == 0
+    assert "warning: workload.entrypoint" in result.stdout
+    assert "warning: cache_dir" in result.stdout
+    assert run("config", "check", file, "--set", "workload={script: absent.py}", "--strict").exit_code == 2
 
 
 @pytest.mark.parametrize("command", ["up", "down"])
@@ -181,7 +202,7 @@ def test_hosts_that_fail_end_with_one_and_a_mistake_in_the_file_with_two(tmp_pat
     with fake_hosts(tmp_path, "one", env={"FAKE_RAY_FAILS": "one"}) as path:
         result = run("up", path)
         assert result.exit_code == 1
-        assert "error: 1 of 1 hosts did not come up" in result.stderr
+        assert "error: 1 of 1 host did not come up" in result.stderr
         assert "    | cannot reach the head\n" in result.stderr
         assert run("down", path).exit_code == 0
         path.write_text("host: [one]\n")

@@ -105,7 +105,7 @@ def test_evict_removes_what_a_dead_publisher_left(store, root):
     left = root / "tmp" / "host-1-x" / "0"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"bytes")
-    assert "1 old files deleted for good, 5 B" in done("evict", "--store", root)
+    assert "1 old file deleted for good, 5 B" in done("evict", "--store", root)
     assert list((root / "tmp").iterdir()) == []
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,9 @@ from typer.testing import CliRunner, Result
 from orchestrator import leaving
 from orchestrator.cli.console import ExitCode
 from orchestrator.cli.main import app
+from orchestrator.cli.options import check_script
+from orchestrator.config.reading import parse
+from orchestrator.errors import ConfigError
 from orchestrator.gang.in_process import InProcessLauncher
 from orchestrator.launch import driver
 from orchestrator.show import outputs
@@ -28,9 +33,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> FakeWorld:
     return found
 
 
-def launch(tmp_path: Path, *options: str) -> Result:
+def launch(tmp_path: Path, *options: str, workload: dict[str, Any] | None = None) -> Result:
     data: dict[str, Any] = {
-        "workload": {"entrypoint": "a:b"},
+        "workload": workload or {"entrypoint": "json:dumps"},
         "ranks": 1,
         "cache_dir": str(tmp_path / "cache"),
     }
@@ -60,3 +65,42 @@ def test_interrupted_launch_ends_without_what_libraries_do_at_the_end(
     world.raises["build", 0] = KeyboardInterrupt()  # type: ignore[assignment]
     assert launch(tmp_path).exit_code == ExitCode.INTERRUPTED
     assert leaving._at_once
+
+
+def test_script_that_is_not_there_is_bad_input_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_config: object) -> None:
+        raise AssertionError("a launcher was made")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(driver, "ray_launcher", start)
+    result = launch(tmp_path, workload={"script": "none.py"})
+    assert result.exit_code == ExitCode.BAD_INPUT
+    assert "workload.script" in result.stderr
+    assert "no file none.py" in result.stderr
+
+
+@pytest.mark.parametrize(("ship_code", "is_refused"), [(True, True), (False, False)])
+def test_script_that_only_the_nodes_may_have_is_left_to_them(*, ship_code: bool, is_refused: bool) -> None:
+    data = {
+        "workload": {"script": "none.py"},
+        "ranks": 1,
+        "ray": {"address": "10.0.0.1:6379", "ship_code": ship_code},
+    }
+    with pytest.raises(ConfigError) if is_refused else nullcontext():
+        check_script(parse(data), "a.yaml")
+
+
+def test_launch_whose_module_is_missing_ends_before_any_rank_starts_and_leaves_a_report(
+    tmp_path: Path, world: FakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    report = tmp_path / "report.json"
+    result = launch(tmp_path, "--json", str(report), workload={"entrypoint": "absent_of_all:f"})
+    assert result.exit_code == ExitCode.BAD_INPUT
+    assert (
+        "WorkloadError: entrypoint absent_of_all:f: module 'absent_of_all' does not import" in result.stderr
+    )
+    assert world.called("build") == []
+    assert json.loads(report.read_text())["failure"]["stage"] == "build"

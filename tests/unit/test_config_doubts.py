@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from orchestrator.config.doubts import Machine, doubts, look
+from orchestrator.config.doubts import doubts
+from orchestrator.config.machine import Machine
 from orchestrator.config.models import Config
 from orchestrator.config.origins import as_plain, key_lines, origins
 from orchestrator.config.reading import load, parse
 
-MACHINE = Machine(num_cpus=8, local_stores=(), script=True)
+MACHINE = Machine(num_cpus=8, usable_cpus=8)
 
 
 def config(**data: Any) -> Config:
@@ -89,7 +91,7 @@ def test_keys_that_go_together_are_not_named(data: dict[str, Any]):
 
 def test_store_on_a_disk_of_one_machine_is_named_where_the_ranks_are_on_a_cluster():
     store = {"path": "/a"}
-    machine = Machine(num_cpus=8, local_stores=("/a",), script=True)
+    machine = replace(MACHINE, local_stores=("/a",))
     assert found(machine, store=store) == []
     assert found(machine, store=store, ray={"address": "auto"}) == [("warning", ("store", "ray.address"))]
     tiers = {"tiers": [{"path": "/a"}, {"path": "s3://b/c"}]}
@@ -97,21 +99,41 @@ def test_store_on_a_disk_of_one_machine_is_named_where_the_ranks_are_on_a_cluste
 
 
 def test_script_that_is_not_there_is_named():
-    machine = Machine(num_cpus=8, local_stores=(), script=False)
+    machine = replace(MACHINE, script=False)
     assert found(machine, workload={"script": "x.py"}) == [("warning", ("workload.script",))]
+
+
+def test_module_that_is_not_found_is_named_with_the_words_of_an_import():
+    (doubt,) = doubts(config(), replace(MACHINE, missing_module="No module named 'a'"))
+    assert (doubt.level, doubt.keys) == ("warning", ("workload.entrypoint",))
+    assert doubt.found.endswith("on the import paths: No module named 'a'")
+
+
+def test_code_that_only_nodes_have_is_granted_to_a_cluster():
+    machine = replace(MACHINE, missing_module="No module named 'a'")
+    (here,), (there,) = (doubts(config(ray=ray), machine) for ray in ({}, {"address": "auto"}))
+    assert "nodes" not in here.remedy
+    assert "where the nodes alone have it, all is well" in there.remedy
+
+
+def test_file_in_the_place_of_the_cache_directory_is_named():
+    (doubt,) = doubts(config(cache_dir="/a/b"), replace(MACHINE, obstacle="/a"))
+    assert (doubt.level, doubt.keys) == ("warning", ("cache_dir",))
+    assert doubt.found == "on this machine /a is no directory, so /a/b can be none"
+
+
+@pytest.mark.parametrize(
+    ("usable", "said"), [(8, "Ray counts 8 here"), (2, "of which this process may use 2")]
+)
+def test_what_ray_counts_is_told_and_what_may_be_used_where_that_differs(usable: int, said: str):
+    (doubt,) = doubts(config(ray={"num_cpus_per_rank": 5.0}), replace(MACHINE, usable_cpus=usable))
+    assert doubt.found.startswith("2 ranks ask for 10 CPUs, and Ray counts 8 here")
+    assert doubt.found.endswith(said)
 
 
 def test_errors_come_first():
     levels = [level for level, _ in found(engine="torchair", no_compile=True, ray={"num_cpus": 1})]
     assert levels == ["error", "error", "warning"]
-
-
-def test_look_finds_directories_on_local_disks_and_the_script(tmp_path: Path):
-    (tmp_path / "here.py").touch()
-    tiers = [{"path": str(tmp_path)}, {"path": str(tmp_path / "absent")}, {"path": "s3://b/c"}]
-    machine = look(config(store={"tiers": tiers}, workload={"script": str(tmp_path / "here.py")}))
-    assert (machine.local_stores, machine.script) == ((str(tmp_path),), True)
-    assert look(config(workload={"script": str(tmp_path / "absent.py")})).script is False
 
 
 FILE = """\

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import socket
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +16,9 @@ import typer
 from cache_store.errors import Corrupt, StoreUnavailable
 from orchestrator.causes import WorkerFailure
 from orchestrator.cli.console import describe, exit_code_of, plain, session
+from orchestrator.config.models import Retries
 from orchestrator.errors import CannotStart, ConfigError, ConfigProblem, DemoFailed, LaunchFailed
+from orchestrator.launch.retries import Spent
 from orchestrator.signals import undisturbed
 from worker.errors import NotYet
 
@@ -28,6 +32,12 @@ def launch_failed(*kinds: str) -> LaunchFailed:
         WorkerFailure(rank=rank, stage="build", kind=kind, message="") for rank, kind in enumerate(kinds)
     ]
     return LaunchFailed("build", failures, num_ranks=2)
+
+
+def caused_by(cause: Exception) -> CannotStart:
+    error = CannotStart("no Ray cluster can be joined at '10.0.0.1:6379'")
+    error.__cause__ = cause
+    return error
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +111,10 @@ def test_other_error_keeps_its_lines():
         (ConfigError([]), 2),
         (NotYet("cuda", instead="use cpu"), 2),
         (CannotStart("no CPUs"), 1),
+        (caused_by(ConnectionRefusedError()), 5),
+        (caused_by(TimeoutError()), 5),
+        (caused_by(OSError(errno.EHOSTUNREACH, "no route")), 5),
+        (caused_by(socket.gaierror(socket.EAI_NONAME, "no such host")), 1),
         (DemoFailed("cold failed", exit_code=3), 3),
         (PermissionError("denied"), 1),
         (launch_failed("WorkloadError"), 2),
@@ -110,6 +124,10 @@ def test_other_error_keeps_its_lines():
 )
 def test_exit_code_of_error(error: Exception, code: int):
     assert exit_code_of(error) == code
+
+
+def test_head_that_refuses_is_not_asked_again():
+    assert not Spent(Retries()).another(caused_by(ConnectionRefusedError()))
 
 
 def test_plain_reaches_all_the_way_down():

@@ -232,7 +232,7 @@ def test_directories_of_tools_come_and_go(tmp_path: Path, run: Run, said: list[s
     other = loaded_config(tmp_path, exec=sync, cache_dir=str(tmp_path / "other"))
     look = 'grep -q graph "$VLLM_CACHE_ROOT/graph" && grep -q mine "$MY_CACHE/file"'
     assert run(other, shell(look)).exit_code == 0
-    assert "vllm: pulled 1 new of 1 files" in said
+    assert "vllm: pulled 1 new of 1 file" in said
 
 
 def test_directories_of_another_model_do_not_come(tmp_path: Path, run: Run, said: list[str]) -> None:

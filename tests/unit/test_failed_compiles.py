@@ -117,6 +117,17 @@ def test_second_failure_ends_the_launch_when_the_others_have_loaded(rounds: Roun
     assert {slot for slot in rounds.world.held if slot[1] == DECODE} == {(rank, DECODE) for rank in range(4)}
 
 
+def test_error_of_the_function_itself_is_not_tried_on_another_leader(rounds: Rounds) -> None:
+    rounds.world.broken = {PREFILL: "FunctionRaised: ValueError: bad shape (m.py:3 in M.prefill)"}
+    with pytest.raises(LaunchFailed) as caught:
+        rounds()
+    assert rounds.compiled() == [(0, PREFILL), (2, DECODE)]
+    assert [(failure.rank, failure.kind) for failure in caught.value.failures] == [(0, "FunctionRaised")]
+    assert caught.value.failures[0].message == "ValueError: bad shape (m.py:3 in M.prefill)"
+    assert not rounds.recorder.problems
+    assert {slot for slot in rounds.world.held if slot[1] == DECODE} == {(rank, DECODE) for rank in range(4)}
+
+
 def test_error_names_function_leaders_nodes_cause_and_ranks_that_wait(rounds: Rounds) -> None:
     text = str(broken_prefill(rounds))
     assert "stage compile failed on 2 of 4 ranks" in text

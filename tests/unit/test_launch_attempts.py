@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.causes import DIED, STOPPED, TIMEOUT, WorkerFailure
+from orchestrator.causes import DIED, NODE_LOST, STOPPED, TIMEOUT, WorkerFailure
+from orchestrator.cli import console
+from orchestrator.cli.console import ExitCode
 from orchestrator.config.reading import Config, parse
 from orchestrator.errors import CannotStart, LaunchFailed
 from orchestrator.gang.in_process import InProcessLauncher
@@ -132,6 +134,24 @@ def test_ranks_that_cannot_come_up_are_not_tried_again(tmp_path: Path, world: Fa
     with pytest.raises(CannotStart):
         run(config_of(tmp_path), launcher)
     assert launcher.log.count("start") == 1
+
+
+class NoRoomLeft(Losing):
+    """Loses a node, and has no other for the next attempt."""
+
+    def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
+        if self.log:
+            raise CannotStart("2 ranks do not fit on the Ray cluster")
+        return super().start(num_ranks, timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize(("kind", "code"), [(NODE_LOST, ExitCode.LOST), (DIED, ExitCode.FAILED)])
+def test_launch_that_fits_no_more_because_it_lost_nodes_blames_the_cluster(
+    tmp_path: Path, world: FakeWorld, kind: str, code: ExitCode
+) -> None:
+    with pytest.raises(CannotStart) as caught:
+        run(config_of(tmp_path), NoRoomLeft(world, "load", kind=kind))
+    assert console.exit_code_of(caught.value) == code
 
 
 def test_listener_hears_of_attempts_places_and_what_ranks_are_seen_to_do(

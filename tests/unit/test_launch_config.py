@@ -143,6 +143,24 @@ def test_unusable_value_is_refused(file: Path, override: str) -> None:
     assert override.partition("=")[0].partition(".")[0] in refusal(file, override)
 
 
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("workload.entrypoint=nocolon", "expected module:function that returns a worker.Workload"),
+        ("name='../x'", "expected name for people: letters, digits, '.', '-', '_'"),
+        ("node_caches={'A B': {path: /a}}", "expected a name of at most 64 characters: a-z, 0-9, '-', '_': "),
+        ("exec.sync=[{tool: 'A B'}]", "expected a name of at most 64 characters: a-z, 0-9, '-', '_': "),
+        ("exec.sync=[{tool: x, path: a}]", "expected directory on each node, absolute, ~ or $NAME first"),
+        ("exec.sync=[{tool: x, variable: '1'}]", "expected a name of letters, digits and '_': environment"),
+        ("store={path: /a, trust: {revoked: ['1']}}", "expected 32 digits, each 0-9 or a-f: list of ids"),
+    ],
+)
+def test_patterns_are_told_in_plain_words_only(file: Path, override: str, words: str) -> None:
+    text = refusal(file, override)
+    assert words in text
+    assert "match pattern" not in text
+
+
 def test_axes_that_do_not_fill_the_ranks_are_refused_with_the_numbers(file: Path) -> None:
     assert "parallel tp 3 x pp 1 x dp 1 = 3, but ranks = 2" in refusal(file, "parallel.tp=3")
 

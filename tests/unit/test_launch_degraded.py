@@ -14,6 +14,7 @@ from cache_store.backends.circuit import TICK_S, Circuits, Ticks
 from cache_store.errors import StoreUnavailable
 from cache_store.layout import FORMAT_FILE
 from cache_store.publishing.publish_queue import pending
+from cache_store.signing.trust_policy import PolicyChoice
 from orchestrator.cli.console import ExitCode, exit_code_of
 from orchestrator.config.reading import Config, parse
 from orchestrator.errors import LaunchFailed
@@ -155,6 +156,61 @@ def test_what_waits_is_published_when_the_store_answers_again(house: House) -> N
     (record,) = open_store(store).launches(launch_key(house.config()))
     assert [ref.rank for ref in record.partitions] == [0, 1]
     assert house.waiting() == (0, 0)
+
+
+OPEN = {"path": "/store", "answer_s": ANSWER_S}
+"""A store whose config leaves the policy open; what is asked for there is chosen by the place."""
+
+
+def asks_for_signatures(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
+    choice = PolicyChoice(policy=policy, reason="others can write it")  # type: ignore[arg-type]
+    monkeypatch.setattr("orchestrator.config.trust.choose_policy", lambda _location: choice)
+
+
+def test_what_cannot_be_signed_waits_where_only_the_place_of_a_store_that_is_away_asks_for_it(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks_for_signatures(monkeypatch, "require")
+    house.place.hangs = True
+    report = house.launch(store=OPEN)
+    assert house.waiting() == (2, 1)
+    assert not any(problem.startswith("not committed") for problem in report.problems)
+    (told,) = [problem for problem in report.problems if "trust.policy" in problem]
+    assert told.startswith(
+        "the config sets no trust.policy, and require was chosen for /store: others can write it. "
+        "warmrank publish looks at the place again"
+    )
+
+
+@pytest.mark.parametrize(("policy", "waiting"), [("off", (0, 0)), ("require", (2, 1))])
+def test_publishing_later_decides_anew_whether_it_must_be_signed(
+    house: House, monkeypatch: pytest.MonkeyPatch, policy: str, waiting: tuple[int, int]
+) -> None:
+    asks_for_signatures(monkeypatch, "require")
+    house.place.hangs = True
+    house.launch(store=OPEN)
+    house.comes_back(house.place)
+    asks_for_signatures(monkeypatch, policy)
+    found = publish_late(house.config(store=OPEN))
+    assert house.waiting() == waiting
+    assert len(found.published) == 2 - waiting[0]
+    assert all("no signing key is configured" in why for why in list(found.kept.values())[:2])
+
+
+def test_nothing_waits_where_the_config_itself_asks_for_signatures_without_a_key(house: House) -> None:
+    house.place.hangs = True
+    report = house.launch(store={**OPEN, "trust": {"policy": "require"}})
+    assert house.waiting() == (0, 0)
+    assert any(problem.startswith("not committed: trust.policy is require") for problem in report.problems)
+
+
+def test_place_that_asks_for_signatures_is_named_with_the_reason(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks_for_signatures(monkeypatch, "require")
+    report = house.launch(store=OPEN)
+    (told,) = [problem for problem in report.problems if problem.startswith("not committed")]
+    assert "require was chosen for /store: others can write it; store.trust.signing_key is not set" in told
 
 
 def test_publishing_later_while_the_store_is_still_away_says_so(house: House) -> None:

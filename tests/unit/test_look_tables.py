@@ -18,7 +18,6 @@ from orchestrator.look.tables import (
     render_listing,
     render_partition,
     render_verified,
-    short_signature,
 )
 from orchestrator.look.verify import Verified
 from orchestrator.seed.nodes import Node
@@ -136,16 +135,3 @@ def test_node_with_faults_is_no_success():
     text = text_of(render_seeds((node("one", faults=("blob is damaged",)),)))
     assert "faults" in text
     assert "seeded" not in text
-
-
-@pytest.mark.parametrize(
-    ("signature", "short"),
-    [
-        ("(torch.Size([2, 1]), torch.Size([1]))", "[2, 1] [1]"),
-        ("(torch.Size([2, 8]), torch.Size([2, 8]), torch.Size([2, 8]), 32)", "[2, 8] x3 32"),
-        ("int64[1, 8]", "int64[1, 8]"),
-        ("()", ""),
-    ],
-)
-def test_short_signature(signature: str, short: str):
-    assert short_signature(signature) == short

@@ -172,8 +172,8 @@ def test_what_the_node_does_not_declare_is_not_fetched(store, source, node):
     report = run(store, node, ranks=(0, 1)).node
     assert (placed(node), len(kept_files(node / "cache"))) == ({ADD: b"add"}, 1)
     assert [reason.split(",")[0] for reason in report.skipped] == [
-        "node/operators: 1 files",
-        "node/strange: 1 files",
+        "node/operators: 1 file",
+        "node/strange: 1 file",
     ]
 
 

@@ -103,7 +103,7 @@ def test_report_command_alone_prints_the_table(report_file: Path) -> None:
     assert "llama-70b: failed in stage compile, exit status 1" in output
     assert "ranks 0-7 (node-0): node lost: node-0 gave no sign of life for 10 s" in output
     assert "remedy: look whether node-0 is up and reachable, and launch again" in output
-    assert "attempt 2: 18.5 s, failed in compile (node node-0 was lost)" in output
+    assert "attempt 2: 18.5 s, failed in compile (because attempt 1 failed: node node-0 was lost)" in output
 
 
 def test_table_of_many_ranks_is_short(tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ import io
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from orchestrator.seats import Seat
 from orchestrator.show import events as e
 from orchestrator.show.live_view import LiveView
 from orchestrator.show.plain_lines import FIRST_BEAT_S, PlainLines
@@ -126,7 +128,7 @@ def test_plain_lines_tell_why_there_is_another_attempt() -> None:
     lines = plain(failing(8), num_ranks=8)
     assert "attempt 1 failed in stage compile" in lines
     assert "    rank 0: node lost" in lines
-    assert "attempt 2: node node-0 was lost" in lines
+    assert "attempt 2, because attempt 1 failed: node node-0 was lost" in lines
 
 
 def test_plain_lines_leave_the_last_error_to_whoever_raises_it() -> None:
@@ -188,6 +190,54 @@ def test_live_view_says_of_a_launch_that_was_stopped_what_was_cut_short() -> Non
     screen = live([*compiling_two(), stopped], 2, later_s=1.5)
     assert cells(screen) == ["compile cut short", "compile done"]
     assert "taking the ranks down, 1.5 s" in screen
+
+
+def drawn_in_colours(view: LiveView) -> str:
+    console = Console(
+        file=io.StringIO(), width=100, height=40, force_terminal=True, color_system="standard", no_color=False
+    )
+    console.print(view)
+    return "\n".join(lines_of(console))
+
+
+def test_live_view_shows_the_stage_that_failed_in_red_and_no_other() -> None:
+    clock = Clock()
+    view = LiveView(2, clock=clock)
+    heard: list[e.Event] = [
+        e.AttemptStarted(at_s=0.0, attempt=1),
+        stage("fetch", 0, 1),
+        e.StageFinished(at_s=1.0, stage="fetch", seconds=1.0),
+        stage("build", 0, 1),
+        e.AttemptFailed(at_s=3.0, attempt=1, stage="build", text="rank 1: died", is_last=False),
+    ]
+    for event in heard:
+        clock.now_s = event.at_s
+        view(event)
+    (strip,) = [line for line in drawn_in_colours(view).splitlines() if "fetch" in line]
+    green, red, plain_ = "\x1b[32m", "\x1b[1;31m", "\x1b[0m"
+    assert f"{green}fetch 1.0s{plain_}" in strip
+    assert f"{red}build 3.0s failed{plain_}" in strip
+    view(e.AttemptStarted(at_s=4.0, attempt=2, reason="rank 1: died"))
+    view(stage("build", 0, 1))
+    view(e.StageFinished(at_s=5.0, stage="build", seconds=1.0))
+    assert f"{green}build 1.0s{plain_}" in drawn_in_colours(view)
+
+
+def one_host(num_nodes: int) -> e.Seated:
+    """Nodes of Ray that are all on one machine, with a rank each."""
+    return e.Seated(at_s=0.0, seats=tuple(replace(seat, host="vm") for seat in id_seats(num_nodes)))
+
+
+def id_seats(num_nodes: int) -> list[Seat]:
+    return [replace(seat, node_id=f"{seat.rank}f{54 * '0'}") for seat in seats(num_nodes, 1)]
+
+
+def test_nodes_of_one_host_can_be_told_apart() -> None:
+    assert plain([one_host(2)]) == ["2 ranks on 2 nodes: vm 0f0000000000, vm 1f0000000000"]
+    text = "\n".join(live([one_host(2), stage("build", 0, 1)], 2, width=120))
+    assert "2 ranks on 2 nodes (vm 0f0000000000, vm 1f0000000000)" in text
+    assert "vm 1f0000000000" in next(line for line in text.splitlines() if line.strip().startswith("1 "))
+    assert plain([one_host(1)], num_ranks=1) == ["1 rank on 1 node: vm"]
 
 
 def test_live_view_names_what_comes_after_the_last_stage() -> None:

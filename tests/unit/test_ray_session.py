@@ -18,6 +18,7 @@ import pytest
 import ray
 
 from orchestrator import leaving
+from orchestrator.cli.console import ExitCode, exit_code_of
 from orchestrator.config.models import RayConfig
 from orchestrator.errors import CannotStart
 from orchestrator.gang import guardian, joining, ray_session
@@ -100,6 +101,7 @@ def test_address_where_nothing_listens_is_refused_at_once(monkeypatch: pytest.Mo
         with pytest.raises(CannotStart, match=rf"can be joined at '{address}' \(ray.address\)") as told:
             ray_session.enter(RayConfig(address=address), timeout_s=LONG_S)
     assert not told.value.may_pass
+    assert exit_code_of(told.value) == ExitCode.LOST
 
 
 @pytest.mark.parametrize(

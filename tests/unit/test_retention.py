@@ -96,7 +96,7 @@ def test_evicted_says_what_went_what_stays_and_how_much():
 
 def test_dry_run_says_would():
     text = evicted(report(restored=("cas/z",)), dry_run=True)
-    for part in ("would go into the trash", "would be deleted for good", "1 files would come back"):
+    for part in ("would go into the trash", "would be deleted for good", "1 file would come back"):
         assert part in text
     assert "went" not in text
 
@@ -105,7 +105,7 @@ def test_what_is_over_the_limit_and_what_is_missing_is_said():
     text = evicted(report(over_bytes=3072, problems=("cas/q is needed, and nowhere",), restored=("cas/z",)))
     assert "3.0 KiB over --max-size" in text
     assert "problem: cas/q is needed" in text
-    assert "1 files came back from the trash" in text
+    assert "1 file came back from the trash" in text
 
 
 def test_places_stand_apart_and_faults_at_the_end():

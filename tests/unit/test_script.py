@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.rank_spec import rank_spec
-from worker.errors import CompileForbidden, ScriptFailed
+from worker.errors import CompileForbidden, ScriptFailed, WorkloadError
 from worker.rank_spec import RankSpec
 from worker.script import journal_of, run_script
 
@@ -175,7 +175,7 @@ def test_output_that_is_no_text_is_no_error(spec: RankSpec, tmp_path: Path) -> N
 
 def test_missing_script_is_an_error_that_says_where_it_was_looked_for(spec: RankSpec) -> None:
     with pytest.raises(
-        ScriptFailed, match=r"rank 3: script none.py is not there \(looked for from /"
+        WorkloadError, match=r"rank 3: script none.py is not there \(looked for from /"
     ) as raised:
         run_script(spec, "none.py", ())
     assert (raised.value.rank, raised.value.script) == (3, "none.py")

@@ -16,7 +16,7 @@ from cache_store.signing.signing_keys import key_id
 from cache_store.store import Store
 from orchestrator.config.reading import load
 from orchestrator.config.store import TrustConfig
-from orchestrator.config.trust import locate_trust, policy_of, warn_of_off
+from orchestrator.config.trust import choice_of, locate_trust, warn_of_off
 from orchestrator.errors import BadArgument
 from orchestrator.store.stores import open_store
 from tests.support.stored import publish_launch
@@ -103,16 +103,18 @@ def test_revoked_are_ids(revoked):
 @pytest.mark.parametrize("policy", ["require", "warn", "off"])
 def test_a_policy_that_is_given_holds(local, policy):
     for location in (str(local), "/mnt/nowhere", "s3://bucket"):
-        assert policy_of(config(policy=policy), [location]) == policy
+        assert choice_of(config(policy=policy), [location]) == (policy, "")
 
 
 def test_policy_of_an_own_local_store_is_off(local):
-    assert policy_of(config(), [str(local / "store")]) == "off"
+    assert choice_of(config(), [str(local / "store")]) == ("off", "")
 
 
 @pytest.mark.parametrize("shared", ["/mnt/nowhere/store", "s3://bucket"])
 def test_policy_is_the_strictest_of_all_places(local, shared):
-    assert policy_of(config(), [str(local / "store"), shared]) == "require"
+    policy, reason = choice_of(config(), [str(local / "store"), shared])
+    assert policy == "require"
+    assert reason.startswith(f"{shared}: ")
 
 
 def test_off_is_warned_of_once_for_each_shared_place(local, caplog):

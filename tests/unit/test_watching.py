@@ -114,11 +114,31 @@ def test_node_that_ended_is_in_doubt_no_longer() -> None:
     assert kinds(found, 101.0) == {2: NODE_LOST, 3: NODE_LOST}
 
 
-def test_node_that_neither_answers_nor_ends_is_in_doubt_for_a_while_only() -> None:
+def test_node_that_answers_nothing_after_a_death_is_lost_with_the_rank() -> None:
     found = watching()
     found.failed(3, 101.0, died=True)
-    assert found.is_in_doubt(106.9, others_wait=False)
-    assert not found.is_in_doubt(107.0, others_wait=False)
+    assert found.is_in_doubt(105.9, others_wait=False)
+    assert kinds(found, 105.9) == {}
+    assert kinds(found, 106.0) == {2: NODE_LOST, 3: NODE_LOST}
+    assert not found.is_in_doubt(106.0, others_wait=False)
+
+
+def test_node_whose_watch_ray_cannot_reach_after_a_death_is_lost_at_once_unless_it_answers() -> None:
+    found = watching()
+    found.unavailable(1)
+    assert kinds(found, 101.0) == {}  # a link may be down for a moment
+    found.failed(3, 101.0, died=True)
+    assert kinds(found, 101.0) == {2: NODE_LOST, 3: NODE_LOST}
+    seen(found, 1, {2: AT_WORK}, 101.2)
+    assert kinds(found, 101.2) == {}
+
+
+def test_node_that_answers_too_early_and_then_no_more_is_lost_too() -> None:
+    found = watching()
+    found.failed(3, 101.0, died=True)
+    seen(found, 1, {2: AT_WORK}, 101.5)  # its processes notice the end of Ray there one by one
+    assert found.is_in_doubt(105.9, others_wait=False)
+    assert kinds(found, 106.0) == {2: NODE_LOST, 3: NODE_LOST}
 
 
 def test_ranks_of_a_node_that_let_go_of_them_have_died_and_it_is_not_lost() -> None:

@@ -103,6 +103,28 @@ def test_entrypoint_gets_context_and_arguments(
     assert given == [here, {"layers": 2}]
 
 
+def test_arguments_that_the_entrypoint_does_not_take_are_told_as_the_config_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def entry(_context: RankContext, *, layers: int = 2) -> Workload:
+        raise AssertionError("it was called")
+
+    monkeypatch.setattr("tests.support.small_models.entry", entry, raising=False)
+    expected = "workload.arguments: got an unexpected keyword argument 'nokey'. Given: nokey; it takes"
+    with pytest.raises(WorkloadError, match=expected) as raised:
+        build_workload("tests.support.small_models:entry", context(), {"nokey": 3})
+    assert "layers: int = 2" in str(raised.value).replace("'", "")
+
+
+def test_type_error_of_the_entrypoint_itself_stays_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def entry(_context: RankContext, layers: int) -> Workload:
+        raise TypeError(f"{layers} layers are too few")
+
+    monkeypatch.setattr("tests.support.small_models.entry", entry, raising=False)
+    with pytest.raises(TypeError, match="3 layers are too few"):
+        build_workload("tests.support.small_models:entry", context(), {"layers": 3})
+
+
 @pytest.mark.parametrize("entrypoint", ["", "module", "module:", ":function"])
 def test_entrypoint_of_another_form_is_refused(entrypoint: str) -> None:
     with pytest.raises(WorkloadError, match="is not 'module:function'") as raised:

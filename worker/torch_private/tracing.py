@@ -14,6 +14,7 @@ import torch
 from worker.code_digests import globals_module, is_pinned_module
 from worker.errors import GraphBreak, NotPortable
 from worker.torch_private.lowering import CapturedCall, LoweredGraph, lower
+from worker.torch_private.raised import noted_shapes, raised_by
 from worker.torch_private.shape_lines import ShapeLine, shape_lines
 from worker.torch_private.traced_guards import TracedGuard, absence_guarded, traced_guards
 from worker.torch_private.traced_writes import TracedWrite, noted_writes
@@ -84,6 +85,7 @@ def trace(
 
     Raises:
         GraphBreak: the method does not form one whole graph; the message has Dynamo's reason and line.
+        FunctionRaised: it raises an exception itself, or calls an operator with what does not fit.
         NotPortable: it calls a function that Dynamo was told not to look into.
     """
     from time import perf_counter
@@ -190,8 +192,11 @@ def _capture(
 
     name = getattr(method, "__qualname__", repr(method))
     try:
-        return convert_frame.fullgraph_capture(method, args, kwargs)
+        with noted_shapes() as shapes:
+            return convert_frame.fullgraph_capture(method, args, kwargs)
     except (Unsupported, UserError, UncapturedHigherOrderOpError, TorchDynamoException) as error:
+        if raised := raised_by(method, error, shapes):
+            raise raised from error
         reason = str(error).strip()
         msg = (
             f"{name} does not form one whole graph, which a cached function must:\n{reason}\n"

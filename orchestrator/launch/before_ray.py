@@ -1,0 +1,60 @@
+"""Finds, before a launch starts a Ray of its own, what every rank would find on this machine seconds later.
+
+Invariants: what is raised is what would come from the ranks, so that reports and exit codes are the same;
+and only where this process starts Ray itself, because elsewhere the nodes may have what is missing here.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from cache_store.errors import UnusableCache
+from cache_store.node.private_files import ensure_cache_dir
+from orchestrator.bounded import all_within
+from orchestrator.config.machine import missing_module, module_of
+from orchestrator.config.models import Config, EntrypointWorkload
+from orchestrator.config.trust import LOOK_S
+from orchestrator.errors import LaunchFailed
+from orchestrator.gang.rank_host import failure_of
+from orchestrator.gang.ray_session import way_in_now
+from worker.errors import WorkloadError
+
+
+def refuse_for_ranks(config: Config) -> None:
+    """Look for what all ranks of an own Ray need.
+
+    Raises:
+        LaunchFailed: the cache directory cannot be used, or the entrypoint's module is not there.
+    """
+    if way_in_now(config.ray) != "local":
+        return
+    # A disk that does not answer is left to the ranks, whose stages have time-outs.
+    (unusable,) = all_within([partial(_unusable, config.cache_dir)], timeout_s=LOOK_S)
+    if unusable:
+        _refuse(config, "start", *unusable)
+    if isinstance(config.workload, EntrypointWorkload) and (reason := missing_module(module_of(config))):
+        _refuse(config, "build", _not_imported(config.workload.entrypoint, reason))
+
+
+def _unusable(cache_dir: Path) -> tuple[UnusableCache, ...]:
+    try:
+        ensure_cache_dir(cache_dir)
+    except UnusableCache as error:
+        return (error,)
+    return ()
+
+
+def _not_imported(entrypoint: str, reason: str) -> WorkloadError:
+    """What `worker.workload` says of it; a test holds both together."""
+    module = entrypoint.partition(":")[0]
+    msg = (
+        f"entrypoint {entrypoint}: module {module!r} does not import: {reason}. "
+        "It is looked for on sys.path, which includes the directory the launch was started in."
+    )
+    return WorkloadError(msg, entrypoint=entrypoint)
+
+
+def _refuse(config: Config, stage: str, error: Exception) -> None:
+    failures = [failure_of(error, rank=rank, stage=stage) for rank in range(config.ranks)]
+    raise LaunchFailed(stage, failures, num_ranks=config.ranks)

@@ -1,0 +1,68 @@
+"""Signatures of captures as people read them: whole, and with every bracket closed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from orchestrator.look.captures import short_signature
+from worker.capture.plan import PlannedInput, Shapes
+
+DIGEST = "80ebff0a1b2c" + "0" * 52
+
+
+def planned(
+    *tensors: tuple[int, tuple[int, ...], tuple[int, ...]], numbers: dict[int, float] | None = None
+) -> str:
+    inputs = tuple(PlannedInput(position=at, sizes=sizes, strides=strides) for at, sizes, strides in tensors)
+    return Shapes(inputs=inputs, numbers=tuple((numbers or {}).items())).to_text(DIGEST)
+
+
+@pytest.mark.parametrize(
+    ("signature", "short"),
+    [
+        ("(torch.Size([2, 1]), torch.Size([1]))", "[2, 1] [1]"),
+        ("(torch.Size([2, 8]), torch.Size([2, 8]), torch.Size([2, 8]), 32)", "[2, 8] x3 32"),
+        ("int64[1, 8]", "int64[1, 8]"),
+        ("()", ""),
+    ],
+)
+def test_short_signature(signature: str, short: str):
+    assert short_signature(signature) == short
+
+
+def test_plan_is_told_in_words():
+    text = planned((3, (2, 64), (64, 1)), (5, (8, 4), (1, 8)), numbers={4: 32, 6: True})
+    assert short_signature(text) == (
+        "inputs 3: [2, 64], 5: [8, 4] strides [1, 8]; numbers 4: 32, 6: true; artifact 80ebff0a1b2c"
+    )
+
+
+def test_equal_neighbours_of_a_plan_are_told_once_with_every_position():
+    caches = [(at, (2, 8), (8, 1)) for at in (4, 5, 6, 9)]
+    text = planned((3, (1,), (1,)), *caches)
+    assert short_signature(text) == "inputs 3: [1], 4-6 9: [2, 8]; artifact 80ebff0a1b2c"
+
+
+def test_plan_without_inputs_names_its_artifact():
+    assert short_signature(planned()) == "artifact 80ebff0a1b2c"
+
+
+def test_plan_of_one_input():
+    assert short_signature(planned((3, (), ()))) == "input 3: []; artifact 80ebff0a1b2c"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({"artifact": DIGEST, "format": 2, "inputs": [[3, [2, 64]]], "numbers": []}),
+        json.dumps({"artifact": DIGEST, "format": 1, "inputs": [[3]], "numbers": []}),
+        json.dumps({"artifact": DIGEST, "format": 1, "inputs": [3], "numbers": []}),
+        json.dumps({"format": 1, "inputs": [], "numbers": []}),
+        '{"artifact": [2',
+    ],
+    ids=["later format", "no sizes", "no pair", "no artifact", "cut off"],
+)
+def test_what_is_no_plan_of_this_format_is_given_as_it_is(text: str):
+    assert short_signature(text) == text

@@ -1,0 +1,172 @@
+"""Errors that a traced method raises itself: told from graph breaks, and named as Python would name them.
+
+Dynamo reports both alike. An exception that nothing in the method catches, a call whose arguments do not fit,
+an assertion that is false, an operator whose shapes do not fit: to move code about helps none of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from traceback import FrameSummary
+from typing import Any, Final
+
+import torch
+
+from worker.errors import FunctionRaised
+from worker.torch_private.patching import wrapped
+
+_log = logging.getLogger(__name__)
+
+_OBSERVED: Final = "Observed exception"
+_ASSERTION: Final = "Data-dependent assertion failed (cannot compile partial graph)"
+"""Dynamo says so of a value that it knows to be false; one that depends on data is asserted in the graph."""
+
+_NAME: Final = "failed to find name in frame builtins"
+
+_OF_PYTHON: Final = frozenset(
+    {
+        "RuntimeError when making fake tensor call",
+        "TypeError when making fake tensor call",
+        "Tensor device mismatch",
+        "failed to bind arguments when attempting to inline",
+    }
+)
+"""Kinds of break whose cause is an exception of an operator's, or of Python's."""
+
+_TORCH: Final = Path(torch.__file__).parent
+_RAISED = re.compile(r"raised exception \w+\((.*)\)", re.DOTALL)
+_SYMBOL = re.compile(r"\bs\d+\b")
+_UNKNOWN = re.compile(r"Failed to find name `(\w+)`")
+
+
+@contextlib.contextmanager
+def noted_shapes() -> Iterator[list[Any]]:
+    """Fills the list it yields, while a trace runs, with what knows the sizes of symbols."""
+    from torch._dynamo.output_graph import OutputGraph
+
+    noted: list[Any] = []
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def init(graph: Any, *args: Any, **kwargs: Any) -> None:
+            original(graph, *args, **kwargs)
+            noted.append(graph.shape_env)
+
+        return init
+
+    with wrapped(OutputGraph, "__init__", wrap):
+        yield noted
+
+
+def raised_by(
+    method: Callable[..., Any], error: BaseException, shapes: Sequence[Any]
+) -> FunctionRaised | None:
+    """The error that the method raised itself; None where ``error`` tells of a graph break.
+
+    Args:
+        method: what was traced.
+        error: Dynamo's; its text goes to the log.
+        shapes: what `noted_shapes` noted.
+    """
+    stopped, said = _said(error)
+    if not said:
+        return None
+    name = getattr(method, "__qualname__", repr(method))
+    where = _where(method, list(getattr(stopped, "real_stack", None) or ()))
+    said = _with_sizes(said, shapes)
+    _log.info("%s raised %s; Dynamo says: %s", name, said, error)
+    msg = (
+        f"{said} ({where}). It was raised while {name} was traced for these arguments; call it without the "
+        "cache to debug it."
+    )
+    return FunctionRaised(msg, function=name, reason=said, where=where)
+
+
+def _said(error: BaseException) -> tuple[BaseException, str]:
+    """Who knows the stack, and the exception as Python prints it; nothing for a graph break."""
+    from torch._dynamo.exc import ObservedException, TorchRuntimeError
+
+    if isinstance(error, ObservedException):
+        return error, _observed(error)
+    stopped = error
+    if isinstance(error, TorchRuntimeError):  # wraps the break that tells what kind it is
+        stopped = error.__cause__ or error.__context__ or error
+    kind = getattr(stopped, "gb_type", "")
+    cause = stopped.__cause__ or stopped.__context__
+    if kind == _OBSERVED and isinstance(cause, ObservedException):
+        return cause, _observed(cause)
+    if kind == _ASSERTION:
+        return stopped, _assertion(stopped)
+    if kind == _NAME and (unknown := _UNKNOWN.search(str(stopped))):
+        return stopped, _printed("NameError", f"name {unknown[1]!r} is not defined")
+    # A kernel that reads memory cannot be traced at all: the method may well be right.
+    if kind in _OF_PYTHON and cause is not None and "data pointer" not in str(cause):
+        text = str(cause).replace("FakeTensor", "Tensor")
+        return stopped, _printed(type(cause).__name__, text)
+    return error, ""
+
+
+def _observed(error: BaseException) -> str:
+    from torch._dynamo.exc import observed_exception_map
+
+    kind = next((kind for kind, known in observed_exception_map.items() if known is type(error)), Exception)
+    text = _text_of(error.args, is_key=issubclass(kind, KeyError))
+    return _printed(kind.__name__, text)
+
+
+def _text_of(args: tuple[Any, ...], *, is_key: bool) -> str:
+    """What ``str`` gives of an exception with these arguments, which Dynamo keeps as variables or as text."""
+    if len(args) == 1 and isinstance(args[0], str):
+        found = _RAISED.fullmatch(args[0])
+        if found is None:
+            return args[0]
+        try:
+            values = ast.literal_eval(f"({found[1]},)") if found[1] else ()
+        except (SyntaxError, ValueError):  # no literals: tensors, for example
+            return found[1]
+    else:
+        values = tuple(_value(arg) for arg in args)
+    return str(KeyError(*values) if is_key else Exception(*values))
+
+
+def _value(variable: Any) -> Any:
+    return variable.as_python_constant() if variable.is_python_constant() else variable.debug_repr()
+
+
+def _assertion(error: BaseException) -> str:
+    stack = getattr(error, "real_stack", None)
+    return _printed("AssertionError", (stack[-1].line or "") if stack else "")
+
+
+def _with_sizes(text: str, shapes: Sequence[Any]) -> str:
+    """The sizes of this call in place of Dynamo's symbols for them, which nobody wrote."""
+    sizes = {str(symbol): str(size) for known in shapes for symbol, size in known.backed_var_to_val.items()}
+    return _SYMBOL.sub(lambda found: sizes.get(found[0], found[0]), text)
+
+
+def _printed(kind: str, text: str) -> str:
+    return f"{kind}: {text}" if text else kind
+
+
+def _where(method: Callable[..., Any], stack: list[FrameSummary]) -> str:
+    """The innermost line that is not torch's, and the method's: ``a.py:12 in attend, from m.py:9 in M.f``."""
+    if not stack:
+        return "place unknown"
+    own = next((frame for frame in reversed(stack) if not _is_torch(frame)), stack[-1])
+    code = getattr(getattr(method, "__func__", method), "__code__", None)
+    first = stack[0]
+    is_method = code is not None and (first.filename, first.name) == (code.co_filename, code.co_name)
+    entry = f"{_line(first)} in {code.co_qualname if code is not None and is_method else first.name}"
+    return entry if own is first else f"{_line(own)} in {own.name}, from {entry}"
+
+
+def _is_torch(frame: FrameSummary) -> bool:
+    return Path(frame.filename).is_relative_to(_TORCH)
+
+
+def _line(frame: FrameSummary) -> str:
+    return f"{Path(frame.filename).name}:{frame.lineno}"
