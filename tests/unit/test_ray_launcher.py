@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -161,6 +162,49 @@ def test_rank_that_failed_without_an_answer_is_none_of_those_who_wait() -> None:
     ((_, found),) = launcher.call("build", "build", {0: ()}, timeout_s=60)
     assert found.kind == NODE_LOST
     assert (watch.waited[0], watch.waited[-1]) == (True, False)
+
+
+@dataclass
+class Head:
+    """Is there, and then lost while something waits for it."""
+
+    loss: str = ""
+
+    def is_there(self) -> bool:
+        return not self.loss
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+
+def test_way_out_that_waits_for_a_lost_head_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher, waits = launcher_of(Actor("done")), threading.Event()
+    launcher._actors, launcher._watch = [], None
+    abandoned: list[ray_session.Session] = []
+    head = launcher._head = Head()  # type: ignore[assignment]
+    launcher._session = ray_session.Session(way_in="address")
+
+    def leave(_session: ray_session.Session) -> None:
+        head.loss = "gone"
+        waits.wait()
+
+    monkeypatch.setattr(ray_session, "leave", leave)
+    monkeypatch.setattr(ray_session, "abandon", abandoned.append)
+    launcher.stop()
+    waits.set()
+    assert abandoned == [ray_session.Session(way_in="address")]
+
+
+def test_way_out_that_ends_is_not_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = launcher_of(Actor("done"))
+    launcher._actors, launcher._watch = [], None
+    left: list[ray_session.Session] = []
+    launcher._head = Head()  # type: ignore[assignment]
+    launcher._session = ray_session.Session(way_in="address")
+    monkeypatch.setattr(ray_session, "leave", left.append)
+    monkeypatch.setattr(ray_session, "abandon", lambda _session: pytest.fail("it had ended"))
+    launcher.stop()
+    assert left == [ray_session.Session(way_in="address")]
 
 
 def test_death_that_comes_of_a_driver_that_stood_still_says_so() -> None:
