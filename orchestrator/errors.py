@@ -125,12 +125,13 @@ class CannotStart(OrchestratorError):
 
     Attributes:
         may_pass: another attempt may succeed: something did not come up, but nothing is known to lack.
-        is_after_loss: what is missing was there when the launch began: it lost nodes since.
+        blames_cluster: a later launch may succeed, but none is tried at once: nothing answers where the
+            cluster's head should, or the nodes that are missing were there when the launch began.
     """
 
-    def __init__(self, message: str, *, may_pass: bool = False) -> None:
+    def __init__(self, message: str, *, may_pass: bool = False, blames_cluster: bool = False) -> None:
         self.may_pass = may_pass
-        self.is_after_loss = False
+        self.blames_cluster = blames_cluster
         super().__init__(message)
 
 

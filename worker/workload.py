@@ -169,6 +169,15 @@ def _check_call(entrypoint: str, position: int, call: object) -> None:
     raise WorkloadError(msg, entrypoint=entrypoint, position=position)
 
 
+def not_imported(entrypoint: str, reason: str) -> WorkloadError:
+    """What says that an entrypoint's module does not import."""
+    msg = (
+        f"entrypoint {entrypoint}: module {entrypoint.partition(':')[0]!r} does not import: {reason}. "
+        "It is looked for on sys.path, which includes the directory the launch was started in."
+    )
+    return WorkloadError(msg, entrypoint=entrypoint)
+
+
 def _import_entrypoint(entrypoint: str) -> Callable[..., object]:
     module_name, colon, function_name = entrypoint.partition(":")
     if not (colon and module_name and function_name):
@@ -177,11 +186,7 @@ def _import_entrypoint(entrypoint: str) -> Callable[..., object]:
     try:
         module = importlib.import_module(module_name)
     except (ImportError, SyntaxError) as error:
-        msg = (
-            f"entrypoint {entrypoint}: module {module_name!r} does not import: {error}. "
-            "It is looked for on sys.path, which includes the directory the launch was started in."
-        )
-        raise WorkloadError(msg, entrypoint=entrypoint) from error
+        raise not_imported(entrypoint, str(error)) from error
     function = getattr(module, function_name, None)
     if not callable(function):
         msg = f"entrypoint {entrypoint}: {module_name!r} has no function {function_name!r}"

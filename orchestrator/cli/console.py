@@ -6,7 +6,6 @@ Results go to stdout, everything else to stderr, so that ``--json`` leaves nothi
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import logging
 import os
@@ -156,24 +155,13 @@ def exit_code_of(error: BaseException) -> int:
 
     if isinstance(error, DemoFailed):
         return error.exit_code
-    if isinstance(error, CannotStart) and (is_lost(error) or _is_unreachable(error)):
+    if isinstance(error, CannotStart) and is_lost(error):
         return ExitCode.LOST
     if isinstance(error, LaunchFailed):
         kinds = {failure.kind for failure in error.failures}
         known = _FAILURE_CODES.get(kinds.pop()) if len(kinds) == 1 else None
         return known or (ExitCode.LOST if is_lost(error) else ExitCode.FAILED)
     return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.FAILED)
-
-
-def _is_unreachable(error: CannotStart) -> bool:
-    """Whether nothing answers where the cluster's head should: it may be up soon, so a later launch may work.
-
-    It is no reason to try again at once: whoever mistyped the address shall see that without a wait.
-    """
-    cause = error.__cause__
-    if isinstance(cause, ConnectionError | TimeoutError):
-        return True
-    return isinstance(cause, OSError) and cause.errno in {errno.EHOSTUNREACH, errno.ENETUNREACH}
 
 
 def show_error(error: Exception) -> None:

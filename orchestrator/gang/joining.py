@@ -5,6 +5,7 @@ It may hang, so it runs in a thread that may be given up (`orchestrator.gang.beg
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -16,6 +17,7 @@ from typing import Any, Literal
 
 from orchestrator.config.models import RayConfig
 from orchestrator.environ import inherited
+from orchestrator.errors import first_line
 
 logger = logging.getLogger(__name__)
 
@@ -128,9 +130,16 @@ def too_late(way: WayIn, config: RayConfig, timeout_s: float) -> str:
     )
 
 
+def is_unreachable(error: Exception) -> bool:
+    """Whether `join` failed because nothing answers where the cluster's head should, which may be up soon."""
+    if isinstance(error, ConnectionError | TimeoutError):
+        return True
+    return isinstance(error, OSError) and error.errno in {errno.EHOSTUNREACH, errno.ENETUNREACH}
+
+
 def refusal(way: WayIn, config: RayConfig, error: Exception) -> str:
     """What to say when `join` failed."""
-    cause = str(error).strip().partition("\n")[0] or type(error).__name__
+    cause = first_line(error)
     if way == "local":
         return f"a local Ray did not start: {cause}. Free memory and disk, or name a cluster with ray.address"
     if way == "job":

@@ -16,7 +16,6 @@ import logging
 import os
 import secrets
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -39,6 +38,7 @@ logger = logging.getLogger(__name__)
 WayIn = joining.WayIn
 
 _AUTOSCALER = b"/autoscaler/_private/monitor.py\0"
+_RAYLET = b"/raylet/raylet\0"
 _JOB_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray's job supervisor for the driver that it starts
 
 
@@ -51,14 +51,14 @@ class Session:
         temp_dir: private directory that an own Ray gets a directory in; empty otherwise.
         guarding: what ends an own Ray, and removes that directory, when this process is killed; else None.
         beginning: of the connection; None where Ray was up in this process.
-        raylet: the process of an own Ray that runs its others; 0 otherwise.
+        raylet: the process of an own Ray that runs its others; else None.
     """
 
     way_in: WayIn
     temp_dir: str = ""
     guarding: Guarding | None = None
     beginning: Beginning | None = None
-    raylet: int = 0
+    raylet: guardian.Process | None = None
 
 
 def way_in(config: RayConfig, environ: Mapping[str, str], *, initialized: bool) -> WayIn:
@@ -109,12 +109,16 @@ def enter(config: RayConfig, *, timeout_s: float) -> Session:
     except Exception as error:  # Ray raises `Exception` itself, too
         leave(session)
         # A busy machine is too slow for Ray's own limit of 30 s, which another attempt may keep.
-        raise CannotStart(joining.refusal(way, config, error), may_pass=way == "local") from error
+        raise CannotStart(
+            joining.refusal(way, config, error),
+            may_pass=way == "local",
+            blames_cluster=joining.is_unreachable(error),
+        ) from error
     except BaseException:
         abandon(session)
         raise
     logger.info("On Ray, way in: %s", way)
-    return replace(session, raylet=_own_raylet()) if way == "local" else session
+    return replace(session, raylet=_own(_RAYLET)) if way == "local" else session
 
 
 def head_address() -> str:
@@ -132,8 +136,9 @@ def leave(session: Session) -> None:
     import ray
 
     with undisturbed():
-        if session.way_in == "local":
-            _end_autoscaler()
+        # It would scale an own Ray, if that could grow; it heeds no SIGTERM, and Ray gives it a second.
+        if session.way_in == "local" and (autoscaler := _own(_AUTOSCALER)):
+            guardian.kill({autoscaler})
         ray.shutdown()
         if session.guarding is not None:
             session.guarding.abandon()  # agents may be there still, waiting for a head that was just lost
@@ -147,25 +152,16 @@ def has_ended(session: Session) -> bool:
 
     They look whether it is there, and it is: as a zombie, until this process asks after it.
     """
-    stat = guardian.stat_of(session.raylet) if session.raylet else None
-    return session.raylet != 0 and (stat is None or stat[2] == "Z")
+    return session.raylet is not None and not guardian.runs(session.raylet)
 
 
-def _own_raylet() -> int:
-    """The raylet that this process started."""
-    for pid, _ in guardian.children()(os.getpid()):
+def _own(program: bytes) -> guardian.Process | None:
+    """The process of an own Ray that runs a program: all that it starts itself are children of this one."""
+    for process in guardian.children()(os.getpid()):
         with suppress(OSError):  # ended since
-            if Path(f"/proc/{pid}/comm").read_text() == "raylet\n":
-                return pid
-    return 0
-
-
-def _end_autoscaler() -> None:
-    """End what would scale an own Ray, if that could grow: it heeds no SIGTERM, and Ray gives it a second."""
-    for pid, _ in guardian.children()(os.getpid()):
-        with suppress(OSError):  # ended since
-            if _AUTOSCALER in Path(f"/proc/{pid}/cmdline").read_bytes():
-                os.kill(pid, signal.SIGKILL)
+            if program in Path(f"/proc/{process[0]}/cmdline").read_bytes():
+                return process
+    return None
 
 
 def abandon(session: Session) -> None:

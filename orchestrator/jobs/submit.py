@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from orchestrator import signals
-from orchestrator.errors import BadArgument, OutsideDirectory, SubmitFailed
+from orchestrator.errors import BadArgument, OutsideDirectory, SubmitFailed, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -262,4 +262,4 @@ def exit_code_of(status: str, driver_exit_code: int | None) -> int:
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+    return first_line(error).rstrip(".") or type(error).__name__

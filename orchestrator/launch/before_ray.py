@@ -18,7 +18,7 @@ from orchestrator.config.trust import LOOK_S
 from orchestrator.errors import LaunchFailed
 from orchestrator.gang.rank_host import failure_of
 from orchestrator.gang.ray_session import way_in_now
-from worker.errors import WorkloadError
+from worker.workload import not_imported
 
 
 def refuse_for_ranks(config: Config) -> None:
@@ -34,7 +34,7 @@ def refuse_for_ranks(config: Config) -> None:
     if unusable:
         _refuse(config, "start", *unusable)
     if isinstance(config.workload, EntrypointWorkload) and (reason := missing_module(module_of(config))):
-        _refuse(config, "build", _not_imported(config.workload.entrypoint, reason))
+        _refuse(config, "build", not_imported(config.workload.entrypoint, reason))
 
 
 def _unusable(cache_dir: Path) -> tuple[UnusableCache, ...]:
@@ -43,16 +43,6 @@ def _unusable(cache_dir: Path) -> tuple[UnusableCache, ...]:
     except UnusableCache as error:
         return (error,)
     return ()
-
-
-def _not_imported(entrypoint: str, reason: str) -> WorkloadError:
-    """What `worker.workload` says of it; a test holds both together."""
-    module = entrypoint.partition(":")[0]
-    msg = (
-        f"entrypoint {entrypoint}: module {module!r} does not import: {reason}. "
-        "It is looked for on sys.path, which includes the directory the launch was started in."
-    )
-    return WorkloadError(msg, entrypoint=entrypoint)
 
 
 def _refuse(config: Config, stage: str, error: Exception) -> None:

@@ -99,7 +99,7 @@ class Launch:
                 self._avoid += error.compiling if isinstance(error, CompileCut) else ()
                 reason = spent.another(error)
                 if isinstance(error, CannotStart):
-                    error.is_after_loss = spent.has_lost_nodes
+                    error.blames_cluster |= spent.has_lost_nodes
                 self._stages.attempt_failed(error, is_last=not reason)
                 if not reason:
                     raise

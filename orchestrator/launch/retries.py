@@ -40,7 +40,7 @@ def is_lost(error: Exception) -> bool:
     """Whether the cluster is to blame, not the workload: another launch may end well."""
     if isinstance(error, LaunchFailed) and any(failure.kind == CLUSTER_LOST for failure in error.failures):
         return True
-    return (isinstance(error, CannotStart) and error.is_after_loss) or budget_of(error) is not None
+    return (isinstance(error, CannotStart) and error.blames_cluster) or budget_of(error) is not None
 
 
 class Spent:

@@ -13,7 +13,7 @@ from typing import Any
 from cache_store.errors import StoreError
 from cache_store.fetching.progress import Progress
 from orchestrator.config.reading import Config
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import OrchestratorError, first_line
 from orchestrator.seed.here import intake_of, seed_here
 from orchestrator.seed.nodes import Node
 from orchestrator.seed.options import SeedOptions
@@ -113,8 +113,7 @@ class RaySource:
 
 def in_short(error: Exception) -> str:
     """The first sentence of an error of Ray, whose others are about Ray."""
-    line = str(error).strip().partition("\n")[0]
-    return line.partition(". ")[0].removesuffix(".") or type(error).__name__
+    return first_line(error).partition(". ")[0].removesuffix(".") or type(error).__name__
 
 
 def _get(ref: Any) -> Any:

@@ -18,6 +18,7 @@ from orchestrator.causes import WorkerFailure
 from orchestrator.cli.console import describe, exit_code_of, plain, session
 from orchestrator.config.models import Retries
 from orchestrator.errors import CannotStart, ConfigError, ConfigProblem, DemoFailed, LaunchFailed
+from orchestrator.gang import joining
 from orchestrator.launch.retries import Spent
 from orchestrator.signals import undisturbed
 from worker.errors import NotYet
@@ -35,9 +36,8 @@ def launch_failed(*kinds: str) -> LaunchFailed:
 
 
 def caused_by(cause: Exception) -> CannotStart:
-    error = CannotStart("no Ray cluster can be joined at '10.0.0.1:6379'")
-    error.__cause__ = cause
-    return error
+    message = "no Ray cluster can be joined at '10.0.0.1:6379'"
+    return CannotStart(message, blames_cluster=joining.is_unreachable(cause))
 
 
 @pytest.fixture(autouse=True)

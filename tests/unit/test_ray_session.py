@@ -253,7 +253,7 @@ def test_process_whose_ray_was_cut_short_by_ctrl_c_ends_without_ray_s_own_end(
 
 def test_own_ray_is_over_once_its_raylet_is_even_as_a_zombie() -> None:
     raylet = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    session = ray_session.Session(way_in="local", raylet=raylet.pid)
+    session = ray_session.Session(way_in="local", raylet=(raylet.pid, guardian.start_of(raylet.pid)))
     assert not ray_session.has_ended(session)
     raylet.kill()
     os.waitid(os.P_PID, raylet.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie now, and stays one
