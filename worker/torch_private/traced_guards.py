@@ -73,9 +73,13 @@ def absence_guarded() -> Iterator[None]:
 
         return var_getattr
 
+    # Renamed after 2.13.
+    attribute_read = (
+        "var_getattr" if hasattr(UserDefinedObjectVariable, "var_getattr") else "tp_getattro_impl"
+    )
     with (
         wrapped(ConstDictVariable, "getitem_const_raise_exception_if_absent", wrap_item),
-        wrapped(UserDefinedObjectVariable, "var_getattr", wrap_attribute),
+        wrapped(UserDefinedObjectVariable, attribute_read, wrap_attribute),
     ):
         yield
 

@@ -6,7 +6,8 @@ reads the base, and a slice of a buffer that grows would be traced again for eve
 Relies on: ``MetaTensorDescriber.describe_tensor`` gives a dataclass with ``is_view``, ``base`` and
 ``creation_meta``, and a tensor that is no view gets its own sizes and the storage of its kin; for a tensor
 that is a view, ``VariableBuilder`` calls ``wrap_to_fake_tensor_and_record`` twice, the second time with the
-source ``AttrSource(source, "_base")``, and drops the result.
+source ``AttrSource(source, "_base")``, and drops the result; and code that reads ``_base`` makes a node
+``getattr(tensor, "_base")`` by ``SubgraphTracer.create_proxy``, as for every attribute that torch computes.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ def views_by_themselves() -> Iterator[None]:
     Raises:
         NotPortable: the traced code asks a tensor for its base.
     """
-    from torch._dynamo.variables import TensorVariable, builder
+    from torch._dynamo.output_graph import SubgraphTracer
+    from torch._dynamo.variables import builder
     from torch._subclasses.meta_utils import MetaTensorDescriber
 
     asked: list[str] = []
     with (
         wrapped(builder, "wrap_to_fake_tensor_and_record", _without_bases),
         wrapped(MetaTensorDescriber, "describe_tensor", _as_no_view),
-        wrapped(TensorVariable, "var_getattr", lambda original: _noting(original, asked)),
+        wrapped(SubgraphTracer, "create_proxy", lambda original: _noting(original, asked)),
     ):
         yield
     if asked:
@@ -70,9 +72,10 @@ def _as_no_view(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _noting(original: Callable[..., Any], asked: list[str]) -> Callable[..., Any]:
-    def var_getattr(self: Any, tx: Any, name: str) -> Any:
-        if name == "_base":
-            asked.append(source_name(self.source) if self.source else "a tensor")
-        return original(self, tx, name)
+    def create_proxy(self: Any, kind: str, target: Any, args: Any, *rest: Any, **more: Any) -> Any:
+        if target is getattr and args[1] == "_base":
+            source = getattr(args[0].node.meta.get("grapharg"), "source", None)
+            asked.append(source_name(source) if source else "a tensor")
+        return original(self, kind, target, args, *rest, **more)
 
-    return var_getattr
+    return create_proxy
