@@ -24,6 +24,7 @@ from worker.guards.plain_types import plain_type
 from worker.guards.ranks import asked_ranks
 from worker.guards.volatile import volatile_nodes
 from worker.sources import TracedSource, collect, collect_files, type_name
+from worker.torch_private.evaluated import Evaluated
 from worker.torch_private.python_operators import files_of
 from worker.torch_private.traced_guards import TracedGuard
 from worker.torch_private.tracing import Trace
@@ -79,6 +80,10 @@ def translate(trace: Trace, ambient: dict[str, str], roles: tuple[str, ...]) -> 
         elif guard.kind not in _AMBIENT_KINDS and not _under(guard, pinned):
             for check in _checks(table, guard, names):
                 checks.setdefault(repr(check), check)
+    for fact in trace.evaluated:
+        if not _pinned(fact.source, pinned):
+            check = _evaluated(table, fact)
+            checks.setdefault(repr(check), check)
     return PortableGuards(
         volatile=volatile_nodes(table, trace.writes),
         nodes=tuple(table.nodes),
@@ -154,7 +159,22 @@ def _pinned_globals(trace: Trace) -> tuple[str, ...]:
 
 
 def _under(guard: TracedGuard, names: tuple[str, ...]) -> bool:
-    return any(name in guard.source or name in guard.same_as for name in names)
+    return _pinned(guard.source, names) or _pinned(guard.same_as, names)
+
+
+def _pinned(source: str, names: tuple[str, ...]) -> bool:
+    return any(name in source for name in names)
+
+
+def _evaluated(table: PathTable, fact: Evaluated) -> Check:
+    try:
+        return (table.add(fact.source), fact.kind, fact.detail)
+    except NotPortable as error:
+        msg = (
+            f"the function asks {fact.source} for {fact.detail}, which no later process can ask: "
+            f"{error.message}. Pass the object as an argument, or keep it as a plain attribute."
+        )
+        raise NotPortable(msg, what=fact.source) from error
 
 
 def _checks(table: PathTable, guard: TracedGuard, names: frozenset[str]) -> list[Check]:

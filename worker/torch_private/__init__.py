@@ -28,9 +28,8 @@ other modules stand at their heads:
   in which a dynamic dimension is a ``SymInt``.
 * A ``SymInt`` that was specialised has a ``node.maybe_as_int()``; ``TENSOR_MATCH`` compares it, and the shape
   guards leave it out.
-* A member that is not there raises ``ObservedKeyError`` out of
-  ``ConstDictVariable.getitem_const_raise_exception_if_absent``, or ``ObservedAttributeError`` out of
-  ``UserDefinedObjectVariable.var_getattr``, and leaves no guard.
+* A key that is not there raises ``ObservedKeyError`` out of
+  ``ConstDictVariable.getitem_const_raise_exception_if_absent``, and leaves no guard.
 
 `traced_writes` (``test_traced_writes.py``):
 

@@ -42,15 +42,12 @@ class TracedGuard(Value):
 
 @contextlib.contextmanager
 def absence_guarded() -> Iterator[None]:
-    """Adds the guards that Dynamo leaves out where a missing member ends in an exception that is caught.
+    """Add the guards that Dynamo leaves out where a missing key ends in an exception that is caught.
 
     ``os.environ.get("X")`` is such a case, and so is ``try: d["k"] except KeyError``.
     """
-    from functools import partial
-
-    from torch._dynamo.exc import ObservedAttributeError, ObservedKeyError
-    from torch._dynamo.guards import GuardBuilder, install_guard
-    from torch._dynamo.variables import ConstDictVariable, UserDefinedObjectVariable
+    from torch._dynamo.exc import ObservedKeyError
+    from torch._dynamo.variables import ConstDictVariable
 
     def wrap_item(original: Callable[..., Any]) -> Callable[..., Any]:
         def getitem(variable: Any, tx: Any, key: Any) -> Any:
@@ -62,25 +59,7 @@ def absence_guarded() -> Iterator[None]:
 
         return getitem
 
-    def wrap_attribute(original: Callable[..., Any]) -> Callable[..., Any]:
-        def var_getattr(variable: Any, tx: Any, name: str) -> Any:
-            try:
-                return original(variable, tx, name)
-            except ObservedAttributeError:
-                if variable.source is not None:
-                    install_guard(variable.source.make_guard(partial(GuardBuilder.HASATTR, attr=name)))
-                raise
-
-        return var_getattr
-
-    # Renamed after 2.13.
-    attribute_read = (
-        "var_getattr" if hasattr(UserDefinedObjectVariable, "var_getattr") else "tp_getattro_impl"
-    )
-    with (
-        wrapped(ConstDictVariable, "getitem_const_raise_exception_if_absent", wrap_item),
-        wrapped(UserDefinedObjectVariable, attribute_read, wrap_attribute),
-    ):
+    with wrapped(ConstDictVariable, "getitem_const_raise_exception_if_absent", wrap_item):
         yield
 
 

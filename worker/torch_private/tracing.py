@@ -13,6 +13,7 @@ import torch
 
 from worker.code_digests import globals_module, is_pinned_module
 from worker.errors import GraphBreak, NotPortable
+from worker.torch_private.evaluated import Evaluated, noted_evaluations
 from worker.torch_private.lowering import CapturedCall, LoweredGraph, lower
 from worker.torch_private.raised import noted_shapes, raised_by
 from worker.torch_private.shape_lines import ShapeLine, shape_lines
@@ -43,6 +44,7 @@ class Trace(Value):
         closure: cells for the frame's free variables, or None.
         guards: all guards.
         writes: Python objects that were there before the call and that the frame writes to.
+        evaluated: facts that the graph relies on and no guard covers.
         codes: every code object that was traced.
         trace_s: seconds in Dynamo.
         lower_s: seconds from Dynamo's graph to the ATen graph.
@@ -57,6 +59,7 @@ class Trace(Value):
     closure: tuple[Any, ...] | None
     guards: tuple[TracedGuard, ...]
     writes: tuple[TracedWrite, ...]
+    evaluated: tuple[Evaluated, ...]
     codes: tuple[CodeType, ...]
     trace_s: float
     lower_s: float
@@ -96,7 +99,12 @@ def trace(
 
     with _LOCK, get_metrics_context(), dynamo_timed("warmrank"), _tracing_settings(dynamic):
         started = perf_counter()
-        with absence_guarded(), views_by_themselves(), noted_writes() as writes:
+        with (
+            absence_guarded(),
+            views_by_themselves(),
+            noted_writes() as writes,
+            noted_evaluations() as evaluated,
+        ):
             captured = _capture(convert_frame, method, args, dict(kwargs))
         backend_input = captured.backend_input
         if backend_input is None:
@@ -130,6 +138,7 @@ def trace(
             closure=environment.closure,
             guards=traced_guards(output, _function_of(method).__code__),
             writes=tuple(writes),
+            evaluated=tuple(evaluated),
             # By identity: equal code objects may stand in different files.
             codes=tuple({id(code): code for code in output.traced_code}.values()),
             trace_s=traced - started,

@@ -1,0 +1,134 @@
+"""Attributes that were asked for and not there: whatever appears later is noticed by a load."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support import small_models
+from tests.support.tracing import compiled, misfits
+
+X = torch.ones(3)
+
+
+def by_hasattr(owner: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if hasattr(owner, "later") else x + 1
+
+
+def by_default(owner: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.mul(x, getattr(owner, "later", 3))
+
+
+def by_exception(owner: Any, x: torch.Tensor) -> torch.Tensor:
+    try:
+        return torch.mul(x, owner.later)
+    except AttributeError:
+        return x + 1
+
+
+class Asks(nn.Module):
+    """Asks an object for an attribute."""
+
+    def __init__(self, owner: Any, ask: Callable[[Any, torch.Tensor], torch.Tensor] = by_hasattr) -> None:
+        super().__init__()
+        self.owner = owner
+        self.ask = ask
+
+    def method(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.ask(self.owner, x)
+
+
+class Slots:
+    __slots__ = ("later",)
+
+
+def function(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+class Owner:
+    """An object of the user's, and a class."""
+
+
+OWNERS: dict[str, Callable[[], Any]] = {
+    "module of Python": lambda: small_models,
+    "function": lambda: function,
+    "partial": lambda: functools.partial(function),
+    "cached function": lambda: functools.lru_cache(function),
+    "class": lambda: Owner,
+    "object": Owner,
+    "object with slots": Slots,
+    "namespace": types.SimpleNamespace,
+    "layer": lambda: nn.Linear(3, 3),
+}
+
+
+def after_adding(owner: Any, module: Asks) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    artifact = compiled(module.forward, X)
+    before = misfits(artifact, module.forward, X)
+    owner.later = 7
+    try:
+        return before, misfits(artifact, module.forward, X)
+    finally:
+        del owner.later
+
+
+@pytest.mark.parametrize("kind", OWNERS)
+def test_attribute_that_appears_is_noticed(kind: str) -> None:
+    owner = OWNERS[kind]()
+    before, after = after_adding(owner, Asks(owner))
+    assert before == ()
+    assert any("no attr 'later'" in reason for reason in after)
+
+
+@pytest.mark.parametrize("ask", [by_default, by_exception])
+def test_every_way_to_ask_is_noticed(ask: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
+    before, after = after_adding(small_models, Asks(small_models, ask))
+    assert before == ()
+    assert any("no attr 'later'" in reason for reason in after)
+
+
+def test_attribute_of_a_bound_method_that_appears_is_noticed() -> None:
+    module = Asks(None)
+    module.owner = module.method
+    before, after = after_adding(Asks.method, module)
+    assert before == ()
+    assert any("no attr 'later'" in reason for reason in after)
+
+
+def test_attribute_whose_presence_alone_was_asked_for_is_noticed_when_it_goes() -> None:
+    small_models.later = 1  # type: ignore[attr-defined]
+    module = Asks(small_models)
+    artifact = compiled(module.forward, X)
+    del small_models.later  # type: ignore[attr-defined]
+    assert any("has attr 'later'" in reason for reason in misfits(artifact, module.forward, X))
+
+
+def test_attribute_that_the_function_itself_sets_is_no_condition() -> None:
+    class Sets(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.made = 2
+            return x * 2 if hasattr(self, "made") else x
+
+    module = Sets()
+    assert misfits(compiled(module.forward, X), module.forward, X) == ()
+
+
+def test_attribute_found_by_a_fallback_of_the_class_is_no_condition() -> None:
+    class Falls:
+        def __getattr__(self, name: str) -> int:
+            if name != "later":
+                raise AttributeError(name)
+            return 3
+
+    module = Asks(Falls(), by_default)
+    assert misfits(compiled(module.forward, X), module.forward, X) == ()

@@ -1,0 +1,80 @@
+"""Attributes that traced code asked for and that were not there, or whose presence alone it asked for.
+
+Dynamo leaves no guard where a missing member ends in an exception that is caught, nor where ``hasattr`` asks
+a module, a function or a partial.
+
+Facts relied upon (``tests/unit/test_evaluated_attributes.py``), of torch 2.11 to 2.15:
+
+* every read of an attribute passes a method of the variable, or of a base class of it, that is called
+  ``var_getattr`` (up to 2.13) or ``tp_getattro_impl``, and raises ``ObservedAttributeError`` where Python
+  raises ``AttributeError``; every ``hasattr`` passes ``call_obj_hasattr``, which returns a constant;
+* `LazyVariableTracker` only forwards to the variable that it becomes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from worker.torch_private.lowering import source_name
+from worker.torch_private.patching import wrapped
+
+_GETTERS = ("var_getattr", "tp_getattro_impl")
+_ASKERS = ("call_obj_hasattr",)
+Note = Callable[[str, str, Any], None]
+
+
+@contextlib.contextmanager
+def noted_attributes(note: Note) -> Iterator[None]:
+    """Tell ``note`` of each attribute whose absence, or mere presence, a trace relies on."""
+    from torch._dynamo.exc import ObservedAttributeError
+    from torch._dynamo.variables.base import VariableTracker
+    from torch._dynamo.variables.lazy import LazyVariableTracker
+
+    asked: list[tuple[int, str]] = []  # by callers, who may find it elsewhere after all
+
+    def outermost(variable: Any, tx: Any, name: str, original: Callable[..., Any]) -> Any:
+        asked.append((id(variable), name))
+        try:
+            answer = original(variable, tx, name)
+        except ObservedAttributeError:
+            _note_unless_written(note, tx, variable, name, present=False)
+            raise
+        finally:
+            asked.pop()
+        if original.__name__ in _ASKERS and answer.is_python_constant():
+            _note_unless_written(note, tx, variable, name, present=bool(answer.as_python_constant()))
+        return answer
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def ask(variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+            if args or kwargs or (id(variable), name) in asked:
+                return original(variable, tx, name, *args, **kwargs)
+            return outermost(variable, tx, name, original)
+
+        return ask
+
+    with contextlib.ExitStack() as stack:
+        for cls in _with_subclasses(VariableTracker):
+            for method in {*_GETTERS, *_ASKERS} & vars(cls).keys():
+                if cls is not LazyVariableTracker:
+                    stack.enter_context(wrapped(cls, method, wrap))
+        yield
+
+
+def _note_unless_written(note: Note, tx: Any, variable: Any, name: str, *, present: bool) -> None:
+    """Note the answer of an object that was there before the call; the call may have written to it since."""
+    if variable.source is None or tx.output.side_effects.has_pending_mutation_of_attr(variable, name):
+        return
+    note("has_attr" if present else "no_attr", source_name(variable.source), name)
+
+
+def _with_subclasses(cls: type[Any]) -> list[type[Any]]:
+    """A class and all below it, each once."""
+    found: dict[type[Any], None] = {cls: None}
+    for one in cls.__subclasses__():
+        found.update(dict.fromkeys(_with_subclasses(one)))
+    return list(found)
