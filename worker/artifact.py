@@ -28,7 +28,7 @@ from worker.graph_facts import GraphFacts
 from worker.guards.model import PortableGuards
 from worker.values import Value
 
-FORMAT = 3
+FORMAT = 4
 ABOUT = "about"
 _MAGIC = b"warmrank-artifact "
 _PICKLES = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))

@@ -29,7 +29,7 @@ from worker.torch_private.operators import named_argument
 from worker.torch_private.source_names import readable
 from worker.torch_private.tracing import trace
 from worker.values import Value
-from worker.variant import function_of
+from worker.variant import arguments_of, function_of
 
 if TYPE_CHECKING:
     from worker.cache_options import CacheOptions
@@ -106,7 +106,8 @@ def compile_call(
             build=build,
         )
     roles = _roles(lowered)
-    guards = replace(translate(traced, state, roles), runtime_state=declared)
+    portable = translate(traced, state, roles, function, arguments_of(method, args, kwargs))
+    guards = replace(portable, runtime_state=declared)
     facts, guards = gears.recorded(traced.lowered, facts, guards)
     artifact = Artifact(
         name=_name(method),

@@ -68,7 +68,7 @@ class GearCompile(Value):
         """
         if not self.traced:
             return facts, guards
-        values = node_values(guards, function_of(self.method), self.arguments)
+        values = node_values(guards.nodes, function_of(self.method), self.arguments)
         nodes = {id(value): node for node, value in reversed(tuple(enumerate(values)))}
         geared = [
             TracedGears(source=source, node=nodes[id(tensor)], gears=carried(tensor) or {})

@@ -54,7 +54,7 @@ class LoadedGears:
             return
         bound = inspect.signature(self._function).bind(module, *args, **kwargs)
         bound.apply_defaults()
-        values = node_values(self._guards, self._function, bound.arguments)
+        values = node_values(self._guards.nodes, self._function, bound.arguments)
         sizes = tuple(values[axis.node].shape[axis.dim] for axis in self.gears.axes)
         if sizes in self.gears.dropped and all(carried(values[axis.node]) for axis in self.gears.axes):
             return

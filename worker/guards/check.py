@@ -11,13 +11,13 @@ import torch
 
 from worker import sources
 from worker.code_digests import forget_types, type_name
-from worker.errors import WorkerError
+from worker.errors import NotPortable, WorkerError
 from worker.gears.carried import carried, encoded
 from worker.groups import resolve as resolve_group
 from worker.guards import ambient, constants
-from worker.guards.identity import describe
+from worker.guards.identity import describe, keys_of
 from worker.guards.model import Check, PortableGuards
-from worker.guards.paths import MISSING, resolve, root_names, text
+from worker.guards.paths import MISSING, Node, resolve, root_names, text
 from worker.guards.plain_types import plain_type
 from worker.guards.words import describe_failure, describe_shape, tensor_differences
 
@@ -107,7 +107,7 @@ def _present(name: str) -> int | None:
 def _object_mismatches(
     guards: PortableGuards, function: FunctionType, arguments: Mapping[str, Any]
 ) -> list[str]:
-    values = node_values(guards, function, arguments)
+    values = node_values(guards.nodes, function, arguments)
     found = []
     for check in guards.checks:
         if not holds(check, values):
@@ -120,12 +120,12 @@ def _object_mismatches(
     return found
 
 
-def node_values(guards: PortableGuards, function: FunctionType, arguments: Mapping[str, Any]) -> list[Any]:
-    """What every node of the guards stands for in a call; `MISSING` where there is nothing."""
+def node_values(nodes: Sequence[Node], function: FunctionType, arguments: Mapping[str, Any]) -> list[Any]:
+    """What every node stands for in a call; `MISSING` where there is nothing."""
     roots = {"local": {**free_variables(function), **arguments}, "global": function.__globals__}
     values: list[Any] = []
-    for index in range(len(guards.nodes)):
-        values.append(resolve(guards.nodes, values, index, roots))
+    for index in range(len(nodes)):
+        values.append(resolve(nodes, values, index, roots))
     return values
 
 
@@ -180,9 +180,17 @@ def _identical(value: Any, expected: Any) -> bool:
 
 
 def _keys_equal(value: Any, expected: list[Any]) -> bool:
-    if not hasattr(value, "keys") or len(value) != len(expected):
+    try:
+        keys = keys_of(value)
+    except NotPortable:
         return False
-    return all(_equal(key, wanted) for key, wanted in zip(value.keys(), expected, strict=True))
+    return len(keys) == len(expected) and all(map(_key_equal, keys, expected))
+
+
+def _key_equal(key: Any, expected: Any) -> bool:
+    if isinstance(expected, dict) and "object" in expected:
+        return _identical(key, expected["object"])
+    return _equal(key, expected)
 
 
 def tensor_holds(value: Any, expected: Mapping[str, Any]) -> bool:
@@ -212,6 +220,7 @@ HOLDS: dict[str, Callable[[Any, Any], bool]] = {
     "type": lambda value, expected: type_name(plain_type(value)) == expected,
     "equals": _equal,
     "identity": _identical,
+    "maxlen": lambda value, expected: value.maxlen == expected,
     "length": lambda value, expected: len(value) == expected,
     "keys": _keys_equal,
     "has_key": lambda value, expected: constants.decode(expected) in value,
@@ -220,6 +229,7 @@ HOLDS: dict[str, Callable[[Any, Any], bool]] = {
     "no_attr": lambda value, expected: not hasattr(value, expected),
     "not_in_dict": lambda value, expected: expected not in value.__dict__,
     "empty": lambda value, _: len(value) == 0,
+    "present": lambda _value, _: True,  # what is missing has failed before
     "none": lambda value, _: value is None,
     "not_none": lambda value, _: value is not None,
     "tensor": tensor_holds,

@@ -11,6 +11,7 @@ import enum
 import functools
 import re
 import types
+from collections import OrderedDict
 from typing import Any
 
 from worker.code_digests import (
@@ -54,6 +55,33 @@ def describe(value: Any) -> list[Any]:
     if isinstance(value, enum.Enum):
         return ["constant", constants.encode(value)]
     return _describe_torch(value)
+
+
+def keys_of(value: Any) -> list[Any]:
+    """The keys of a mapping, or of a view of its keys, in the order that Dynamo sees.
+
+    Raises:
+        NotPortable: the keys were moved, so that iterating the dict gives another order.
+    """
+    if not isinstance(value, dict):
+        return list(value.keys() if hasattr(value, "keys") else value)
+    keys = list(dict.keys(value))
+    if isinstance(value, OrderedDict) and list(OrderedDict.keys(value)) != keys:
+        msg = "keys of an OrderedDict were moved, but the tracer sees them in their first order; make it anew"
+        raise NotPortable(msg, what="move_to_end")
+    return keys
+
+
+def encode_key(key: Any) -> Any:
+    """A key of a dict: a constant, or an object by its description.
+
+    Raises:
+        NotPortable: it is neither.
+    """
+    try:
+        return constants.encode(key)
+    except NotPortable:
+        return {"object": describe(key)}
 
 
 def _describe_function(function: types.FunctionType) -> list[Any]:

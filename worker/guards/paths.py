@@ -18,7 +18,7 @@ import builtins
 import dataclasses
 import importlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from worker.errors import NotPortable
@@ -68,12 +68,20 @@ class PathTable:
 
     def add_tree(self, tree: ast.expr) -> int:
         """As `add`, for a parsed expression."""
-        parent, step, argument = self._step(tree)
-        key = repr((parent, step, argument))
+        return self._node(self._step(tree))
+
+    def _node(self, node: Node) -> int:
+        key = repr(node)
         if key not in self._index:
             self._index[key] = len(self.nodes)
-            self.nodes.append((parent, step, argument))
+            self.nodes.append(node)
         return self._index[key]
+
+    def add_cells(self, functions: Iterable[tuple[int, int]]) -> None:
+        """Add the cells of functions, each given by its node and their number."""
+        for function, num_cells in functions:
+            for index in range(num_cells):
+                self._node((self._node((function, "attr", "__closure__")), "item", index))
 
     def _step(self, tree: ast.expr) -> Node:
         if isinstance(tree, ast.Attribute):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import builtins
-import enum
 import types
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,11 @@ from worker.errors import NotPortable
 from worker.gears.carried import carried, encoded
 from worker.groups import resolve, role_of
 from worker.guards import constants
-from worker.guards.identity import describe
+from worker.guards.accounts import accounts
+from worker.guards.check import node_values
+from worker.guards.identity import describe, encode_key, keys_of
 from worker.guards.model import Check, PortableGuards
+from worker.guards.partition import has_identity, num_cells, partition
 from worker.guards.paths import UNNAMED_SCOPE, PathTable
 from worker.guards.plain_types import plain_type
 from worker.guards.ranks import asked_ranks
@@ -30,7 +33,7 @@ from worker.torch_private.traced_guards import TracedGuard
 from worker.torch_private.tracing import Trace
 
 # Read from the process by ambient.snapshot instead, on every load and call.
-_AMBIENT_KINDS = frozenset(
+AMBIENT_KINDS = frozenset(
     {
         "GRAD_MODE",
         "DETERMINISTIC_ALGORITHMS",
@@ -50,23 +53,32 @@ _PINNED_IMPORTS = (
     "torch.fx.experimental",
     "torch.utils._sympy",
     "sympy",
-)  # Values whose identity says nothing.
-_INTERCHANGEABLE = (
-    type(None), bool, int, float, complex, str, bytes, tuple, frozenset, range, slice, type, enum.Enum,
-    types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType,
-    torch.dtype, torch.device, torch.layout, torch.memory_format,
-)  # fmt: skip
+)
 # What a condition on sizes may use beside the objects themselves.
 _SHAPE_NAMES = frozenset({"math", "torch", *dir(builtins)})
 
 _Translated = list[tuple[str, Any]]
 
 
-def translate(trace: Trace, ambient: dict[str, str], roles: tuple[str, ...]) -> PortableGuards:
+def translate(
+    trace: Trace,
+    ambient: dict[str, str],
+    roles: tuple[str, ...],
+    function: types.FunctionType,
+    arguments: Mapping[str, Any],
+) -> PortableGuards:
     """The portable guards of a trace whose graph uses process groups of the given roles.
 
+    Args:
+        trace: the trace.
+        ambient: state of the process that it was made in.
+        roles: of the process groups.
+        function: the traced function.
+        arguments: of the traced call, by parameter name.
+
     Raises:
-        NotPortable: a guard has no portable form; the message names it and the object it guards.
+        NotPortable: a guard, or a leaf of Dynamo's guard tree, has no portable form; the message names it and
+            the object that it is about.
     """
     forget_types()  # a class may have been patched, or put back, since its name was computed
     table = PathTable(trace.import_aliases)
@@ -77,22 +89,49 @@ def translate(trace: Trace, ambient: dict[str, str], roles: tuple[str, ...]) -> 
     for guard in trace.guards:
         if guard.kind == "SHAPE_ENV":
             shapes.extend(_shape(table, condition) for condition in guard.conditions)
-        elif guard.kind not in _AMBIENT_KINDS and not _under(guard, pinned):
+        elif guard.kind not in AMBIENT_KINDS and not _under(guard, pinned):
             for check in _checks(table, guard, names):
                 checks.setdefault(repr(check), check)
     for fact in trace.evaluated:
         if not _pinned(fact.source, pinned):
             check = _evaluated(table, fact)
             checks.setdefault(repr(check), check)
+    accounts(trace.tree, ambient=AMBIENT_KINDS, translated=TRANSLATED_KINDS, pinned=pinned)
+    for check in _unguarded(table, trace, pinned, lambda: node_values(table.nodes, function, arguments)):
+        checks.setdefault(repr(check), check)
     return PortableGuards(
         volatile=volatile_nodes(table, trace.writes),
         nodes=tuple(table.nodes),
-        checks=(*checks.values(), *_distinct_objects(table, trace.guards, pinned)),
+        checks=tuple(checks.values()),
         shapes=tuple(dict.fromkeys(shapes)),
         ambient=ambient,
         sources=_sources(trace),
         ranks=asked_ranks(trace.codes) | {f"size of group {role}": resolve(role)[1].size() for role in roles},
     )
+
+
+def _unguarded(
+    table: PathTable, trace: Trace, pinned: tuple[str, ...], values_of: Callable[[], list[Any]]
+) -> Iterator[Check]:
+    """Conditions for which Dynamo has no guard: checks of its tree's inner nodes, and what it leaves out.
+
+    Raises:
+        NotPortable: no other process finds one of the objects.
+    """
+
+    def add(source: str) -> int | None:
+        return None if _pinned(source, pinned) else table.add(source)
+
+    ordered = [add(source) for source in trace.tree.dicts]
+    looked_up = [add(source) for source in trace.tree.looked_up]
+    for source, value in trace.objects.items():
+        if has_identity(value) or num_cells(value):
+            add(source)
+    table.add_cells([(node, num_cells(value)) for node, value in enumerate(values_of())])
+    values = values_of()
+    yield from ((node, "present", None) for node in looked_up if node is not None)
+    yield from ((node, "keys", _keys_of(values[node])) for node in ordered if node is not None)
+    yield from partition(table.nodes, values)
 
 
 def _uses_group_names(trace: Trace) -> bool:
@@ -125,22 +164,6 @@ def _sources(trace: Trace) -> tuple[TracedSource, ...]:
     return tuple(dict.fromkeys((*collect(trace.codes), *collect_files(files))))
 
 
-def _distinct_objects(
-    table: PathTable, guards: tuple[TracedGuard, ...], pinned: tuple[str, ...]
-) -> list[Check]:
-    """Objects that were different must stay so: traced code may have asked, and each tensor is an input."""
-    nodes: dict[int, int] = {}
-    for guard in guards:
-        if (
-            guard.kind in ("TENSOR_MATCH", "TYPE_MATCH")
-            and not isinstance(guard.value, _INTERCHANGEABLE)
-            and not _under(guard, pinned)
-        ):
-            nodes.setdefault(id(guard.value), table.add(guard.source))
-    first, *rest = nodes.values() or [0]
-    return [(first, "distinct", rest)] if rest else []
-
-
 def _pinned_globals(trace: Trace) -> tuple[str, ...]:
     """Globals of Dynamo's own making, whose content the versions in the fingerprint fix."""
     modules = [
@@ -168,7 +191,8 @@ def _pinned(source: str, names: tuple[str, ...]) -> bool:
 
 def _evaluated(table: PathTable, fact: Evaluated) -> Check:
     try:
-        return (table.add(fact.source), fact.kind, fact.detail)
+        detail = list(fact.detail) if isinstance(fact.detail, tuple) else fact.detail
+        return (table.add(fact.source), fact.kind, detail)
     except NotPortable as error:
         msg = (
             f"the function asks {fact.source} for {fact.detail}, which no later process can ask: "
@@ -259,12 +283,16 @@ def _constant(guard: TracedGuard) -> _Translated:
 
 
 def _length(guard: TracedGuard) -> _Translated:
-    return [("type", type_name(type(guard.value))), ("length", len(guard.value))]
+    limit = [("maxlen", guard.value.maxlen)] if isinstance(guard.value, deque) else []
+    return [("type", type_name(type(guard.value))), ("length", len(guard.value)), *limit]
 
 
 def _keys(guard: TracedGuard) -> _Translated:
-    keys = list(dict.keys(guard.value)) if isinstance(guard.value, dict) else list(guard.value.keys())
-    return [("keys", [constants.encode(key) for key in keys])]
+    return [("keys", _keys_of(guard.value))]
+
+
+def _keys_of(value: Any) -> list[Any]:
+    return [encode_key(key) for key in keys_of(value)]
 
 
 def _tensor(guard: TracedGuard) -> _Translated:
@@ -329,3 +357,5 @@ _TRANSLATORS: dict[str, Callable[[TracedGuard], _Translated]] = {
     "TENSOR_MATCH": _tensor,
     "DUPLICATE_INPUT": lambda _guard: [],
 }
+# Kinds of guards that become conditions.
+TRANSLATED_KINDS = frozenset({"SHAPE_ENV", *_TRANSLATORS})

@@ -138,6 +138,7 @@ _PHRASES = {
     "has_attr": "has attribute {}",
     "no_attr": "has no attribute {}",
     "not_in_dict": "has no {} of its own",
+    "present": "is there",
     "none": "is None",
     "not_none": "is not None",
     "empty": "is empty",

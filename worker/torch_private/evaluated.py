@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from worker.torch_private.evaluated_attributes import noted_attributes
+from worker.torch_private.evaluated_dicts import noted_dict_reads
 from worker.values import Value
 
 
@@ -14,7 +15,7 @@ class Evaluated(Value):
     """One fact that the graph relies on.
 
     Attributes:
-        kind: kind of the condition that it becomes (``has_attr``, ``no_attr``).
+        kind: kind of the condition that it becomes (``has_attr``, ``no_attr``, ``keys``, ...).
         source: Python expression over ``L`` and ``G`` for the object asked.
         detail: what was asked, or found.
     """
@@ -32,5 +33,5 @@ def noted_evaluations() -> Iterator[dict[Evaluated, None]]:
     def note(kind: str, source: str, detail: Any) -> None:
         noted[Evaluated(kind=kind, source=source, detail=detail)] = None
 
-    with noted_attributes(note):
+    with noted_attributes(note), noted_dict_reads(note):
         yield noted

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import CodeType
 from typing import Any
 
+from worker.torch_private.guard_tree import GuardTree, build
 from worker.torch_private.lowering import source_name
 from worker.torch_private.patching import wrapped
 from worker.values import Value
@@ -63,22 +64,14 @@ def absence_guarded() -> Iterator[None]:
         yield
 
 
-def traced_guards(output: Any, code: CodeType) -> tuple[TracedGuard, ...]:
-    """Every guard of a capture of ``code``, as Dynamo makes them; none of its guards is ever run."""
-    from torch._dynamo.hooks import Hooks
-
-    seen: list[Any] = []
-
-    def collect(entries: Any) -> list[bool]:
-        seen.extend(entries)
-        return [False] * len(entries)
-
-    output.build_guards(code, hooks=Hooks(guard_filter_fn=collect), save=False)
+def traced_guards(output: Any, code: CodeType) -> tuple[tuple[TracedGuard, ...], GuardTree]:
+    """Every guard of a capture of ``code``, and the tree that Dynamo makes of them; no guard is ever run."""
+    entries, tree = build(code, output.output_graph)
     shapes = {
         source_name(source): value
         for source, value in output.output_graph.input_source_to_sizes_strides.items()
     }
-    return tuple(_guard(entry, shapes) for entry in seen)
+    return tuple(_guard(entry, shapes) for entry in entries), tree
 
 
 def _guard(entry: Any, shapes: Mapping[str, Any]) -> TracedGuard:

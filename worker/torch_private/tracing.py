@@ -14,10 +14,12 @@ import torch
 from worker.code_digests import globals_module, is_pinned_module
 from worker.errors import GraphBreak, NotPortable
 from worker.torch_private.evaluated import Evaluated, noted_evaluations
+from worker.torch_private.guard_tree import GuardTree
 from worker.torch_private.lowering import CapturedCall, LoweredGraph, lower
 from worker.torch_private.raised import noted_shapes, raised_by
 from worker.torch_private.shape_lines import ShapeLine, shape_lines
 from worker.torch_private.traced_guards import TracedGuard, absence_guarded, traced_guards
+from worker.torch_private.traced_objects import noted_objects
 from worker.torch_private.traced_writes import TracedWrite, noted_writes
 from worker.torch_private.views import views_by_themselves
 from worker.values import Value
@@ -43,8 +45,10 @@ class Trace(Value):
         external_names: every global name that ``frame`` refers to.
         closure: cells for the frame's free variables, or None.
         guards: all guards.
+        tree: the tree that Dynamo makes of them.
         writes: Python objects that were there before the call and that the frame writes to.
         evaluated: facts that the graph relies on and no guard covers.
+        objects: the Python objects that Dynamo looked at, by the expressions that led there.
         codes: every code object that was traced.
         trace_s: seconds in Dynamo.
         lower_s: seconds from Dynamo's graph to the ATen graph.
@@ -58,8 +62,10 @@ class Trace(Value):
     external_names: frozenset[str]
     closure: tuple[Any, ...] | None
     guards: tuple[TracedGuard, ...]
+    tree: GuardTree
     writes: tuple[TracedWrite, ...]
     evaluated: tuple[Evaluated, ...]
+    objects: Mapping[str, Any]
     codes: tuple[CodeType, ...]
     trace_s: float
     lower_s: float
@@ -104,6 +110,7 @@ def trace(
             views_by_themselves(),
             noted_writes() as writes,
             noted_evaluations() as evaluated,
+            noted_objects() as objects,
         ):
             captured = _capture(convert_frame, method, args, dict(kwargs))
         backend_input = captured.backend_input
@@ -129,6 +136,7 @@ def trace(
             lowered = replace(lowered, captured=call)
             with views_by_themselves():  # who makes fake tensors of the inputs anew must not see bases either
                 built = build(lowered)
+        guards, tree = traced_guards(output, _function_of(method).__code__)
         traced_method = Trace(
             lowered=lowered,
             frame=environment.bytecode,
@@ -136,9 +144,11 @@ def trace(
             import_aliases=_modules(method) | environment.import_sources,
             external_names=frozenset(environment.external_refs),
             closure=environment.closure,
-            guards=traced_guards(output, _function_of(method).__code__),
+            guards=guards,
+            tree=tree,
             writes=tuple(writes),
             evaluated=tuple(evaluated),
+            objects=objects,
             # By identity: equal code objects may stand in different files.
             codes=tuple({id(code): code for code in output.traced_code}.values()),
             trace_s=traced - started,

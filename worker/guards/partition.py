@@ -1,0 +1,75 @@
+"""Which of the objects that a trace looked at are one and the same, and which are not.
+
+Traced code may ask (``a is b``), may write to an object by one path and read it by another, and each tensor
+is an input of its own. So every path to an object that could be told from its equals takes part.
+"""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from worker.code_digests import globals_module, is_pinned_module
+from worker.guards.model import Check
+from worker.guards.paths import MISSING, Node
+
+# Values whose identity says nothing: equal ones serve as well.
+_INTERCHANGEABLE = (
+    type(None), bool, int, float, complex, str, bytes, tuple, frozenset, range, slice, enum.Enum,
+    types.BuiltinFunctionType, types.MethodType, types.MethodDescriptorType, types.WrapperDescriptorType,
+    types.ModuleType, types.CodeType, types.MappingProxyType,
+    torch.dtype, torch.device, torch.layout, torch.memory_format,
+)  # fmt: skip
+# Steps that make a new object each time.
+_COPIES = ("dict", "fields")
+
+
+def has_identity(value: Any) -> bool:
+    """Whether an object differs from its equals, as functions and classes do that each call makes anew."""
+    kind = type(value)  # not isinstance: some objects raise when they are asked for their class
+    if issubclass(kind, type | types.FunctionType):
+        return "<locals>" in value.__qualname__
+    return not issubclass(kind, _INTERCHANGEABLE) and not _is_group(kind)
+
+
+def num_cells(value: Any) -> int:
+    """Number of the variables of outer functions that a function has, and may share with other functions."""
+    if not isinstance(value, types.FunctionType) or is_pinned_module(globals_module(value)):
+        return 0
+    return len(value.__closure__ or ())
+
+
+def partition(nodes: Sequence[Node], values: Sequence[Any]) -> list[Check]:
+    """Conditions that say which nodes are the same object, and that all others are different ones.
+
+    Args:
+        nodes: the table.
+        values: the value of each node in the traced call.
+    """
+    first: dict[int, int] = {}  # object -> its first node
+    stands_for: dict[int, int] = {}  # node -> the first node of the same object
+    steps: dict[tuple[int, str, str], int] = {}
+    checks: list[Check] = []
+    for index, ((parent, step, argument), value) in enumerate(zip(nodes, values, strict=True)):
+        if value is MISSING or step in _COPIES or not has_identity(value):
+            continue
+        stands_for[index] = first.setdefault(id(value), index)
+        taken = (stands_for.get(parent, parent), step, repr(argument))
+        # The same step from the same object leads to the same one.
+        implied = steps.get(taken) == stands_for[index]
+        if stands_for[index] != index and not implied:
+            checks.append((index, "same", stands_for[index]))
+        steps[taken] = stands_for[index]
+    distinct = list(first.values())
+    return [*checks, (distinct[0], "distinct", distinct[1:])] if len(distinct) > 1 else checks
+
+
+def _is_group(kind: type[Any]) -> bool:
+    """A process group goes by its role."""
+    import torch.distributed as dist
+
+    return dist.is_available() and issubclass(kind, dist.ProcessGroup)

@@ -1,0 +1,219 @@
+"""Dynamo's own guard tree in C++ for one trace, as plain values, and the guard that accounts for each leaf.
+
+What is relied on (torch 2.11 to 2.15), besides what `MADE` says:
+
+* ``CheckFunctionManager(code, output_graph)`` builds the tree in one call of its method ``build_guards``,
+  which takes the guards and returns their builder and a holder whose ``root`` is the tree; it runs the guards
+  unless ``output_graph.skip_guards_check``;
+* a builder's ``get_guard_manager_from_source`` gives the same object for the same place of the tree;
+* managers have ``get_source``, ``get_leaf_guards`` and ``get_child_managers``, a ``DictGuardManager``
+  ``get_key_value_managers``, the root ``get_epilogue_lambda_guards``; a leaf has ``verbose_code_parts``;
+* the only managers with checks of their own are those of dicts: type, length, and so, with the keys that
+  have managers, the keys' order. All others fail where there is nothing at their place.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+from worker.torch_private.lowering import source_name
+from worker.values import Value
+
+_IDENTITY = ("ID_MATCH", "TYPE_MATCH")  # the latter where a type's own source is asked for its base
+_CONSTANT = (
+    "EQUALS_MATCH",
+    "FLOAT_IS_NAN",
+    "COMPLEX_IS_NAN",
+    "TRUE_MATCH",
+    "FALSE_MATCH",
+    "NONE_MATCH",
+    "ID_MATCH",
+)
+_LENGTH = ("LENGTH_CHECK", "DICT_LENGTH", "TYPE_MATCH")
+_LAMBDA = ("LAMBDA_GUARD",)
+# Leaves of a tensor's guard for the marks that say which dimensions to trace as symbols.
+MARKS = ("DIMENSION_DYNAMIC_MARKING_GUARD", "DYNAMIC_INDICES", "NO_HASATTR")
+# Kind of a guard -> classes of the leaves that it makes.
+MADE: dict[str, tuple[str, ...]] = {
+    "TYPE_MATCH": ("TYPE_MATCH",),
+    "FAKE_SCRIPT_TYPE_MATCH": ("FAKE_SCRIPT_TYPE_MATCH",),
+    "ID_MATCH": _IDENTITY,
+    "NN_MODULE": _IDENTITY,
+    "FUNCTION_MATCH": _IDENTITY,
+    "CLASS_MATCH": _IDENTITY,
+    "MODULE_MATCH": _IDENTITY,
+    "BUILTIN_MATCH": _IDENTITY,
+    "CLOSURE_MATCH": _IDENTITY,
+    "EQUALS_MATCH": _CONSTANT,
+    "CONSTANT_MATCH": _CONSTANT,
+    "CONSTANT_SUBCLASS_MATCH": _LAMBDA,
+    "BOOL_MATCH": ("TRUE_MATCH", "FALSE_MATCH"),
+    "NONE_MATCH": ("NONE_MATCH",),
+    "NOT_NONE_MATCH": ("NOT_NONE",),
+    "WEAKREF_ALIVE": ("NOT_NONE",),
+    "SEQUENCE_LENGTH": _LENGTH,
+    "EMPTY_NN_MODULE_HOOKS_DICT": _LENGTH,
+    "DICT_KEYS_MATCH": (*_LENGTH, "DICT_VERSION"),
+    "DICT_VERSION": ("DICT_VERSION",),
+    "MAPPING_KEYS_CHECK": ("MAPPING_KEYS_MATCH",),
+    "DICT_CONTAINS": ("DICT_CONTAINS",),
+    "DICT_NOT_CONTAINS": ("DICT_CONTAINS",),
+    "SET_CONTAINS": ("SET_CONTAINS",),
+    "SET_NOT_CONTAINS": ("SET_CONTAINS",),
+    "NOT_PRESENT_IN_GENERIC_DICT": ("DICT_CONTAINS",),
+    "HASATTR": ("NO_HASATTR",),
+    "TENSOR_MATCH": ("TENSOR_MATCH", "ID_MATCH", *MARKS),
+    "TENSOR_SUBCLASS_METADATA_MATCH": _LAMBDA,
+    "DTENSOR_SPEC_MATCH": _LAMBDA,
+    "OPAQUE_OBJ_GUARD_FN_MATCH": _LAMBDA,
+    "COW_TENSOR_MATCH": _LAMBDA,
+    "CURRENT_STREAM_MATCH": _LAMBDA,
+    "COUNT_ITERATOR_MATCH": _LAMBDA,
+    "TUPLE_ITERATOR_LEN": ("TUPLE_ITERATOR_LEN",),
+    "RANGE_ITERATOR_MATCH": ("RANGE_ITERATOR_MATCH",),
+    "DISPATCH_KEY_SET_MATCH": ("DISPATCH_KEY_SET_MATCH",),
+    "GLOBAL_STATE": ("GLOBAL_STATE",),
+    "TORCH_FUNCTION_STATE": ("TORCH_FUNCTION_MODE_STACK",),
+    "DEFAULT_DEVICE": ("DEFAULT_DEVICE",),
+    "DUAL_LEVEL": ("DUAL_LEVEL_MATCH",),
+    "AUTOGRAD_SAVED_TENSORS_HOOKS": _LAMBDA,
+    "FUNCTORCH_STACK_MATCH": _LAMBDA,
+    "SHAPE_ENV": ("SYMBOLIC_SHAPE_GUARD",),
+    "DUPLICATE_INPUT": ("OBJECT_ALIASING",),
+}
+# Guards that the root asks last, in one function of Python's for all sizes, and one for all same objects.
+_ASKED_LAST = ("SHAPE_ENV", "DUPLICATE_INPUT")
+KEY = "key of a dict"
+_OF_KEYS = ("EQUALS_MATCH", "ID_MATCH")
+_GENERIC_DICT = "GetGenericDictGuardAccessor"
+
+
+class Leaf(Value):
+    """One check of the tree.
+
+    Attributes:
+        source: expression for the object that it looks at, as Dynamo writes it.
+        kind: name of its class in C++.
+        conditions: what it checks, for people.
+        made_by: kind of the guard that accounts for it; `KEY` for a key of a dict all of whose keys count;
+            empty if there is none.
+    """
+
+    source: str
+    kind: str
+    conditions: tuple[str, ...]
+    made_by: str
+
+
+class GuardTree(Value):
+    """The tree of one trace.
+
+    Attributes:
+        leaves: all leaves; one for each condition of those that the root asks last.
+        dicts: expressions for the dicts whose type, length and order of keys count.
+        looked_up: expressions for the objects of which only the presence counts.
+    """
+
+    leaves: tuple[Leaf, ...]
+    dicts: tuple[str, ...]
+    looked_up: tuple[str, ...]
+
+
+def build(code: CodeType, output_graph: Any) -> tuple[list[Any], GuardTree]:
+    """All guards of a trace, as the entries that Dynamo gives a filter, and their tree; none is run."""
+    from torch._dynamo.guards import CheckFunctionManager, make_guard_filter_entry
+
+    built: list[tuple[list[Any], Any]] = []
+
+    class Noted(CheckFunctionManager):
+        def build_guards(self, sorted_guards: list[Any], *args: Any, **more: Any) -> Any:
+            builder, holder = super().build_guards(sorted_guards, *args, **more)
+            built.append((sorted_guards, builder))
+            return builder, holder
+
+    output_graph.skip_guards_check = True
+    root = Noted(code, output_graph).guard_manager.root
+    ((guards, builder),) = built
+    entries = [make_guard_filter_entry(guard, builder) for guard in guards]
+    walk = _Walk(guards, builder)
+    walk.visit(root)
+    walk.visit_last(root)
+    ordered = (source for source in output_graph.guard_on_key_order if isinstance(builder.get(source), dict))
+    dicts = dict.fromkeys((*walk.dicts, *sorted(map(source_name, ordered))))
+    return entries, GuardTree(leaves=tuple(walk.leaves), dicts=tuple(dicts), looked_up=tuple(walk.looked_up))
+
+
+class _Walk:
+    """Visits the managers of a tree, each once, and finds the guard that made each leaf."""
+
+    def __init__(self, guards: list[Any], builder: Any) -> None:
+        self.leaves: list[Leaf] = []
+        self.dicts: list[str] = []
+        self.looked_up: list[str] = []
+        self._last: list[str] = []
+        self._makers: dict[tuple[int, str], list[str]] = defaultdict(list)
+        self._kept: list[Any] = []  # or another manager might get the identity of one that was seen
+        for guard in guards:
+            kind = guard.create_fn_name()
+            if kind in _ASKED_LAST:
+                self._last += [kind] * len(guard.code_list or ())
+            for manager in _managers(guard, kind, builder):
+                self._kept.append(manager)
+                for leaf in MADE.get(kind, ()):
+                    self._makers[id(manager), leaf].append(kind)
+
+    def visit(self, manager: Any, *, is_key: bool = False) -> None:
+        leaves = manager.get_leaf_guards()
+        source = manager.get_source()
+        for leaf in leaves:
+            kind = type(leaf).__name__
+            makers = self._makers[id(manager), kind]
+            made_by = makers.pop() if makers else KEY if is_key and kind in _OF_KEYS else ""
+            self.leaves.append(Leaf(source=source, kind=kind, conditions=_conditions(leaf), made_by=made_by))
+        children = manager.get_child_managers()
+        if hasattr(manager, "get_key_value_managers"):
+            self.dicts.append(source)
+            for key, value in manager.get_key_value_managers().values():
+                if key is not None:
+                    self.visit(key, is_key=True)
+                if value is not None:
+                    self.visit(value)
+        elif not leaves and not children:
+            self.looked_up.append(source)
+        for child in children:
+            self.visit(child)
+
+    def visit_last(self, root: Any) -> None:
+        """Take the conditions that the root asks last one by one."""
+        for leaf in root.get_epilogue_lambda_guards():
+            for part in leaf.verbose_code_parts():
+                made_by = self._last.pop() if self._last else ""
+                self.leaves.append(
+                    Leaf(source="L", kind=type(leaf).__name__, conditions=(part,), made_by=made_by)
+                )
+
+
+def _managers(guard: Any, kind: str, builder: Any) -> Iterator[Any]:
+    """Places of the tree at which a guard has leaves."""
+    from torch._dynamo.source import CodeSource, TypeSource
+
+    source = guard.originating_source
+    manager = builder.get_guard_manager_from_source(source)
+    if kind == "NOT_PRESENT_IN_GENERIC_DICT":
+        pairs = zip(manager.get_accessors(), manager.get_child_managers(), strict=True)
+        yield from (child for accessor, child in pairs if type(accessor).__name__ == _GENERIC_DICT)
+        return
+    yield manager
+    if isinstance(source, TypeSource):
+        yield builder.get_guard_manager_from_source(source.base)
+    elif kind == "CLOSURE_MATCH" and isinstance(builder.get(source), FunctionType):
+        yield builder.get_guard_manager_from_source(CodeSource(source))
+    elif kind == "DUPLICATE_INPUT":
+        yield builder.get_guard_manager_from_source(guard.create_fn.keywords["source_b"])
+
+
+def _conditions(leaf: Any) -> tuple[str, ...]:
+    return tuple(part.partition("  #")[0].strip() for part in leaf.verbose_code_parts())
