@@ -8,7 +8,7 @@ NPU_STAMP := $(NPU_VENV)/.installed
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: run test test-cluster test-slow test-gpu test-npu faults chaos lint bench clean
+.PHONY: run test test-cluster test-slow test-gpu test-npu faults chaos fuzz lint bench clean
 
 run: $(STAMP)   ## cold launch, then warm launch, of the embedded defaults
 	$(BIN)/warmrank demo
@@ -57,6 +57,12 @@ CHAOS_SEED ?= 0
 chaos: $(STAMP) ## launches struck at random, from a seed; CHAOS_ONLY=N repeats one; root adds cut cables
 	$(BIN)/python -m pytest tests/chaos -m chaos -s --chaos-nodes --chaos-launches $(CHAOS_LAUNCHES) \
 		--chaos-seed $(CHAOS_SEED) $(if $(CHAOS_ONLY),--chaos-only $(CHAOS_ONLY))
+
+FUZZ_PAIRS ?= 20000
+FUZZ_SEED ?= 0
+
+fuzz: $(STAMP) ## small programs, cold and then changed in fresh processes, against eager; FUZZ_ARGS="--replay SEED:PAIR"
+	$(BIN)/python -m tests.fuzz --jobs $$(nproc) --pairs $(FUZZ_PAIRS) --seed $(FUZZ_SEED) $(FUZZ_ARGS)
 
 lint: $(STAMP)  ## every linter CI runs
 	$(BIN)/ruff check .

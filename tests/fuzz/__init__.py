@@ -1,0 +1,1 @@
+"""Differential fuzzing: small programs, single changes, fresh processes, and eager as the judge."""

@@ -1,0 +1,395 @@
+"""A server that runs jobs, each in a process forked from this one, which has imported torch but no program.
+
+``python -m tests.fuzz.child cold`` has also imported the tracer and traced something; ``warm`` has imported
+neither Dynamo nor the compile path, and checks that a load does not either. A job is a line of JSON on
+standard input, its result a line on standard output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import re
+import select
+import signal
+import sys
+import traceback
+import warnings
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+FORBIDDEN = ("torch._dynamo", "torch._inductor", "sympy", "torchair")
+_CALLS = (0, 1, 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One process.
+
+    Attributes:
+        package: directory that holds the program's package.
+        cache: the cache directory.
+        mode: of `cache_compile`.
+        dynamic: of `cache_compile`.
+        guards: of `cache_compile`; empty for its default.
+        mutate: statements on the built model before its first call.
+        later: statements on the model after its first calls, which are then repeated.
+        context: context managers of the calls.
+        later_context: those of the repeated calls, if others.
+        environment: environment variables; None removes one.
+        may_compile: a miss compiles; else it is the outcome ``miss``.
+        rank: rank and world size of a fake process group.
+        time_s: the process is killed after that long.
+    """
+
+    package: str
+    cache: str
+    mode: str = "reduce-overhead"
+    dynamic: bool = True
+    guards: str = ""
+    mutate: str = ""
+    later: str = ""
+    context: str = "torch.no_grad()"
+    later_context: str = ""
+    environment: dict[str, str | None] = field(default_factory=dict)
+    may_compile: bool = True
+    rank: tuple[int, int] | None = None
+    time_s: float = 300.0
+
+
+@dataclass(slots=True)
+class Calls:
+    """Some calls, eager and cached.
+
+    Attributes:
+        outcome: ``loaded``, ``compiled``, ``adopted``, ``ran`` (no new look-up), ``miss``, ``refused``,
+            ``raised`` (as eager does), ``eager raised`` (and the cached function refused or missed),
+            ``torch wrong`` (as `torch.compile` is), or what must not be: `BAD`.
+        detail: reason or message.
+        eager: what eager returned, in brief; tells whether a change matters.
+    """
+
+    outcome: str
+    detail: str = ""
+    eager: str = ""
+
+
+@dataclass(slots=True)
+class Result:
+    """What became of a job: its first calls, and those after a change; or an error of the program's own."""
+
+    first: Calls | None = None
+    later: Calls | None = None
+    broken: str = ""
+
+
+BAD = frozenset({"wrong", "raw error", "answered", "imported", "died", "hung"})
+"""Failures; ``answered``: where eager raises; ``imported``: a load imported what only a compile may."""
+_ENDED = frozenset({"refused", "miss", "eager raised", "raised", "torch wrong"})
+
+
+class _Run:
+    """The calls of one process."""
+
+    def __init__(self, job: Job) -> None:
+        import torch
+
+        self.torch = torch
+        self.job = job
+        sys.path.insert(0, job.package)
+        _start_rank(job.rank)
+        modules = {name: importlib.import_module(f"fuzzed.{name}") for name in ("main", "helper", "conf")}
+        self.scope = {**vars(modules["main"]), **modules, "scope": sys.modules[__name__]}
+        self.main: Any = modules["main"]
+        self.models = [self.main.build(), self.main.build()]
+        self._apply(job.mutate, self.models)
+        self.cached = self._cached()
+
+    def _cached(self) -> Any:
+        from worker import CompilerConfig
+        from worker.inference import cache_compile
+
+        config = CompilerConfig()
+        config.mode = self.job.mode
+        options: dict[str, Any] = {"guards": self.job.guards} if self.job.guards else {}
+        if self.job.mode == "max-autotune":
+            options["ge_cache"] = True
+        return cache_compile(
+            self.models[1].forward,
+            config=config,
+            dynamic=self.job.dynamic,
+            cache_dir=self.job.cache,
+            **options,
+            **self.main.options(),
+        )
+
+    def _apply(self, statements: str, models: list[Any]) -> None:
+        """Run statements on each model, or once if they concern none."""
+        concerned = models if re.search(r"\bm\b", statements) else models[:1]
+        for model in concerned if statements else ():
+            self.torch.manual_seed(1)
+            exec(statements, {**self.scope, "m": model})  # noqa: S102 - text of the generator
+
+    def calls(self, context: str) -> Calls:
+        before = self.cached.last_result
+        eager = ""
+        for call in _CALLS:
+            with contextlib.ExitStack() as stack:
+                for entered in eval(f"({context},)", dict(self.scope)):  # noqa: S307 - likewise
+                    stack.enter_context(entered)
+                found, text = self._call(call)
+            eager += text
+            if found is not None:
+                found.eager = eager
+                return found
+        result = self.cached.last_result
+        outcome = "ran" if result is before else result.outcome
+        return Calls(outcome, result.reason, eager)
+
+    def _call(self, call: int) -> tuple[Calls | None, str]:
+        """One call of both; how it ended if that was not equal, and eager's result in brief."""
+        from tests.support.compare import cloned, difference
+
+        eager, model = self.models
+        wanted_args, wanted_kwargs = self.main.arguments(call)
+        args, kwargs = self.main.arguments(call)
+        try:
+            wanted = cloned(eager.forward(*wanted_args, **wanted_kwargs))
+        except Exception as error:  # noqa: BLE001 - whatever the program raises
+            return self._after_error(error, args, kwargs), f"{type(error).__name__} "
+        tolerance = 1e-6 if self.job.mode == "max-autotune" else 0.0
+        text, known = _brief(wanted), set(sys.modules)
+        try:
+            got = cloned(self.cached(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - judged
+            return _judged(error), text
+        wrong = difference(wanted, got, "result", tolerance * _magnitude(wanted)) or difference(
+            cloned([v for v in wanted_args if isinstance(v, self.torch.Tensor)]),
+            cloned([v for v in args if isinstance(v, self.torch.Tensor)]),
+            "arguments",
+            tolerance,
+        )
+        wrong = wrong or difference(_state(eager), _state(model), "state", tolerance)
+        if wrong:
+            name = "torch wrong" if self._torch_gives(got, call) else "wrong"
+            return Calls(name, f"call {call}: {wrong}"), text
+        imported = [name for name in FORBIDDEN if name in sys.modules and name not in known]
+        if imported and not self.job.may_compile:
+            return Calls("imported", ", ".join(imported)), text
+        return None, text
+
+    def _after_error(self, wanted: Exception, args: Any, kwargs: Any) -> Calls:
+        """Eager raised; so must the cached function, in some way."""
+        from worker.errors import WorkerError
+
+        try:
+            got = self.cached(*args, **kwargs)
+        except WorkerError as error:
+            return Calls("eager raised", f"{type(wanted).__name__}: {wanted}; {type(error).__name__}")
+        except Exception as error:  # noqa: BLE001 - judged
+            if type(error) is type(wanted):
+                return Calls("raised", repr(error))
+            return Calls("raw error", f"eager raised {wanted!r}, cached {error!r}\n{traceback.format_exc()}")
+        name = "torch wrong" if self._torch_gives(got, 0) else "answered"
+        return Calls(name, f"eager raised {wanted!r}; cached: {_brief(got)}")
+
+    def _torch_gives(self, got: Any, call: int) -> bool:
+        """Whether `torch.compile` gives the same for what was just compiled, so that Dynamo is wrong."""
+        from tests.support.compare import difference
+
+        result = self.cached.last_result
+        if not self.job.may_compile or call or result is None or result.outcome != "compiled":
+            return False
+        model = self.main.build()
+        if "m" in self.job.mutate:
+            self._apply(self.job.mutate, [model])
+        args, kwargs = self.main.arguments(call)
+        dynamo = self.torch.compile(model.forward, backend="eager", fullgraph=True, dynamic=self.job.dynamic)
+        try:
+            compiled = dynamo(*args, **kwargs)
+        except Exception:  # noqa: BLE001 - then it is not the same
+            return False
+        return not difference(got, compiled, "result", 1e-6 * _magnitude(got))
+
+    def run(self) -> Result:
+        result = Result(first=self.calls(self.job.context))
+        assert result.first is not None
+        if self.job.later and result.first.outcome not in BAD | _ENDED:
+            os.environ["WARMRANK_NO_COMPILE"] = "1"
+            try:
+                self._apply(self.job.later, self.models)
+            except Exception:  # noqa: BLE001 - a change that does not fit this program
+                result.broken = traceback.format_exc(limit=-2)
+                return result
+            result.later = self.calls(self.job.later_context or self.job.context)
+        return result
+
+
+def _judged(error: Exception) -> Calls:
+    from worker.errors import CompileForbidden, WorkerError
+
+    if isinstance(error, CompileForbidden):
+        return Calls("miss", error.reason)
+    if isinstance(error, WorkerError):
+        return Calls("refused", f"{type(error).__name__}: {error}")
+    return Calls("raw error", "".join(traceback.format_exception(error, limit=-6)))
+
+
+def _start_rank(rank: tuple[int, int] | None) -> None:
+    if rank is None:
+        return
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    os.environ.update(RANK=str(rank[0]), WORLD_SIZE=str(rank[1]), LOCAL_RANK=str(rank[0]))
+    dist.init_process_group("fake", store=FakeStore(), rank=rank[0], world_size=rank[1])
+
+
+def _brief(value: Any) -> str:
+    """A number that tells two results apart, and their type."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return f"{value!r:.80} "
+    flat = value.detach().to(torch.complex128).reshape(-1)
+    weights = torch.arange(1, flat.numel() + 1, dtype=torch.float64)
+    return f"{value.dtype}{tuple(value.shape)}{complex((flat * weights).sum()):.12g} "
+
+
+def _magnitude(value: Any) -> float:
+    import torch
+
+    if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
+        return max(1.0, float(value.abs().nan_to_num(0.0, 0.0, 0.0).max()))
+    return 1.0
+
+
+def _state(model: Any) -> dict[str, Any]:
+    from tests.support.compare import cloned
+
+    plain = (bool, int, float, str)
+    return {
+        **cloned({name: value for name, value in model.state_dict().items() if value is not None}),
+        **{name: value for name, value in vars(model).items() if isinstance(value, plain)},
+    }
+
+
+def __getattr__(name: str) -> Any:
+    """Modes that programs enter; made when asked for, because they import torch's private modules."""
+    if name == "Doubling":
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        class Doubling(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                out = func(*args, **(kwargs or {}))
+                return out * 2 if "sin" in str(func) else out
+
+        return Doubling
+    if name == "DoublingFunctions":
+        from torch.overrides import TorchFunctionMode
+
+        class DoublingFunctions(TorchFunctionMode):
+            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                out = func(*args, **(kwargs or {}))
+                return out * 2 if getattr(func, "__name__", "") == "sin" else out
+
+        return DoublingFunctions
+    raise AttributeError(name)
+
+
+def attempt(job: Job) -> Result:
+    """Run a job in this process; errors of the program itself are told apart."""
+    warnings.simplefilter("ignore")
+    for name, value in job.environment.items():
+        os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+    if not job.may_compile:
+        os.environ["WARMRANK_NO_COMPILE"] = "1"
+    try:
+        run = _Run(job)
+    except Exception:  # noqa: BLE001 - the generator made something that does not run
+        return Result(broken=traceback.format_exc(limit=-2))
+    return run.run()
+
+
+def forked(job: Job) -> Result:
+    """`attempt` in a process of its own."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        os.close(reader)
+        sys.stdout = sys.stderr
+        try:
+            text = json.dumps(asdict(attempt(job)))
+        except BaseException:  # noqa: BLE001 - shown by the parent
+            text = json.dumps(asdict(Result(first=Calls("raw error", traceback.format_exc(limit=-6)))))
+        with contextlib.suppress(BaseException), os.fdopen(writer, "w") as stream:
+            stream.write(text)
+        os._exit(0)
+    os.close(writer)
+    parts: list[bytes] = []
+    with os.fdopen(reader, "rb") as stream:
+        while select.select([stream], [], [], job.time_s)[0]:
+            part = os.read(stream.fileno(), 1 << 20)
+            if not part:
+                _, status = os.waitpid(child, 0)
+                return _result(b"".join(parts), status)
+            parts.append(part)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return Result(first=Calls("hung", f"over {job.time_s:.0f} s"))
+
+
+def _result(text: bytes, status: int) -> Result:
+    if not text:
+        return Result(first=Calls("died", f"status {status}"))
+    found = json.loads(text)
+    calls = {name: found[name] and Calls(**found[name]) for name in ("first", "later")}
+    return Result(broken=found["broken"], **calls)
+
+
+def _prepare(kind: str) -> None:
+    """Import what a process of this kind has imported before its program."""
+    import numpy  # noqa: F401, ICN001 - programs use it
+    import torch
+    from torch import nn
+
+    import worker.cached_function
+    import worker.engines.graph
+
+    if kind == "cold":
+        import tempfile
+
+        import worker.compiler  # noqa: F401 - as a compile would
+
+        model = nn.Linear(4, 4)
+        from worker.inference import cache_compile
+
+        class Unrelated(nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return torch.tanh(model(x)).sum(-1, keepdim=True) * 3 + 1
+
+        with tempfile.TemporaryDirectory() as cache, torch.no_grad():
+            cache_compile(Unrelated().forward, cache_dir=cache)(torch.ones(3, 4))
+
+
+def main() -> None:
+    _prepare(sys.argv[1])
+    gc.collect()
+    gc.disable()  # each fork's collector would touch all of torch's pages
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    output.write("ready\n")
+    output.flush()
+    for line in sys.stdin:
+        result = forked(Job(**json.loads(line)))
+        output.write(json.dumps(asdict(result)) + "\n")
+        output.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""From a seed to a program and its changes; the same seed always gives the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from tests.fuzz.parts import classes, code, identity, inputs, operators, process, tensors
+from tests.fuzz.places import placed
+from tests.fuzz.program import NOTHING, Change, Part, Program
+from tests.fuzz.ranks import ranked
+
+MODES = ("reduce-overhead", "max-autotune")
+_UNSEEN = (
+    Change(name="comment", slots={"top": "# a comment\n"}),
+    Change(name="function that is not called", slots={"helper": "def unused(y):\n    return y * 1000\n"}),
+    Change(name="global that is not read", slots={"helper": "UNREAD = 77\n"}),
+    Change(name="attribute that is not read", mutate="m.unread = 5"),
+    Change(name="other weights", mutate="[p.data.mul_(2) for p in m.parameters()]"),
+    Change(name="environment variable that is not read", environment={"FUZZ_UNREAD": "1"}),
+    Change(name="seed", mutate="torch.manual_seed(99)"),
+)
+"""Changes that alter no result but that of the weights, and should be hits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One change of a program.
+
+    Attributes:
+        index: number of the part that changes; -1 for the program as a whole.
+        later: the change comes after a load, in the same process.
+        x: first argument of the changed process, if another.
+    """
+
+    index: int
+    change: Change
+    later: bool = False
+    x: str = ""
+
+    def changed(self, program: Program) -> Program:
+        """The program of the changed process."""
+        if self.index >= 0:
+            program = program.changed(self.index, self.change)
+        elif self.change.slots:
+            extra = Part(name="unseen", slots=self.change.slots)
+            program = Program(
+                parts=(*program.parts, extra), x=program.x, mode=program.mode, dynamic=program.dynamic
+            )
+        if self.x:
+            program = Program(parts=program.parts, x=self.x, mode=program.mode, dynamic=program.dynamic)
+        return program
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A program and changes to it."""
+
+    seed: int
+    program: Program
+    pairs: tuple[Pair, ...]
+
+
+def trial(seed: int, *, changes: int = 9, mode: str = "", only: str = "") -> Trial:
+    """The trial of a seed.
+
+    Args:
+        seed: any integer.
+        changes: at most so many.
+        mode: of `cache_compile`; empty: mostly reduce-overhead, as one seed in fifty is the other.
+        only: part of the name of at least one of the program's parts.
+    """
+    rng = Random(seed)
+    while True:
+        parts = _parts(rng)
+        if only in " + ".join(part.name for part in parts):
+            break
+    chosen = mode or (MODES[1] if seed % 50 == 49 and not any(part.ranks for part in parts) else MODES[0])
+    program = Program(
+        parts=tuple(part.numbered(number) for number, part in enumerate(parts)),
+        mode=chosen,
+        dynamic=rng.random() < 0.8,
+    )
+    return Trial(seed=seed, program=program, pairs=_pairs(rng, program, changes))
+
+
+def _parts(rng: Random) -> list[Part]:
+    count = rng.choice([1, 1, 1, 2, 2, 3])
+    found = []
+    for position in range(count):
+        kind = rng.random()
+        if kind < 0.42:
+            found.append(placed(rng, last=position == count - 1))
+        elif kind < 0.52:
+            found.append(ranked(rng))
+        else:
+            found.append(rng.choice(rng.choice(_GROUPS)))
+    return found
+
+
+_GROUPS = (
+    code.CODE,
+    tensors.TENSORS,
+    tensors.TENSORS,
+    identity.IDENTITY,
+    process.PROCESS,
+    classes.CLASSES,
+    classes.CLASSES,
+    operators.OPERATORS,
+    inputs.SIZES,
+)
+
+
+def _pairs(rng: Random, program: Program, changes: int) -> tuple[Pair, ...]:
+    """One pair without a change, one that no result shows, some inputs, and changes of every part."""
+    found = [Pair(index=-1, change=NOTHING), Pair(index=-1, change=rng.choice(_UNSEEN))]
+    if program.ranks:
+        found.append(Pair(index=-1, change=rng.choice([c for c in _ranks(program) if c.rank])))
+    names = rng.sample(list(inputs.INPUTS), 2)
+    found += [Pair(index=-1, change=Change(name=f"input: {n}"), x=inputs.INPUTS[n]) for n in names]
+    possible = [
+        Pair(index=index, change=change, later=later)
+        for index, part in enumerate(program.parts)
+        for change in part.changes
+        for later in (False, True)
+        if not later or change.mutate or change.context
+    ]
+    rng.shuffle(possible)
+    return (*found, *possible[: max(0, changes - len(found))])
+
+
+def _ranks(program: Program) -> list[Change]:
+    return [change for part in program.parts for change in part.changes]

@@ -1,0 +1,1 @@
+"""Parts of programs that are no value in a place, each with what may change."""

@@ -1,0 +1,210 @@
+"""Programs and changes as text: a small package whose parts each put one piece of state into the result.
+
+A `Part` fills slots of the package's files; a `Change` fills some of them anew, or says what is done to the
+built model. Inside slots ``#`` stands for a number of the part's own, and the names of `SCOPE` are there.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+PACKAGE = "fuzzed"
+SLOTS = ("helper", "conf", "top", "fields", "init", "params", "body", "after", "args", "kwargs", "options")
+KINDS = Path(__file__).with_name("kinds.py")
+"""Classes that programs use; it becomes their module ``kinds``."""
+
+_HEAD = """\
+import collections, contextvars, copy, dataclasses, enum, fractions, functools, itertools, math, operator, os
+import re, sys, types, typing, weakref
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from {package} import kinds as K
+"""
+_HELPER = """
+
+def same(value):
+    return value
+
+
+def attempt(thing, name, other):
+    try:
+        return getattr(thing, name)
+    except AttributeError:
+        return other
+
+
+def taken(y, number):
+    return y + number
+
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One difference between two processes, or between two calls of one.
+
+    Attributes:
+        name: what it is, in words.
+        slots: slots of the part that read otherwise in the changed process.
+        mutate: statements on ``m``, the built model, and the modules; run before the first call of the
+            changed process, or after a load.
+        environment: environment variables of the changed process; None removes one.
+        context: context managers of the changed process's calls.
+        rank: rank and world size of the changed process.
+    """
+
+    name: str
+    slots: Mapping[str, str] = field(default_factory=dict)
+    mutate: str = ""
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    context: str = ""
+    rank: tuple[int, int] | None = None
+
+
+NOTHING = Change(name="nothing")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One piece of state, how the function reads it, and how it may change.
+
+    Attributes:
+        name: kind of state, a path of words.
+        slots: text by slot, see `SLOTS`.
+        changes: what may change.
+        environment: environment variables that it needs.
+        ranks: it asks for a process group.
+    """
+
+    name: str
+    slots: Mapping[str, str]
+    changes: tuple[Change, ...] = ()
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    ranks: bool = False
+
+    def numbered(self, number: int) -> Part:
+        """This part with a number of its own in place of each ``#``."""
+
+        def put(texts: Mapping[str, str]) -> dict[str, str]:
+            return {name: text.replace("#", str(number)) for name, text in texts.items()}
+
+        changes = tuple(
+            replace(
+                change,
+                slots=put(change.slots),
+                mutate=change.mutate.replace("#", str(number)),
+                environment={k.replace("#", str(number)): v for k, v in change.environment.items()},
+            )
+            for change in self.changes
+        )
+        environment = {key.replace("#", str(number)): value for key, value in self.environment.items()}
+        return replace(self, slots=put(self.slots), changes=changes, environment=environment)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A package made of parts.
+
+    Attributes:
+        parts: its parts.
+        x: expression of the first argument; ``call`` counts the calls.
+        mode: of `cache_compile`.
+        dynamic: of `cache_compile`.
+    """
+
+    parts: tuple[Part, ...]
+    x: str = "torch.arange(12, dtype=torch.float64).reshape(3, 4).clone() / 8 + call"
+    mode: str = "reduce-overhead"
+    dynamic: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"{' + '.join(part.name for part in self.parts)} ({self.mode})"
+
+    @property
+    def ranks(self) -> bool:
+        return any(part.ranks for part in self.parts)
+
+    @property
+    def environment(self) -> dict[str, str | None]:
+        return {name: value for part in self.parts for name, value in part.environment.items()}
+
+    def changed(self, index: int, change: Change) -> Program:
+        """This program with a change of one of its parts."""
+        part = self.parts[index]
+        parts = list(self.parts)
+        parts[index] = replace(part, slots={**part.slots, **change.slots})
+        return replace(self, parts=tuple(parts))
+
+    def without(self, index: int) -> Program:
+        """This program without one of its parts."""
+        return replace(self, parts=(*self.parts[:index], *self.parts[index + 1 :]))
+
+    def files(self) -> dict[str, str]:
+        """Text by file name."""
+        head = _HEAD.format(package=PACKAGE)
+        return {
+            "__init__.py": "",
+            "kinds.py": KINDS.read_text(),
+            "conf.py": f"{head}\n{self._joined('conf')}",
+            "helper.py": f"{head}from {PACKAGE} import conf\n{_HELPER}\n{self._joined('helper')}",
+            "main.py": f"{head}from {PACKAGE} import conf, helper\n\n{self._joined('top')}\n\n{self._main()}",
+        }
+
+    def write(self, directory: Path) -> None:
+        """Write the package below a directory."""
+        package = directory / PACKAGE
+        package.mkdir(parents=True, exist_ok=True)
+        for name, text in self.files().items():
+            (package / name).write_text(text)
+
+    def _joined(self, slot: str) -> str:
+        return "\n".join(part.slots[slot] for part in self.parts if slot in part.slots)
+
+    def _main(self) -> str:
+        def block(slot: str, depth: int) -> str:
+            return textwrap.indent(self._joined(slot), "    " * depth) or "    " * depth + "pass"
+
+        def listed(slot: str) -> str:
+            return "".join(f", {part.slots[slot]}" for part in self.parts if part.slots.get(slot))
+
+        return f"""class Main(nn.Module):
+{block("fields", 1)}
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4, dtype=torch.float64)
+{block("init", 2)}
+
+    def forward(self, x{listed("params")}):
+        y = x
+{block("body", 2)}
+        return y
+
+
+def build():
+    torch.manual_seed(0)
+    m = Main()
+{block("after", 1)}
+    return m
+
+
+def arguments(call):
+    x = {self.x}
+    return [x{listed("args")}], dict({listed("kwargs").lstrip(", ")})
+
+
+def options():
+    return dict({listed("options").lstrip(", ")})
+"""
+
+
+def source(program: Program, names: Sequence[str] = ("conf.py", "helper.py", "main.py")) -> str:
+    """The files that differ between programs, as one text for people."""
+    files = program.files()
+    return "\n".join(f"# --- {name}\n{files[name]}" for name in names)
