@@ -7,19 +7,22 @@ artifact saved beside the others.
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from time import perf_counter
 from types import MethodType
 from typing import Any
 
 from cache_store.node.local import ensure_cache_dir
 from worker import collection, data_dump, journal
+from worker.artifact import Artifact
 from worker.cache_options import CacheOptions, launch_defaults
 from worker.capture.statistics import CaptureStatistics, total
 from worker.devices import backend_for
-from worker.engines import Site
+from worker.engines import Outliner, Site
 from worker.errors import ArtifactCorrupt, CompileForbidden, NotPortable, StateChanged
 from worker.function_files import FunctionFiles, adopted, announce
 from worker.function_lookup import FunctionLookup
@@ -150,12 +153,12 @@ class CachedFunction(FunctionLookup):
         geared = geared_arguments(function_of(self._method), args, kwargs)
         refuse_arguments(geared, options.on_gear_miss, policy)
 
-    def use(self, found: Found, *, started: float) -> Variant:
+    def use(self, found: Found, *, started: float, withheld: bool = False) -> Variant:
         """Load a found artifact; one of another partition is first copied into this one."""
         stored = found.stored
         assert stored is not None  # noqa: S101 - callers look first
         if not found.own:
-            stored = adopted(self.place().function_dir, stored)
+            stored = adopted(self.place().function_dir, stored, withheld=withheld)
         # Bound once, however often it is looked up: all calls that it fits share its captures.
         known = (variant for variant in self._variants if variant.stored.sha256 == stored.sha256)
         variant = next(known, None) or self._bind(stored)
@@ -165,8 +168,16 @@ class CachedFunction(FunctionLookup):
         self._record(outcome, found.reason, stored, StageSeconds(load_s=perf_counter() - started))
         return variant
 
-    def compile(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, reason: str) -> Variant:
+    def compile(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, reason: str, withheld: bool = False
+    ) -> Variant:
         """Trace and compile for this call, without running it, and save the artifact.
+
+        Args:
+            args: positional arguments of the call, without the module.
+            kwargs: keyword arguments of the call.
+            reason: why it is compiled.
+            withheld: no other partition takes it by itself (`worker.withheld`).
 
         Raises:
             WorkerError: the function cannot be cached.
@@ -186,7 +197,9 @@ class CachedFunction(FunctionLookup):
             device_kind=self.device_kind,
         )
         started = perf_counter()
-        stored = self._files.save(self.place().function_dir, compiled.artifact, compiled.files)
+        stored = self._files.save(
+            self.place().function_dir, compiled.artifact, compiled.files, withheld=withheld
+        )
         variant = self._bind(stored)
         self._check_own_guards(variant, args, kwargs)
         self._traces.count(reason, changes_itself=bool(stored.artifact.guards.volatile))
@@ -195,6 +208,26 @@ class CachedFunction(FunctionLookup):
         )
         self._record("compiled", reason, stored, seconds)
         return variant
+
+    def outline(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Artifact:
+        """Trace for this call as `compile` does, for an audit: no kernels, and nothing is kept.
+
+        Raises:
+            WorkerError: the function cannot be cached.
+        """
+        from worker.compiler import compile_call
+
+        config = copy.deepcopy(self._options.config)
+        config.debug.graph_dump.type = config.debug.fx_summary.type = None  # the compile writes such files
+        asked = self.request()
+        return compile_call(
+            self._method,
+            args,
+            kwargs,
+            request=replace(asked, engine=Outliner(asked.engine)),
+            options=replace(self._options, config=config),
+            device_kind=self.device_kind,
+        ).artifact
 
     def _check_own_guards(self, variant: Variant, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Conditions that do not hold where they were made would mean a compile on every call."""

@@ -16,6 +16,7 @@ from cache_store.digests import digest_bytes
 from cache_store.node.local import add_variant, add_variant_from, variants
 from worker import files_beside
 from worker.variant import StoredArtifact
+from worker.withheld import withhold
 
 if TYPE_CHECKING:
     from worker.artifact import Artifact
@@ -31,12 +32,16 @@ class FunctionFiles:
         self._name = name
         self.abandoned = False
 
-    def save(self, function_dir: Path, artifact: Artifact, files: Mapping[str, bytes]) -> StoredArtifact:
-        """Save a new artifact, and the files beside it, by name."""
+    def save(
+        self, function_dir: Path, artifact: Artifact, files: Mapping[str, bytes], *, withheld: bool = False
+    ) -> StoredArtifact:
+        """Save a new artifact, and the files beside it, by name; see `worker.withheld`."""
         data = artifact.to_bytes()
         digest = digest_bytes(data)
         path = function_dir
         # Without a file the engine goes on with what it just compiled.
+        if withheld and not self.abandoned:
+            withhold(path, digest.sha256)
         beside: dict[str, Path] = {} if self.abandoned else files_beside.save(path, files)
         if not self.abandoned:
             path = add_variant(path, data)
@@ -57,8 +62,10 @@ class FunctionFiles:
         files_beside.remove(function_dir)
 
 
-def adopted(function_dir: Path, stored: StoredArtifact) -> StoredArtifact:
-    """An artifact of another partition, copied into this one."""
+def adopted(function_dir: Path, stored: StoredArtifact, *, withheld: bool = False) -> StoredArtifact:
+    """An artifact of another partition, copied into this one; see `worker.withheld`."""
+    if withheld:
+        withhold(function_dir, stored.sha256)
     beside = files_beside.adopted(function_dir, stored)
     path = add_variant_from(function_dir, stored.path)
     return replace(stored, path=path, beside=beside)

@@ -17,6 +17,7 @@ from worker.partition_paths import sibling_variants
 from worker.request import Request
 from worker.values import Value
 from worker.variant import StoredArtifact
+from worker.withheld import is_withheld
 
 _log = logging.getLogger("torchair")
 
@@ -67,13 +68,18 @@ def look_up(place: Place, asked: Request, misfits: Misfits) -> Found:
         if stored is None or stored.sha256 in tried:
             continue
         tried.add(stored.sha256)
+        own = path.parent == place.function_dir
         wrong = other_request(stored, asked) or misfits(stored)
+        if not wrong and not own and is_withheld(path.parent, stored.sha256):
+            wrong = (
+                f"of {path.parent.parent.name}, whose launch has not compared it with other ranks' traces",
+            )
+            tried.discard(stored.sha256)
         if wrong:
             unfit.append(wrong)
         elif (whole := with_files(stored, reasons)) is None:
             tried.discard(stored.sha256)  # a sibling's copy may have its files
         else:
-            own = path.parent == place.function_dir
             return Found(stored=whole, own=own, reason="" if own else f"fits {path.parent.parent.name}")
     reason = _in_words(reasons, unfit) or _nearest(place, asked, misfits)
     return Found(stored=None, own=False, reason=reason)

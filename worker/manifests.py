@@ -19,6 +19,7 @@ from worker.environment import environment
 from worker.node_collecting import entries
 from worker.results import Published
 from worker.script import journal_of
+from worker.withheld import is_withheld
 
 if TYPE_CHECKING:
     from cache_store.digests import Digest
@@ -49,7 +50,7 @@ def of_units(
             )
         )
         path = _listed(name, stored.path, Path(spec.cache_dir))
-        if path is None:
+        if path is None or is_withheld(stored.path.parent, stored.sha256):
             continue
         artifacts.setdefault(
             path,

@@ -12,13 +12,14 @@ import contextlib
 import os
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worker import rank_start
 from worker.errors import NeedsValues, NotPortable
 from worker.rank import RankWorker
-from worker.results import FunctionProbe, FunctionResult, LeftOut, RankPlace
+from worker.results import FunctionProbe, FunctionResult, LeftOut, RankPlace, Retraced, TraceResult
 from worker.target import Target, building_for
 
 if TYPE_CHECKING:
@@ -32,17 +33,21 @@ _RANK = "rank"
 class OfflineRank(RankWorker):
     """Steps one rank through an offline build; what it is built for holds from `start` to `stop`."""
 
-    def __init__(self, spec: RankSpec, *, machines: Target, real_tensors: bool = False) -> None:
+    def __init__(
+        self, spec: RankSpec, *, machines: Target, real_tensors: bool = False, kernels: bool = True
+    ) -> None:
         """Makes a rank.
 
         Args:
             spec: the rank's place in a launch; no port is used.
             machines: what is built for.
             real_tensors: build the model on the CPU with memory and values.
+            kernels: functions are compiled; otherwise they are only traced.
         """
         super().__init__(spec, store=None)
         self._machines = machines
         self._real_tensors = real_tensors
+        self._kernels = kernels
         self._left_out: list[LeftOut] = []
         self._exits = contextlib.ExitStack()
 
@@ -84,21 +89,28 @@ class OfflineRank(RankWorker):
                     raise
                 raise _needs_values(self._spec.entrypoint, error) from error
         for name, unit in tuple(self._units.items()):
-            if why := _why_not(unit.function.engine().name):
+            if why := _why_not(unit.function.engine().name, kernels=self._kernels):
                 del self._units[name]
                 self._left_out.append(LeftOut(function=name, reason=why))
         return tuple(self._units)
+
+    def retrace(self, function: str) -> Retraced:
+        """Trace a unit again, and compare with the artifact that it would load."""
+        unit = self._units[function]
+        with _values_are_missed(unit):
+            return unit.retrace()
 
     def left_out(self) -> tuple[LeftOut, ...]:
         """Units that are not built offline, and why."""
         return tuple(self._left_out)
 
     def rank_bound(self) -> tuple[str, ...]:
-        """Units whose artifacts hold on this rank alone, because the traced code asks for its rank."""
+        """Units whose artifacts hold on this rank alone: the code asks for its rank, or an audit says so."""
         return tuple(
             name
             for name, unit in self._units.items()
-            if unit.variant is not None and _RANK in unit.variant.stored.artifact.guards.ranks
+            if unit.variant is not None
+            and (_RANK in unit.variant.stored.artifact.guards.ranks or unit.is_withheld)
         )
 
     def manifest(self) -> PartitionManifest:
@@ -128,23 +140,38 @@ class OfflineRank(RankWorker):
             raise _needs_values(unit.name, error) from error
 
     def _compile(self, unit: RankUnit) -> FunctionResult:
-        from worker.torch_private.fake_ranks import asked_for_values
-
-        try:
+        with _values_are_missed(unit):
             return super()._compile(unit)
-        except NotPortable as error:
-            if "FakeTensor" not in error.message:
-                raise
-            raise _needs_values(unit.name, error) from error
-        except RuntimeError as error:
-            if not asked_for_values(error):
-                raise
-            raise _needs_values(unit.name, error) from error
+
+    def _audit(self, unit: RankUnit) -> TraceResult:
+        with _values_are_missed(unit):
+            return super()._audit(unit)
 
 
-def _why_not(engine: str) -> str:
+@contextlib.contextmanager
+def _values_are_missed(unit: RankUnit) -> Iterator[None]:
+    """Name the line of a trace that asks for values.
+
+    Raises:
+        NeedsValues: it does.
+    """
+    from worker.torch_private.fake_ranks import asked_for_values
+
+    try:
+        yield
+    except NotPortable as error:
+        if "FakeTensor" not in error.message:
+            raise
+        raise _needs_values(unit.name, error) from error
+    except RuntimeError as error:
+        if not asked_for_values(error):
+            raise
+        raise _needs_values(unit.name, error) from error
+
+
+def _why_not(engine: str, *, kernels: bool) -> str:
     """Why an engine compiles nothing here; empty if it does."""
-    if engine == "aoti":
+    if engine == "aoti" and kernels:
         return "engine aoti compiles kernels for the very machine that they run on; a launch does"
     if engine == "torchair" and "torch_npu" not in sys.modules:
         return (

@@ -9,14 +9,22 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from worker import rank_start
 from worker.errors import WorkloadError
-from worker.results import CaptureProposal, FunctionProbe, FunctionResult, Published, RankPlace, Verification
+from worker.results import (
+    CaptureProposal,
+    FunctionProbe,
+    FunctionResult,
+    Published,
+    RankPlace,
+    TraceResult,
+    Verification,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -83,21 +91,54 @@ class RankWorker:
         return tuple(self._units[name].guarded(self._compile) for name in functions)
 
     def _compile(self, unit: RankUnit) -> FunctionResult:
-        return unit.compile(self._store)
+        return unit.compile(self._store, withheld=self._spec.audited)
+
+    def audit(self, functions: tuple[str, ...]) -> tuple[TraceResult, ...]:
+        """Trace units as their compile would, for a comparison with the traces of other ranks.
+
+        Raises:
+            WorkerError: one cannot be traced here.
+        """
+        return tuple(self._audit(self._units[name]) for name in functions)
+
+    def _audit(self, unit: RankUnit) -> TraceResult:
+        return unit.audit()
+
+    def trace(self, function: str) -> bytes:
+        """What a unit's artifact was traced to, for `difference` on another rank."""
+        return self._units[function].trace().to_bytes()
+
+    def difference(self, function: str, trace: bytes) -> str:
+        """The first difference between another rank's trace of a unit and this rank's own; empty if none."""
+        return self._units[function].difference(trace)
+
+    def consider(self, offers: Mapping[str, str]) -> tuple[FunctionResult, ...]:
+        """Whether artifacts of other ranks could be adopted here, which is not done."""
+        return tuple(self._units[name].consider(digest, self._store)[1] for name, digest in offers.items())
 
     def load(self, functions: tuple[str, ...]) -> tuple[FunctionResult, ...]:
         """Load what the probe found (or what was compiled here since)."""
         return tuple(self._units[name].guarded(lambda unit: unit.load()) for name in functions)
 
-    def adopt(self, offers: Mapping[str, str]) -> tuple[FunctionResult, ...]:
-        """Take over artifacts of other ranks, by digest; their guards decide whether they fit here."""
+    def adopt(self, offers: Mapping[str, str], fresh: Collection[str] = ()) -> tuple[FunctionResult, ...]:
+        """Take over artifacts of other ranks, by digest; their guards decide whether they fit here.
+
+        Args:
+            offers: function -> digest.
+            fresh: functions whose artifact this launch compiled; `release` lets other partitions have it.
+        """
         return tuple(
-            self._units[name].guarded(functools.partial(self._adopt, digest=digest))
+            self._units[name].guarded(functools.partial(self._adopt, digest=digest, is_fresh=name in fresh))
             for name, digest in offers.items()
         )
 
-    def _adopt(self, unit: RankUnit, digest: str) -> FunctionResult:
-        return unit.adopt(digest, self._store)
+    def _adopt(self, unit: RankUnit, digest: str, *, is_fresh: bool) -> FunctionResult:
+        return unit.adopt(digest, self._store, withheld=is_fresh and self._spec.audited)
+
+    def release(self, digests: Mapping[str, str]) -> None:
+        """Let other partitions have artifacts (function to digest), since no audit found a fault."""
+        for name, digest in digests.items():
+            self._units[name].release(digest)
 
     def propose_captures(self, planned: tuple[CaptureEntry, ...]) -> tuple[CaptureProposal, ...]:
         """What this rank would capture: the workload's calls, and what it can of an earlier launch's plan."""

@@ -28,6 +28,7 @@ class RankSpec(Value):
         timeout_s: time-out of collectives, in seconds.
         no_compile: a miss is an error, wherever on this rank it comes up.
         engine: ``auto``, ``graph``, ``aoti`` or ``torchair``, for functions that do not say.
+        audited: what is compiled is compared with other ranks' traces before they adopt it.
     """
 
     rank: int
@@ -46,3 +47,4 @@ class RankSpec(Value):
     timeout_s: float
     no_compile: bool = False
     engine: str = "auto"
+    audited: bool = False

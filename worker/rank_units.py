@@ -11,19 +11,22 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import TYPE_CHECKING
 
 from cache_store.errors import StoreError
 from worker.errors import ArtifactCorrupt, WorkerError, WorkloadError
 from worker.function_lookup import OFFERED
 from worker.lookup import Found, other_request
-from worker.results import FunctionProbe, FunctionResult, StageSeconds
+from worker.results import FunctionProbe, FunctionResult, Retraced, StageSeconds, TraceResult
 from worker.runtime_state import declared_for
+from worker.withheld import is_withheld, release
 
 if TYPE_CHECKING:
     from cache_store.digests import Digest
     from cache_store.store import Store
+    from worker.artifact import Artifact
+    from worker.audit import TracePrint
     from worker.cached_function import CachedFunction
     from worker.variant import StoredArtifact, Variant
     from worker.workload import Call
@@ -43,7 +46,9 @@ class RankUnit:
     signatures: tuple[str, ...] = ()
     seconds: StageSeconds = field(default_factory=StageSeconds)
     refused: dict[str, str] = field(default_factory=dict)  # the function's: digest -> why no engine takes it
+    outlines: list[Artifact] = field(default_factory=list)  # the function's: what was traced for audits
     shared: set[Digest] = field(default_factory=set)  # blobs that it added to the store before it published
+    outlined: TracePrint | None = None
 
     @property
     def function(self) -> CachedFunction:
@@ -54,7 +59,7 @@ class RankUnit:
         """The artifact for this call, if there is one that its engine takes."""
         return self.function.find(self.call.args, self.call.kwargs, self.refused)
 
-    def use(self, found: Found, *, started: float) -> None:
+    def use(self, found: Found, *, started: float, withheld: bool = False) -> None:
         """Load what was found, or, where its engine does not take that, the next one that fits.
 
         Raises:
@@ -62,7 +67,7 @@ class RankUnit:
         """
         assert found.stored is not None  # noqa: S101 - callers look first
         try:
-            self.variant = self.function.use(found, started=started)
+            self.variant = self.function.use(found, started=started, withheld=withheld)
         except ArtifactCorrupt as error:
             self.refused[found.stored.sha256] = str(error)
             self.found = other = self.find()
@@ -98,6 +103,8 @@ class RankUnit:
             raise WorkloadError(msg, function=self.name) from error
         self.seconds = replace(self.seconds, load_s=perf_counter() - started)
         asked = self.function.request()
+        stored = found.stored
+        is_open = stored is not None and found.own and is_withheld(stored.path.parent, stored.sha256)
         return FunctionProbe(
             function=self.name,
             request_key=asked.key,
@@ -107,24 +114,108 @@ class RankUnit:
             digest=found.stored.sha256 if found.stored is not None else "",
             runtime_state=declared_for(self.function.module),
             cost=self._cost() if found.stored is None else 1,
+            trace=self.trace().digest if is_open else "",
         )
 
     def _cost(self) -> int:
         """A guess at what a compile takes: modules are traced one by one, each wherever it is used."""
         return sum(1 for _ in self.function.module.named_modules(remove_duplicate=False))
 
-    def compile(self, store: Store | None) -> FunctionResult:
+    def compile(self, store: Store | None, *, withheld: bool = False) -> FunctionResult:
         """Trace and compile without running; the artifact goes into the store as well."""
         # An earlier unit's artifact may cover this one: then there is nothing to compile.
         found = self.find()
         reason = (self.found or found).reason
         if found.stored is not None:
             self.found = found
-            return self.load()
-        self.variant = self.function.compile(self.call.args, self.call.kwargs, reason=reason)
-        if store is not None:
-            self._share(self.variant.stored, store)
-        return self._finish()
+            result = self.load()
+        else:
+            self.variant = self.function.compile(
+                self.call.args, self.call.kwargs, reason=reason, withheld=withheld
+            )
+            if store is not None:
+                self._share(self.variant.stored, store)
+            result = self._finish()
+        return replace(result, trace=self.trace().digest)
+
+    def trace(self) -> TracePrint:
+        """The trace that this unit's artifact was made of.
+
+        Raises:
+            WorkloadError: it has none.
+        """
+        from worker.audit import print_of
+
+        stored = self.found.stored if self.variant is None and self.found is not None else None
+        return print_of((stored or self.bound().stored).artifact)
+
+    @property
+    def is_withheld(self) -> bool:
+        """Whether no other partition takes this unit's artifact by itself."""
+        stored = self.bound().stored
+        return is_withheld(stored.path.parent, stored.sha256)
+
+    def release(self, digest: str) -> None:
+        """Let other partitions have an artifact of this one."""
+        release(self.function.place().function_dir, digest)
+
+    def audit(self) -> TraceResult:
+        """Trace as a compile would, and keep nothing but what a comparison needs.
+
+        Raises:
+            WorkerError: the function cannot be traced here.
+        """
+        from worker.audit import print_of
+
+        started, cpu_s = perf_counter(), process_time()
+        # As in `compile`: a call that an earlier unit's artifact would cover is not traced.
+        covering = (outline for outline in self.outlines if not self._misfits(outline))
+        outline = next(covering, None)
+        if outline is None:
+            outline = self.function.outline(self.call.args, self.call.kwargs)
+            self.outlines.append(outline)
+        self.outlined = print_of(outline)
+        seconds, cpu_s = perf_counter() - started, process_time() - cpu_s
+        self.seconds = replace(self.seconds, audit_s=self.seconds.audit_s + seconds)
+        return TraceResult(function=self.name, trace=self.outlined.digest, seconds=seconds, cpu_s=cpu_s)
+
+    def retrace(self) -> Retraced:
+        """Trace again, and compare with the artifact that the probe found.
+
+        Raises:
+            WorkerError: the function cannot be traced here.
+        """
+        from worker.audit import first_difference, print_of
+
+        found = self.found or self.find()
+        key = self.function.request().key
+        if found.stored is None:
+            return Retraced(function=self.name, outcome="missing", reason=found.reason, request_key=key)
+        traced = self.audit()
+        assert self.outlined is not None  # noqa: S101 - `audit` leaves it
+        difference = first_difference(print_of(found.stored.artifact), self.outlined)
+        return Retraced(
+            function=self.name,
+            outcome="differs" if difference else "equal",
+            reason=difference,
+            digest=found.stored.sha256,
+            request_key=key,
+            seconds=traced.seconds,
+            cpu_s=traced.cpu_s,
+        )
+
+    def _misfits(self, outline: Artifact) -> tuple[str, ...]:
+        from worker.variant import StoredArtifact
+
+        stored = StoredArtifact(artifact=outline, path=Path(), sha256="", size_bytes=0)
+        return self.function.mismatches(stored, self.call.args, self.call.kwargs)
+
+    def difference(self, trace: bytes) -> str:
+        """The first difference between a trace of another rank and this rank's own, in words."""
+        from worker.audit import TracePrint, first_difference
+
+        own = self.outlined or self.trace()
+        return first_difference(TracePrint.from_bytes(trace), own)
 
     def _share(self, stored: StoredArtifact, store: Store) -> None:
         """Put an artifact where ranks on other nodes can take it from; without it they compile themselves."""
@@ -147,20 +238,31 @@ class RankUnit:
         self.use(self.found, started=perf_counter())
         return self._finish()
 
-    def adopt(self, digest: str, store: Store | None) -> FunctionResult:
-        """Take over an artifact of another rank; its guards decide whether it fits here."""
-        started = perf_counter()
+    def consider(
+        self, digest: str, store: Store | None
+    ) -> tuple[StoredArtifact, FunctionResult] | tuple[None, FunctionResult]:
+        """An artifact of another rank, if it can be had and its guards hold; and the answer to the offer."""
         offered = self.function.offered(digest, store)
         if offered is None:
-            return self._refused(f"artifact {digest[:12]} is neither in the cache nor in the store")
+            missing = f"artifact {digest[:12]} is neither in the cache nor in the store"
+            return None, self._refused(missing)
         wrong = other_request(offered, self.function.request())
         wrong = wrong or self.function.mismatches(offered, self.call.args, self.call.kwargs)
         if wrong:
-            return self._refused("; ".join(wrong), guard_failed=True)
+            return None, self._refused("; ".join(wrong), guard_failed=True)
+        would = FunctionResult(function=self.name, ok=True, outcome="adopted", reason="", digest=digest)
+        return offered, would
+
+    def adopt(self, digest: str, store: Store | None, *, withheld: bool = False) -> FunctionResult:
+        """Take over an artifact of another rank; its guards decide whether it fits here."""
+        started = perf_counter()
+        offered, refusal = self.consider(digest, store)
+        if offered is None:
+            return refusal
         own = offered.path.parent == self.function.place().function_dir
         partition = offered.path.parent.parent.name
         reason = "" if own else "from the store" if partition == OFFERED else f"same as {partition}"
-        self.use(Found(stored=offered, own=own, reason=reason), started=started)
+        self.use(Found(stored=offered, own=own, reason=reason), started=started, withheld=withheld)
         return self._finish()
 
     def first_call(self) -> FunctionResult:
@@ -200,7 +302,9 @@ class RankUnit:
         result = self.function.last_result
         assert result is not None  # noqa: S101 - every variant that is bound leaves a result
         looked_s = self.seconds.load_s if result.outcome != "compiled" else 0.0
-        self.seconds = replace(result.seconds, load_s=result.seconds.load_s + looked_s)
+        self.seconds = replace(
+            result.seconds, load_s=result.seconds.load_s + looked_s, audit_s=self.seconds.audit_s
+        )
         return replace(result, function=self.name, seconds=self.seconds)
 
 
@@ -213,12 +317,18 @@ def units_of(calls: Iterable[Call], cache_dir: Path) -> dict[str, RankUnit]:
     units: dict[str, RankUnit] = {}
     seen: Counter[str] = Counter()
     refused: dict[CachedFunction, dict[str, str]] = {}
+    outlines: dict[CachedFunction, list[Artifact]] = {}
     for call in calls:
         _check_cache_dir(call.function, cache_dir)
         base = call.function.name
         name = f"{base}[{seen[base]}]" if seen[base] else base
         seen[base] += 1
-        units[name] = RankUnit(name=name, call=call, refused=refused.setdefault(call.function, {}))
+        units[name] = RankUnit(
+            name=name,
+            call=call,
+            refused=refused.setdefault(call.function, {}),
+            outlines=outlines.setdefault(call.function, []),
+        )
     return units
 
 

@@ -91,7 +91,7 @@ def render(path: str | os.PathLike[str]) -> str:
         title("graph: above its operations the line that they come from; argN_1 is the input of position N"),
         *_graph(artifact, known),
         title("frame: unpacks the arguments, calls the graph, packs the outputs"),
-        comments(_disassembled(artifact.frame.code)),
+        comments(disassembled(artifact.frame.code)),
     ]
     return "\n".join(parts) + "\n"
 
@@ -189,7 +189,8 @@ def _capture(artifact: Artifact, engine: Engine) -> dict[str, Any]:
     return {"can be captured": can_be, "process groups, by role": roles, **facts}
 
 
-def _disassembled(code: bytes) -> list[str]:
+def disassembled(code: bytes) -> list[str]:
+    """Marshalled code as lines that hold neither addresses nor files."""
     output = io.StringIO()
     dis.dis(marshal.loads(code), file=output)  # noqa: S302 - the artifact's digest was checked, nothing runs
     return _PLACE.sub("", output.getvalue()).rstrip().splitlines()
@@ -208,10 +209,15 @@ def _graph(artifact: Artifact, known: Origins) -> Iterator[str]:
         yield comment(f"engine {artifact.engine} runs compiled kernels that were made of this graph")
     said = ""
     for line in artifact.sections["graph.py"].decode().split("\n"):
-        match = _OPERATION.match(line)
-        origin = known.of_operator(match["node"] or match["name"] or "") if match else ""
-        if match and origin and origin != said:
+        origin = origin_of(line, known)
+        if origin and origin != said:
             yield ""
-            yield comment(origin, match["indent"])
+            yield comment(origin, line[: len(line) - len(line.lstrip())])
             said = origin
         yield line
+
+
+def origin_of(line: str, known: Origins) -> str:
+    """The user's line that a line of a graph's source comes from; empty if that is not known."""
+    match = _OPERATION.match(line)
+    return known.of_operator(match["node"] or match["name"] or "") if match else ""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from cache_store.records.manifest import PartitionRef
 
 ProbeState = Literal["hit", "adoptable", "miss"]
+RetraceOutcome = Literal["equal", "differs", "missing", "failed"]
 Outcome = Literal["compiled", "loaded", "adopted"]
 
 
@@ -29,6 +30,8 @@ class FunctionProbe(Value):
         digest: sha256 hex of the artifact found; empty for a miss.
         runtime_state: what is declared for the function, name -> text (`worker.runtime_state`).
         cost: what compiling it takes, compared with other functions; 1 where nothing is to be compiled.
+        trace: digest of the trace that the artifact found was made of, where its audits were not through, or
+            found a fault (`worker.withheld`); else empty.
     """
 
     function: str
@@ -39,16 +42,18 @@ class FunctionProbe(Value):
     digest: str = ""
     runtime_state: dict[str, str] = field(default_factory=dict)
     cost: int = 1
+    trace: str = ""
 
 
 class StageSeconds(Value):
-    """Seconds one function spent in each stage on one rank."""
+    """Seconds one function spent in each stage on one rank; ``audit_s``: traced again for an audit."""
 
     trace_s: float = 0.0
     compile_s: float = 0.0
     load_s: float = 0.0
     capture_s: float = 0.0
     first_call_s: float = 0.0
+    audit_s: float = 0.0
 
 
 class FunctionResult(Value):
@@ -68,6 +73,7 @@ class FunctionResult(Value):
         num_captures: graphs captured for this cached function so far, in all its calls.
         pool_bytes: bytes of the pools that these graphs use, which other functions may share.
         runtime_state: declared values that the artifact was made with, name -> text.
+        trace: digest of the trace that the artifact was made of (`worker.audit`); of a compile only.
     """
 
     function: str
@@ -83,6 +89,47 @@ class FunctionResult(Value):
     num_captures: int = 0
     pool_bytes: int = 0
     runtime_state: dict[str, str] = field(default_factory=dict)
+    trace: str = ""
+
+
+class TraceResult(Value):
+    """What a rank traced of a function, to be compared with what others made of it.
+
+    Attributes:
+        function: as in `FunctionProbe`.
+        trace: digest of the trace; empty where it failed.
+        reason: why it failed.
+        seconds: wall seconds that it took.
+        cpu_s: CPU seconds of the rank's process meanwhile.
+    """
+
+    function: str
+    trace: str
+    reason: str = ""
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+
+
+class Retraced(Value):
+    """What came of tracing a function again, to be compared with the artifact that a rank would load.
+
+    Attributes:
+        function: as in `FunctionProbe`.
+        outcome: ``equal``; ``differs``; ``missing``: there is no artifact; ``failed``: it cannot be traced.
+        reason: the first difference (the artifact's / this trace's), or why there is nothing to compare.
+        digest: the artifact's; empty where there is none.
+        request_key: what the rank asks for.
+        seconds: wall seconds that it took.
+        cpu_s: CPU seconds of the rank's process meanwhile.
+    """
+
+    function: str
+    outcome: RetraceOutcome
+    reason: str = ""
+    digest: str = ""
+    request_key: str = ""
+    seconds: float = 0.0
+    cpu_s: float = 0.0
 
 
 class LeftOut(Value):

@@ -15,7 +15,7 @@ from cache_store.fetching.replicas import lay_out
 from cache_store.records.manifest import LaunchRecord, PartitionManifest, utc_now
 from cache_store.seed import Wanted, seed
 from cache_store.store import Store
-from orchestrator.build.assemble import Built, Kept, assemble
+from orchestrator.build.assemble import Built, Kept, Probes, assemble
 from orchestrator.build.launcher import OfflineLauncher
 from orchestrator.build.plan import built_ranks, differences, model_rank, replica
 from orchestrator.build.ranks import OfflineOpening
@@ -31,6 +31,7 @@ from orchestrator.launch.rounds import settle_all
 from orchestrator.launch.stages import Stages
 from orchestrator.show.events import Listener, silence
 from orchestrator.signals import undisturbed
+from worker.results import LeftOut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +76,12 @@ def build(
     started = utc_now()
     store = _open_store(config)
     ranks = built_ranks(config, every_rank=options.every_rank)
-    launcher = launcher or _launcher(config, options, ranks)
+    launcher = launcher or launcher_for(config, options, ranks)
     alone = config.model_copy(update={"store": None})
     stages = Stages(alone, launcher, listener or silence, ranks=ranks)
     try:
         if store is not None:
-            _fetch(stages, store, config, options)
+            fetch(stages, store, config, options)
         built = _build_ranks(stages, options)
         kept = _keep(stages, store, config, options, built)
         report = assemble(stages, config, target=options.target, built=built, kept=kept, started=started)
@@ -91,7 +92,8 @@ def build(
     return report
 
 
-def _launcher(config: Config, options: BuildOptions, ranks: tuple[int, ...]) -> Launcher:
+def launcher_for(config: Config, options: BuildOptions, ranks: tuple[int, ...]) -> Launcher:
+    """Processes of this machine for some ranks."""
     workload = config.workload
     assert isinstance(workload, EntrypointWorkload)  # noqa: S101 - `check_target` lets nothing else pass
     module = workload.entrypoint.partition(":")[0]
@@ -120,8 +122,8 @@ def _open_store(config: Config) -> Store | None:
     return found.store
 
 
-def _fetch(stages: Stages, store: Store, config: Config, options: BuildOptions) -> None:
-    """Bring what the store has of the ranks that are built, so that it is not compiled again."""
+def fetch(stages: Stages, store: Store, config: Config, options: BuildOptions) -> None:
+    """Bring what the store has of the ranks that are built into the cache directory."""
     with stages.stage("fetch"):
         wanted = Wanted(
             launch_key=launch_key(config),
@@ -136,25 +138,7 @@ def _fetch(stages: Stages, store: Store, config: Config, options: BuildOptions) 
 def _build_ranks(stages: Stages, options: BuildOptions) -> Built:
     """The stages of a launch that need no device, on the ranks that are built."""
     config = stages.config
-    with stages.stage("start"):
-        stages.start()
-        openings = {
-            rank: (
-                OfflineOpening(
-                    config=config,
-                    rank=rank,
-                    environment=options.target.environment,
-                    real_tensors=options.real_tensors,
-                ),
-            )
-            for rank in stages.ranks
-        }
-        stages.ask("start", "open", openings)
-    steps.build(stages)
-    left_out = tuple(
-        dict.fromkeys(itertools.chain.from_iterable(stages.ask_all("build", "left_out").values()))
-    )
-    probes = steps.probe(stages)
+    probes, left_out = probed(stages, options)
     if not any(probes.values()):
         reasons = "; ".join(f"{item.function}: {item.reason}" for item in left_out)
         msg = f"nothing can be built offline ({reasons or 'the workload calls no cached function'})"
@@ -171,6 +155,36 @@ def _build_ranks(stages: Stages, options: BuildOptions) -> Built:
         left_out=left_out,
         bound=bound,
     )
+
+
+def probed(
+    stages: Stages, options: BuildOptions, *, kernels: bool = True
+) -> tuple[Probes, tuple[LeftOut, ...]]:
+    """Bring the ranks up, build their models and probe; what each found, and what is left out.
+
+    Args:
+        stages: of the build.
+        options: how.
+        kernels: functions are compiled later; otherwise they are only traced.
+    """
+    with stages.stage("start"):
+        stages.start()
+        openings = {
+            rank: (
+                OfflineOpening(
+                    config=stages.config,
+                    rank=rank,
+                    environment=options.target.environment,
+                    real_tensors=options.real_tensors,
+                    kernels=kernels,
+                ),
+            )
+            for rank in stages.ranks
+        }
+        stages.ask("start", "open", openings)
+    steps.build(stages)
+    left_out = stages.ask_all("build", "left_out").values()
+    return steps.probe(stages), tuple(dict.fromkeys(itertools.chain.from_iterable(left_out)))
 
 
 def _keep(stages: Stages, store: Store | None, config: Config, options: BuildOptions, built: Built) -> Kept:

@@ -26,10 +26,13 @@ from typing import Any, NoReturn
 from cache_store.node.private_files import ensure_cache_dir
 from orchestrator.config.models import Config
 from orchestrator.gang.opening import Opened, Opening, rank_spec
-from orchestrator.gang.rank_host import RankHost, answer
+from orchestrator.gang.rank_host import RankHost, answer, failure_of
 from orchestrator.seats import Seat
 from worker import collection
+from worker.results import Retraced
 from worker.settings import settings
+
+logger = logging.getLogger(__name__)
 
 BOOTSTRAP = (
     "import json, sys\n"
@@ -50,12 +53,14 @@ class OfflineOpening:
         rank: which rank this process is.
         environment: named components of the machines that are built for.
         real_tensors: build the model with memory and values.
+        kernels: functions are compiled; otherwise they are only traced.
     """
 
     config: Config
     rank: int
     environment: Mapping[str, str]
     real_tensors: bool = False
+    kernels: bool = True
 
 
 class OfflineHost(RankHost):
@@ -78,8 +83,24 @@ class OfflineHost(RankHost):
         self._away = ""
         machines = Target(device_kind=config.device, environment=dict(opening.environment))
         spec = rank_spec(self._opening)
-        self._worker = OfflineRank(spec, machines=machines, real_tensors=opening.real_tensors)
+        self._worker = OfflineRank(
+            spec, machines=machines, real_tensors=opening.real_tensors, kernels=opening.kernels
+        )
         return Opened(place=self._worker.start(), problem="")
+
+    def retrace(self, functions: tuple[str, ...]) -> tuple[Retraced, ...]:
+        """Trace functions again and compare with what is stored; one that fails is a result."""
+        return tuple(self._retrace(name) for name in functions)
+
+    def _retrace(self, name: str) -> Retraced:
+        try:
+            result: Retraced = self._worker.retrace(name)
+        except Exception as error:  # the rank's edge, as in `RankHost._compile`
+            logger.exception("%s cannot be traced", name)
+            failure = failure_of(error, rank=self._opening.rank, stage="compile")
+            reason = f"{failure.kind}: {failure.message}"
+            return Retraced(function=name, outcome="failed", reason=reason)
+        return result
 
 
 def imagined(opening: OfflineOpening) -> Opening:

@@ -26,6 +26,7 @@ from worker import known_caches
 DeviceKind = Literal["cpu", "cuda", "npu"]
 GuardMode = Literal["once", "always", "skip"]
 EngineChoice = Literal["auto", "graph", "aoti", "torchair"]
+AuditMode = Literal["one", "all", "off"]
 Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
 ENTRYPOINT_PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
@@ -183,6 +184,10 @@ class Config(Strict):
         default={},
         description="mapping of a name to {path, patterns, collect}, or to null to leave an engine's own out",
     )
+    audit: AuditMode = Field(
+        default="one",
+        description="one, all or off: ranks that trace too while a class compiles, and must come to the same",
+    )
     no_compile: bool = Field(default=False, description="true or false: whether a miss is an error")
     max_rounds: int = Field(default=4, ge=1, description="rounds before ranks compile alone")
     ray: RayConfig = Field(default=RayConfig(), description="mapping of how ranks are placed on Ray")
@@ -215,6 +220,12 @@ class Config(Strict):
             msg = f"parallel tp {tp} x pp {pp} x dp {dp} = {tp * pp * dp}, but ranks = {self.ranks}"
             raise ValueError(msg)
         return self
+
+
+def positions(config: Config) -> dict[int, tuple[int, int, int]]:
+    """Every rank's tp, pp and dp index; `groups` says how ranks are numbered."""
+    tp, pp = config.parallel.tp, config.parallel.pp
+    return {rank: (rank % tp, rank // tp % pp, rank // (tp * pp)) for rank in range(config.ranks)}
 
 
 def groups(config: Config) -> dict[str, tuple[tuple[int, ...], ...]]:

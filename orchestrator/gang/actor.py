@@ -104,5 +104,7 @@ def _import_ahead() -> None:
 def in_words(stage: str, method: str, arguments: tuple[Any, ...]) -> str:
     """What a call does, for people: ``compile Model.decode``."""
     if method == "compile":
-        return f"compile {', '.join(arguments[0])}"
+        compiled, audited = arguments
+        doing = (("compile", compiled), ("audit", audited))
+        return "; ".join(f"{what} {', '.join(names)}" for what, names in doing if names)
     return stage if method == stage else f"{stage}: {method.replace('_', ' ')}"

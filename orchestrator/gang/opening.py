@@ -74,4 +74,5 @@ def rank_spec(opening: Opening) -> RankSpec:
         engine=config.engine,
         timeout_s=config.timeouts.collective_s,
         no_compile=opening.no_compile or settings().no_compile,
+        audited=config.audit != "off" and config.ranks > 1,
     )

@@ -20,7 +20,7 @@ from orchestrator.config.models import ScriptWorkload
 from orchestrator.errors import FunctionFailed, VerificationFailed
 from orchestrator.gang.opening import Opened, Opening, rank_spec
 from worker.errors import CompileForbidden
-from worker.results import FunctionResult, Published, RankPlace
+from worker.results import FunctionResult, Published, RankPlace, TraceResult
 
 if TYPE_CHECKING:
     from cache_store.seed import SeedReport
@@ -161,9 +161,23 @@ class RankHost:
         key = add_partition(self._opening.config.cache_dir, launch_key, manifest)
         return Published(ref=None, partition=manifest.partition, key=key, queued=reason)
 
-    def compile(self, functions: tuple[str, ...]) -> tuple[FunctionResult, ...]:
-        """Compile functions, one after the other; one that fails is a result, so that the others go on."""
-        return tuple(self._compile(name) for name in functions)
+    def compile(
+        self, functions: tuple[str, ...], audits: tuple[str, ...] = ()
+    ) -> tuple[FunctionResult | TraceResult, ...]:
+        """Compile functions, then trace others for an audit, one after the other.
+
+        One that fails is a result, so that the others go on.
+        """
+        return (*(self._compile(name) for name in functions), *(self._audit(name) for name in audits))
+
+    def _audit(self, name: str) -> TraceResult:
+        try:
+            result: TraceResult = self._worker.audit((name,))[0]
+        except Exception as error:  # the rank's edge, as in `_compile`
+            logger.exception("%s is not traced", name)
+            failure = failure_of(error, rank=self._opening.rank, stage="compile")
+            return TraceResult(function=name, trace="", reason=f"{failure.kind}: {failure.message}")
+        return result
 
     def _compile(self, name: str) -> FunctionResult:
         try:
@@ -175,11 +189,24 @@ class RankHost:
             return FunctionResult(function=name, ok=False, outcome="compiled", reason=reason)
         return result if result.ok else replace(result, outcome="compiled")
 
-    def settle(self, load: tuple[str, ...], offers: dict[str, str]) -> tuple[FunctionResult, ...]:
-        """Load some functions and adopt others (function to digest); a refusal is a result that is not ok."""
+    def settle(
+        self,
+        load: tuple[str, ...],
+        offers: dict[str, str],
+        considered: dict[str, str] | None = None,
+        fresh: tuple[str, ...] = (),
+    ) -> tuple[FunctionResult, ...]:
+        """Load some functions, adopt others, and say of others whether they could be; a refusal is not ok.
+
+        Args:
+            load: functions that the rank holds.
+            offers: function -> digest to adopt.
+            considered: function -> digest that might be adopted later.
+            fresh: those among the offers that this launch compiled.
+        """
         loaded = self._worker.load(load) if load else ()
-        adopted = self._worker.adopt(offers) if offers else ()
-        return (*loaded, *adopted)
+        adopted = self._worker.adopt(offers, fresh) if offers else ()
+        return (*loaded, *adopted, *(self._worker.consider(considered) if considered else ()))
 
     def verify(self) -> Any:
         """Compare with the reference.
@@ -227,7 +254,7 @@ class RankHost:
         result = getattr(target, method)(*arguments)
         if method in _OF_FUNCTIONS:
             for function in result:
-                if not function.ok:
+                if isinstance(function, FunctionResult) and not function.ok:
                     # The worker makes a refused function's reason of the name and text of what was raised.
                     kind, _, reason = function.reason.partition(": ")
                     if kind == CompileForbidden.__name__:

@@ -13,8 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from orchestrator.config.models import AuditMode
 from orchestrator.launch.situation import (
     Action,
+    Adopt,
     Attempt,
     Avoided,
     AwaitLeader,
@@ -29,7 +31,12 @@ from orchestrator.launch.situation import (
 from worker.results import FunctionProbe
 
 
-def begin(probes: Mapping[int, Sequence[FunctionProbe]], *, avoided: Iterable[Avoided] = ()) -> Situation:
+def begin(
+    probes: Mapping[int, Sequence[FunctionProbe]],
+    *,
+    avoided: Iterable[Avoided] = (),
+    audit: AuditMode = "off",
+) -> Situation:
     """The situation after the probe."""
     demands = tuple(
         Demand(
@@ -44,7 +51,13 @@ def begin(probes: Mapping[int, Sequence[FunctionProbe]], *, avoided: Iterable[Av
         for rank in sorted(probes)
         for probe in probes[rank]
     )
-    return Situation(round=0, demands=demands, offers=_found(demands), avoided=tuple(avoided))
+    # Left behind by a launch that was cut off before its audits were through, or found at fault by them.
+    traces = {probe.digest: probe.trace for found in probes.values() for probe in found if probe.trace}
+    offers = tuple(
+        replace(offer, trace=traces[offer.digest], audit=audit) if offer.digest in traces else offer
+        for offer in _found(demands)
+    )
+    return Situation(round=0, demands=demands, offers=offers, avoided=tuple(avoided), audit=audit)
 
 
 def advance(
@@ -62,14 +75,23 @@ def advance(
         attempts: what came of every action but `GiveUp`.
         nodes: node of every rank; when given, what is out of reach parts ranks by node.
     """
-    changes = _Changes(new={offer.digest for offer in situation.offers if offer.is_new}, nodes=nodes or {})
+    changes = _Changes(
+        new={offer.digest for offer in situation.offers if offer.is_new},
+        nodes=nodes or {},
+        audit=situation.audit,
+    )
+    witnesses = _Witnesses(suspects=set(situation.suspects))
     for demand in situation.demands:
-        changes.take(demand, actions[demand.slot], attempts.get(demand.slot))
+        action, attempt = actions[demand.slot], attempts.get(demand.slot)
+        changes.take(demand, action, attempt)
+        if isinstance(action, Adopt | AwaitLeader):
+            witnesses.hear(demand, attempt)
     return replace(
         situation,
         round=situation.round + 1,
         demands=tuple(changes.staying),
-        offers=_distinct((*changes.made, *situation.offers)),
+        offers=tuple(map(witnesses.audited, _distinct((*changes.made, *situation.offers)))),
+        suspects=frozenset(witnesses.suspects),
         failed=(*situation.failed, *changes.failed),
         lost=(*situation.lost, *changes.lost),
     )
@@ -81,6 +103,7 @@ class _Changes:
 
     new: set[str]
     nodes: Mapping[int, int]
+    audit: AuditMode
     staying: list[Demand] = field(default_factory=list)
     made: list[Offer] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
@@ -93,12 +116,19 @@ class _Changes:
         elif isinstance(action, Compile):
             self._take_compile(demand, action, attempt)
         elif not attempt.ok:
+            demand = replace(demand, trace=attempt.trace or demand.trace)
+            if attempt.takes and not attempt.difference:
+                demand = replace(demand, takes=demand.takes | {attempt.digest})
+            elif attempt.digest:
+                demand = self._refuse(demand, action, attempt)
             # Without a digest its leader failed: it refused nothing, and waits for the next one.
-            self.staying.append(self._refuse(demand, action, attempt) if attempt.digest else demand)
+            self.staying.append(demand)
 
     def _take_compile(self, demand: Demand, action: Compile, attempt: Attempt) -> None:
         if attempt.ok:
-            self.made.append(replace(_offer(demand, attempt.digest, demand.rank), is_new=True))
+            offer = _offer(demand, attempt.digest, demand.rank)
+            audit = self.audit if attempt.trace else "off"
+            self.made.append(replace(offer, is_new=True, trace=attempt.trace, audit=audit))
             return
         key = demand.own_key if action.alone else demand.class_key
         self.failed.append(Failed(class_key=key, rank=demand.rank, reason=attempt.reason))
@@ -107,7 +137,10 @@ class _Changes:
     def _refuse(self, demand: Demand, action: Action, attempt: Attempt) -> Demand:
         refusal = f"{attempt.digest[:12]} refused: {attempt.reason}"
         apart = demand.apart
-        if isinstance(action, AwaitLeader) or attempt.digest in self.new:
+        if attempt.takes:
+            refusal = f"{attempt.digest[:12]} is traced otherwise here: {attempt.difference}"
+            apart |= {f"traces {attempt.trace}" if attempt.trace else refusal}
+        elif isinstance(action, AwaitLeader) or attempt.digest in self.new:
             where = f"{attempt.digest[:12]} out of reach of node {self.nodes.get(demand.rank, '')}"
             apart |= {where if attempt.out_of_reach else refusal}
         return replace(
@@ -117,6 +150,38 @@ class _Changes:
             apart=apart,
             reason=f"{demand.reason}; {refusal}" if demand.reason else refusal,
         )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Witnesses:
+    """What audits showed in a round.
+
+    Attributes:
+        equal: function, request and digest of artifacts that somebody else traced the same.
+        suspects: function and request of those that somebody traced otherwise, though its guards hold there.
+    """
+
+    equal: set[tuple[str, str, str]] = field(default_factory=set)
+    suspects: set[tuple[str, str]] = field(default_factory=set)
+
+    def hear(self, demand: Demand, attempt: Attempt | None) -> None:
+        """Take in what a rank showed that was to adopt something."""
+        if attempt is None:
+            return
+        asked = demand.function, demand.request_key
+        if attempt.takes and attempt.difference:
+            self.suspects.add(asked)
+        elif attempt.trace and not attempt.difference:
+            self.equal.add((*asked, attempt.digest))
+
+    def audited(self, offer: Offer) -> Offer:
+        """An offer, with what audits have yet to show of it."""
+        asked = offer.function, offer.request_key
+        if not offer.trace or offer.audit == "all":
+            return offer
+        if asked in self.suspects:
+            return replace(offer, audit="all")
+        return replace(offer, audit="off") if (*asked, offer.digest) in self.equal else offer
 
 
 def _wanted(probe: FunctionProbe) -> str:

@@ -1,4 +1,4 @@
-"""Who compiles: one leader for each class, spread over nodes and ranks, the longest compiles first.
+"""Who compiles: one leader a class, spread over nodes and ranks, the longest compiles first; who audits.
 
 Pure. A rank compiles one function after the other (a process has one tracer), the ranks of a node side by
 side in as many lanes as the node has cores for. Leaders are chosen greedily: by falling cost, each where it
@@ -33,10 +33,17 @@ class Leaders:
     Args:
         nodes: node of every rank; None when nothing is known of nodes, then the lowest rank leads.
         lanes: by node, how many leaders should work at a time; a node that is not named has a lane a rank.
+        positions: index of every rank on each parallel axis.
     """
 
-    def __init__(self, nodes: Mapping[int, int] | None, lanes: Mapping[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        nodes: Mapping[int, int] | None,
+        lanes: Mapping[int, int] | None = None,
+        positions: Mapping[int, tuple[int, ...]] | None = None,
+    ) -> None:
         self._nodes = nodes
+        self._positions = positions or {}
         self._lanes = lanes or (Counter(nodes.values()) if nodes is not None else {})
         self._of_rank: Counter[int] = Counter()
         self._of_node: Counter[int] = Counter()
@@ -50,6 +57,28 @@ class Leaders:
         leader = min(candidates, key=lambda rank: self._rating(rank, nodes[rank], cost, tried))
         self.add(leader, cost)
         return leader
+
+    def choose_auditor(self, candidates: Collection[int], leader: int, cost: int) -> int:
+        """Who differs most from a leader, by node and parallel axes.
+
+        Of several rather who has nothing to do, and whose indices are far off: code that treats ranks in two
+        ways has rather a first or last one, or halves, than neighbours.
+        """
+        of_leader = self._place(leader)
+
+        def rating(rank: int) -> tuple[int, int, int, int, int]:
+            place = self._place(rank)
+            distances = [abs(one - other) for one, other in zip(place, of_leader, strict=True)]
+            own, on_node = self._of_rank.get(rank, 0), self._of_node.get(place[0], 0)
+            return distances.count(0), own, on_node, -sum(distances), rank
+
+        auditor = min(candidates, key=rating)
+        self.add(auditor, cost)
+        return auditor
+
+    def _place(self, rank: int) -> tuple[int, ...]:
+        node = self._nodes[rank] if self._nodes is not None else 0
+        return (node, *self._positions.get(rank, ()))
 
     def add(self, leader: int, cost: int) -> None:
         """Note what a rank compiles as well."""

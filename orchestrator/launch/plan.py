@@ -8,6 +8,11 @@ whose function itself raised, is given up, and nobody else. The rounds end: each
 one offer less, or its class one leader less, and where no offer is left a leader is satisfied; a rank that
 has refused ``max_rounds`` offers compiles for itself.
 
+What a leader of this launch compiled is adopted only after an audit: another rank of the class traces as
+well, beside the leader, and must come to the same (`Situation.audit`). Where it does not, but conditions of
+the artifact keep it away, the artifact stays on offer, and one of those whose guards hold audits it in the
+next round. Where nothing kept it away, every rank traces before it adopts (`Offer.audit`).
+
 Nothing here does I/O, and no rank decides anything alone. All of it is linear in ranks times functions, but
 for sorting the classes that compile.
 """
@@ -15,8 +20,10 @@ for sorting the classes that compile.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
+from orchestrator.config.models import AuditMode
 from orchestrator.errors import ForbiddenCompile
 from orchestrator.launch.advance import advance, begin
 from orchestrator.launch.leaders import NOWHERE, Leaders, Tried
@@ -40,7 +47,8 @@ from orchestrator.show.events import ClassAction, RankClass
 
 __all__ = [
     "MAX_LEADERS", "Action", "Adopt", "Attempt", "Avoided", "AwaitLeader", "Compile", "Demand", "Failed",
-    "GiveUp", "Load", "Offer", "Situation", "Slot", "advance", "begin", "classes", "forbidden", "plan_round",
+    "GiveUp", "Load", "Offer", "Situation", "Slot",
+    "advance", "auditing", "begin", "classes", "forbidden", "plan_round",
     "rank_classes",
 ]  # fmt: skip
 
@@ -65,6 +73,7 @@ def plan_round(
     max_rounds: int,
     nodes: Mapping[int, int] | None = None,
     lanes: Mapping[int, int] | None = None,
+    positions: Mapping[int, tuple[int, ...]] | None = None,
 ) -> dict[Slot, Action]:
     """One action for every demand; what compiles comes last, the longest first.
 
@@ -74,6 +83,7 @@ def plan_round(
         nodes: node of every rank; when given, leaders are spread over nodes, then over a node's ranks;
             otherwise the lowest rank of a class leads it.
         lanes: by node, how many leaders should work at a time; otherwise one a rank.
+        positions: index of every rank on each parallel axis; auditors differ from leaders in it.
     """
     offers = _offers_by_class(situation.offers)
     loads = {demand.held: Load(digest=demand.held) for demand in situation.demands if demand.held}
@@ -81,10 +91,14 @@ def plan_round(
     hopeless = {failed.class_key for failed in situation.failed if failed.is_final}
     actions: dict[Slot, Action] = {}
     needy: dict[ClassKey, list[Demand]] = {}
+    waiting: dict[tuple[Asked, str], list[Demand]] = {}
     for demand in situation.demands:
         alone = demand.num_refused >= max_rounds
         asked = demand.function, demand.request_key
         action = None if alone else _without_compiling(demand, loads, offers.get(asked, {}))
+        if isinstance(action, Offer):
+            waiting.setdefault((asked, action.digest), []).append(demand)
+            continue
         if action is not None:
             actions[demand.slot] = action
             continue
@@ -93,13 +107,33 @@ def plan_round(
             actions[demand.slot] = GiveUp()
         else:
             needy.setdefault(key, []).append(demand)
-    leaders = _leaders(needy, _tried(situation, nodes), Leaders(nodes, lanes))
+    candidates = Leaders(nodes, lanes, positions)
+    leaders = _leaders(needy, _tried(situation, nodes), candidates)
+    auditors = _Auditors(candidates)
+    for (asked, digest), members in waiting.items():
+        offer = offers[asked][digest].offer
+        of_rank = auditors.of(members, offer.from_rank, offer.audit, takes=digest)
+        for demand in members:
+            actions[demand.slot] = Adopt(
+                digest=digest, from_rank=offer.from_rank, auditors=of_rank(demand.rank)
+            )
     for key, leader in leaders.items():
-        wait = AwaitLeader(leader=leader)
+        of_rank = auditors.of(needy[key], leader, situation.audit)
         for demand in needy[key]:
             alone = demand.num_refused >= max_rounds
+            wait = AwaitLeader(leader=leader, auditors=of_rank(demand.rank))
             actions[demand.slot] = Compile(alone=alone) if demand.rank == leader else wait
     return actions
+
+
+def auditing(situation: Situation, actions: Mapping[Slot, Action]) -> dict[int, list[str]]:
+    """Who traces what for an audit, besides what it compiles, in the order of the plan."""
+    traced = {demand.slot for demand in situation.demands if demand.trace}
+    found: dict[int, list[str]] = {}
+    for slot, action in actions.items():
+        if isinstance(action, Adopt | AwaitLeader) and slot[0] in action.auditors and slot not in traced:
+            found.setdefault(slot[0], []).append(slot[1])
+    return found
 
 
 def forbidden(situation: Situation, actions: Mapping[Slot, Action]) -> tuple[ForbiddenCompile, ...]:
@@ -117,13 +151,21 @@ def forbidden(situation: Situation, actions: Mapping[Slot, Action]) -> tuple[For
 def rank_classes(situation: Situation, actions: Mapping[Slot, Action]) -> tuple[RankClass, ...]:
     """The plan as people see it; what was given up is not in it."""
     found: dict[tuple[str, str, ClassAction, int | None], list[int]] = {}
+    tracing = {(rank, name) for rank, names in auditing(situation, actions).items() for name in names}
     for demand in situation.demands:
         action = actions[demand.slot]
         if not isinstance(action, GiveUp):
             kind, leader = _seen(demand.rank, action)
             found.setdefault((demand.function, demand.request_key, kind, leader), []).append(demand.rank)
     return tuple(
-        RankClass(function=function, request_key=key, ranks=tuple(ranks), action=kind, leader=leader)
+        RankClass(
+            function=function,
+            request_key=key,
+            ranks=tuple(ranks),
+            action=kind,
+            leader=leader,
+            auditors=tuple(rank for rank in ranks if (rank, function) in tracing),
+        )
         for (function, key, kind, leader), ranks in found.items()
     )
 
@@ -141,17 +183,58 @@ def _seen(rank: int, action: Load | Adopt | Compile | AwaitLeader) -> tuple[Clas
 
 
 def _without_compiling(
-    demand: Demand, loads: Mapping[str, Load], offers: Mapping[str, Adopt]
-) -> Load | Adopt | None:
-    """One of the actions that equal ranks share: thousands apart take longer to make than to plan."""
+    demand: Demand, loads: Mapping[str, Load], offers: Mapping[str, _Offered]
+) -> Load | Adopt | Offer | None:
+    """One of the actions that equal ranks share: thousands apart take longer to make than to plan.
+
+    An offer stands for itself where an audit comes first. What is known to be traced otherwise here is none.
+    """
     if demand.held and demand.held not in demand.refused:
         return loads[demand.held]
     if demand.fits and demand.fits not in demand.refused:
-        return offers.get(demand.fits) or Adopt(digest=demand.fits, from_rank=None)
-    for digest, adopt in offers.items():  # ends after at most one step more than it has refused
-        if digest not in demand.refused:
-            return adopt
+        known = offers.get(demand.fits)
+        return known.adopt if known is not None else Adopt(digest=demand.fits, from_rank=None)
+    for digest, offered in offers.items():  # ends after at most one step more than it has refused
+        offer = offered.offer
+        if digest in demand.refused or (demand.trace and offer.trace and demand.trace != offer.trace):
+            continue
+        return offered.adopt if offer.audit == "off" or demand.trace else offer
     return None
+
+
+class _Auditors:
+    """Chooses who traces as well."""
+
+    def __init__(self, candidates: Leaders) -> None:
+        self._candidates = candidates
+        self._chosen: dict[tuple[str, int | None], int] = {}
+
+    def of(
+        self, members: Sequence[Demand], maker: int | None, mode: AuditMode, *, takes: str = ""
+    ) -> Callable[[int], tuple[int, ...]]:
+        """Who has to trace the same before a member adopts, by member.
+
+        Args:
+            members: those that would adopt.
+            maker: who compiles, or compiled.
+            mode: one of them, each for itself, or nobody.
+            takes: digest of what is on offer; rather somebody audits it whose guards are known to hold.
+        """
+        others = [demand for demand in members if demand.rank != maker]
+        if mode == "off" or not others:
+            return lambda _rank: ()
+        if mode == "all":
+            return lambda rank: (rank,)
+        willing = [demand for demand in others if takes in demand.takes] or others
+        ranks = {demand.rank for demand in willing}
+        # Calls of one function have one auditor: what it traced for the first may cover the others.
+        family = others[0].function.partition("[")[0], maker
+        auditor = self._chosen.get(family)
+        if auditor not in ranks:
+            leader = maker if maker is not None else others[0].rank
+            auditor = self._candidates.choose_auditor(ranks, leader, _cost(willing))
+            self._chosen[family] = auditor
+        return lambda _rank: (auditor,)
 
 
 def _leaders(
@@ -201,9 +284,18 @@ def _tried(situation: Situation, nodes: Mapping[int, int] | None) -> dict[Asked,
     }
 
 
-def _offers_by_class(offers: Iterable[Offer]) -> dict[Asked, dict[str, Adopt]]:
-    found: dict[Asked, dict[str, Adopt]] = {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Offered:
+    """An offer, and the action of all that take it without an audit."""
+
+    offer: Offer
+    adopt: Adopt
+
+
+def _offers_by_class(offers: Iterable[Offer]) -> dict[Asked, dict[str, _Offered]]:
+    found: dict[Asked, dict[str, _Offered]] = {}
     for offer in offers:
         adopt = Adopt(digest=offer.digest, from_rank=offer.from_rank)
-        found.setdefault((offer.function, offer.request_key), {})[offer.digest] = adopt
+        offered = _Offered(offer=offer, adopt=adopt)
+        found.setdefault((offer.function, offer.request_key), {})[offer.digest] = offered
     return found

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from orchestrator.causes import WorkerFailure
+from orchestrator.config.models import positions
 from orchestrator.errors import CompileForbidden, LaunchFailed
+from orchestrator.launch import audits
 from orchestrator.launch.advance import advance, begin
+from orchestrator.launch.audits import Comparison
 from orchestrator.launch.failed_compiles import CompileCut, Compiling, avoided, cut_off, failures_of, retries
 from orchestrator.launch.leaders import lanes_of
-from orchestrator.launch.plan import forbidden, plan_round, rank_classes
+from orchestrator.launch.plan import auditing, forbidden, plan_round, rank_classes
 from orchestrator.launch.situation import (
     Action,
     Attempt,
@@ -27,7 +30,7 @@ from orchestrator.launch.situation import (
 )
 from orchestrator.launch.stages import Stages
 from orchestrator.seats import Gang
-from worker.results import FunctionProbe, FunctionResult
+from worker.results import FunctionProbe, FunctionResult, TraceResult
 
 Ledger = dict[Slot, FunctionResult]
 """What became of every function on every rank."""
@@ -57,10 +60,13 @@ def settle_all(
     seats = {seat.rank: seat for seat in stages.gang.seats}
     nodes = nodes_of(stages.gang)
     lanes = lanes_of(nodes.values(), stages.config.ray.num_cpus_per_rank)
-    situation = begin(probes, avoided=avoided(avoid, seats))
+    situation = begin(probes, avoided=avoided(avoid, seats), audit=stages.config.audit)
+    places = positions(stages.config)
     ledger: Ledger = {}
     while situation.demands:
-        actions = plan_round(situation, max_rounds=stages.config.max_rounds, nodes=nodes, lanes=lanes)
+        actions = plan_round(
+            situation, max_rounds=stages.config.max_rounds, nodes=nodes, lanes=lanes, positions=places
+        )
         if no_compile and (misses := forbidden(situation, actions)):
             raise CompileForbidden(misses)
         if planned := rank_classes(situation, actions):
@@ -70,9 +76,25 @@ def settle_all(
         situation = advance(situation, actions, attempts, nodes=nodes)
         for text in retries(situation.failed[before:], situation, seats):
             stages.problem(text)
+    _release(stages, situation, ledger)
     if situation.lost:
         stages.fail("compile", failures_of(situation, seats))
     return ledger
+
+
+def _release(stages: Stages, situation: Situation, ledger: Ledger) -> None:
+    """What this launch compiled is for all partitions now; but for what audits found to depend on a rank."""
+    digests = {
+        (offer.function, offer.digest)
+        for offer in situation.offers
+        if offer.trace and (offer.function, offer.request_key) not in situation.suspects
+    }
+    released: dict[int, dict[str, str]] = {}
+    for (rank, function), result in ledger.items():
+        if (function, result.digest) in digests:
+            released.setdefault(rank, {})[function] = result.digest
+    if released:
+        stages.ask("load", "release", {rank: (found,) for rank, found in released.items()}, is_work=False)
 
 
 def nodes_of(gang: Gang) -> dict[int, int]:
@@ -84,38 +106,61 @@ def _carry_out(
     stages: Stages, situation: Situation, actions: Mapping[Slot, Action], ledger: Ledger
 ) -> dict[Slot, Attempt]:
     """Do what a round's plan says; what is settled goes into the ledger."""
-    made = _compile(stages, situation, actions)
-    results = made | _load(stages, actions, made)
-    ledger |= {slot: result for slot, result in results.items() if result.ok}
+    made, compared = _compile(stages, situation, actions)
+    results = made | _load(stages, actions, made, compared)
+    takes = [slot for slot in compared.unproven if slot in results and results[slot].ok]
+    audits.tell(stages, compared, takes)
+    ledger |= {
+        slot: result for slot, result in results.items() if result.ok and slot not in compared.unproven
+    }
     return {
-        slot: _attempt(slot, action, made, results.get(slot))
+        slot: _attempt(slot, action, made, results.get(slot), compared)
         for slot, action in actions.items()
         if not isinstance(action, GiveUp)
     }
 
 
-def _compile(stages: Stages, situation: Situation, actions: Mapping[Slot, Action]) -> Ledger:
-    """Leaders compile, side by side; each its functions one after the other, as the plan orders them."""
+def _compile(
+    stages: Stages, situation: Situation, actions: Mapping[Slot, Action]
+) -> tuple[Ledger, Comparison]:
+    """Leaders compile and auditors trace, side by side; each one after the other, as the plan orders them."""
     functions: dict[int, list[str]] = {}
     for (rank, function), action in actions.items():
         if isinstance(action, Compile):
             functions.setdefault(rank, []).append(function)
-    if not functions:
-        return {}
-    with stages.stage("compile", tuple(sorted(functions))):
-        arguments = {rank: (tuple(names),) for rank, names in functions.items()}
+    traces = auditing(situation, actions)
+    busy = functions.keys() | traces.keys()
+    if not busy:
+        return {}, audits.compare(stages, situation, actions, {}, {})
+    with stages.stage("compile", tuple(sorted(busy))):
+        arguments = {
+            rank: (tuple(functions.get(rank, ())), tuple(traces.get(rank, ()))) for rank in sorted(busy)
+        }
         answers = stages.try_ask("compile", "compile", arguments)
-        _check_answers(stages, situation, functions, answers)
+        _check_answers(stages, situation, functions, answers, silent=busy - answers.keys())
         stages.agree_on_silence("compile", functions)
-        stages.tell("compile", answers)
-    return _by_slot(answers)
+        made = {
+            rank: tuple(result for result in results if isinstance(result, FunctionResult))
+            for rank, results in answers.items()
+        }
+        stages.tell("compile", made)
+        traced = {
+            (rank, result.function): result
+            for rank, results in answers.items()
+            for result in results
+            if isinstance(result, TraceResult)
+        }
+        compared = audits.compare(stages, situation, actions, _by_slot(made), traced)
+    return _by_slot(made), compared
 
 
 def _check_answers(
     stages: Stages,
     situation: Situation,
-    functions: Mapping[int, list[str]],
-    answers: Mapping[int, tuple[FunctionResult, ...] | WorkerFailure],
+    functions: Mapping[int, Iterable[str]],
+    answers: Mapping[int, tuple[FunctionResult | TraceResult, ...] | WorkerFailure],
+    *,
+    silent: Iterable[int],
 ) -> None:
     """A function that did not compile is a result; a rank that failed as a whole ends the attempt.
 
@@ -128,32 +173,46 @@ def _check_answers(
         return
     seats = {seat.rank: seat for seat in stages.gang.seats}
     asked = {demand.slot: demand.request_key for demand in situation.demands}
-    # Who dies meanwhile need not be a leader.
+    # Who dies meanwhile need not be a leader, and an auditor is none to avoid.
     slots = [(failure.rank, function) for failure in failures for function in functions.get(failure.rank, ())]
     try:
-        stages.fail("compile", failures, silent=tuple(set(functions) - set(answers)))
+        stages.fail("compile", failures, silent=tuple(sorted(silent)))
     except LaunchFailed as error:
         raise CompileCut(error, cut_off(slots, asked, seats)) from error
 
 
-def _load(stages: Stages, actions: Mapping[Slot, Action], made: Ledger) -> Ledger:
-    """Everybody else loads what it holds or adopts what it is offered."""
+def _load(stages: Stages, actions: Mapping[Slot, Action], made: Ledger, compared: Comparison) -> Ledger:
+    """All others load what they hold or adopt what they are offered; what is unproven is only considered."""
     loads: dict[int, list[str]] = {}
     offers: dict[int, dict[str, str]] = {}
+    considered: dict[int, dict[str, str]] = {}
     for slot, action in actions.items():
         rank, function = slot
         if isinstance(action, Load):
             loads.setdefault(rank, []).append(function)
         elif offered := _offered(slot, action, made):
-            offers.setdefault(rank, {})[function] = offered
-    ranks = tuple(sorted(loads.keys() | offers.keys()))
+            kind = considered if slot in compared.unproven else offers
+            kind.setdefault(rank, {})[function] = offered
+    ranks = tuple(sorted(loads.keys() | offers.keys() | considered.keys()))
     if not ranks:
         return {}
     with stages.stage("load", ranks):
-        arguments = {rank: (tuple(loads.get(rank, ())), offers.get(rank, {})) for rank in ranks}
+        arguments = {
+            rank: (
+                tuple(loads.get(rank, ())),
+                offers.get(rank, {}),
+                considered.get(rank, {}),
+                tuple(function for function in offers.get(rank, {}) if (rank, function) in compared.makers),
+            )
+            for rank in ranks
+        }
         answers = stages.ask("load", "settle", arguments)
-        stages.agree_on_silence("load", offers)
-        stages.tell("load", answers)
+        stages.agree_on_silence("load", offers.keys() | considered.keys())
+        settled = {
+            rank: tuple(item for item in found if item.function not in considered.get(rank, {}))
+            for rank, found in answers.items()
+        }
+        stages.tell("load", settled)
     return _by_slot(answers)
 
 
@@ -167,15 +226,21 @@ def _offered(slot: Slot, action: Action, made: Ledger) -> str:
     return action.digest
 
 
-def _attempt(slot: Slot, action: Action, made: Ledger, result: FunctionResult | None) -> Attempt:
+def _attempt(
+    slot: Slot, action: Action, made: Ledger, result: FunctionResult | None, compared: Comparison
+) -> Attempt:
+    own = compared.traces.get(slot, "")
     if result is None:
-        return Attempt(ok=False, digest="", reason="its leader could not compile it")
-    is_compile = isinstance(action, Compile)
+        return Attempt(ok=False, digest="", reason="its leader could not compile it", trace=own)
+    is_compile, is_unproven = isinstance(action, Compile), slot in compared.unproven
     return Attempt(
-        ok=result.ok,
+        ok=result.ok and not is_unproven,
         digest=result.digest if is_compile else _offered(slot, action, made),
         reason=result.reason,
         out_of_reach=not (is_compile or result.ok or result.guard_failed),
+        takes=result.ok and is_unproven,
+        trace=own if not is_compile else result.trace if result.digest in compared.fresh else "",
+        difference=compared.differences.get(slot, ""),
     )
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from orchestrator.config.models import AuditMode
+
 Slot = tuple[int, str]
 """A rank and a cached function."""
 
@@ -28,10 +30,18 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopt:
-    """Use an artifact that another rank holds; ``from_rank`` is None when no rank of this launch holds it."""
+    """Use an artifact that another rank holds.
+
+    Attributes:
+        digest: the artifact's.
+        from_rank: who made or holds it; None when no rank of this launch does.
+        auditors: ranks whose own trace must be equal to the artifact's before; each of them traces now,
+            unless it has before.
+    """
 
     digest: str
     from_rank: int | None
+    auditors: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +53,10 @@ class Compile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwaitLeader:
-    """Adopt what this rank compiles in the same round."""
+    """Adopt what this rank compiles in the same round; ``auditors`` as of `Adopt`."""
 
     leader: int
+    auditors: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +83,8 @@ class Demand:
         refused: digests that turned out not to fit.
         num_refused: how often it refused something.
         apart: what it refused of this launch's own leaders, and why.
+        trace: digest of what this rank itself traced for an audit; empty while it has not.
+        takes: digests whose guards hold here, and which are not adopted before an audit.
     """
 
     rank: int
@@ -84,6 +97,8 @@ class Demand:
     refused: frozenset[str] = frozenset()
     num_refused: int = 0
     apart: frozenset[str] = frozenset()
+    trace: str = ""
+    takes: frozenset[str] = frozenset()
 
     @property
     def slot(self) -> Slot:
@@ -103,13 +118,25 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """An artifact that members of a class may adopt; ``is_new`` when a leader of this launch made it."""
+    """An artifact that members of a class may adopt.
+
+    Attributes:
+        function: what it is of.
+        request_key: for whom.
+        digest: its digest.
+        from_rank: who made or holds it.
+        is_new: a leader of this launch made it.
+        trace: digest of the trace that it was made of; of a new one.
+        audit: who has yet to trace the same before it is adopted: one rank, every rank, nobody.
+    """
 
     function: str
     request_key: str
     digest: str
     from_rank: int | None
     is_new: bool = False
+    trace: str = ""
+    audit: AuditMode = "off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +187,8 @@ class Situation:
         failed: leaders that could not compile.
         lost: demands that were given up.
         avoided: where compiles should rather not be tried again.
+        audit: who traces what a leader compiles.
+        suspects: functions, with what was asked, whose trace depends on a rank though no condition says so.
     """
 
     round: int
@@ -168,6 +197,8 @@ class Situation:
     failed: tuple[Failed, ...] = ()
     lost: tuple[Demand, ...] = ()
     avoided: tuple[Avoided, ...] = ()
+    audit: AuditMode = "off"
+    suspects: frozenset[tuple[str, str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,9 +210,15 @@ class Attempt:
         digest: what was used or refused; empty when there was nothing to use, because a compile failed.
         reason: why it is not ok.
         out_of_reach: the artifact could not be had on this rank's node; its guards were not asked.
+        takes: not ok, because an audit is not through, or found a difference; the guards hold here.
+        trace: digest of what the rank compiled, or traced for an audit; empty where it did not.
+        difference: the first one between its own trace and the artifact's.
     """
 
     ok: bool
     digest: str
     reason: str = ""
     out_of_reach: bool = False
+    takes: bool = False
+    trace: str = ""
+    difference: str = ""

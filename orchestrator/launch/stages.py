@@ -17,9 +17,9 @@ from orchestrator.gang.launcher import Launcher, Sight, Waiting
 from orchestrator.launch.stage_failures import late, raise_failed
 from orchestrator.seats import Gang
 from orchestrator.show import events
-from orchestrator.show.events import Event, Listener, RankClass
+from orchestrator.show.events import AuditOutcome, Event, Listener, RankClass
 from orchestrator.show.report import StageReport
-from worker.results import FunctionResult
+from worker.results import FunctionResult, TraceResult
 
 Arguments = Mapping[int, tuple[Any, ...]]
 """Arguments of a call by rank; ranks that are not named are not called."""
@@ -210,6 +210,29 @@ class Stages:
     def planned(self, round_: int, classes: tuple[RankClass, ...]) -> None:
         """Tell the listener what a round of the plan has ranks do."""
         self._tell(events.Planned(at_s=self.wall_s(), round=round_, classes=classes))
+
+    def audited(
+        self,
+        function: str,
+        leader: int,
+        ranks: tuple[int, ...],
+        outcome: AuditOutcome,
+        difference: str,
+        results: Sequence[TraceResult],
+    ) -> None:
+        """Tell the listener what the traces of some ranks showed, compared with a leader's."""
+        self._tell(
+            events.Audited(
+                at_s=self.wall_s(),
+                function=function,
+                leader=leader,
+                ranks=ranks,
+                outcome=outcome,
+                difference=difference,
+                seconds=sum(result.seconds for result in results),
+                cpu_s=sum(result.cpu_s for result in results),
+            )
+        )
 
     def problem(self, text: str) -> None:
         """Note, once, what does not stop the launch."""

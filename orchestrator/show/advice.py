@@ -28,6 +28,7 @@ def next_steps(report: Report) -> tuple[Step, ...]:
         *_places(report),
         *_environments(report),
         *_signatures(report),
+        *_audits(report),
         *_nondeterministic(report),
         *_attempts(report),
         *_slow(report),
@@ -96,6 +97,23 @@ def _signatures(report: Report) -> list[Step]:
             command="warmrank keys list",
         )
     ]
+
+
+def _audits(report: Report) -> list[Step]:
+    found = [audit for audit in report.course.audits if audit.outcome == "differs"]
+    if not found:
+        return []
+    lines = [
+        f"{audit.function} on {brief_ranks(audit.ranks, max_runs=3)}, unlike rank {audit.leader}: "
+        f"{audit.difference}"
+        for audit in found[:MAX_REASONS]
+    ]
+    text = (
+        "\n".join(lines) + "\nThese ranks compiled for themselves, so the launch is right; nothing of these "
+        "functions is stored. Hand what differs from rank to rank to the function as an argument, or keep it "
+        "as an attribute of the module; or report it as a bug of warmrank."
+    )
+    return [Step(level="do", title="Traces differ from rank to rank behind all conditions", text=text)]
 
 
 def _nondeterministic(report: Report) -> list[Step]:

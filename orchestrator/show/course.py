@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.show import events
-from orchestrator.show.events import ClassAction, Event
+from orchestrator.show.events import AuditOutcome, ClassAction, Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +71,7 @@ class ClassReport:
         action: what the plan had them do.
         ranks: its members, in order.
         leader: who compiled; None where nobody did.
+        auditors: who traced as well, to be compared before anybody adopted.
     """
 
     round: int
@@ -79,14 +80,42 @@ class ClassReport:
     action: ClassAction
     ranks: tuple[int, ...]
     leader: int | None
+    auditors: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditReport:
+    """Ranks whose own trace was compared with an artifact, before anybody adopted that, in the last attempt.
+
+    Attributes:
+        round: in which round of the plan, from 0.
+        function: name of the cached function.
+        leader: who compiled the artifact.
+        ranks: who traced the same, or differed in the same way, in order.
+        outcome: equal; guarded: they differ, and conditions of the artifact keep these ranks from it;
+            differs: they differ, and nothing but the audit keeps them from it.
+        difference: the first one, in words: what the leader traced / what they did; empty where equal.
+        seconds: wall seconds that these ranks traced, beside the compile, summed.
+        cpu_s: their CPU seconds.
+    """
+
+    round: int
+    function: str
+    leader: int
+    ranks: tuple[int, ...]
+    outcome: AuditOutcome
+    difference: str
+    seconds: float
+    cpu_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """Attempts, classes and stages, each in order."""
+    """Attempts, classes, audits and stages, each in order."""
 
     attempts: tuple[AttemptReport, ...] = ()
     classes: tuple[ClassReport, ...] = ()
+    audits: tuple[AuditReport, ...] = ()
     timeline: tuple[StageSpan, ...] = ()
 
 
@@ -106,6 +135,7 @@ class Recorder:
     def __init__(self) -> None:
         self._attempts: list[AttemptReport] = []
         self._classes: list[ClassReport] = []
+        self._audits: list[AuditReport] = []
         self._spans: list[StageSpan] = []
         self._running: _Running | None = None
         self._now_s = 0.0
@@ -116,6 +146,7 @@ class Recorder:
         match event:
             case events.AttemptStarted():
                 self._classes.clear()
+                self._audits.clear()
                 self._attempts.append(
                     AttemptReport(
                         attempt=event.attempt, start_s=event.at_s, end_s=event.at_s, reason=event.reason
@@ -123,6 +154,8 @@ class Recorder:
                 )
             case events.Planned():
                 self._classes += [_class_report(event.round, found) for found in event.classes]
+            case events.Audited():
+                self._audits.append(self._audit_report(event))
             case events.StageStarted():
                 self._running = _Running(event.stage, event.at_s, event.ranks, {})
             case events.RankFinished() if self._running is not None:
@@ -144,7 +177,24 @@ class Recorder:
             attempts[-1] = AttemptReport(
                 attempt=last.attempt, start_s=last.start_s, end_s=end_s, reason=last.reason
             )
-        return Course(attempts=tuple(attempts), classes=tuple(self._classes), timeline=tuple(self._spans))
+        return Course(
+            attempts=tuple(attempts),
+            classes=tuple(self._classes),
+            audits=tuple(self._audits),
+            timeline=tuple(self._spans),
+        )
+
+    def _audit_report(self, event: events.Audited) -> AuditReport:
+        return AuditReport(
+            round=self._classes[-1].round if self._classes else 0,
+            function=event.function,
+            leader=event.leader,
+            ranks=event.ranks,
+            outcome=event.outcome,
+            difference=event.difference,
+            seconds=event.seconds,
+            cpu_s=event.cpu_s,
+        )
 
     def _end(self, *, ok: bool) -> None:
         running, self._running = self._running, None
@@ -184,4 +234,5 @@ def _class_report(round_: int, found: events.RankClass) -> ClassReport:
         action=found.action,
         ranks=found.ranks,
         leader=found.leader,
+        auditors=found.auditors,
     )

@@ -41,6 +41,7 @@ class RankClass:
         ranks: its members, in order.
         action: how they get it; ``compile``: their leader compiles, and the others adopt that.
         leader: who compiles; None where nobody does.
+        auditors: who traces as well, to be compared before anybody adopts.
     """
 
     function: str
@@ -48,6 +49,35 @@ class RankClass:
     ranks: tuple[int, ...]
     action: ClassAction
     leader: int | None = None
+    auditors: tuple[int, ...] = ()
+
+
+AuditOutcome = Literal["equal", "guarded", "differs"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audited:
+    """Ranks whose own trace was compared with that of an artifact, before anybody adopted it.
+
+    Attributes:
+        function: name of the cached function.
+        leader: who compiled the artifact.
+        ranks: who traced the same, or differed in the same way, in order.
+        outcome: ``equal``; ``guarded``: they differ, and conditions of the artifact keep these ranks from it;
+            ``differs``: they differ, and nothing but the audit keeps them from it.
+        difference: the first one, in words: the leader's / theirs.
+        seconds: wall seconds of these traces, summed over the ranks.
+        cpu_s: their CPU seconds.
+    """
+
+    at_s: float
+    function: str
+    leader: int
+    ranks: tuple[int, ...]
+    outcome: AuditOutcome
+    difference: str = ""
+    seconds: float = 0.0
+    cpu_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +199,7 @@ Event = (
     AttemptStarted
     | Seated
     | Planned
+    | Audited
     | StageStarted
     | RankFinished
     | FunctionFinished

@@ -31,6 +31,7 @@ def classes(report: Report) -> Html | None:
                 f"{len(each.ranks):,}",
                 runs_text(each.ranks),
                 "-" if each.leader is None else f"rank {each.leader}",
+                runs_text(each.auditors) if each.auditors else "-",
                 _outcomes(result.outcome for result in results),
                 seconds_text(max((part.trace_s + part.compile_s for part in seconds), default=0.0)),
                 seconds_text(max((part.load_s for part in seconds), default=0.0)),
@@ -47,6 +48,7 @@ def classes(report: Report) -> Html | None:
         "ranks",
         "which",
         "leader",
+        "audited by",
         "outcome",
         "trace and compile",
         "slowest load",
@@ -55,9 +57,40 @@ def classes(report: Report) -> Html | None:
     return join(
         [
             tag("p", text, class_="sub"),
-            closed(table(heads, rows, numbers=frozenset({2, 6, 7, 8})), len(rows), "class"),
+            closed(table(heads, rows, numbers=frozenset({2, 7, 8, 9})), len(rows), "class"),
+            _audits(report),
         ]
     )
+
+
+def _audits(report: Report) -> Html | None:
+    """Who traced what a leader compiled, what that showed, and what it cost."""
+    if not report.course.audits:
+        return None
+    words = {
+        "equal": "equal",
+        "guarded": "differs, as conditions say",
+        "differs": "differs behind all conditions",
+    }
+    rows = [
+        (
+            audit.function,
+            f"rank {audit.leader}",
+            runs_text(audit.ranks),
+            words[audit.outcome],
+            audit.difference or "-",
+            seconds_text(audit.seconds),
+            seconds_text(audit.cpu_s),
+        )
+        for audit in report.course.audits
+    ]
+    heads = ("function", "leader", "audited by", "trace", "first difference", "took", "CPU")
+    text = (
+        "While a leader compiles, another rank of its class traces as well; the two must be equal before "
+        "anybody adopts."
+    )
+    shown = closed(table(heads, rows, numbers=frozenset({5, 6})), len(rows), "comparison")
+    return join([tag("h3", "Audits"), tag("p", text, class_="sub"), shown])
 
 
 def _outcomes(found: Iterable[str]) -> Html | str:

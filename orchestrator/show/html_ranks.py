@@ -16,7 +16,7 @@ MAX_RANKS_SHOWN = 2048
 """A larger launch has its ranks one by one in the JSON report only, which keeps the page small."""
 
 _STEPS = tuple(field.name for field in fields(StageSeconds))
-_HEADS = ("trace", "compile", "load", "capture", "first call")
+_HEADS = ("trace", "compile", "load", "capture", "first call", "audit")
 
 
 def ranks(report: Report) -> Html | None:

@@ -121,6 +121,10 @@ def _result_cell(result: FunctionResult) -> Text:
 def _waiting_cell(planned: ClassStanding, rank: int, standing: Standing, now_s: float) -> Text:
     """What a rank does about a function that it does not have yet, or did when the attempt failed."""
     running = standing.running or standing.cut
+    if rank in planned.auditors and running is not None and running.stage == "compile":
+        if rank in running.ended_s:
+            return Text("audit done", style="green")
+        return Text(f"auditing {now_s - running.start_s:.1f} s", style="bold")
     awaits_leader = planned.action == "compile" and rank != planned.leader
     if awaits_leader and (running is None or running.stage != "load"):
         return Text(f"waits for {planned.leader}", style="dim")

@@ -6,6 +6,7 @@ metric is a gauge of the last launch: what counts over launches is for the serve
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
@@ -22,6 +23,7 @@ FAMILIES: dict[str, str] = {
     "warmrank_stage_ranks": "Ranks that take part in the running stage, by whether they are through.",
     "warmrank_function_seconds": "Seconds of a step, summed over ranks and functions.",
     "warmrank_functions": "Cached functions of all ranks, by how they got their artifact.",
+    "warmrank_audits": "Comparisons of a rank's trace with a leader's, by what they showed.",
     "warmrank_artifacts": "Distinct artifacts.",
     "warmrank_artifact_bytes": "Bytes of distinct artifacts and the files beside them.",
     "warmrank_held_bytes": "The same, summed over ranks, as if nothing were shared.",
@@ -78,6 +80,8 @@ def samples(report: Report) -> tuple[Sample, ...]:
         found.append(_sample("function_seconds", seconds, step=step.name.removesuffix("_s")))
     for outcome in ("compiled", "loaded", "adopted"):
         found.append(_sample("functions", getattr(totals, f"num_{outcome}"), outcome=outcome))
+    for shown, count in Counter(audit.outcome for audit in report.course.audits).items():
+        found.append(_sample("audits", count, outcome=shown))
     for kind, ranks in _failed(report).items():
         found.append(_sample("failed_ranks", len(ranks), kind=kind))
     named = ("launch", report.name)

@@ -59,6 +59,8 @@ class PlainLines:
             case events.StageFinished():
                 self._tell_results()
                 self._line(f"{event.stage}: {event.seconds:.2f} s")
+            case events.Audited() if event.outcome != "differs":  # which is a problem as well
+                self._line(f"  {_audit_text(event)}")
             case events.Problem():
                 self._problem(event.text, known_problems)
             case events.AttemptFailed():
@@ -135,6 +137,13 @@ class PlainLines:
         self._console.print(Text(text), soft_wrap=True)
 
 
+def _audit_text(event: events.Audited) -> str:
+    differs = event.outcome == "guarded"
+    found = f"differs, as conditions say: {event.difference}" if differs else "equal"
+    return f"{event.function} audited on {brief_ranks(event.ranks)}: {found} ({event.seconds:.2f} s)"
+
+
 def _class_text(found: RankClass) -> str:
     by = f", compiled by rank {found.leader}" if found.leader is not None else ""
-    return f"{found.action} {found.function} on {brief_ranks(found.ranks)}{by}"
+    audited = f", audited by {brief_ranks(found.auditors)}" if found.auditors else ""
+    return f"{found.action} {found.function} on {brief_ranks(found.ranks)}{by}{audited}"

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.show.course import AuditReport
 from orchestrator.show.failure_lines import attempt_lines, failure_lines
 from orchestrator.show.figures import count_text, seconds_text, size_text
 from orchestrator.show.folding import brief_ranks, runs_text
@@ -27,6 +28,9 @@ MAX_ROWS_SHOWN = 60
 
 MAX_NAMES_SHOWN = 8
 
+_STEPS = tuple(field.name for field in fields(StageSeconds) if field.name != "audit_s")
+"""Those that have a column; audits have lines of their own."""
+
 _STYLES = {"compiled": "yellow", "loaded": "green", "adopted": "cyan"}
 
 
@@ -37,6 +41,7 @@ def render(report: Report) -> RenderableType:
         _totals(report),
         *attempt_lines(report),
         *_reasons(report),
+        *_audits(report),
         *_runtime_state(report),
         *_verification(report),
         *_store(report),
@@ -79,7 +84,7 @@ def _table(report: Report) -> Table:
     rows = list(_rows(report))
     most = MAX_ROWS_SHOWN if report.world_size > MAX_RANKS_SHOWN else len(rows)
     for ranks, function, seconds in rows[:most]:
-        times = [seconds_text(getattr(seconds, field.name)) for field in fields(StageSeconds)]
+        times = [seconds_text(getattr(seconds, step)) for step in _STEPS]
         outcome = Text(function.outcome, style=_STYLES[function.outcome])
         table.add_row(ranks, Text(function.function), outcome, *times)
     if len(rows) > most:
@@ -134,6 +139,31 @@ def _reasons(report: Report) -> list[Text]:
     return _some(
         f"compiled {name} on {brief_ranks(members)}: {reason or 'no reason given'}"
         for (name, reason), members in ranks.items()
+    )
+
+
+def _audits(report: Report) -> list[Text]:
+    """What audits cost beside the compiles, and every difference."""
+    audits = report.course.audits
+    if not audits:
+        return []
+    spent = report.totals.function_seconds
+    num_equal = sum(audit.outcome == "equal" for audit in audits)
+    cost = (
+        f"audited: {num_equal} of {count_text(len(audits), 'comparison')} equal, in "
+        f"{seconds_text(sum(audit.seconds for audit in audits))} (CPU "
+        f"{seconds_text(sum(audit.cpu_s for audit in audits))}) beside "
+        f"{seconds_text(spent.trace_s + spent.compile_s)} of traces and compiles"
+    )
+    return _some([cost, *(audit_text(audit) for audit in audits if audit.outcome != "equal")])
+
+
+def audit_text(audit: AuditReport) -> str:
+    """A difference that an audit found, in words."""
+    seen = "conditions say so" if audit.outcome == "guarded" else "no condition says so"
+    return (
+        f"{audit.function} is traced otherwise on {brief_ranks(audit.ranks)} than on rank {audit.leader} "
+        f"({seen}): {audit.difference}"
     )
 
 

@@ -87,6 +87,7 @@ class ClassStanding:
         action: how its ranks get the artifact.
         leader: who compiles it; None for nobody.
         waiting: ranks that do not have it yet.
+        auditors: who traces as well, in the round that was planned last.
         ranks: all its ranks.
         num_failed: ranks on which it failed.
         slowest_s: the most seconds that a rank spent on it.
@@ -99,6 +100,7 @@ class ClassStanding:
     leader: int | None
     ranks: dict[int, None]
     waiting: dict[int, None]
+    auditors: tuple[int, ...] = ()
     num_failed: int = 0
     slowest_s: float = 0.0
     stage: str = ""
@@ -232,6 +234,7 @@ class Standing:
                 waiting={},
             ),
         )
+        planned.auditors = found.auditors
         for rank in found.ranks:
             self._leave(rank, found.function)
             self._class_of[rank, found.function] = planned

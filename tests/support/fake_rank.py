@@ -16,6 +16,7 @@ from worker.results import (
     Published,
     RankPlace,
     StageSeconds,
+    TraceResult,
     Verification,
 )
 
@@ -33,6 +34,8 @@ class FakeWorld:
     Attributes:
         kind_of: ranks of equal kind can use each other's artifacts: their guards hold.
         asks: ranks that ask for the same have the same request key.
+        trace_of: what a rank traces of a function; by default its kind.
+        untraceable: what an audit of a function on a rank raises.
         num_captures: calls that each rank captures.
         raises: what a method of a rank raises.
         broken: functions that compile nowhere, and why.
@@ -45,6 +48,8 @@ class FakeWorld:
 
     kind_of: Callable[[int], object] = lambda rank: 0
     asks: Callable[[int], str] = lambda rank: "same"
+    trace_of: Callable[[int, str], object] | None = None
+    untraceable: dict[tuple[int, str], Exception] = field(default_factory=dict)
     functions: tuple[str, ...] = FUNCTIONS
     num_captures: Callable[[int], int] = lambda rank: 2
     raises: dict[tuple[str, int], Exception] = field(default_factory=dict)
@@ -61,6 +66,10 @@ class FakeWorld:
 
     def make_worker(self, spec: Any, store: Any) -> FakeRank:
         return FakeRank(self, spec, store)
+
+    def traced(self, rank: int, function: str) -> str:
+        trace = self.kind_of(rank) if self.trace_of is None else self.trace_of(rank, function)
+        return f"trace {trace}"
 
     def called(self, method: str) -> list[tuple[int, Any]]:
         return [(rank, argument) for name, rank, argument in self.calls if name == method]
@@ -100,12 +109,35 @@ class FakeRank:
         self._enter("compile", functions)
         kind = self.world.kind_of(self.spec.rank)
         for function in functions:
-            digest = digest_of(function, kind)
+            trace = self.world.traced(self.spec.rank, function)
+            digest = digest_of(function, kind if self.world.trace_of is None else (kind, trace))
             self.world.known[digest] = kind
             seconds = StageSeconds(trace_s=1.0, compile_s=2.0)
             is_ok = function not in self.world.broken and not self._bad("compile")
             self._settled(function, "compiled", digest, seconds, ok=is_ok)
         return tuple(self.results[function] for function in functions)
+
+    def audit(self, functions: tuple[str, ...]) -> tuple[TraceResult, ...]:
+        self._enter("audit", functions)
+        for function in functions:
+            if (error := self.world.untraceable.get((self.spec.rank, function))) is not None:
+                raise error
+        traces = ((function, self.world.traced(self.spec.rank, function)) for function in functions)
+        return tuple(
+            TraceResult(function=function, trace=trace, seconds=1.0, cpu_s=0.5) for function, trace in traces
+        )
+
+    def trace(self, function: str) -> bytes:
+        self._enter("trace", function)
+        return self.world.traced(self.spec.rank, function).encode()
+
+    def difference(self, function: str, trace: bytes) -> str:
+        self._enter("difference", function)
+        return f"graph 1: {trace.decode()} / {self.world.traced(self.spec.rank, function)}"
+
+    def consider(self, offers: dict[str, str]) -> tuple[FunctionResult, ...]:
+        self._enter("consider", offers)
+        return tuple(self._would(function, digest) for function, digest in offers.items())
 
     def load(self, functions: tuple[str, ...]) -> tuple[FunctionResult, ...]:
         self._enter("load", functions)
@@ -114,17 +146,25 @@ class FakeRank:
             for function in functions
         )
 
-    def adopt(self, offers: dict[str, str]) -> tuple[FunctionResult, ...]:
+    def release(self, digests: dict[str, str]) -> None:
+        self._enter("release", digests)
+
+    def adopt(self, offers: dict[str, str], fresh: Any = ()) -> tuple[FunctionResult, ...]:
         self._enter("adopt", offers)
         return tuple(self._load(function, "adopted", digest) for function, digest in offers.items())
 
     def _load(self, function: str, outcome: Any, digest: str) -> FunctionResult:
-        fits = self.world.known.get(digest) == self.world.kind_of(self.spec.rank)
-        if fits:
+        answer = self._would(function, digest)
+        if answer.ok:
             self._settled(function, outcome, digest, StageSeconds(load_s=0.01))
             return self.results[function]
+        return replace(answer, outcome=outcome)
+
+    def _would(self, function: str, digest: str) -> FunctionResult:
+        fits = self.world.known.get(digest) == self.world.kind_of(self.spec.rank)
+        reason = "" if fits else "another kind"
         return FunctionResult(
-            function=function, ok=False, outcome=outcome, reason="another kind", guard_failed=True
+            function=function, ok=fits, outcome="adopted", reason=reason, guard_failed=not fits, digest=digest
         )
 
     def _settled(
@@ -141,6 +181,7 @@ class FakeRank:
             size_bytes=100,
             path=f"{self.spec.cache_dir}/{function}/compiled_module",
             seconds=seconds,
+            trace=self.world.traced(self.spec.rank, function) if outcome == "compiled" else "",
         )
 
     def propose_captures(self, planned: Any) -> tuple[CaptureProposal, ...]:

@@ -127,6 +127,16 @@ class Engine(Protocol):
         """
         ...
 
+    def outline(
+        self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None
+    ) -> Mapping[str, bytes]:
+        """What an audit compares of `compile`'s sections: made of the trace alone, without kernels.
+
+        Raises:
+            WorkerError: as `compile`, where that needs no kernels to see it.
+        """
+        ...
+
     def load(
         self,
         sections: Mapping[str, bytes],
@@ -146,6 +156,42 @@ class Engine(Protocol):
             site: the function; None where there is a graph only, which not every engine takes.
         """
         ...
+
+
+class Outliner:
+    """Stands for an engine where nothing is compiled for use, but outlined for an audit."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.name, self.version = engine.name, engine.version
+        self.captured, self.captures_itself = engine.captured, engine.captures_itself
+
+    def check(self, device_kind: str) -> None:
+        """See `Engine.check`; an outline needs no compiler."""
+
+    def compile(
+        self, lowered: LoweredGraph, facts: GraphFacts, *, keep_compiled: bool, site: Site | None = None
+    ) -> Built:
+        """See `Engine.compile`; the sections are those of the outline."""
+        del keep_compiled
+        return Built(sections=self.outline(lowered, facts, site=site))
+
+    def outline(
+        self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None
+    ) -> Mapping[str, bytes]:
+        """See `Engine.outline`."""
+        return self._engine.outline(lowered, facts, site=site)
+
+    def load(
+        self,
+        sections: Mapping[str, bytes],
+        files: Mapping[str, Path],
+        groups: Mapping[str, str],
+        *,
+        site: Site | None = None,
+    ) -> Graph:
+        """See `Engine.load`."""
+        return self._engine.load(sections, files, groups, site=site)
 
 
 @functools.cache

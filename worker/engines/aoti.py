@@ -82,17 +82,9 @@ class AotiEngine:
             NotYet: it uses a process group.
         """
         from worker.engines.aoti_compile import compile_parts
-        from worker.torch_private.symbolic import describe
 
-        if facts.data_dependent:
-            msg = (
-                f"the size of {facts.data_dependent}'s result depends on data, which mode max-autotune does "
-                "not support; use mode reduce-overhead, or move it out of the cached function"
-            )
-            raise NotPortable(msg, what=facts.data_dependent)
-        del site
-        description = describe(lowered.graph)
-        whole = GraphEngine().compile(lowered, facts, keep_compiled=False).sections
+        whole = dict(self.outline(lowered, facts, site=site))
+        description = json.loads(whole.pop(_SECTION))["described"]
         parts = compile_parts(lowered, facts, _identity(whole, description))
         package = None if parts.library is None else pack(parts.library)
         kept = package if keep_compiled else None
@@ -109,6 +101,25 @@ class AotiEngine:
         if parts.library is not None:
             _compiled[_digest(sections)] = parts.library
         return Built(sections=sections, files={} if kept is None else {package_name(kept): kept})
+
+    def outline(
+        self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None
+    ) -> Mapping[str, bytes]:
+        """See `worker.engines.Engine.outline`; of section ``aoti`` what describes the inputs.
+
+        Raises:
+            NotPortable: as `compile`.
+        """
+        from worker.torch_private.symbolic import describe
+
+        if facts.data_dependent:
+            msg = (
+                f"the size of {facts.data_dependent}'s result depends on data, which mode max-autotune does "
+                "not support; use mode reduce-overhead, or move it out of the cached function"
+            )
+            raise NotPortable(msg, what=facts.data_dependent)
+        described = json.dumps({"described": describe(lowered.graph)}, sort_keys=True)
+        return {**GraphEngine().outline(lowered, facts, site=site), _SECTION: described.encode()}
 
     def load(
         self,

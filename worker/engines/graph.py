@@ -61,6 +61,12 @@ class GraphEngine:
         }
         return Built(sections=sections)
 
+    def outline(
+        self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None
+    ) -> Mapping[str, bytes]:
+        """See `worker.engines.Engine.outline`; there are no kernels."""
+        return self.compile(lowered, facts, keep_compiled=False, site=site).sections
+
     def load(
         self,
         sections: Mapping[str, bytes],

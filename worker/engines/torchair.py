@@ -116,6 +116,12 @@ class TorchairEngine:
             }
         )
 
+    def outline(
+        self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None
+    ) -> Mapping[str, bytes]:
+        """See `worker.engines.Engine.outline`; GE makes kernels of TorchAir's code later."""
+        return self.compile(lowered, facts, keep_compiled=False, site=site).sections
+
     def load(
         self,
         sections: Mapping[str, bytes],

@@ -1,0 +1,246 @@
+"""`warmrank audit`: traces anew what a store or a cache directory holds for a launch, and compares.
+
+The ranks are those of an offline build, and so is all that they need; nothing is compiled, and nothing is
+published. What the store holds is read into a directory of its own, under the config's trust.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cache_store.node.companions import is_companion_name
+from cache_store.records.manifest import PartitionManifest, utc_now
+from cache_store.seed import pick_launch
+from cache_store.store import Store
+from orchestrator.build.driver import BuildOptions, fetch, launcher_for, probed
+from orchestrator.build.plan import built_ranks
+from orchestrator.build.target import check_target
+from orchestrator.config.reading import Config
+from orchestrator.gang.launcher import Launcher
+from orchestrator.launch.identity import launch_key
+from orchestrator.launch.stages import Stages
+from orchestrator.show.events import Listener, silence
+from orchestrator.signals import undisturbed
+from worker.results import LeftOut, Retraced, RetraceOutcome
+
+AUDIT_SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetraceReport:
+    """One artifact, and the ranks that traced its function again with one outcome.
+
+    Attributes:
+        function: name of the unit of work.
+        ranks: who traced it, in order.
+        outcome: equal, differs, missing (nothing is stored), failed (it cannot be traced).
+        reason: the first difference (the artifact's / the trace's), or why nothing could be compared.
+        digest: the artifact's; empty where there is none.
+        seconds: wall seconds of these traces, summed.
+        cpu_s: their CPU seconds.
+    """
+
+    function: str
+    ranks: tuple[int, ...]
+    outcome: RetraceOutcome
+    reason: str
+    digest: str
+    seconds: float
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotCompared:
+    """An artifact of the stored launch that no rank here traced again.
+
+    Attributes:
+        function: whose it is.
+        digest: of the artifact; empty where there is none.
+        ranks: whose partitions hold it.
+        reason: why not.
+    """
+
+    function: str
+    digest: str
+    ranks: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheAudit:
+    """What an audit of a store or a cache directory found.
+
+    Attributes:
+        schema_version: `AUDIT_SCHEMA_VERSION` of the writer.
+        outcome: fresh: all equal; stale: something differs; incomplete: something could not be compared.
+        name: the launch's name.
+        launch_key: its key.
+        source: the store's location, or the cache directory.
+        environment_source: where the environment comes from that is looked for.
+        world_size: ranks of the launch.
+        num_retraced_ranks: of these, those that traced again.
+        started: ISO 8601 in UTC.
+        functions: every artifact that was traced again, or should have been.
+        not_compared: what else is stored, or left out.
+        problems: what did not stop the audit, but should be looked at.
+        wall_s: seconds that it took.
+    """
+
+    schema_version: int
+    outcome: str
+    name: str
+    launch_key: str
+    source: str
+    environment_source: str
+    world_size: int
+    num_retraced_ranks: int
+    started: str
+    functions: tuple[RetraceReport, ...]
+    not_compared: tuple[NotCompared, ...]
+    problems: tuple[str, ...]
+    wall_s: float
+
+
+def audit_cache(
+    config: Config,
+    options: BuildOptions,
+    store: Store | None,
+    *,
+    listener: Listener | None = None,
+    launcher: Launcher | None = None,
+) -> CacheAudit:
+    """Trace again what is stored for a launch, and compare.
+
+    Args:
+        config: the launch; its cache directory is looked at where there is no store.
+        options: for which machines, and which ranks.
+        store: the config's store, opened; None where it names none, or there is none yet.
+        listener: is told what happens; None for nobody.
+        launcher: runs the ranks; None for processes of this machine.
+
+    Raises:
+        BadArgument: the workload cannot be traced here.
+        LaunchFailed: a rank does not come up.
+        cache_store.errors.StoreError: store or cache directory cannot be used.
+    """
+    check_target(config, options.target, real_tensors=options.real_tensors)
+    started = utc_now()
+    ranks = built_ranks(config, every_rank=options.every_rank)
+    with tempfile.TemporaryDirectory(prefix="warmrank-audit-") as scratch:
+        root = Path(scratch) if config.store is not None else config.cache_dir
+        here = config.model_copy(update={"cache_dir": root, "store": None})
+        launcher = launcher or launcher_for(here, options, ranks)
+        stages = Stages(here, launcher, listener or silence, ranks=ranks)
+        try:
+            if store is not None:
+                fetch(stages, store, config.model_copy(update={"cache_dir": root}), options)
+            found, left_out = _retraced(stages, options)
+            manifests = _manifests(stages, store, config, options) if store is not None else ()
+            stages.close()
+        finally:
+            with undisturbed():
+                launcher.stop()
+    functions = _grouped(found)
+    others = (*_left_out(left_out, ranks), *_unseen(manifests, found))
+    return CacheAudit(
+        schema_version=AUDIT_SCHEMA_VERSION,
+        outcome=_outcome(functions, others),
+        name=config.name,
+        launch_key=launch_key(config),
+        source=config.store.location if config.store else str(config.cache_dir),
+        environment_source=options.target.source,
+        world_size=config.ranks,
+        num_retraced_ranks=len(ranks),
+        started=started,
+        functions=functions,
+        not_compared=others,
+        problems=tuple(stages.problems),
+        wall_s=stages.wall_s(),
+    )
+
+
+def _retraced(
+    stages: Stages, options: BuildOptions
+) -> tuple[Mapping[int, tuple[Retraced, ...]], tuple[LeftOut, ...]]:
+    probes, left_out = probed(stages, options, kernels=False)
+    asked = {rank: (tuple(probe.function for probe in found),) for rank, found in probes.items() if found}
+    with stages.stage("compile", tuple(asked)):
+        return stages.ask("compile", "retrace", asked), left_out
+
+
+def _manifests(
+    stages: Stages, store: Store, config: Config, options: BuildOptions
+) -> tuple[PartitionManifest, ...]:
+    """All partitions of the record that a launch would take."""
+    record = pick_launch(
+        store.launches(launch_key(config)),
+        environment=options.target.environment,
+        world_size=config.ranks,
+    )
+    if record is None:
+        stages.problem("the store holds no launch of this config for this environment")
+        return ()
+    return tuple(
+        store.manifest(ref.manifest_key, expected_sha256=ref.manifest_sha256)
+        for ref in sorted(record.partitions, key=lambda ref: ref.rank)
+    )
+
+
+def _grouped(found: Mapping[int, Iterable[Retraced]]) -> tuple[RetraceReport, ...]:
+    """Equal outcomes of one artifact together; one that several calls use is equal if one call's trace is."""
+    proven = {
+        (rank, item.digest) for rank, items in found.items() for item in items if item.outcome == "equal"
+    }
+    alike: dict[tuple[str, str, RetraceOutcome, str], list[tuple[int, Retraced]]] = {}
+    for rank, items in found.items():
+        for item in items:
+            if item.outcome == "differs" and (rank, item.digest) in proven:
+                item = replace(item, outcome="equal", reason="")  # noqa: PLW2901 - the same, corrected
+            key = (item.function, item.digest, item.outcome, item.reason)
+            alike.setdefault(key, []).append((rank, item))
+    return tuple(
+        RetraceReport(
+            function=function,
+            ranks=tuple(sorted(rank for rank, _ in members)),
+            outcome=outcome,
+            reason=reason,
+            digest=digest,
+            seconds=sum(item.seconds for _, item in members),
+            cpu_s=sum(item.cpu_s for _, item in members),
+        )
+        for (function, digest, outcome, reason), members in alike.items()
+    )
+
+
+def _left_out(left_out: Iterable[LeftOut], ranks: tuple[int, ...]) -> tuple[NotCompared, ...]:
+    return tuple(
+        NotCompared(function=item.function, digest="", ranks=ranks, reason=item.reason) for item in left_out
+    )
+
+
+def _unseen(
+    manifests: Iterable[PartitionManifest], found: Mapping[int, Iterable[Retraced]]
+) -> tuple[NotCompared, ...]:
+    """What partitions hold beside the artifacts that were traced again."""
+    seen = {item.digest for items in found.values() for item in items}
+    ranks: dict[tuple[str, str], list[int]] = {}
+    for manifest in manifests:
+        for entry in manifest.artifacts:
+            is_artifact = entry.scope == "rank" and not is_companion_name(Path(entry.path).name)
+            if is_artifact and entry.sha256 not in seen:
+                ranks.setdefault((entry.function, entry.sha256), []).append(manifest.rank)
+    reason = "no rank that was traced here would load it for a call of the workload (--every-rank traces all)"
+    return tuple(
+        NotCompared(function=function, digest=digest, ranks=tuple(members), reason=reason)
+        for (function, digest), members in ranks.items()
+    )
+
+
+def _outcome(functions: Iterable[RetraceReport], others: tuple[NotCompared, ...]) -> str:
+    outcomes = {item.outcome for item in functions}
+    if "differs" in outcomes:
+        return "stale"
+    return "fresh" if outcomes == {"equal"} and not others else "incomplete"

@@ -1,0 +1,80 @@
+"""A workload whose trace depends on its rank behind all conditions: on state that no tracer or digest sees.
+
+The fake kernel of an operator asks for the interpreter's recursion limit, which decides a size, which is
+burned in.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from orchestrator.gang.in_process import InProcessLauncher
+from worker.inference import cache_compile
+from worker.results import Verification
+from worker.workload import Call, RankContext, Workload
+
+_NONE = 5000
+
+
+def hide(number: int) -> None:
+    """Put a number where the traced code finds it."""
+    sys.setrecursionlimit(_NONE + number)
+
+
+@torch.library.custom_op("warmrank_tests::hidden", mutates_args=())
+def hidden(x: torch.Tensor) -> torch.Tensor:
+    """As many rows as the hidden number."""
+    return x.new_zeros(sys.getrecursionlimit() - _NONE)
+
+
+@hidden.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(sys.getrecursionlimit() - _NONE)
+
+
+class Scaled(torch.nn.Module):
+    """Multiplies by the hidden number."""
+
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        rows: torch.Tensor = hidden(x)
+        return x * rows.shape[0]
+
+    def plain(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
+def workload(context: RankContext, *, kinds: int = 2, shift: int = 0) -> Workload:
+    """Two functions, of which one burns in one of ``kinds`` numbers, and a check against arithmetic."""
+    number = 2 + shift + context.rank % kinds
+    hide(number)
+    model = Scaled()
+    scaled = cache_compile(model.scaled, dynamic=False)
+    x = torch.ones(3)
+
+    def check() -> Verification:
+        worst = float((scaled(x) - number).abs().max())
+        return Verification(ok=worst == 0, max_error=worst, tolerance=0.0, compared="scaled with arithmetic")
+
+    calls = (
+        Call(function=scaled, args=(x,)),
+        Call(function=cache_compile(model.plain, dynamic=False), args=(x,)),
+    )
+    return Workload(model=model, calls=calls, check=check)
+
+
+class HidingLauncher(InProcessLauncher):
+    """Ranks in this process, each of which finds a number of its own."""
+
+    def call(
+        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
+    ) -> Iterator[tuple[int, Any]]:
+        """Call one rank after the other."""
+        for rank, values in arguments.items():
+            hide(2 + rank % 2)
+            FakeTensorMode.cache_clear()  # kept by operator and inputs, for the ranks are one process
+            yield from super().call(stage, method, {rank: values}, timeout_s=timeout_s)
