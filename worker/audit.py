@@ -17,6 +17,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from worker import origins
+from worker.guards.model import PortableGuards
 from worker.readable import disassembled, origin_of
 from worker.readable_guards import conditions
 from worker.values import Value
@@ -63,7 +64,7 @@ def print_of(artifact: Artifact) -> TracePrint:
     known = origins.read(artifact.sections)
     source = next((artifact.sections[name] for name in _AS_TEXT if name in artifact.sections), b"")
     graph = tuple(source.decode().split("\n"))
-    guards = artifact.guards
+    guards = PortableGuards.from_json(json.loads(_text(artifact.guards.to_json())))  # as a file has them
     symbols = ""
     if _AOTI in artifact.sections:  # Inductor adds conditions on sizes, and an outline has none of them
         guards = replace(guards, shapes=())

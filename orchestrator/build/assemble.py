@@ -21,6 +21,7 @@ from orchestrator.errors import ranks_text
 from orchestrator.launch.identity import identity, launch_key
 from orchestrator.launch.rounds import Ledger
 from orchestrator.launch.stages import Stages
+from orchestrator.show.course import AuditReport
 from worker.results import FunctionProbe, LeftOut
 
 Probes = Mapping[int, tuple[FunctionProbe, ...]]
@@ -35,6 +36,7 @@ class Built:
     manifests: Mapping[int, PartitionManifest]
     left_out: tuple[LeftOut, ...]
     bound: frozenset[str]
+    audits: tuple[AuditReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,7 @@ def assemble(
         stages=stages.report(),
         totals=_totals(stages, config, classes, kept),
         problems=tuple(stages.problems),
+        audits=built.audits,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cache_store.fetching.replicas import lay_out
@@ -29,7 +29,8 @@ from orchestrator.launch import steps
 from orchestrator.launch.identity import identity, launch_key
 from orchestrator.launch.rounds import settle_all
 from orchestrator.launch.stages import Stages
-from orchestrator.show.events import Listener, silence
+from orchestrator.show.course import Recorder
+from orchestrator.show.events import Listener, all_of, silence
 from orchestrator.signals import undisturbed
 from worker.results import LeftOut
 
@@ -78,11 +79,12 @@ def build(
     ranks = built_ranks(config, every_rank=options.every_rank)
     launcher = launcher or launcher_for(config, options, ranks)
     alone = config.model_copy(update={"store": None})
-    stages = Stages(alone, launcher, listener or silence, ranks=ranks)
+    recorder = Recorder()
+    stages = Stages(alone, launcher, all_of(recorder, listener or silence), ranks=ranks)
     try:
         if store is not None:
             fetch(stages, store, config, options)
-        built = _build_ranks(stages, options)
+        built = replace(_build_ranks(stages, options), audits=recorder.course().audits)
         kept = _keep(stages, store, config, options, built)
         report = assemble(stages, config, target=options.target, built=built, kept=kept, started=started)
         stages.close()

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from orchestrator.build.plan import model_rank
 from orchestrator.config.models import Config
 from orchestrator.launch.plan import Slot
+from orchestrator.show.course import AuditReport
 from orchestrator.show.report import StageReport
 from worker.results import FunctionProbe, FunctionResult, Outcome
 
@@ -116,6 +117,7 @@ class BuildReport:
         stages: seconds of every stage.
         totals: sums.
         problems: what did not stop the build, but should be looked at.
+        audits: ranks whose own trace was compared with an artifact, before anybody adopted that.
     """
 
     schema_version: int
@@ -137,6 +139,7 @@ class BuildReport:
     stages: tuple[StageReport, ...]
     totals: BuildTotals
     problems: tuple[str, ...]
+    audits: tuple[AuditReport, ...] = ()
 
 
 def classes_of(

@@ -9,6 +9,7 @@ from rich.text import Text
 from orchestrator.build.report import BuildReport
 from orchestrator.show.figures import count_text, seconds_text, size_text
 from orchestrator.show.plain_table import plain_table
+from orchestrator.show.report_table import audit_lines
 
 _DIGEST_CHARS = 12
 
@@ -19,6 +20,7 @@ def render_build(report: BuildReport) -> RenderableType:
         _classes(report),
         _totals(report),
         Text(f"for: {report.environment_source}"),
+        *audit_lines(report.audits, report.totals.compile_s),
         *(Text(f"not built: {item.what}: {item.reason}") for item in report.not_built),
         *(Text(f"assumed: {text}") for text in report.assumed),
         *(Text(f"problem: {text}", style="yellow") for text in report.problems),

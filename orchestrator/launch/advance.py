@@ -53,6 +53,7 @@ def begin(
     )
     # Left behind by a launch that was cut off before its audits were through, or found at fault by them.
     traces = {probe.digest: probe.trace for found in probes.values() for probe in found if probe.trace}
+    traces = {} if audit == "off" else traces
     offers = tuple(
         replace(offer, trace=traces[offer.digest], audit=audit) if offer.digest in traces else offer
         for offer in _found(demands)

@@ -83,11 +83,16 @@ def settle_all(
 
 
 def _release(stages: Stages, situation: Situation, ledger: Ledger) -> None:
-    """What this launch compiled is for all partitions now; but for what audits found to depend on a rank."""
+    """Let other partitions have what this launch compiled, and what it audited of an earlier one.
+
+    What audits found to depend on a rank stays with its own.
+    """
     digests = {
         (offer.function, offer.digest)
         for offer in situation.offers
-        if offer.trace and (offer.function, offer.request_key) not in situation.suspects
+        if offer.trace
+        and (offer.is_new or offer.audit == "off")
+        and (offer.function, offer.request_key) not in situation.suspects
     }
     released: dict[int, dict[str, str]] = {}
     for (rank, function), result in ledger.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 
 from rich.console import Group, RenderableType
@@ -36,12 +36,13 @@ _STYLES = {"compiled": "yellow", "loaded": "green", "adopted": "cyan"}
 
 def render(report: Report) -> RenderableType:
     """The report as a table with lines below; fits 80 columns for usual function names."""
+    spent = report.totals.function_seconds
     lines = [
         *failure_lines(report),
         _totals(report),
         *attempt_lines(report),
         *_reasons(report),
-        *_audits(report),
+        *audit_lines(report.course.audits, spent.trace_s + spent.compile_s),
         *_runtime_state(report),
         *_verification(report),
         *_store(report),
@@ -142,24 +143,20 @@ def _reasons(report: Report) -> list[Text]:
     )
 
 
-def _audits(report: Report) -> list[Text]:
-    """What audits cost beside the compiles, and every difference."""
-    audits = report.course.audits
+def audit_lines(audits: Sequence[AuditReport], compile_s: float) -> list[Text]:
+    """What audits cost beside compiles of so many seconds, and every difference."""
     if not audits:
         return []
-    spent = report.totals.function_seconds
     num_equal = sum(audit.outcome == "equal" for audit in audits)
+    wall_s, cpu_s = (sum(getattr(audit, name) for audit in audits) for name in ("seconds", "cpu_s"))
     cost = (
-        f"audited: {num_equal} of {count_text(len(audits), 'comparison')} equal, in "
-        f"{seconds_text(sum(audit.seconds for audit in audits))} (CPU "
-        f"{seconds_text(sum(audit.cpu_s for audit in audits))}) beside "
-        f"{seconds_text(spent.trace_s + spent.compile_s)} of traces and compiles"
+        f"audited: {num_equal} of {count_text(len(audits), 'comparison')} equal, in {seconds_text(wall_s)} "
+        f"(CPU {seconds_text(cpu_s)}) beside {seconds_text(compile_s)} of traces and compiles"
     )
-    return _some([cost, *(audit_text(audit) for audit in audits if audit.outcome != "equal")])
+    return _some([cost, *(_audit_text(audit) for audit in audits if audit.outcome != "equal")])
 
 
-def audit_text(audit: AuditReport) -> str:
-    """A difference that an audit found, in words."""
+def _audit_text(audit: AuditReport) -> str:
     seen = "conditions say so" if audit.outcome == "guarded" else "no condition says so"
     return (
         f"{audit.function} is traced otherwise on {brief_ranks(audit.ranks)} than on rank {audit.leader} "

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from typer.testing import CliRunner
 
-from orchestrator.config.reading import Config, parse
+from orchestrator.build.driver import BuildOptions, build
+from orchestrator.build.target import target_here
+from orchestrator.cli.main import app
+from orchestrator.config.reading import Config, load, parse
 from orchestrator.launch.driver import launch
 from orchestrator.show.report import Report
-from tests.support.hidden_ranks import HidingLauncher
+from tests.support.hidden_ranks import SHIFT, DyingLauncher, HidingLauncher
 
 HIDDEN = {"entrypoint": "tests.support.hidden_ranks:workload"}
 SCALED, PLAIN = "Scaled.scaled", "Scaled.plain"
@@ -58,6 +64,89 @@ def test_without_an_audit_it_is_not(tmp_path: Path) -> None:
 
     with pytest.raises(LaunchFailed, match="arithmetic"):
         launch(config_of(tmp_path, 2, audit="off"), launcher=HidingLauncher())
+
+
+def test_finding_is_not_published_and_kept_from_other_partitions(tmp_path: Path) -> None:
+    from tests.support.stored import open_store, store_config
+
+    store = tmp_path / "store"
+    launch(config_of(tmp_path, 2, store=store_config(store)), launcher=HidingLauncher())
+    (record,) = open_store(store).launches()
+    opened = open_store(store)
+    manifests = [opened.manifest(ref.manifest_key) for ref in record.partitions]
+    assert {entry.function for manifest in manifests for entry in manifest.artifacts} == {PLAIN}
+    assert len({path.parent.name for path in (tmp_path / "cache").rglob(".withheld_*")}) == 1
+    again = launch(config_of(tmp_path, 2, store=store_config(store)), launcher=HidingLauncher())
+    assert again.totals.num_loaded == 4
+    larger = launch(config_of(tmp_path, 4, store=store_config(store)), launcher=HidingLauncher())
+    assert all(rank.verification is not None and rank.verification.ok for rank in larger.ranks)
+
+
+def test_retry_of_an_attempt_that_died_in_the_audit_audits_again(tmp_path: Path) -> None:
+    from orchestrator.errors import LaunchFailed
+
+    with pytest.raises(LaunchFailed):
+        launch(config_of(tmp_path, 2, retries={"rank": 0}), launcher=DyingLauncher())
+    report = launch(config_of(tmp_path, 2), launcher=HidingLauncher())
+    assert all(rank.verification is not None and rank.verification.ok for rank in report.ranks)
+    assert "differs" in [item.outcome for item in report.course.audits]
+
+
+def built_config(root: Path, **arguments: int) -> Path:
+    from tests.support.stored import store_config
+
+    data = {
+        "workload": {**HIDDEN, "arguments": arguments},
+        "ranks": 4,
+        "parallel": {"tp": 2, "dp": 2},
+        "cache_dir": str(root / "cache"),
+        "store": store_config(root / "store"),
+    }
+    path = root / "hidden.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+def audited(config: Path) -> tuple[int, dict[str, Any]]:
+    result = CliRunner().invoke(app, ["audit", str(config), "--json", "--jobs", "1"])
+    return result.exit_code, json.loads(result.stdout)
+
+
+def test_build_audits_and_a_cache_is_proven_fresh_and_found_stale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = built_config(tmp_path, kinds=1)
+    report = build(load(config), BuildOptions(target=target_here()))
+    assert {item.outcome for item in report.audits} == {"equal"}
+    assert len(report.audits) == 2
+    code, found = audited(config)
+    assert (code, found["outcome"]) == (0, "fresh")
+    assert {(item["function"], item["outcome"]) for item in found["functions"]} == {
+        (SCALED, "equal"),
+        (PLAIN, "equal"),
+    }
+    monkeypatch.setenv(SHIFT, "5")
+    code, found = audited(config)
+    assert (code, found["outcome"]) == (4, "stale")
+    (differing,) = (item for item in found["functions"] if item["outcome"] == "differs")
+    assert (differing["function"], differing["ranks"]) == (SCALED, [0, 1, 3])
+    assert "scaled: return" in differing["reason"]
+
+
+def test_build_finds_what_hides_from_all_conditions(tmp_path: Path) -> None:
+    config = built_config(tmp_path)
+    report = build(load(config), BuildOptions(target=target_here()))
+    assert "Scaled.scaled is traced otherwise on rank" in report.problems[0]
+    assert any(SCALED in item.what for item in report.not_built)
+
+
+@pytest.mark.slow  # three more processes
+def test_audit_names_what_is_not_stored(tmp_path: Path) -> None:
+    config = built_config(tmp_path)
+    build(load(config), BuildOptions(target=target_here()))
+    code, found = audited(config)
+    assert (code, found["outcome"]) == (3, "incomplete")
+    assert {item["function"] for item in found["functions"] if item["outcome"] == "missing"} == {SCALED}
 
 
 def test_audit_of_equal_ranks_finds_nothing(tmp_path: Path) -> None:

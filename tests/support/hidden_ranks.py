@@ -6,6 +6,7 @@ burned in.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from orchestrator.causes import WorkerFailure
 from orchestrator.gang.in_process import InProcessLauncher
 from worker.inference import cache_compile
 from worker.results import Verification
@@ -48,9 +50,13 @@ class Scaled(torch.nn.Module):
         return x + 1
 
 
-def workload(context: RankContext, *, kinds: int = 2, shift: int = 0) -> Workload:
+SHIFT = "WARMRANK_TEST_SHIFT"
+"""Environment variable, of no traced code, that is added to the hidden number."""
+
+
+def workload(context: RankContext, *, kinds: int = 2) -> Workload:
     """Two functions, of which one burns in one of ``kinds`` numbers, and a check against arithmetic."""
-    number = 2 + shift + context.rank % kinds
+    number = 2 + int(os.environ.get(SHIFT, "0")) + context.rank % kinds
     hide(number)
     model = Scaled()
     scaled = cache_compile(model.scaled, dynamic=False)
@@ -78,3 +84,17 @@ class HidingLauncher(InProcessLauncher):
             hide(2 + rank % 2)
             FakeTensorMode.cache_clear()  # kept by operator and inputs, for the ranks are one process
             yield from super().call(stage, method, {rank: values}, timeout_s=timeout_s)
+
+
+class DyingLauncher(HidingLauncher):
+    """Loses its second rank before that can say what it traced for an audit."""
+
+    def call(
+        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
+    ) -> Iterator[tuple[int, Any]]:
+        """Call one rank after the other, but for the one that is gone."""
+        for rank, answer in super().call(stage, method, arguments, timeout_s=timeout_s):
+            if method == "compile" and rank == 1:
+                yield rank, WorkerFailure(rank=rank, stage=stage, kind="ProcessDied", message="gone")
+            else:
+                yield rank, answer

@@ -46,7 +46,8 @@ def test_place_that_cannot_be_written_says_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (("compile", "compile", (("Model.decode", "Model.prefill"),)), "compile Model.decode, Model.prefill"),
+        (("compile", "compile", (("Model.a", "Model.b"), ())), "compile Model.a, Model.b"),
+        (("compile", "compile", (("Model.a",), ("Model.b",))), "compile Model.a; audit Model.b"),
         (("capture", "propose_captures", ((),)), "capture: propose captures"),
         (("first_call", "first_call", ()), "first_call"),
     ],
