@@ -20,6 +20,7 @@ from worker.gears.record import TracedGears, record
 from worker.gears.runner import GearedRunner
 from worker.graph_facts import analyse
 from worker.groups import role_of
+from worker.torch_private import facts as torch_facts
 from worker.torch_private.lowering import LoweredGraph, lower
 from worker.torch_private.symbols import make_static
 
@@ -42,6 +43,7 @@ def compile_graph(
         GearError: the gears of the inputs cannot be merged.
         NotYet: the configuration asks for what is not built yet.
     """
+    torch_facts.require("compile")  # no trial: this may run inside of a trace
     tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
     kind = kind_of(tensors[0].device.type if tensors else "cpu")
     engine = engine_for(compiler_config, wanted="auto", device_kind=kind)

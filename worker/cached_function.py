@@ -182,6 +182,9 @@ class CachedFunction(FunctionLookup):
         Raises:
             WorkerError: the function cannot be cached.
         """
+        from worker.torch_private import facts
+
+        facts.require("compile", "trial")
         from worker.compiler import compile_call
 
         if self._variants and self._options.on_recompile == "abandon":

@@ -100,6 +100,10 @@ class CompileFailed(WorkerError):
     """The vendor's compiler raised an error; fields: function, why."""
 
 
+class TorchUnsupported(WorkerError):
+    """This torch is not as the compile path needs it; fields: facts, torch, works."""
+
+
 class NotCapturable(WorkerError):
     """A graph does something that a captured graph cannot repeat."""
 

@@ -56,10 +56,13 @@ class OfflineRank(RankWorker):
 
         Raises:
             DeviceUnavailable: this torch cannot trace for the device kind.
+            TorchUnsupported: a fact about torch does not hold on which an offline build relies.
         """
         from worker import process_groups
         from worker.devices import backend_for
+        from worker.torch_private import facts
 
+        facts.require("offline")
         self._exits.enter_context(building_for(self._machines))
         backend_for(self._spec.device_kind).device(self._spec.local_rank)
         self._groups = process_groups.pretend(self._spec)

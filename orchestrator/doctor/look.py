@@ -61,6 +61,11 @@ else:
                 said["architectures"] = module.get_arch_list()
         except Exception as error:
             said["device_error"] = f"{type(error).__name__}: {error}"
+    from worker.torch_private import facts
+    said["untested"] = facts.untested()
+    groups = ["compile", "trial", "offline", "torchair" if kind == "npu" else "inductor"]
+    found = (fact for name in groups for fact in facts.examined(name))
+    said["facts"] = [[fact.module, fact.text, fact.instead] for fact in found]
 print(json.dumps({name: str(v)[:500] if isinstance(v, str) else v for name, v in said.items()}))
 """
 
@@ -83,7 +88,9 @@ def probe_torch(device: str, environ: Mapping[str, str], *, emulated: bool) -> P
     except (IndexError, ValueError):
         last = next(reversed(done.stderr.strip().splitlines()), "")
         return Probe(error=f"the interpreter ended with status {done.returncode}: {last[:500]}")
-    return Probe(**{**said, "architectures": tuple(said.get("architectures", ()))})
+    said["architectures"] = tuple(said.get("architectures", ()))
+    said["facts"] = tuple(map(tuple, said.get("facts", ())))
+    return Probe(**said)
 
 
 def look_at_versions(device: str, environ: Mapping[str, str], probe: Probe, *, emulated: bool) -> Versions:

@@ -8,17 +8,19 @@ CUDA is NVIDIA's table of minor version compatibility: https://docs.nvidia.com/d
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 
 from orchestrator.doctor.findings import Finding, ok, unknown
 
 PYTHON = (3, 11)
 RANGES: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    "torch": ((2, 11), (2, 14)),
+    "torch": ((2, 11), (3,)),
     "ray": ((2, 50), (3,)),
-    "torch_npu": ((2, 11), (2, 14)),
+    "torch_npu": ((2, 11), (3,)),
 }
 """Distribution -> the oldest release that is supported, and the first that is not any more."""
 
@@ -37,6 +39,8 @@ class Probe:
         architectures: what its CUDA kernels were compiled for, such as ``sm_90``.
         num_devices: devices of the kind asked for that torch can use.
         device_error: why it can use none, in torch's words.
+        facts: what the compile path relies on: the module that does, the fact, and what is there instead.
+        untested: the releases that warmrank is tested with, where torch is newer than those; else empty.
     """
 
     error: str = ""
@@ -45,6 +49,8 @@ class Probe:
     architectures: tuple[str, ...] = ()
     num_devices: int = 0
     device_error: str = ""
+    facts: tuple[tuple[str, str, str], ...] = ()
+    untested: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +90,7 @@ def check(facts: Versions) -> Iterator[Finding]:
             yield _distribution(facts, name)
     yield from _autoload(facts)
     yield _import(facts)
+    yield from _compile_path(facts)
     if facts.device == "cuda":
         yield from _cuda(facts)
     if facts.device != "npu":
@@ -150,6 +157,34 @@ def _import(facts: Versions) -> Finding:
         remedy="see the other findings on versions; a missing libhccl.so or libascendcl.so is CANN's, whose "
         "set_env.sh makes it known; else install it anew",
     )
+
+
+def _compile_path(facts: Versions) -> Iterator[Finding]:
+    """The checks that stand before a first compile: one line for each module of `worker.torch_private`."""
+    probe = facts.probe
+    if probe.untested:
+        yield Finding(
+            check="versions.untested",
+            level="warning",
+            what=f"torch {probe.torch} is newer than what warmrank is tested with",
+            expected=f"torch {probe.untested}",
+            actual=probe.torch,
+            remedy="use it as long as the checks of compile.* are ok, or install a torch that is tested",
+        )
+    for module, found in itertools.groupby(probe.facts, key=itemgetter(0)):
+        facts_of_module = list(found)
+        broken = [f"{text}: {instead}" for _, text, instead in facts_of_module if instead]
+        if broken:
+            yield Finding(
+                check=f"compile.{module}",
+                level="error",
+                what=f"torch {probe.torch} is not what {module} relies on, so nothing can be compiled",
+                expected="the facts that worker/torch_private declares",
+                actual="; ".join(broken),
+                remedy="install a torch that is tested (docs/status.md); artifacts load without these facts",
+            )
+        else:
+            yield ok(f"compile.{module}", "; ".join(text for _, text, _ in facts_of_module))
 
 
 def _cuda(facts: Versions) -> Iterator[Finding]:

@@ -84,10 +84,23 @@ def test_old_python_is_an_error():
     assert troubles(replace(CPU, python="3.10.4"))["versions.python"].actual == "3.10.4"
 
 
-@pytest.mark.parametrize("version", ["2.10.0", "2.14.0"])
+@pytest.mark.parametrize("version", ["2.10.0", "3.0.0"])
 def test_torch_outside_the_range_is_an_error(version: str):
     found = troubles(replace(CPU, installed={**CPU.installed, "torch": version}))["versions.torch"]
-    assert (found.level, found.expected) == ("error", "torch >= 2.11, < 2.14")
+    assert (found.level, found.expected) == ("error", "torch >= 2.11, < 3")
+
+
+def test_facts_about_torch_are_findings_by_the_module_that_relies_on_them():
+    facts = (("views", "A has b", ""), ("tracing", "C has d", "no d"), ("tracing", "E has f", ""))
+    probe = Probe(torch="2.13.0", facts=facts)
+    found = {finding.check: finding for finding in check(replace(CPU, probe=probe))}
+    assert (found["compile.views"].level, found["compile.views"].what) == ("ok", "A has b")
+    assert (found["compile.tracing"].level, found["compile.tracing"].actual) == ("error", "C has d: no d")
+
+
+def test_torch_newer_than_the_tests_is_a_warning():
+    found = troubles(replace(CPU, probe=Probe(torch="2.99.0", untested="2.11 to 2.15")))["versions.untested"]
+    assert (found.level, found.expected) == ("warning", "torch 2.11 to 2.15")
 
 
 def test_missing_ray_is_an_error():

@@ -61,6 +61,7 @@ class AotiEngine:
             ToolchainError: a compiler is missing, or too old.
         """
         from worker import toolchain
+        from worker.torch_private import facts as torch_facts
 
         if device_kind not in ("cpu", "cuda"):
             msg = (
@@ -69,6 +70,7 @@ class AotiEngine:
             )
             raise BadConfig(msg, parameter="engine", device_kind=device_kind)
         toolchain.check_cpp_compiler()
+        torch_facts.require("inductor")
         if device_kind == "cuda":
             toolchain.check_cuda()
 

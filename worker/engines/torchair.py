@@ -50,11 +50,13 @@ class TorchairEngine:
             DeviceUnavailable: torch_npu or TorchAir does not import.
         """
         from worker.devices import backend_for
+        from worker.torch_private import facts as torch_facts
 
         if device_kind != "npu":
             msg = f"engine torchair compiles for device kind npu; this module lies on {device_kind}"
             raise BadConfig(msg, parameter="engine", device_kind=device_kind)
         backend_for(device_kind)
+        torch_facts.require("torchair")
 
     def compile(
         self, lowered: LoweredGraph, facts: GraphFacts, *, keep_compiled: bool, site: Site | None = None

@@ -11,6 +11,7 @@ import enum
 import functools
 import re
 import types
+import typing
 from collections import OrderedDict
 from typing import Any
 
@@ -33,16 +34,14 @@ def describe(value: Any) -> list[Any]:
     """
     if isinstance(value, types.ModuleType):
         return ["module", value.__name__]
+    if origin := typing.get_origin(value):  # of `int | None` and `list[int]`, which are made anew at each use
+        return ["generic", *map(describe, [origin, *typing.get_args(value)])]
     if isinstance(value, type):
         return ["class", *re.split("[:#]", type_name(value))]
     if isinstance(value, types.FunctionType):
         return _describe_function(value)
     if isinstance(value, types.CodeType):
         return ["code", value.co_qualname, code_digest(value)]
-    if isinstance(
-        value, types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType
-    ):
-        return _describe_builtin(value)
     if isinstance(value, types.MethodType):
         return ["method", *describe(value.__func__)]
     if isinstance(value, functools.partial):
@@ -54,7 +53,8 @@ def describe(value: Any) -> list[Any]:
         ]
     if isinstance(value, enum.Enum):
         return ["constant", constants.encode(value)]
-    return _describe_torch(value)
+    builtin = types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType
+    return _describe_builtin(value) if isinstance(value, builtin) else _describe_torch(value)
 
 
 def keys_of(value: Any) -> list[Any]:

@@ -320,8 +320,7 @@ def _with_detail(kind: str, detail: str) -> Callable[[TracedGuard], _Translated]
 
 
 def _hasattr(guard: TracedGuard) -> _Translated:
-    attribute = guard.details["attr"]
-    return [("has_attr" if hasattr(guard.value, attribute) else "no_attr", attribute)]
+    return [("has_attr" if guard.details["present"] else "no_attr", guard.details["attr"])]
 
 
 def _plain(kind: str) -> Callable[[TracedGuard], _Translated]:

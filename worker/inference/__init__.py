@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +75,9 @@ def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
         NotYet: the configuration asks for what is not built yet.
     """
     from worker.cache_options import CacheOptions
-    from worker.cached_function import CachedFunction
+
+    with _torch_errors_named():
+        from worker.cached_function import CachedFunction
 
     chosen = _config(config, backend)
     if _checked(ge_cache, "ge_cache", bool) and chosen.mode != "max-autotune":
@@ -101,6 +104,18 @@ def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
     method = _method(func)
     with collection.paused():
         return CachedFunction(method, options)
+
+
+@contextlib.contextmanager
+def _torch_errors_named() -> Iterator[None]:
+    """Imports that a torch, which nobody has read yet, may let fail: then the error names the fact."""
+    try:
+        yield
+    except (ImportError, AttributeError):
+        from worker.torch_private import facts
+
+        facts.require("compile")
+        raise
 
 
 def _method(func: Any) -> MethodType:
@@ -224,7 +239,8 @@ def get_backend(
     Raises:
         BadConfig: an unknown parameter, or a value of the wrong type.
     """
-    from worker.backend import compile_graph
+    with _torch_errors_named():
+        from worker.backend import compile_graph
 
     for name in unknown:
         raise _unknown("get_npu_backend", name, get_backend.__kwdefaults__ or ())

@@ -12,11 +12,12 @@ from worker.emulation import stand_for
 from worker.npu_emulator.device import Device
 from worker.npu_emulator.operators import define
 from worker.npu_emulator.package import package_home, stand_in, stand_in_for_extensions
-from worker.torch_private import emulated_device
+from worker.torch_private import emulated_device, facts
 
 
 def install_into_torch(num_devices: int) -> None:
     """See `worker.npu_emulator.install`."""
+    facts.require("emulator")
     home = package_home()
     torch_npu = stand_in(home, Device(num_devices))
     stand_in_for_extensions()

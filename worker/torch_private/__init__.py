@@ -1,6 +1,7 @@
 """The only room that touches torch's private modules; what each use relies on stands beside it.
 
-Read against torch 2.11 to 2.13; another release touches only this room. The tracer costs a second to import,
+Read against torch 2.11 to 2.15; another release touches only this room. Names, parameters and probes stand in the
+``FACTS`` and ``PROBES`` of the modules, and `facts` checks them before the first compile. The tracer costs a second to import,
 and `sympy` with it, so a warm load imports nothing of it; `recording`, `kernels`, `aoti_runtime` and what
 they use are part of a warm load, and import neither.
 

@@ -11,6 +11,13 @@ from __future__ import annotations
 
 from typing import Any
 
+FACTS = {
+    "torch._functorch._aot_autograd.schemas:ViewAndMutationMeta": (
+        "mutated_inp_runtime_indices num_intermediate_bases tokens"
+    ),
+    "torch._guards:TracingContext": "fw_metadata",
+}
+
 
 def left_to_wrappers(context: Any) -> str:
     """What the wrappers would do after each call, in words; empty for nothing.

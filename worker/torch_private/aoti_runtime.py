@@ -18,6 +18,10 @@ import torch
 
 from worker.errors import ArtifactCorrupt
 
+FACTS = {
+    "torch._C._aoti:AOTIModelContainerRunnerCpu": "run",
+}
+
 Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 

@@ -13,6 +13,10 @@ from typing import Any
 
 import torch
 
+FACTS = {
+    "torch._subclasses.fake_tensor:FakeTensor": "__new__(cls, fake_mode, elem, device)",
+}
+
 _LIBRARIES: list[Any] = []  # torch drops what they register when they go
 
 

@@ -21,6 +21,12 @@ from typing import Any
 from worker.torch_private.lowering import source_name
 from worker.torch_private.patching import wrapped
 
+FACTS = {
+    "torch._dynamo.exc": "ObservedAttributeError",
+    "torch._dynamo.variables.base:VariableTracker": "call_obj_hasattr",
+    "torch._dynamo.variables.lazy": "LazyVariableTracker",
+}
+
 _GETTERS = ("var_getattr", "tp_getattro_impl")
 _ASKERS = ("call_obj_hasattr",)
 Note = Callable[[str, str, Any], None]
@@ -69,7 +75,18 @@ def _note_unless_written(note: Note, tx: Any, variable: Any, name: str, *, prese
     """Note the answer of an object that was there before the call; the call may have written to it since."""
     if variable.source is None or tx.output.side_effects.has_pending_mutation_of_attr(variable, name):
         return
-    note("has_attr" if present else "no_attr", source_name(variable.source), name)
+    source = source_name(variable.source)
+    if not present and _is_there(tx, source, name):
+        return  # Dynamo's own mistake (`__func__` of a method, in 2.15), which is the same in every process
+    note("has_attr" if present else "no_attr", source, name)
+
+
+def _is_there(tx: Any, source: str, name: str) -> bool:
+    try:
+        owner = eval(source, {"L": tx.output.local_scope, "G": tx.output.global_scope})  # noqa: S307 - as Dynamo
+        return hasattr(owner, name)
+    except Exception:  # noqa: BLE001 - no expression, or the user's own code
+        return False
 
 
 def _with_subclasses(cls: type[Any]) -> list[type[Any]]:
@@ -78,3 +95,12 @@ def _with_subclasses(cls: type[Any]) -> list[type[Any]]:
     for one in cls.__subclasses__():
         found.update(dict.fromkeys(_with_subclasses(one)))
     return list(found)
+
+
+def _has_a_getter() -> bool:
+    from torch._dynamo.variables.base import VariableTracker
+
+    return any(name in vars(VariableTracker) for name in _GETTERS)
+
+
+PROBES = {f"attributes are read by {' or '.join(_GETTERS)}": _has_a_getter}

@@ -15,6 +15,11 @@ from worker.torch_private.evaluated_attributes import Note
 from worker.torch_private.lowering import source_name
 from worker.torch_private.patching import wrapped
 
+FACTS = {
+    "torch._dynamo.variables": "dicts misc",
+    "torch._dynamo.variables.misc:GetAttrVariable": "call_method",
+}
+
 
 @contextlib.contextmanager
 def noted_dict_reads(note: Note) -> Iterator[None]:
@@ -63,3 +68,14 @@ def _tell(note: Note, variable: Any, holds: Iterable[str], *keys: str) -> None:
         note("keys", source, tuple(holds))
     for key in keys:
         note("has_key" if key in holds else "no_key", source, key)
+
+
+def _read_through_a_proxy() -> bool:
+    from torch._dynamo.variables import dicts
+
+    proxy = getattr(dicts, "SideEffectsProxyDict", None)
+    readers = ("__iter__", "__contains__", "__getitem__", "_maybe_unwrap_key")
+    return proxy is None or all(hasattr(proxy, name) for name in readers)
+
+
+PROBES = {"a SideEffectsProxyDict reads keys by its own methods": _read_through_a_proxy}

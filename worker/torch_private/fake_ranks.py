@@ -27,6 +27,17 @@ from worker.emulation import memory_of
 from worker.errors import DeviceUnavailable
 from worker.torch_private.patching import wrapped
 
+FACTS = {
+    "torch._functorch.config": "fake_tensor_allow_unsafe_data_ptr_access",
+    "torch._subclasses.fake_tensor": (
+        "DataDependentOutputException DynamicOutputShapeException FakeTensorMode "
+        "UnsupportedFakeTensorException is_fake"
+    ),
+    "torch.testing._internal.distributed.fake_pg": "FakeStore",
+    "torch.utils": "swap_tensors",
+    "torch.utils.backend_registration": "_setup_privateuseone_for_python_backend",
+}
+
 
 class _AbsentModule:
     """``torch.npu`` where there is none: as much as torch asks of a device type's module.

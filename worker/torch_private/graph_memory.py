@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+FACTS = {"torch._C": "_construct_storage_from_data_pointer"}
+
 
 def borrowed(tensors: list[torch.Tensor], keep: Any) -> list[torch.Tensor]:
     """The same memory in tensors that do not own it: the allocator may hand it out again.

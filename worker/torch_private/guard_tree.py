@@ -22,6 +22,17 @@ from typing import Any
 from worker.torch_private.lowering import source_name
 from worker.values import Value
 
+FACTS = {
+    "torch._C._dynamo.guards:GuardManager": "get_source get_leaf_guards get_child_managers",
+    "torch._C._dynamo.guards:DictGuardManager": "get_key_value_managers",
+    "torch._C._dynamo.guards:LeafGuard": "verbose_code_parts",
+    "torch._C._dynamo.guards:RootGuardManager": "get_epilogue_lambda_guards",
+    "torch._dynamo.guards": "CheckFunctionManager make_guard_filter_entry(guard, builder)",
+    "torch._dynamo.guards:CheckFunctionManager": "build_guards(sorted_guards)",
+    "torch._dynamo.guards:GuardBuilder": "get_guard_manager_from_source",
+    "torch._dynamo.source": "CodeSource TypeSource",
+}
+
 _IDENTITY = ("ID_MATCH", "TYPE_MATCH")  # the latter where a type's own source is asked for its base
 _CONSTANT = (
     "EQUALS_MATCH",
@@ -200,7 +211,7 @@ def _managers(guard: Any, kind: str, builder: Any) -> Iterator[Any]:
     """Places of the tree at which a guard has leaves."""
     from torch._dynamo.source import CodeSource, TypeSource
 
-    source = guard.originating_source
+    source, _ = asked_of(guard)
     manager = builder.get_guard_manager_from_source(source)
     if kind == "NOT_PRESENT_IN_GENERIC_DICT":
         pairs = zip(manager.get_accessors(), manager.get_child_managers(), strict=True)
@@ -213,6 +224,20 @@ def _managers(guard: Any, kind: str, builder: Any) -> Iterator[Any]:
         yield builder.get_guard_manager_from_source(CodeSource(source))
     elif kind == "DUPLICATE_INPUT":
         yield builder.get_guard_manager_from_source(guard.create_fn.keywords["source_b"])
+
+
+def asked_of(guard: Any) -> tuple[Any, dict[str, Any]]:
+    """The source of the object that a guard asks, and what it asks for.
+
+    In torch 2.11 the source of ``HASATTR`` is the attribute itself, which need not be there.
+    """
+    details = dict(getattr(guard.create_fn, "keywords", None) or {})
+    source = guard.originating_source
+    if guard.create_fn_name() == "HASATTR" and "attr" not in details:
+        while not hasattr(source, "member") and type(source).__name__ != "CodeSource":
+            source = source.base
+        return source.base, {"attr": getattr(source, "member", "__code__")}
+    return source, details
 
 
 def _conditions(leaf: Any) -> tuple[str, ...]:

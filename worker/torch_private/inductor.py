@@ -31,6 +31,13 @@ from worker.errors import NotPortable, NotYet
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
+FACTS = {
+    "torch._dynamo.exc": "TorchDynamoException",
+    "torch._inductor.config": "get_config_copy patch",
+    "torch._inductor.compile_fx": "compile_fx_aot",
+    "torch._inductor.exc": "InductorError",
+}
+
 _NAME = "graph"
 LIBRARY, NODES = "graph.so", "graph.json"
 # Without these a library does the same: it is larger, or takes longer to make.

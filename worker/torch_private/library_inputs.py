@@ -19,6 +19,8 @@ from worker.values import Value
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
+FACTS = {"torch._subclasses.fake_tensor": "FakeTensorMode(shape_env)"}
+
 
 class LibraryInputs(Value):
     """What a library is called with, one after another.

@@ -10,6 +10,14 @@ import torch
 
 from worker.values import Value
 
+FACTS = {
+    "torch.fx.experimental.proxy_tensor": (
+        "make_fx(decomposition_table, tracing_mode, _allow_non_fake_inputs, pre_dispatch)"
+    ),
+    "torch.fx.traceback": "preserve_node_meta",
+    "torch._C": "_set_grad_enabled",
+}
+
 if TYPE_CHECKING:
     from types import CodeType
 

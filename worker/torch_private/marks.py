@@ -1,6 +1,6 @@
 """Marks of dimensions on tensors, as Dynamo reads them; written here without importing Dynamo.
 
-Source of the attributes: ``mark_dynamic`` and its like in ``torch/_dynamo/decorators.py``, torch 2.13.
+Source of the attributes: ``mark_dynamic`` and its like in ``torch/_dynamo/decorators.py``, 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import torch
 from worker.errors import GearError
 from worker.torch_private.source_names import readable
 
+FACTS = {"torch._dynamo.decorators": "mark_dynamic maybe_mark_dynamic"}
+
 _DYNAMIC, _MAYBE, _STATIC = (
     "_dynamo_dynamic_indices",
     "_dynamo_weak_dynamic_indices",
@@ -21,6 +23,10 @@ _DYNAMIC, _MAYBE, _STATIC = (
 )
 _UNBACKED = ("_dynamo_unbacked_indices", "_dynamo_strict_unbacked_indices")
 _RANGES, _HINTS, _MARKED = "_dynamo_dynamic_range", "_dynamo_hint_overrides", "_has_dynamo_dim_marking"
+
+
+# From 2.15 on, a dimension without bounds has no range, and one with a range, however wide, must fill it.
+_ALL_HAVE_RANGES = torch.torch_version.TorchVersion(torch.__version__) < (2, 15)  # type: ignore[operator]
 
 
 class DimRange(NamedTuple):
@@ -47,8 +53,9 @@ def mark_geared(tensor: torch.Tensor, gears: Mapping[int, Iterable[int]]) -> Non
 def _mark_dynamic(tensor: torch.Tensor, dims: Iterable[int]) -> None:
     before = {mark.dim for mark in getattr(tensor, _RANGES, ())}
     setattr(tensor, _DYNAMIC, {*getattr(tensor, _DYNAMIC, ()), *dims})
-    new = (DimRange(dim) for dim in dims if dim not in before)
-    setattr(tensor, _RANGES, {*getattr(tensor, _RANGES, ()), *new})
+    if _ALL_HAVE_RANGES:
+        new = (DimRange(dim) for dim in dims if dim not in before)
+        setattr(tensor, _RANGES, {*getattr(tensor, _RANGES, ()), *new})
     setattr(tensor, _HINTS, dict(getattr(tensor, _HINTS, {})))
     setattr(tensor, _MARKED, True)
 
@@ -96,3 +103,19 @@ def refuse_unbacked(tensor: Any, source: str) -> None:
                 "torch._dynamo.mark_dynamic, or set_dim_gears for a few sizes"
             )
             raise GearError(msg, input=source, dim=str(dims[0]))
+
+
+def _marked_as_dynamo_marks() -> bool:
+    from torch._dynamo.decorators import mark_dynamic, maybe_mark_dynamic
+
+    mine, dynamos = torch.empty(1, 1, device="cpu"), torch.empty(1, 1, device="cpu")
+    mark_geared(mine, {0: (2, 4), 1: (1, 2)})
+    mark_dynamic(dynamos, 0)
+    maybe_mark_dynamic(dynamos, 1)
+    written = vars(dynamos).keys() - {"_specialize_on"}
+    return written <= vars(mine).keys() and (_RANGES in written) == (_RANGES in vars(mine))
+
+
+PROBES = {
+    "mark_dynamic and maybe_mark_dynamic write the attributes that are written here": _marked_as_dynamo_marks
+}

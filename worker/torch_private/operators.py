@@ -12,6 +12,10 @@ from worker.errors import NotPortable
 if TYPE_CHECKING:
     from torch.fx import Node
 
+FACTS = {
+    "torch.fx.experimental.symbolic_shapes": "free_unbacked_symbols",
+}
+
 
 # What `torch.ops` is made of, by which an object is known to be an operator.
 OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)

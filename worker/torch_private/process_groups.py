@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+FACTS = {
+    "torch.distributed.distributed_c10d:_World": "pg_names",
+}
+
 
 def group_name(group: Any) -> str:
     """The name by which functional collectives refer to a process group in this process."""

@@ -24,6 +24,12 @@ import torch
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
+FACTS = {
+    "torch._C": "_dispatch_dump",
+    "torch._library.simple_registry:singleton": "find",
+    "torch._library.custom_ops": "OPDEFS",
+}
+
 _KERNEL = re.compile(r"^(\w+)(?:\[\w+\])?: registered at (.+):\d+ ::", re.MULTILINE)
 _WHILE_LOWERING = re.compile(r"CompositeImplicitAutograd|Meta|Fake|Autograd\w*|ADInplaceOrView|Python\w*")
 _OF_TORCH = (

@@ -20,6 +20,12 @@ import torch
 from worker.errors import FunctionRaised
 from worker.torch_private.patching import wrapped
 
+FACTS = {
+    "torch._dynamo.output_graph:OutputGraph": "shape_env",
+    "torch._dynamo.exc": "ObservedException TorchRuntimeError observed_exception_map",
+    "torch.fx.experimental.symbolic_shapes:ShapeEnv()": "backed_var_to_val",
+}
+
 _log = logging.getLogger(__name__)
 
 _OBSERVED: Final = "Observed exception"
@@ -92,22 +98,31 @@ def _said(error: BaseException) -> tuple[BaseException, str]:
 
     if isinstance(error, ObservedException):
         return error, _observed(error)
-    stopped = error
-    if isinstance(error, TorchRuntimeError):  # wraps the break that tells what kind it is
-        stopped = error.__cause__ or error.__context__ or error
-    kind = getattr(stopped, "gb_type", "")
-    cause = stopped.__cause__ or stopped.__context__
+    kind = getattr(error, "gb_type", "")
+    cause = error.__cause__ or error.__context__
+    if isinstance(
+        error, TorchRuntimeError
+    ):  # its text begins with the kind; what it wraps differs by release
+        kind = str(error).partition("\n")[0]
+        cause = _innermost(error)
     if kind == _OBSERVED and isinstance(cause, ObservedException):
         return cause, _observed(cause)
     if kind == _ASSERTION:
-        return stopped, _assertion(stopped)
-    if kind == _NAME and (unknown := _UNKNOWN.search(str(stopped))):
-        return stopped, _printed("NameError", f"name {unknown[1]!r} is not defined")
+        return error, _assertion(error)
+    if kind == _NAME and (unknown := _UNKNOWN.search(str(error))):
+        return error, _printed("NameError", f"name {unknown[1]!r} is not defined")
     # A kernel that reads memory cannot be traced at all: the method may well be right.
     if kind in _OF_PYTHON and cause is not None and "data pointer" not in str(cause):
         text = str(cause).replace("FakeTensor", "Tensor")
-        return stopped, _printed(type(cause).__name__, text)
+        return error, _printed(type(cause).__name__, text)
     return error, ""
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """What everything else was raised from."""
+    while cause := error.__cause__ or error.__context__:
+        error = cause
+    return error
 
 
 def _observed(error: BaseException) -> str:

@@ -27,6 +27,20 @@ from worker.errors import NotPortable
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
+FACTS = {
+    "torch.fx.experimental.symbolic_shapes:ShapeEnv()": (
+        "guards var_to_range backed_var_to_val create_symintnode unique_ids _generate_unique_id(source_name)"
+    ),
+    "torch.fx.experimental.symbolic_shapes:ShapeEnv": (
+        "create_symbol(source, dynamic_dim, do_not_specialize_zero_one, positive)"
+    ),
+    "torch.fx.experimental.symbolic_shapes": "DimDynamic",
+    "torch._dynamo.source": "ConstantSource",
+    "torch._subclasses.fake_tensor": "FakeTensorMode(shape_env)",
+    "torch.fx.experimental._config": "backed_size_oblivious",
+    "torch.utils._sympy.printers": "PythonPrinter",
+}
+
 _UNBOUNDED = 1 << 60
 
 

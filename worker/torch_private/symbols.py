@@ -18,6 +18,15 @@ from worker.torch_private.source_names import readable
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
+FACTS = {
+    "torch._dynamo.variables.builder": "_automatic_dynamic(e, tx, source)",
+    "torch._guards": "TracingContext",
+    "torch._subclasses.fake_tensor": "FakeTensorMode",
+    "torch.fx.experimental.symbolic_shapes": "ConstraintViolationError DimDynamic",
+    "torch.fx.experimental.symbolic_shapes:StatelessSymbolicContext": "dynamic_sizes",
+    "torch.fx.experimental.symbolic_shapes:ShapeEnv()": "source_to_var specialization_stacks replace",
+}
+
 # What is patched here while a trace runs belongs to the whole process.
 _LOCK = threading.RLock()
 

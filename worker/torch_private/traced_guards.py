@@ -7,10 +7,20 @@ from collections.abc import Callable, Iterator, Mapping
 from types import CodeType
 from typing import Any
 
-from worker.torch_private.guard_tree import GuardTree, build
+from worker.torch_private.guard_tree import GuardTree, asked_of, build
 from worker.torch_private.lowering import source_name
 from worker.torch_private.patching import wrapped
 from worker.values import Value
+
+FACTS = {
+    "torch._dynamo.exc": "ObservedKeyError",
+    "torch._dynamo.variables:ConstDictVariable": (
+        "getitem_const_raise_exception_if_absent install_dict_contains_guard"
+    ),
+    "torch._dynamo.output_graph:OutputGraph": "input_source_to_sizes_strides",
+    "torch._dynamo.types:GuardFilterEntry": "name has_value value guard_type orig_guard",
+    "torch._guards:Guard": "originating_source create_fn code_list user_stack",
+}
 
 
 class TracedGuard(Value):
@@ -76,8 +86,11 @@ def traced_guards(output: Any, code: CodeType) -> tuple[tuple[TracedGuard, ...],
 
 def _guard(entry: Any, shapes: Mapping[str, Any]) -> TracedGuard:
     original = entry.orig_guard
-    source = source_name(original.originating_source) if entry.name else ""
-    details = dict(getattr(original.create_fn, "keywords", None) or {})
+    asked, details = asked_of(original)
+    source = source_name(asked) if entry.name else ""
+    if entry.guard_type == "HASATTR":
+        of_object = asked is original.originating_source
+        details["present"] = hasattr(entry.value, details["attr"]) if of_object else entry.has_value
     other = details.pop("source_b", None)
     details.pop("value", None)
     metadata = shapes.get(source) if entry.guard_type == "TENSOR_MATCH" else None

@@ -18,6 +18,11 @@ from typing import Any
 from worker.torch_private.lowering import source_name
 from worker.torch_private.patching import wrapped
 
+FACTS = {
+    "torch._dynamo.variables": "ConstantVariable",
+    "torch._dynamo.variables.builder:VariableBuilder": "__call__(value) source",
+}
+
 
 @contextlib.contextmanager
 def noted_objects() -> Iterator[dict[str, Any]]:

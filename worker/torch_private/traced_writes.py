@@ -10,6 +10,13 @@ from worker.torch_private.lowering import source_name
 from worker.torch_private.patching import wrapped
 from worker.values import Value
 
+FACTS = {
+    "torch._dynamo.side_effects:SideEffects": (
+        "codegen_update_mutated _get_modified_vars store_attr_mutations"
+    ),
+    "torch._dynamo.variables.base": "AttributeMutationNew ValueMutationNew",
+}
+
 
 class TracedWrite(Value):
     """A Python object that the frame writes to, and which of its attributes; none for a container."""

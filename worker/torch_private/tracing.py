@@ -13,6 +13,7 @@ import torch
 
 from worker.code_digests import globals_module, is_pinned_module
 from worker.errors import GraphBreak, NotPortable
+from worker.torch_private.config_reads import settings_read_by_value
 from worker.torch_private.evaluated import Evaluated, noted_evaluations
 from worker.torch_private.guard_tree import GuardTree
 from worker.torch_private.lowering import CapturedCall, LoweredGraph, lower
@@ -26,6 +27,22 @@ from worker.values import Value
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
+
+FACTS = {
+    "torch._dynamo.convert_frame": "fullgraph_capture(args, kwargs)",
+    "torch._dynamo.convert_frame:CaptureOutput": "graph_capture_output backend_input",
+    "torch._dynamo.convert_frame:GraphCaptureOutput": "output_graph traced_code get_runtime_env",
+    "torch._dynamo.convert_frame:GraphRuntimeEnv": "bytecode import_sources external_refs closure",
+    "torch._dynamo.convert_frame:BackendInput": (
+        "backend_id graph_module example_inputs fake_mode tensor_to_context"
+    ),
+    "torch._dynamo.utils": "dynamo_timed get_metrics_context",
+    "torch._dynamo.eval_frame": "set_enable_dynamic",
+    "torch._dynamo.config": "specialize_float automatic_dynamic_shapes",
+    "torch._dynamo.exc": "TorchDynamoException UncapturedHigherOrderOpError Unsupported UserError",
+    "torch._guards": "TracingContext tracing",
+    "torch.fx.experimental._config": "use_duck_shape",
+}
 
 
 Built = TypeVar("Built")
@@ -107,6 +124,7 @@ def trace(
         started = perf_counter()
         with (
             absence_guarded(),
+            settings_read_by_value(),
             views_by_themselves(),
             noted_writes() as writes,
             noted_evaluations() as evaluated,

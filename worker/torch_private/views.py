@@ -23,6 +23,14 @@ from worker.errors import NotPortable
 from worker.torch_private.lowering import source_name
 from worker.torch_private.patching import wrapped
 
+FACTS = {
+    "torch._dynamo.output_graph:SubgraphTracer": "create_proxy(kind, target, args)",
+    "torch._dynamo.source:AttrSource": "base member",
+    "torch._dynamo.variables.builder": "wrap_to_fake_tensor_and_record(source)",
+    "torch._subclasses.meta_utils:MetaTensorDesc": "is_view base creation_meta",
+    "torch._subclasses.meta_utils:MetaTensorDescriber": "describe_tensor",
+}
+
 
 @contextlib.contextmanager
 def views_by_themselves() -> Iterator[None]:

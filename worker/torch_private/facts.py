@@ -1,0 +1,179 @@
+"""Facts about torch on which this room relies: declared beside their use, checked before the first compile.
+
+A module's ``FACTS`` map an object of torch (``module``, ``module:Class``, ``module:Class()`` for an instance)
+to names that it has; behind a function's name, parameters that it takes: ``"guards create_symbol(source)"``.
+Its ``PROBES`` map a sentence to a function that returns whether it is so. That a module of this room can be
+imported is a fact as well.
+
+A warm load checks nothing: its artifact was compiled by this very torch, after everything had been checked.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+
+from worker.errors import TorchUnsupported
+from worker.values import Value
+
+_log = logging.getLogger(__name__)
+
+NEWEST: Final = (2, 15)
+TESTED: Final = f"2.11 to {NEWEST[0]}.{NEWEST[1]}"
+"""Releases of torch that the test suite ran on, see docs/status.md."""
+
+GROUPS: Final = {
+    "compile": (
+        "config_reads",
+        "evaluated_attributes",
+        "evaluated_dicts",
+        "graph_memory",
+        "guard_tree",
+        "kernels",
+        "lowering",
+        "marks",
+        "operators",
+        "patching",
+        "places",
+        "process_groups",
+        "python_operators",
+        "raised",
+        "recording",
+        "switches",
+        "symbolic",
+        "symbols",
+        "traced_guards",
+        "traced_objects",
+        "traced_writes",
+        "tracing",
+        "traits",
+        "trees",
+        "views",
+    ),
+    "trial": ("trial",),
+    "inductor": ("aoti_runtime", "inductor", "library_inputs"),
+    "torchair": ("aot_facts",),
+    "offline": ("fake_ranks",),
+    "emulator": ("emulated_device",),
+}
+"""Use -> modules of this room. A ``trial`` is a trace, which takes longer than all the others."""
+
+_NAME = re.compile(r"(\w+)(?:\(([^)]*)\))?")
+
+
+class Fact(Value):
+    """A fact as it was found: the module that relies on it, and what is there instead; empty if it holds."""
+
+    module: str
+    text: str
+    instead: str
+
+
+def examined(group: str) -> Iterator[Fact]:
+    """The facts of a group's modules, each checked now."""
+    for name in GROUPS[group]:
+        try:
+            module = importlib.import_module(f"{__package__}.{name}")
+        except (ImportError, AttributeError) as error:
+            yield Fact(module=name, text="what it imports", instead=_text_of(error))
+            continue
+        for owner, names in getattr(module, "FACTS", {}).items():
+            instead = _instead(functools.partial(_missing, owner, names))
+            yield Fact(module=name, text=f"{owner} has {names}", instead=instead)
+        for text, probe in getattr(module, "PROBES", {}).items():
+            yield Fact(module=name, text=text, instead=_instead(functools.partial(_refuted, probe)))
+
+
+def require(*groups: str) -> None:
+    """Check the facts of groups, each once in a process; the trial only of a torch newer than the tests'.
+
+    Raises:
+        TorchUnsupported: it names all facts that do not hold, this torch, and the releases that work.
+    """
+    for group in groups:
+        _require(group)
+
+
+@functools.cache
+def _require(group: str) -> None:
+    if group == "trial" and not untested():
+        return
+    broken = [fact for fact in examined(group) if fact.instead]
+    if broken:
+        lines = "\n".join(f"  {fact.module}: {fact.text}: {fact.instead}" for fact in broken)
+        msg = (
+            f"this is torch {torch.__version__}, in which facts do not hold that compiling relies on:\n"
+            f"{lines}\nCompile with torch {TESTED}."
+        )
+        facts = [fact.text for fact in broken]
+        raise TorchUnsupported(msg, facts=facts, torch=str(torch.__version__), works=TESTED)
+    if group == "trial":
+        _log.warning(
+            "torch %s is newer than those that warmrank is tested with (%s); all that it relies on holds",
+            torch.__version__,
+            TESTED,
+        )
+
+
+def untested() -> str:
+    """The releases that are tested, where torch is newer than those; empty for all others."""
+    release = re.findall(r"\d+", str(torch.__version__))[:2]
+    return TESTED if tuple(map(int, release)) > NEWEST else ""
+
+
+def _instead(check: Callable[[], str]) -> str:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Inductor's own at its import, of no use to whoever compiles
+            return check()
+    except Exception as error:  # noqa: BLE001 - a torch that nobody has read may raise anything
+        return _text_of(error)
+
+
+def _text_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _refuted(probe: Callable[[], bool]) -> str:
+    return "" if probe() else "it is not so"
+
+
+def _missing(path: str, names: str) -> str:
+    """The names that an object does not have, and functions that take other parameters."""
+    owner = _object(path)
+    wrong = [name for name, _ in _NAME.findall(names) if not _has(owner, name)]
+    if wrong:
+        return f"no {', '.join(wrong)}"
+    for name, wanted in _NAME.findall(names):
+        known = inspect.signature(getattr(owner, name)).parameters if wanted else ()
+        if not set(wanted.split(", ")) <= {"", *known}:
+            return f"{name}({', '.join(known)})"
+    return ""
+
+
+def _object(path: str) -> Any:
+    module, _, name = path.partition(":")
+    found: Any = importlib.import_module(module)
+    if name:
+        found = functools.reduce(getattr, name.removesuffix("()").split("."), found)
+    return found() if name.endswith("()") else found
+
+
+def _has(owner: Any, name: str) -> bool:
+    """Whether an object has an attribute, or the instances of a class have it from when they are made."""
+    if hasattr(owner, name):
+        return True
+    kinds = owner.__mro__ if isinstance(owner, type) else ()
+    making = [vars(kind).get(method) for kind in kinds for method in ("__init__", "__post_init__")]
+    named = [getattr(getattr(method, "__code__", None), "co_names", ()) for method in making]
+    return any(name in names for names in named) or any(
+        name in vars(kind).get("__annotations__", ()) for kind in kinds
+    )
