@@ -43,10 +43,17 @@ def mismatches(
     found = list(sources.changed(guards.sources))
     if not found:
         found.extend(ambient.differences(guards.ambient, ambient.snapshot(device_kind)))
-        found.extend(_rank_mismatches(guards.ranks))
+        found.extend(rank_mismatches(guards.ranks))
         found.extend(_object_mismatches(guards, function, arguments))
         found.extend(_gradient_mismatches(guards, function))
     return tuple(found[:MAX_REASONS])
+
+
+def tensor_mismatches(
+    guards: PortableGuards, function: FunctionType, arguments: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Those conditions that do not hold without which compiled code reads memory that is not there."""
+    return tuple(_object_mismatches(guards.of_tensors(), function, arguments))
 
 
 def asks_for_gradients(check: Check, root: tuple[str, str], self_name: str) -> bool:
@@ -78,7 +85,8 @@ def free_variables(function: FunctionType) -> dict[str, Any]:
     return found
 
 
-def _rank_mismatches(ranks: Mapping[str, int]) -> list[str]:
+def rank_mismatches(ranks: Mapping[str, int]) -> list[str]:
+    """Numbers of this process's ranks and groups that are others, in words."""
     found = []
     for name, wanted in ranks.items():
         present = _present(name)
