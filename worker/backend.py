@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ from worker.torch_private.symbols import make_static
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
+_log = logging.getLogger("torchair")
+
 
 def compile_graph(
     graph_module: GraphModule,
@@ -38,7 +41,7 @@ def compile_graph(
     """Compile one of ``torch.compile``'s graphs; see ``torch.compile``'s parameter ``backend``.
 
     Raises:
-        BackwardNotSupported: an input requires gradients while they are recorded.
+        BackwardNotSupported: an input that is no parameter requires gradients while they are recorded.
         RandomOp: an operator draws random numbers.
         GearError: the gears of the inputs cannot be merged.
         NotYet: the configuration asks for what is not built yet.
@@ -54,9 +57,12 @@ def compile_graph(
         return compiled_by_backend(
             graph_module, example_inputs, config=compiler_config, decompositions=custom_decompositions
         )
-    if _records_gradients(graph_module) and any(value.requires_grad for value in tensors):
-        msg = "an input of the graph requires gradients; call the compiled model under torch.no_grad()"
-        raise BackwardNotSupported(msg)
+    wanted = [value for value in tensors if value.requires_grad]
+    if wanted and _records_gradients(graph_module):
+        if not all(isinstance(value, torch.nn.Parameter) for value in wanted):
+            msg = "an input of the graph requires gradients; call the compiled model under torch.no_grad()"
+            raise BackwardNotSupported(msg)
+        _log.warning("the compiled model has no backward: results do not require gradients, as parameters do")
     geared = any(map(carried, tensors))
     if geared:
         make_static(graph_module, example_inputs)

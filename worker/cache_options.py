@@ -12,7 +12,7 @@ from worker.values import Value
 if TYPE_CHECKING:
     from worker.configs.compiler_config import CompilerConfig
 
-GuardMode = Literal["always", "once", "skip"]
+GuardMode = Literal["once", "always", "skip"]
 OnRecompile = Literal["add", "abandon"]
 OnGearMiss = Literal["error", "pad"]
 Rng = Literal["refuse", "allow"]

@@ -19,7 +19,7 @@ from typing import Any
 from cache_store.node.local import ensure_cache_dir
 from worker import collection, data_dump, journal
 from worker.artifact import Artifact
-from worker.cache_options import CacheOptions, launch_defaults
+from worker.cache_options import CacheOptions, LaunchDefaults, launch_defaults
 from worker.capture.statistics import CaptureStatistics, total
 from worker.devices import backend_for
 from worker.engines import Outliner, Site
@@ -32,6 +32,7 @@ from worker.guards import ambient
 from worker.lookup import Found
 from worker.results import FunctionResult, Outcome, StageSeconds
 from worker.settings import settings
+from worker.torch_private.switches import is_followed, is_symbolic_trace
 from worker.trace_limit import TraceLimit
 from worker.variant import StoredArtifact, Variant, function_of
 
@@ -41,15 +42,31 @@ _log = logging.getLogger("torchair")
 class CachedFunction(FunctionLookup):
     """A bound method whose compiled form is kept across processes."""
 
-    def __init__(self, method: MethodType, options: CacheOptions) -> None:
-        super().__init__(method, options)
-        self._no_compile = launch_defaults.get().no_compile
+    def __init__(
+        self, method: MethodType, options: CacheOptions, defaults: LaunchDefaults | None = None
+    ) -> None:
+        super().__init__(method, options, defaults or launch_defaults.get())
+        self._no_compile = self._defaults.no_compile
         self._files = FunctionFiles(self.name)
         self._variants: list[Variant] = []
         self._lock = threading.RLock()
         self._kind = "cpu"  # of the module's device; read again at each look-up
         self.last_result: FunctionResult | None = None
         self._traces = TraceLimit(self.name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy is made of, `copy.deepcopy`'s and pickle's: nothing that is loaded."""
+        return {
+            "function": self._method.__func__,
+            "module": self._method.__self__,
+            "options": self._options,
+            "defaults": self._defaults,
+        }
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Bind a copy to the module that was copied with it; the module may still lack its own state."""
+        method = MethodType(state["function"], state["module"])
+        CachedFunction.__init__(self, method, state["options"], state["defaults"])
 
     def __repr__(self) -> str:
         digests = ", ".join(variant.stored.sha256[:12] for variant in self.variants)
@@ -77,22 +94,20 @@ class CachedFunction(FunctionLookup):
             WorkerError: the function cannot be cached; the message says why and what to do.
         """
         state = ambient.snapshot(self._kind)
-        for variant in self.variants:
-            if variant.accepts(state, args, kwargs):
-                try:
-                    variant.capture(args, kwargs)
-                except StateChanged:
-                    break
-                return
-        self.ensure(args, kwargs).capture(args, kwargs)
+        loaded = (variant for variant in self.variants if variant.accepts(state, args, kwargs))
+        (next(loaded, None) or self.ensure(args, kwargs)).capture(args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function; load or compile first where nothing loaded fits.
+
+        Where something else follows its operators (a trace, ``torch.vmap``, a mode), the method itself runs.
 
         Raises:
             CompileForbidden: nothing fits, and compiling was forbidden.
             WorkerError: the function cannot be cached; the message says why and what to do.
         """
+        if is_followed():
+            return self._method(*args, **kwargs)
         state = ambient.snapshot(self._kind)
         for position, variant in enumerate(tuple(self._variants)):
             if variant.accepts(state, args, kwargs):
@@ -102,7 +117,9 @@ class CachedFunction(FunctionLookup):
                     return variant(*args, **kwargs)
                 except StateChanged:  # before anything ran: what a load had settled has to be asked anew
                     break
-        if self._traces.reached and self._checked(args, kwargs) is None:
+        if is_symbolic_trace():
+            return self._method(*args, **kwargs)
+        if self._traces.reached:
             return self._traces.run_eagerly(self._method, args, kwargs)
         return self.ensure(args, kwargs)(*args, **kwargs)
 
@@ -124,8 +141,6 @@ class CachedFunction(FunctionLookup):
             with collection.paused():
                 self._kind = self.device_kind
                 self._refuse_gear_miss(args, kwargs)
-                if (checked := self._checked(args, kwargs)) is not None:
-                    return checked
                 variant, reason = self._find_and_use(args, kwargs, started)
             if variant is not None:
                 return variant
@@ -137,15 +152,6 @@ class CachedFunction(FunctionLookup):
                 number = len(self._variants) + 1
                 _log.warning("%s is traced again (variant %d): %s", self.name, number, reason)
             return self.compile(args, kwargs, reason=reason)
-
-    def _checked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Variant | None:
-        """A variant that is loaded, and all of whose conditions hold, though something has changed."""
-        with self._lock:
-            for variant in self.variants:
-                if not variant.check(args, kwargs):
-                    self._move_to_front(variant)
-                    return variant
-        return None
 
     def _find_and_use(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], started: float
@@ -251,10 +257,9 @@ class CachedFunction(FunctionLookup):
 
     def _check_own_guards(self, variant: Variant, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Conditions that do not hold where they were made would mean a compile on every call."""
-        wrong = variant.check(args, kwargs)
-        if not wrong and variant.fits(args, kwargs):
+        if variant.accepts(ambient.snapshot(self._kind), args, kwargs):
             return
-        wrong = wrong or ("a condition on its arguments",)
+        wrong = self.mismatches(variant.stored, args, kwargs) or ("a condition on its arguments",)
         self._variants.remove(variant)
         msg = (
             f"{self.name} was compiled, but its conditions do not hold for the very call it was made for: "

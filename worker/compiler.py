@@ -21,9 +21,11 @@ from worker.frame import extract
 from worker.gears.compiling import compiling
 from worker.graph_facts import GraphFacts, analyse
 from worker.guards import ambient
+from worker.guards.check import argument_names
 from worker.guards.translate import translate
 from worker.passes import with_passes
 from worker.runtime_state import declared_for
+from worker.torch_private.higher_order import nodes_within
 from worker.torch_private.lowering import LoweredGraph
 from worker.torch_private.operators import named_argument
 from worker.torch_private.source_names import readable
@@ -78,7 +80,7 @@ def compile_call(
 
     def build(traced_graph: LoweredGraph) -> tuple[LoweredGraph, GraphFacts, Built]:
         if records_gradients:
-            _refuse_backward(traced_graph, self_name, method.__qualname__)
+            _refuse_backward(traced_graph, method)
         # TorchAir runs the passes and writes the dumps that belong to its own graph.
         lowered = traced_graph if engine.captures_itself else prepared(traced_graph, options.config)
         facts = analyse(lowered, self_name, random_on=device_kind if options.rng == "allow" else "")
@@ -137,10 +139,12 @@ def _name(method: MethodType) -> str:
     return f"{method.__qualname__}({', '.join(names)})"
 
 
-def _refuse_backward(lowered: LoweredGraph, self_name: str, name: str) -> None:
+def _refuse_backward(lowered: LoweredGraph, method: MethodType) -> None:
+    name = method.__qualname__
+    arguments = tuple(f"L[{name!r}]" for name in argument_names(function_of(method).__code__))
     for item in lowered.inputs:
-        of_call = item.source.startswith("L[") and not item.source.startswith(f"L[{self_name!r}]")
-        if of_call and item.requires_grad:
+        is_weight = item.is_parameter and item.source not in arguments
+        if item.requires_grad and item.source.startswith(arguments) and not is_weight:
             msg = (
                 f"argument {readable(item.source)} of {name} requires gradients; a cached function has no "
                 "backward. Call it under torch.no_grad() or torch.inference_mode(), or pass a detached "
@@ -165,7 +169,7 @@ def _roles(lowered: LoweredGraph) -> tuple[str, ...]:
     from worker.groups import role_of
 
     roles = set()
-    for node in lowered.graph.graph.nodes:
+    for node in nodes_within(lowered.graph):
         name = named_argument(node, "group_name") if "c10d" in str(node.target) else None
         if name is not None:
             roles.add(role_of(name))

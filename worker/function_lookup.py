@@ -14,7 +14,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from worker import files_beside
-from worker.cache_options import CacheOptions, EngineChoice, GuardMode, launch_defaults
+from worker.cache_options import CacheOptions, EngineChoice, GuardMode, LaunchDefaults
 from worker.emulation import kind_of
 from worker.engines.choice import check_choice, engine_for
 from worker.gears.rules import GearRule
@@ -36,15 +36,16 @@ OFFERED = "offered"
 class FunctionLookup:
     """A bound method and how it is cached; `worker.cached_function.CachedFunction` runs it."""
 
-    def __init__(self, method: MethodType, options: CacheOptions) -> None:
-        defaults = launch_defaults.get()
+    def __init__(self, method: MethodType, options: CacheOptions, defaults: LaunchDefaults) -> None:
         self._method = method
+        self._defaults = defaults
+        self._root: Path | None = None
         self._options = replace(
             options,
             config=copy.deepcopy(options.config),  # a later change of the caller's must not change the key
             cache_dir=options.cache_dir or defaults.cache_dir,
         )
-        self._guards: GuardMode = options.guards or defaults.guards or "always"
+        self._guards: GuardMode = options.guards or defaults.guards or "once"
         self._wanted: EngineChoice = options.engine or defaults.engine or "auto"
         check_choice(self._wanted, self._options.config)
         self._rank = defaults.place
@@ -75,8 +76,10 @@ class FunctionLookup:
         return request(self.module, self._options, self.engine())
 
     def root(self) -> Path:
-        """The cache directory, absolute."""
-        return Path(self._options.cache_dir or settings().cache_home).resolve()
+        """The cache directory, absolute: a relative one is settled by the first look-up."""
+        if self._root is None:
+            self._root = Path(self._options.cache_dir or settings().cache_home).resolve()
+        return self._root
 
     def place(self, asked: Request | None = None) -> Place:
         """Where this function's artifacts lie for a request (by default, the present one)."""
@@ -121,7 +124,7 @@ class FunctionLookup:
     ) -> tuple[str, ...]:
         """Conditions of an artifact that this module and call do not meet; empty if it may be used."""
         if self._guards == "skip":
-            return stored.tensor_mismatches(self._method, args, kwargs)
+            return ()
         rule = GearRule(on_miss=self._options.on_gear_miss)
         return stored.mismatches(self._method, args, kwargs, self.device_kind, rule)
 

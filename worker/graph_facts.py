@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from worker.gears.model import GearFacts
 from worker.random_ops import check, draws
+from worker.torch_private.higher_order import higher_order_name, nodes_within, refuse_writes_within
 from worker.torch_private.operators import (
     aliased_arguments,
     arguments_at,
@@ -40,8 +41,8 @@ class GraphFacts(Value):
         input_classes: one of ``state``, ``mutated``, ``user``, ``number`` per input.
         num_outputs: number of outputs.
         aliased_outputs: positions of outputs that share memory with an input.
-        data_dependent: the first operator whose result's size depends on values (``aten.nonzero``): such a
-            graph cannot be captured. Empty if there is none.
+        data_dependent: the first operator whose result's size depends on values (``aten.nonzero``), or which
+            runs one graph or another: such a graph cannot be captured. Empty if there is none.
         random: the first operator that draws random numbers; empty if there is none.
         input_names: where each input comes from, for people: ``self.layers.0.weight``.
         module_inputs: positions of the inputs that are tensors of the module, not of the call.
@@ -97,6 +98,11 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
     returned: list[Any] = []
     data_dependent = random = ""
     position = 0
+    refuse_writes_within(lowered.graph)
+    for node in nodes_within(lowered.graph):
+        if node.op == "call_function" and draws(node):
+            check(node, random_on)
+            random = random or str(node.target)
     for node in lowered.graph.graph.nodes:
         if node.op == "placeholder":
             aliases[node] = frozenset((position,))
@@ -104,14 +110,11 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
                 owners.setdefault(memory, set()).add(position)
             position += 1
         elif node.op == "call_function":
-            if draws(node):
-                check(node, random_on)
-                random = random or str(node.target)
             shared = (owners.get(memory, ()) for memory in memory_of(node.meta.get("val")))
             aliases[node] = _aliases(node, aliases).union(*shared)
             mutated |= _mutated(node, aliases)
             anchored |= _anchored(node, aliases)
-            if not data_dependent and size_depends_on_data(node):
+            if not data_dependent and (higher_order_name(node.target) or size_depends_on_data(node)):
                 data_dependent = str(node.target)
         elif node.op == "output":
             returned = list(node.args[0])
@@ -134,7 +137,7 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
         ),
         data_dependent=data_dependent,
         random=random,
-        input_names=tuple(readable(item.source) for item in lowered.inputs),
+        input_names=tuple(_readable(item.source) for item in lowered.inputs),
         module_inputs=tuple(
             index
             for index, item in enumerate(lowered.inputs)
@@ -144,7 +147,7 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
     )
 
 
-def readable(source: str) -> str:
+def _readable(source: str) -> str:
     """Dynamo's expression for an input as a reader would write it."""
     return re.sub(_ROOT, r"\1", re.sub(_MEMBER, r".\1", source))
 

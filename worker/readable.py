@@ -180,7 +180,7 @@ def _capture(artifact: Artifact, engine: Engine) -> dict[str, Any]:
     for name in ("input_classes", "input_names", "module_inputs", "num_outputs", "aliased_outputs"):
         facts.pop(name, None)
     operator = facts.pop("data_dependent", "")
-    can_be = f"no: the size of {operator}'s result depends on data" if operator else "yes"
+    can_be = f"no: {operator}'s result depends on data" if operator else "yes"
     if engine.captures_itself:
         can_be = f"yes, by engine {artifact.engine} itself"
     elif not engine.captured:

@@ -141,9 +141,12 @@ def test_input_that_requires_gradients_is_an_error_with_the_remedy() -> None:
     assert isinstance(raised.value.inner_exception, BackwardNotSupported)
 
 
-def test_parameter_that_requires_gradients_is_an_error() -> None:
-    with pytest.raises(BackendCompilerFailed, match="requires gradients"):
-        compiled(Plain())(ROWS)
+def test_parameters_that_require_gradients_are_weights_as_in_a_cached_function() -> None:
+    plain = Plain()
+    with torch.enable_grad():
+        result = compiled(plain)(ROWS)
+    assert not result.requires_grad
+    torch.testing.assert_close(result, plain(ROWS).detach(), rtol=0, atol=0)
 
 
 @pytest.mark.usefixtures("no_grad")

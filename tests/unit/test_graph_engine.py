@@ -20,7 +20,7 @@ from tests.support.tracing import traced
 from worker import groups
 from worker.engines import engine_named
 from worker.engines.graph import GraphEngine, pack_constants, unpack_constants
-from worker.errors import ArtifactCorrupt, NotPortable, NotYet
+from worker.errors import ArtifactCorrupt, NotYet
 from worker.graph_facts import analyse
 from worker.torch_private.tracing import Trace
 
@@ -329,15 +329,6 @@ def test_group_is_bound_to_the_name_it_has_here() -> None:
 
 
 # What no artifact can keep.
-
-
-def test_target_without_a_portable_name_is_refused() -> None:
-    class Branches(nn.Module):
-        def forward(self, x: torch.Tensor) -> Any:
-            return torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,))
-
-    with pytest.raises(NotPortable, match=r"no artifact can keep|no portable name"):
-        sections_of(traced(Branches().forward, ROWS))
 
 
 # The port.

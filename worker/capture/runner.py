@@ -22,7 +22,6 @@ from worker.capture.entry import Entry, InputLayout, inside
 from worker.capture.first_calls import FirstCalls
 from worker.capture.plan import Shapes, shapes_of
 from worker.capture.rooms import Room, room_of
-from worker.capture.settled import SettledInputs
 from worker.capture.statistics import CaptureStatistics, Tally
 from worker.devices.memory import duplicate
 from worker.errors import NotCapturable
@@ -50,7 +49,6 @@ class GraphRunner:
         self.layout = InputLayout(
             facts, clone_input=options.clone_input, frozen_parameters=options.frozen_parameters
         )
-        self.settled = SettledInputs(self.layout)
         self._graph = graph
         self._backend = backend
         self._options = options
@@ -66,7 +64,7 @@ class GraphRunner:
         self._tally = Tally()
         self._never = "asked for (debug.run_eagerly)" if options.eager else ""
         if facts.data_dependent:
-            self._never = f"the size of {facts.data_dependent}'s result depends on data"
+            self._never = f"{facts.data_dependent}'s result depends on data"
             _log.info("not captured: %s", self._never)
         elif facts.random and backend.kind == "cpu":
             # Run operator by operator it draws what the function itself would.
@@ -74,11 +72,7 @@ class GraphRunner:
             _log.info("not captured: %s", self._never)
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        """Outputs of the graph for ``inputs``; from a shape's second call on out of a captured graph.
-
-        Raises:
-            StateChanged: a tensor of the module is not what the graph was loaded for; nothing ran.
-        """
+        """Outputs of the graph for ``inputs``; from a shape's second call on out of a captured graph."""
         with self._lock:
             if modes.is_plain(self._autocast_kinds):
                 return self._run(inputs)
@@ -92,8 +86,6 @@ class GraphRunner:
         """
         with self._lock, modes.plain(self._autocast_kinds):
             self.layout.require_tensors(inputs)
-            self.settled.check(inputs)
-            self.settled.check_memory(inputs)
             key = self.layout.key(inputs)
             entry = self._entries.get(key)
             if entry is None or not entry.fits(inputs):
@@ -123,13 +115,11 @@ class GraphRunner:
             return self._tally.taken(tuple(room.statistics() for room in self._rooms.values()))
 
     def _run(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        self.settled.check(inputs)
         entry = self._last
         if entry is not None and entry.fits(inputs):
             entry.fill(inputs)
         else:
             self.layout.require_tensors(inputs)
-            self.settled.check_memory(inputs)
             key = self.layout.key(inputs)
             if self._is_first(key):
                 return self._run_first(key, inputs)

@@ -116,7 +116,7 @@ class AotiEngine:
 
         if facts.data_dependent:
             msg = (
-                f"the size of {facts.data_dependent}'s result depends on data, which mode max-autotune does "
+                f"{facts.data_dependent}'s result depends on data, which mode max-autotune does "
                 "not support; use mode reduce-overhead, or move it out of the cached function"
             )
             raise NotPortable(msg, what=facts.data_dependent)

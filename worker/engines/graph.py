@@ -25,7 +25,7 @@ from worker.engines.bindings import BINDINGS
 from worker.errors import ArtifactCorrupt, NotPortable
 
 if TYPE_CHECKING:
-    from torch.fx import Node
+    from torch.fx import GraphModule, Node
 
     from worker.engines import Graph
     from worker.graph_facts import GraphFacts
@@ -89,32 +89,37 @@ class _SourceWriter:
 
     def __init__(self, lowered: LoweredGraph) -> None:
         self._module = lowered.graph
-        self._nodes = list(lowered.graph.graph.nodes)
         self._operators: dict[str, str] = {}
         self.constants: list[torch.Tensor] = []
-        self._constant_names: dict[str, str] = {}
+        self._bodies: dict[str, list[str]] = {}
 
     def source(self) -> str:
-        body = list(self._body())
-        inputs = [node.name for node in self._nodes if node.op == "placeholder"]
+        nodes = self._module.graph.nodes
+        dumped = any(node.meta.get(MARK) for node in nodes)
+        function = self._function("graph", self._module, first=[f"{_INDENT}_dump.step()"] if dumped else [])
         lines = ["def bind(groups, constants):"]
         lines += [f"    {name} = {path}" for path, name in self._operators.items()]
-        lines += [
-            f"    {name} = constants[{index}]" for index, name in enumerate(self._constant_names.values())
-        ]
-        dumped = any(node.meta.get(MARK) for node in self._nodes)
+        lines += [f"    constant_{index} = constants[{index}]" for index in range(len(self.constants))]
         if dumped:
             lines += ["    from worker.data_dump import Dump", "    _dump = Dump()"]
-        lines += ["", f"    def graph({', '.join(inputs)}):"]
-        if dumped:
-            lines.append(f"{_INDENT}_dump.step()")
-        lines += [*body, "", "    return graph", ""]
+        for body in self._bodies.values():
+            lines += ["", *body]
+        lines += ["", *function, "", "    return graph", ""]
         return "\n".join(lines)
 
-    def _body(self) -> Iterator[str]:
-        last_use = _last_uses(self._nodes)
-        for node in self._nodes:
-            if node.op == "call_function":
+    def _function(self, name: str, module: GraphModule, first: list[str]) -> list[str]:
+        inputs = [node.name for node in module.graph.nodes if node.op == "placeholder"]
+        return [f"    def {name}({', '.join(inputs)}):", *first, *self._body(module)]
+
+    def _body(self, module: GraphModule) -> Iterator[str]:
+        from worker.torch_private.higher_order import BRANCH, LOOP, higher_order_name
+
+        last_use = _last_uses(list(module.graph.nodes))
+        held: dict[str, str] = {}
+        for node in module.graph.nodes:
+            if node.op == "call_function" and higher_order_name(node.target) in (BRANCH, LOOP):
+                yield from (f"{_INDENT}{line}" for line in self._branch_or_loop(node))
+            elif node.op == "call_function":
                 arguments = [self._argument(node, index, value) for index, value in enumerate(node.args)]
                 arguments += [
                     f"{key}={self._keyword(node, key, value)}" for key, value in node.kwargs.items()
@@ -127,12 +132,30 @@ class _SourceWriter:
                 if dumped:
                     yield f"{_INDENT}_dump({node.name!r}, {str(node.target)!r}, {node.name})"
             elif node.op == "get_attr":
-                yield f"{_INDENT}{node.name} = {self._constant(str(node.target))}"
+                if node.target not in held:
+                    held[node.target] = self._held(module, str(node.target))
+                yield f"{_INDENT}{node.name} = {held[node.target]}"
             elif node.op == "output":
-                values = ", ".join(self._value(value) for value in node.args[0])
-                yield f"{_INDENT}return ({values}{',' if len(node.args[0]) == 1 else ''})"
+                (results,) = node.args
+                returned = tuple(results) if isinstance(results, list) else results
+                yield f"{_INDENT}return {self._value(returned)}"
             if last_use.get(node):
                 yield f"{_INDENT}del {', '.join(last_use[node])}"
+
+    def _branch_or_loop(self, node: Node) -> Iterator[str]:
+        """What `torch.cond` and ``while_loop`` do, in Python."""
+        from worker.torch_private.higher_order import BRANCH, higher_order_name
+
+        operands = [self._value(value) for value in (*node.args, *node.kwargs.values())]
+        if higher_order_name(node.target) == BRANCH:
+            predicate, chosen, other, given = operands
+            yield f"{node.name} = ({chosen} if {predicate} else {other})(*{given})"
+        else:
+            condition, body, carried, others = operands
+            own = "item.clone() if hasattr(item, 'clone') else item"
+            yield f"{node.name} = tuple({own} for item in {carried})"
+            yield f"while {condition}(*{node.name}, *{others}):"
+            yield f"    {node.name} = {body}(*{node.name}, *{others})"
 
     def _target(self, node: Node) -> str:
         from worker.torch_private.operators import operator_path
@@ -163,17 +186,21 @@ class _SourceWriter:
             return f"groups[{role_of(value)!r}]"
         return self._value(value)
 
-    def _constant(self, target: str) -> str:
-        if target not in self._constant_names:
-            value: Any = self._module
-            for part in target.split("."):
-                value = getattr(value, part)
-            if not isinstance(value, torch.Tensor) or hasattr(value, "fake_mode"):
-                msg = f"the graph holds {target}, a {type(value).__qualname__}, which no artifact can keep"
-                raise NotPortable(msg, what=target)
-            self._constant_names[target] = f"constant_{len(self.constants)}"
-            self.constants.append(value)
-        return self._constant_names[target]
+    def _held(self, module: GraphModule, target: str) -> str:
+        """The name of a constant, or of a graph within the graph."""
+        value: Any = module
+        for part in target.split("."):
+            value = getattr(value, part)
+        if isinstance(value, torch.fx.GraphModule):
+            name = f"_body_{len(self._bodies)}"
+            self._bodies[name] = []  # its place: a graph within it comes after it
+            self._bodies[name] = self._function(name, value, first=[])
+            return name
+        if not isinstance(value, torch.Tensor) or hasattr(value, "fake_mode"):
+            msg = f"the graph holds {target}, a {type(value).__qualname__}, which no artifact can keep"
+            raise NotPortable(msg, what=target)
+        self.constants.append(value)
+        return f"constant_{len(self.constants) - 1}"
 
     def _value(self, value: Any) -> str:
         if isinstance(value, torch.fx.Node):

@@ -77,7 +77,7 @@ class TorchairEngine:
             raise NotPortable(msg, what=facts.random)
         if facts.data_dependent and site.config.mode != "max-autotune":
             msg = (
-                f"the size of {facts.data_dependent}'s result depends on data, so TorchAir cannot capture "
+                f"{facts.data_dependent}'s result depends on data, so TorchAir cannot capture "
                 "it; use engine graph, or move it out of the cached function"
             )
             raise NotPortable(msg, what=facts.data_dependent)

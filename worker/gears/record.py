@@ -129,7 +129,7 @@ def _order(gears: GearFacts, combination: Combination) -> tuple[int, Combination
 def _unpaddable(gears: GearFacts, lowered: LoweredGraph, facts: GraphFacts) -> str:
     """Why inputs of this graph cannot be padded; empty if they can."""
     if facts.data_dependent:
-        return f"the size of {facts.data_dependent}'s result depends on data"
+        return f"{facts.data_dependent}'s result depends on data"
     if facts.random:
         return f"{facts.random} draws random numbers, and a larger graph draws others"
     for item, kind in zip(lowered.inputs, facts.input_classes, strict=True):

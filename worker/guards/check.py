@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType
+from inspect import CO_VARARGS, CO_VARKEYWORDS
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from worker.guards.plain_types import plain_type
 from worker.guards.words import describe_failure, describe_shape, tensor_differences
 
 MAX_REASONS = 8
+_PARAMETER = type_name(torch.nn.Parameter)
 
 
 def mismatches(
@@ -43,34 +45,41 @@ def mismatches(
     found = list(sources.changed(guards.sources))
     if not found:
         found.extend(ambient.differences(guards.ambient, ambient.snapshot(device_kind)))
-        found.extend(rank_mismatches(guards.ranks))
+        found.extend(_rank_mismatches(guards.ranks))
         found.extend(_object_mismatches(guards, function, arguments))
         found.extend(_gradient_mismatches(guards, function))
     return tuple(found[:MAX_REASONS])
 
 
-def tensor_mismatches(
-    guards: PortableGuards, function: FunctionType, arguments: Mapping[str, Any]
-) -> tuple[str, ...]:
-    """Those conditions that do not hold without which compiled code reads memory that is not there."""
-    return tuple(_object_mismatches(guards.of_tensors(), function, arguments))
+def asks_for_gradients(nodes: Sequence[Node], check: Check, code: CodeType) -> bool:
+    """Whether a check is of an argument that requires gradients, which are not recorded here.
+
+    Weights do not count, wherever they are: parameters below the module, a free variable, another argument.
+    """
+    node, kind, expected = check
+    if kind != "tensor" or not expected["requires_grad"]:
+        return False
+    step, name = root_names(nodes)[node]
+    return (
+        step == "local"
+        and name in argument_names(code)
+        and (nodes[node][0] < 0 or expected["type"] != _PARAMETER)
+    )
 
 
-def asks_for_gradients(check: Check, root: tuple[str, str], self_name: str) -> bool:
-    """Whether a check is of an argument that requires gradients, which are not recorded here."""
-    _, kind, expected = check
-    step, name = root
-    return kind == "tensor" and step == "local" and name != self_name and bool(expected["requires_grad"])
+def argument_names(code: CodeType) -> tuple[str, ...]:
+    """Names of a method's parameters, without that of the module."""
+    starred = bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKEYWORDS)
+    return code.co_varnames[min(code.co_argcount, 1) : code.co_argcount + code.co_kwonlyargcount + starred]
 
 
 def _gradient_mismatches(guards: PortableGuards, function: FunctionType) -> list[str]:
     if not torch.is_grad_enabled():
         return []
-    roots, self_name = root_names(guards.nodes), function.__code__.co_varnames[0]
     return [
         f"{text(guards.nodes, check[0])} requires gradients, and they are recorded"
         for check in guards.checks
-        if asks_for_gradients(check, roots[check[0]], self_name)
+        if asks_for_gradients(guards.nodes, check, function.__code__)
     ]
 
 
@@ -85,8 +94,7 @@ def free_variables(function: FunctionType) -> dict[str, Any]:
     return found
 
 
-def rank_mismatches(ranks: Mapping[str, int]) -> list[str]:
-    """Numbers of this process's ranks and groups that are others, in words."""
+def _rank_mismatches(ranks: Mapping[str, int]) -> list[str]:
     found = []
     for name, wanted in ranks.items():
         present = _present(name)

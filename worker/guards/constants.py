@@ -13,11 +13,17 @@ import re
 import types
 from typing import Any
 
-from worker.code_digests import is_pinned_module, type_name
+from worker.code_digests import function_digest, globals_module, is_pinned_module, type_name
 from worker.errors import NotPortable
 
 _SEQUENCES: dict[type, str] = {tuple: "tuple", list: "list"}
 _SETS: dict[type, str] = {set: "set", frozenset: "frozenset"}
+# Classes of Python's own that `builtins` has no name for: NoneType, function, ...
+_UNNAMED = {
+    value.__qualname__: value
+    for value in vars(types).values()
+    if isinstance(value, type) and value.__module__ == "builtins"
+}
 _TORCH_NAMED = ("dtype", "layout", "memory_format")
 
 
@@ -78,9 +84,20 @@ def _encode_torch(value: Any) -> Any:
         return {"namedtuple": [kind.__module__, kind.__qualname__, [encode(item) for item in value]]}
     if isinstance(value, types.MethodType) and isinstance(value.__self__, type):
         return {"classmethod": [encode(value.__self__), value.__name__]}
+    if isinstance(value, types.FunctionType) and _is_found_again(value):
+        digest = "" if is_pinned_module(globals_module(value)) else function_digest(value)
+        return {"function": [value.__module__, value.__qualname__, digest]}
     kind = type(value)
     msg = f"a value of type {kind.__module__}.{kind.__qualname__} cannot be compared in another process"
     raise NotPortable(msg, what=kind.__qualname__)
+
+
+def _is_found_again(function: types.FunctionType) -> bool:
+    """Whether a function's names lead to it, and not to another one."""
+    try:
+        return _class([function.__module__, function.__qualname__]) is function
+    except (ImportError, AttributeError):
+        return False
 
 
 def decode(encoded: Any) -> Any:
@@ -109,6 +126,8 @@ def _items(payload: list[Any]) -> list[Any]:
 
 def _class(payload: list[str]) -> Any:
     module, qualname = payload[0], payload[1]
+    if module == "builtins" and qualname in _UNNAMED:
+        return _UNNAMED[qualname]
     value: Any = importlib.import_module(module)
     for part in qualname.split("."):
         value = getattr(value, part)
@@ -141,6 +160,7 @@ _DECODERS: dict[str, Any] = {
     "ellipsis": lambda _: Ellipsis,
     "enum": lambda parts: _class(parts[:2])[parts[2]],
     "class": _class,
+    "function": _class,
     "classmethod": lambda parts: getattr(decode(parts[0]), parts[1]),
     "namedtuple": lambda parts: _class(parts[:2])(*_items(parts[2])),
     "device": _device,

@@ -127,6 +127,8 @@ class PathTable:
 
     def _call(self, tree: ast.Call) -> Node:
         function = ast.unparse(tree.func)
+        if function == "__import__":
+            return -1, "import", _literal(tree.args[0])
         if function == "type":
             return self.add_tree(tree.args[0]), "type", ""
         if function in ("getattr", "object.__getattribute__"):
@@ -215,7 +217,7 @@ def resolve(
     if base is MISSING:
         return MISSING
     try:
-        return STEPS[step](base, argument)
+        return _STEPS[step](base, argument)
     except (AttributeError, LookupError, TypeError):
         return MISSING
 
@@ -238,7 +240,7 @@ def _members(base: Any) -> list[Any]:
     return list(list.__iter__(base)) if isinstance(base, list) else list(base)
 
 
-STEPS: dict[str, Callable[[Any, Any], Any]] = {
+_STEPS: dict[str, Callable[[Any, Any], Any]] = {
     "attr": getattr,
     "item": lambda base, argument: base[
         argument if argument.__class__ is not dict else constants.decode(argument)

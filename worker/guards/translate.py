@@ -28,6 +28,7 @@ from worker.guards.ranks import asked_ranks
 from worker.guards.volatile import volatile_nodes
 from worker.sources import TracedSource, collect, collect_files, type_name
 from worker.torch_private.evaluated import Evaluated
+from worker.torch_private.higher_order import nodes_within
 from worker.torch_private.python_operators import files_of
 from worker.torch_private.traced_guards import TracedGuard
 from worker.torch_private.tracing import Trace
@@ -147,7 +148,7 @@ def _uses_group_names(trace: Trace) -> bool:
     names = set(known_groups())
     return any(
         isinstance(item, str) and item in names and "c10d" not in str(node.target)
-        for node in trace.lowered.graph.graph.nodes
+        for node in nodes_within(trace.lowered.graph)
         for item in (*node.args, *node.kwargs.values())
     )
 

@@ -37,6 +37,7 @@ GROUPS: Final = {
         "evaluated_dicts",
         "graph_memory",
         "guard_tree",
+        "higher_order",
         "kernels",
         "lowering",
         "marks",

@@ -30,7 +30,7 @@ FACTS = {
     "torch._dynamo.guards": "CheckFunctionManager make_guard_filter_entry(guard, builder)",
     "torch._dynamo.guards:CheckFunctionManager": "build_guards(sorted_guards)",
     "torch._dynamo.guards:GuardBuilder": "get_guard_manager_from_source",
-    "torch._dynamo.source": "CodeSource TypeSource",
+    "torch._dynamo.source": "CodeSource TypeSource is_from_skip_guard_source",
 }
 
 _IDENTITY = ("ID_MATCH", "TYPE_MATCH")  # the latter where a type's own source is asked for its base
@@ -209,7 +209,7 @@ class _Walk:
 
 def _managers(guard: Any, kind: str, builder: Any) -> Iterator[Any]:
     """Places of the tree at which a guard has leaves."""
-    from torch._dynamo.source import CodeSource, TypeSource
+    from torch._dynamo.source import CodeSource, TypeSource, is_from_skip_guard_source
 
     source, _ = asked_of(guard)
     manager = builder.get_guard_manager_from_source(source)
@@ -223,7 +223,9 @@ def _managers(guard: Any, kind: str, builder: Any) -> Iterator[Any]:
     elif kind == "CLOSURE_MATCH" and isinstance(builder.get(source), FunctionType):
         yield builder.get_guard_manager_from_source(CodeSource(source))
     elif kind == "DUPLICATE_INPUT":
-        yield builder.get_guard_manager_from_source(guard.create_fn.keywords["source_b"])
+        other = guard.create_fn.keywords["source_b"]
+        if not is_from_skip_guard_source(other):  # then Dynamo makes no leaf of it
+            yield builder.get_guard_manager_from_source(other)
 
 
 def asked_of(guard: Any) -> tuple[Any, dict[str, Any]]:

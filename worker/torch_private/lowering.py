@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from worker.errors import NotPortable, WorkerError
+from worker.torch_private.higher_order import bodies_inlined, graphs_of, nodes_within, transforms
 from worker.values import Value
 
 FACTS = {
@@ -21,14 +24,15 @@ FACTS = {
 if TYPE_CHECKING:
     from types import CodeType
 
-    from torch.fx import GraphModule
+    from torch.fx import GraphModule, Node
 
 
 class TracedInput(Value):
-    """One input of the graph: where the frame finds it, whether it is a tensor, and asks for gradients."""
+    """One input of the graph: where the frame finds it, and what it is."""
 
     source: str
     is_tensor: bool
+    is_parameter: bool = False
     requires_grad: bool = False
 
 
@@ -68,18 +72,43 @@ def lower(graph_module: GraphModule, decompositions: Mapping[Any, Callable[..., 
     Needs the tracing context that the graph was made in.
     """
     import torch.fx.traceback as fx_traceback
-    from torch.fx import Interpreter
 
     values = [node.meta["example_value"] for node in graph_module.graph.nodes if node.op == "placeholder"]
     # Detached, because a buffer that a graph with gradients wrote to has a history by now.
     fakes = [value.detach() if isinstance(value, torch.Tensor) else value for value in values]
-    whole_composites = not _casts_by_itself(graph_module)
-    _drop_grad_switches(graph_module)
-    with torch.no_grad(), fx_traceback.preserve_node_meta():
+    transformed = transforms(graph_module)
+    whole_composites = not (transformed or _casts_by_itself(graph_module))
+    if not transformed:
+        _drop_grad_switches(graph_module)
+    with torch.no_grad(), fx_traceback.preserve_node_meta(), bodies_inlined(graph_module):
         graph = graph_of(
-            Interpreter(graph_module).run, fakes, decompositions=decompositions, composites=whole_composites
+            partial(_run, graph_module), fakes, decompositions=decompositions, composites=whole_composites
         )
     return LoweredGraph(graph=graph, inputs=_inputs(graph_module))
+
+
+def _run(graph_module: GraphModule, *inputs: Any) -> Any:
+    from torch.fx import Interpreter
+
+    running: list[Node] = []
+
+    class Noting(Interpreter):
+        def run_node(self, n: Node) -> Any:
+            running[:] = [n]
+            return super().run_node(n)
+
+    try:
+        return Noting(graph_module).run(*inputs)
+    except WorkerError:
+        raise
+    except Exception as error:
+        where = (running[0].stack_trace or "").strip() or "unknown line"
+        msg = (
+            f"{running[0].target} cannot be lowered to operators: {type(error).__name__}: {error}\n{where}\n"
+            "Move it out of the cached function, or make what it does a custom operator "
+            "(torch.library.custom_op)."
+        )
+        raise NotPortable(msg, what=str(running[0].target)) from error
 
 
 def retrace(lowered: LoweredGraph, fakes: list[Any]) -> LoweredGraph:
@@ -138,17 +167,20 @@ def _casts_by_itself(graph_module: GraphModule) -> bool:
     graph is recorded further down. All others keep their composites: fewer calls, and eager's kernels.
     """
     switched = any(
-        getattr(node.target, "__name__", "") in ("_enter_autocast", "_exit_autocast")
-        for node in graph_module.graph.nodes
+        getattr(node.target, "__name__", "") in ("_enter_autocast", "_exit_autocast", "wrap_with_autocast")
+        for node in nodes_within(graph_module)
     )
     return switched or any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
 
 
 def _drop_grad_switches(graph_module: GraphModule) -> None:
     """Take the switches of ``torch.no_grad()`` blocks out: the whole graph runs without gradients."""
-    for node in list(graph_module.graph.nodes):
-        if node.target is torch._C._set_grad_enabled:
-            graph_module.graph.erase_node(node)
+    for module in graphs_of(graph_module):
+        switches = [node for node in module.graph.nodes if node.target is torch._C._set_grad_enabled]
+        for node in switches:
+            module.graph.erase_node(node)
+        if switches:
+            module.recompile()
 
 
 def _inputs(graph_module: GraphModule) -> tuple[TracedInput, ...]:
@@ -163,6 +195,7 @@ def _inputs(graph_module: GraphModule) -> tuple[TracedInput, ...]:
             TracedInput(
                 source=source_name(node._dynamo_source),
                 is_tensor=is_tensor,
+                is_parameter=isinstance(example, torch.nn.Parameter),
                 requires_grad=is_tensor and example.requires_grad,
             )
         )

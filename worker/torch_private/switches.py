@@ -6,10 +6,14 @@ Facts relied upon (``tests/unit/test_ambient.py`` compares each with its propert
   ``torch.backends.cudnn.allow_tf32`` return what these functions return;
 * without a function mode on the stack there is no default device but the CPU: ``torch.set_default_device``
   and ``with torch.device(...)`` both push a mode, a ``DeviceContext``;
+* transforms of ``torch.func`` are on a stack whose top `peek_interpreter_stack` returns, and a trace of
+  ``torch.jit`` is what `_get_tracing_state` returns, or None;
 * hooks of all modules stand in dictionaries of ``torch.nn.modules.module`` that stay the same objects.
 """
 
 from __future__ import annotations
+
+import sys
 
 import torch
 from torch.nn.modules import module as module_hooks
@@ -63,3 +67,19 @@ def foreign_function_modes() -> int:
         return 0
     modes = [torch._C._get_function_stack_at(index) for index in range(count)]
     return sum(not isinstance(mode, DeviceContext) for mode in modes)
+
+
+def is_followed() -> bool:
+    """Whether something else follows the operators of a call: a trace, a transform, or a dispatch mode."""
+    return (
+        torch.compiler.is_compiling()  # first, because Dynamo inlines this
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._get_tracing_state() is not None
+    )
+
+
+def is_symbolic_trace() -> bool:
+    """Whether ``torch.fx`` traces symbolically: then arguments are no tensors, so no artifact fits."""
+    tracer = sys.modules.get("torch.fx._symbolic_trace")
+    return tracer is not None and bool(tracer.is_fx_symbolic_tracing())

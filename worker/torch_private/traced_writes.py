@@ -39,7 +39,12 @@ def noted_writes() -> Iterator[dict[TracedWrite, None]]:
                 if isinstance(variable.mutation_type, AttributeMutationNew | ValueMutationNew):
                     continue
                 local = getattr(variable, "local_name", None)
-                source = f"L[{local!r}]" if variable.source is None else source_name(variable.source)
+                source = f"L[{local!r}]"
+                if variable.source is not None:
+                    try:
+                        source = source_name(variable.source)
+                    except NotImplementedError:
+                        continue  # made by the tracer itself, so no condition hangs on it
                 names = effects.store_attr_mutations.get(variable, {}) if local is None else {}
                 noted.update((TracedWrite(source=source, attribute=name), None) for name in names or ("",))
             original(effects, *args, **kwargs)

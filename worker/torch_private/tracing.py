@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from worker.code_digests import globals_module, is_pinned_module
-from worker.errors import GraphBreak, NotPortable
+from worker.errors import GraphBreak, NotPortable, WorkerError
 from worker.torch_private.config_reads import settings_read_by_value
 from worker.torch_private.evaluated import Evaluated, noted_evaluations
 from worker.torch_private.guard_tree import GuardTree
+from worker.torch_private.higher_order import regions_traced_anew
 from worker.torch_private.lowering import CapturedCall, LoweredGraph, lower
 from worker.torch_private.raised import noted_shapes, raised_by
 from worker.torch_private.shape_lines import ShapeLine, shape_lines
@@ -125,6 +126,7 @@ def trace(
         with (
             absence_guarded(),
             settings_read_by_value(),
+            regions_traced_anew(),
             views_by_themselves(),
             noted_writes() as writes,
             noted_evaluations() as evaluated,
@@ -225,16 +227,20 @@ def _refuse_unseen(graph_module: GraphModule) -> None:
 def _capture(
     convert_frame: Any, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    from torch._dynamo.exc import TorchDynamoException, UncapturedHigherOrderOpError, Unsupported, UserError
+    from torch._dynamo.exc import TorchDynamoException
 
     name = getattr(method, "__qualname__", repr(method))
     try:
         with noted_shapes() as shapes:
             return convert_frame.fullgraph_capture(method, args, kwargs)
-    except (Unsupported, UserError, UncapturedHigherOrderOpError, TorchDynamoException) as error:
+    except WorkerError:
+        raise
+    except Exception as error:  # the tracer's own are of all kinds
         if raised := raised_by(method, error, shapes):
             raise raised from error
         reason = str(error).strip()
+        if not isinstance(error, TorchDynamoException):
+            reason = f"Dynamo failed with {type(error).__name__}: {reason}"
         msg = (
             f"{name} does not form one whole graph, which a cached function must:\n{reason}\n"
             "Move what breaks the graph out of the function, or split the function there."

@@ -1,0 +1,255 @@
+"""Higher-order operators and ``torch.func`` in a cached function: compiled, loaded again, equal to eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.map import map as mapped
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.utils.checkpoint import checkpoint
+
+from tests.support.cached import cached, outcome, reason
+from worker import CompilerConfig
+from worker.errors import GraphBreak, NotPortable
+
+# torch's own, in eager: forward-mode derivatives script their decompositions, and attention is not fused.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning"),
+]
+
+ROWS = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+QUERY = torch.randn(1, 2, 128, 16, generator=torch.Generator().manual_seed(0))
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.scale = 2.0
+
+    def body(self, x: torch.Tensor) -> Any:
+        return self.b(torch.relu(self.a(x))) * self.scale
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> Any:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        return grads[0] * 2
+
+
+def causal(_b: Any, _h: Any, row: Any, column: Any) -> Any:
+    return row >= column
+
+
+def nearby(score: torch.Tensor, _b: Any, _h: Any, row: Any, column: Any) -> Any:
+    return score - (row - column).abs()
+
+
+def nearer(score: torch.Tensor, _b: Any, _h: Any, row: Any, column: Any) -> Any:
+    return score - (row - column).abs() * 2
+
+
+BLOCKS = create_block_mask(causal, None, None, 128, 128, device="cpu")
+
+
+@torch.compiler.nested_compile_region
+def region(x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
+    return torch.relu(layer(x))
+
+
+def checkpointed(m: Any, x: torch.Tensor) -> Any:
+    return checkpoint(m.body, x, use_reentrant=False) + 1
+
+
+def branch(m: Any, x: torch.Tensor) -> Any:
+    return torch.cond(x.sum() > 0, m.a, lambda v: m.b(v) * 2, (x,))
+
+
+def branch_on_size(m: Any, x: torch.Tensor) -> Any:
+    return torch.cond(x.shape[0] > 3, m.a, lambda v: m.b(v) * 2, (x,))
+
+
+def loop(m: Any, x: torch.Tensor) -> Any:
+    start = torch.zeros((), dtype=torch.int64)
+    return while_loop(lambda i, _y: i < x.sum(), lambda i, y: (i + 1, m.a(y)), (start, x))
+
+
+def scanned(_m: Any, x: torch.Tensor) -> Any:
+    return scan(lambda carry, row: (carry + row, (carry * row).clone()), torch.zeros(4), x)
+
+
+def associative(_m: Any, x: torch.Tensor) -> Any:
+    return associative_scan(lambda one, other: one + other, x, dim=0, combine_mode="generic")
+
+
+def mapped_rows(m: Any, x: torch.Tensor) -> Any:
+    return mapped(lambda row, weight: row * weight, x, m.a.weight[0])
+
+
+def batched(m: Any, x: torch.Tensor) -> Any:
+    return torch.vmap(lambda row: m.a(row) * 2)(x), torch.vmap(torch.vmap(torch.mul))(x, x)
+
+
+def gradient(m: Any, x: torch.Tensor) -> Any:
+    return torch.func.grad(lambda v: (m.a(v) ** 2).sum())(x)
+
+
+def stopped_gradient(_m: Any, x: torch.Tensor) -> Any:
+    def stopped(v: torch.Tensor) -> Any:
+        with torch.no_grad():
+            fixed = v * 2
+        return (v * fixed).sum()
+
+    return torch.func.grad(stopped)(x)
+
+
+def jacobian(_m: Any, x: torch.Tensor) -> Any:
+    return torch.func.jacrev(torch.sin)(x[0]), torch.func.jvp(torch.sin, (x,), (x,))
+
+
+def called_with(m: Any, x: torch.Tensor) -> Any:
+    return torch.func.functional_call(m.a, {"weight": m.a.weight * 2, "bias": m.a.bias}, (x,))
+
+
+def custom_gradient(_m: Any, x: torch.Tensor) -> Any:
+    return Double.apply(x)
+
+
+def regions(m: Any, x: torch.Tensor) -> Any:
+    return region(region(x, m.a), m.b)
+
+
+def attention(_m: Any, x: torch.Tensor) -> Any:
+    return flex_attention(x, x, x, score_mod=nearby, block_mask=BLOCKS)
+
+
+def attention_masked_within(_m: Any, x: torch.Tensor) -> Any:
+    blocks = create_block_mask(causal, None, None, x.shape[2], x.shape[2], device="cpu")
+    return flex_attention(x, x, x, block_mask=blocks)
+
+
+PROGRAMS = {
+    program.__name__: (program, QUERY if "attention" in program.__name__ else ROWS)
+    for program in (
+        checkpointed, branch, branch_on_size, loop, scanned, associative, mapped_rows, batched, gradient,
+        stopped_gradient, jacobian, called_with, custom_gradient, regions, attention, attention_masked_within,
+    )
+}  # fmt: skip
+NOT_COMPILED_AHEAD = ("branch", "loop")
+
+
+def module(program: Callable[[Any, torch.Tensor], Any]) -> Any:
+    def forward(self: Any, x: torch.Tensor) -> Any:
+        return program(self, x)
+
+    return type("Program", (Layers,), {"forward": forward, "__module__": __name__})()
+
+
+def assert_equals_eager(function: Any, given: torch.Tensor, tolerance: float = 0.0) -> None:
+    eager = function.module.forward
+    for x in (given, -given, given.clone()):
+        wanted, got = eager(x), function(x)
+        torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program_is_compiled_and_loaded_and_equals_eager(name: str, tmp_path: Path) -> None:
+    program, given = PROGRAMS[name]
+    for expected in ("compiled", "loaded"):
+        with torch.no_grad():
+            function = cached(module(program).forward, tmp_path)
+            assert_equals_eager(function, given)
+            assert outcome(function) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in NOT_COMPILED_AHEAD])
+def test_program_is_compiled_ahead_of_time(name: str, tmp_path: Path) -> None:
+    program, given = PROGRAMS[name]
+    config = CompilerConfig()
+    config.mode = "max-autotune"
+    for expected in ("compiled", "loaded"):
+        with torch.no_grad():
+            function = cached(module(program).forward, tmp_path, config=config, ge_cache=True)
+            assert_equals_eager(function, given, tolerance=1e-5)
+            assert outcome(function) == expected
+
+
+@pytest.mark.parametrize("name", NOT_COMPILED_AHEAD)
+def test_control_flow_on_data_is_refused_in_max_autotune_with_the_way_out(name: str, tmp_path: Path) -> None:
+    program, given = PROGRAMS[name]
+    config = CompilerConfig()
+    config.mode = "max-autotune"
+    function = cached(module(program).forward, tmp_path, config=config)
+    with torch.no_grad(), pytest.raises(NotPortable, match=r"depends on data.*use mode reduce-overhead"):
+        function(given)
+
+
+def test_another_body_of_an_operator_is_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, given = PROGRAMS["attention"]
+    with torch.no_grad():
+        cached(module(program).forward, tmp_path)(given)
+        monkeypatch.setitem(globals(), "nearby", nearer)
+        function = cached(module(program).forward, tmp_path)
+        assert_equals_eager(function, given)
+    assert outcome(function) == "compiled"
+    assert "nearby" in reason(function)
+
+
+def test_an_attribute_that_only_a_body_reads_is_a_condition(tmp_path: Path) -> None:
+    program, given = PROGRAMS["checkpointed"]
+    with torch.no_grad():
+        cached(module(program).forward, tmp_path)(given)
+        changed = module(program)
+        changed.scale = 3.0
+        function = cached(changed.forward, tmp_path)
+        assert_equals_eager(function, given)
+    assert outcome(function) == "compiled"
+    assert "scale" in reason(function)
+
+
+def test_an_attribute_that_only_a_later_region_reads_is_a_condition(tmp_path: Path) -> None:
+    """Dynamo takes an earlier region's graph for it, without conditions of its own."""
+    program, given = PROGRAMS["regions"]
+    with torch.no_grad():
+        cached(module(program).forward, tmp_path)(given)
+        changed = module(program)
+        changed.b = nn.Identity()
+        function = cached(changed.forward, tmp_path)
+        assert_equals_eager(function, given)
+
+
+def test_branch_that_writes_to_its_argument_is_refused(tmp_path: Path) -> None:
+    def writes(m: Any, x: torch.Tensor) -> Any:
+        return torch.cond(x.sum() > 0, lambda v: v.add_(1) * 2, m.b, (x,))
+
+    function = cached(module(writes).forward, tmp_path)
+    with torch.no_grad(), pytest.raises((NotPortable, GraphBreak)):
+        function(ROWS)
+
+
+def test_operator_that_runs_code_unseen_is_refused_by_name(tmp_path: Path) -> None:
+    def prints(_m: Any, x: torch.Tensor) -> Any:
+        torch.ops.higher_order.print("{}", x.sum())
+        return x * 2
+
+    function = cached(module(prints).forward, tmp_path)
+    with torch.no_grad(), pytest.raises((NotPortable, GraphBreak), match=r"print|builtins"):
+        function(ROWS)
