@@ -12,7 +12,7 @@ from worker.values import Value
 if TYPE_CHECKING:
     from worker.configs.compiler_config import CompilerConfig
 
-GuardMode = Literal["once", "always", "skip"]
+GuardMode = Literal["always", "once", "skip"]
 OnRecompile = Literal["add", "abandon"]
 OnGearMiss = Literal["error", "pad"]
 Rng = Literal["refuse", "allow"]

@@ -94,8 +94,14 @@ class CachedFunction(FunctionLookup):
             WorkerError: the function cannot be cached; the message says why and what to do.
         """
         state = ambient.snapshot(self._kind)
-        loaded = (variant for variant in self.variants if variant.accepts(state, args, kwargs))
-        (next(loaded, None) or self.ensure(args, kwargs)).capture(args, kwargs)
+        for variant in self.variants:
+            if variant.accepts(state, args, kwargs):
+                try:
+                    variant.capture(args, kwargs)
+                except StateChanged:
+                    break
+                return
+        self.ensure(args, kwargs).capture(args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function; load or compile first where nothing loaded fits.
@@ -119,7 +125,7 @@ class CachedFunction(FunctionLookup):
                     break
         if is_symbolic_trace():
             return self._method(*args, **kwargs)
-        if self._traces.reached:
+        if self._traces.reached and self._checked(args, kwargs) is None:
             return self._traces.run_eagerly(self._method, args, kwargs)
         return self.ensure(args, kwargs)(*args, **kwargs)
 
@@ -141,6 +147,8 @@ class CachedFunction(FunctionLookup):
             with collection.paused():
                 self._kind = self.device_kind
                 self._refuse_gear_miss(args, kwargs)
+                if (checked := self._checked(args, kwargs)) is not None:
+                    return checked
                 variant, reason = self._find_and_use(args, kwargs, started)
             if variant is not None:
                 return variant
@@ -152,6 +160,15 @@ class CachedFunction(FunctionLookup):
                 number = len(self._variants) + 1
                 _log.warning("%s is traced again (variant %d): %s", self.name, number, reason)
             return self.compile(args, kwargs, reason=reason)
+
+    def _checked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Variant | None:
+        """A variant that is loaded, and all of whose conditions hold, though something has changed."""
+        with self._lock:
+            for variant in self.variants:
+                if not variant.check(args, kwargs):
+                    self._move_to_front(variant)
+                    return variant
+        return None
 
     def _find_and_use(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], started: float
@@ -257,9 +274,10 @@ class CachedFunction(FunctionLookup):
 
     def _check_own_guards(self, variant: Variant, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Conditions that do not hold where they were made would mean a compile on every call."""
-        if variant.accepts(ambient.snapshot(self._kind), args, kwargs):
+        wrong = variant.check(args, kwargs)
+        if not wrong and variant.fits(args, kwargs):
             return
-        wrong = self.mismatches(variant.stored, args, kwargs) or ("a condition on its arguments",)
+        wrong = wrong or ("a condition on its arguments",)
         self._variants.remove(variant)
         msg = (
             f"{self.name} was compiled, but its conditions do not hold for the very call it was made for: "

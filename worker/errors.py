@@ -109,15 +109,20 @@ class NotCapturable(WorkerError):
 
 
 class StateChanged(WorkerError):
-    """What was a tensor of the module when the function was loaded is none now."""
+    """A tensor of the module, or of a global, is not what it was when its conditions were checked."""
 
     def __init__(self, where: str, actual: object) -> None:
+        found = actual if isinstance(actual, str) else _in_brief(actual)
         super().__init__(
-            f"{where} was a tensor when the function was loaded, and is {actual!r} now; load it anew",
-            where=where,
-            expected="a tensor",
-            actual=repr(actual),
+            f"{where} is not what this function was loaded for: it is {found} now", where=where, actual=found
         )
+
+
+def _in_brief(value: Any) -> str:
+    """A tensor without its values."""
+    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
+        return repr(value)
+    return f"a tensor of {value.dtype}, sizes {list(value.shape)}, on {value.device}"
 
 
 class DeviceUnavailable(WorkerError):

@@ -45,7 +45,7 @@ class FunctionLookup:
             config=copy.deepcopy(options.config),  # a later change of the caller's must not change the key
             cache_dir=options.cache_dir or defaults.cache_dir,
         )
-        self._guards: GuardMode = options.guards or defaults.guards or "once"
+        self._guards: GuardMode = options.guards or defaults.guards or "always"
         self._wanted: EngineChoice = options.engine or defaults.engine or "auto"
         check_choice(self._wanted, self._options.config)
         self._rank = defaults.place
@@ -124,7 +124,7 @@ class FunctionLookup:
     ) -> tuple[str, ...]:
         """Conditions of an artifact that this module and call do not meet; empty if it may be used."""
         if self._guards == "skip":
-            return ()
+            return stored.tensor_mismatches(self._method, args, kwargs)
         rule = GearRule(on_miss=self._options.on_gear_miss)
         return stored.mismatches(self._method, args, kwargs, self.device_kind, rule)
 

@@ -137,7 +137,7 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
         ),
         data_dependent=data_dependent,
         random=random,
-        input_names=tuple(_readable(item.source) for item in lowered.inputs),
+        input_names=tuple(readable(item.source) for item in lowered.inputs),
         module_inputs=tuple(
             index
             for index, item in enumerate(lowered.inputs)
@@ -147,7 +147,7 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
     )
 
 
-def _readable(source: str) -> str:
+def readable(source: str) -> str:
     """Dynamo's expression for an input as a reader would write it."""
     return re.sub(_ROOT, r"\1", re.sub(_MEMBER, r".\1", source))
 

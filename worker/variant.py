@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -20,19 +21,23 @@ from worker.engines import Site, engine_named
 from worker.errors import ArtifactCorrupt
 from worker.frame import bind
 from worker.gears.loaded import LoadedGears
-from worker.gears.rules import GearRule, call_guards
+from worker.gears.rules import GearRule, any_size, call_guards
 from worker.gears.runner import GearedRunner
+from worker.graph_facts import NUMBER, readable
 from worker.groups import resolve
 from worker.guards import ambient
-from worker.guards.check import MAX_REASONS, mismatches
-from worker.guards.inputs import compile_input_check
-from worker.guards.once import reads_training
+from worker.guards.calls import CallGuards
+from worker.guards.check import MAX_REASONS, mismatches, tensor_mismatches
+from worker.guards.inputs import parameters_of
+from worker.guards.paths import text
 from worker.runtime_state import RuntimeStateGuard, declared_for, differences
 from worker.values import Value
 
 if TYPE_CHECKING:
     from worker.cache_options import GuardMode, OnGearMiss
     from worker.devices import DeviceBackend
+    from worker.guards.model import PortableGuards
+    from worker.guards.snapshot import Snapshot
 
 
 _UNLEARNED = GearRule()
@@ -109,6 +114,19 @@ class StoredArtifact(Value):
             wrong = (f"made for another {self.artifact.name} than this {method.__qualname__}",)
         return wrong
 
+    def tensor_mismatches(
+        self, method: MethodType, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[str, ...]:
+        """As `mismatches`, of what is never skipped: what compiled code takes for granted of its tensors."""
+        function = function_of(method)
+        return tensor_mismatches(self.guards_of_any_size, function, arguments_of(method, args, kwargs))
+
+    @property
+    def guards_of_any_size(self) -> PortableGuards:
+        """The conditions without that on geared sizes, which a runner asks."""
+        gears = self.artifact.facts.gears
+        return self.artifact.guards if gears is None else any_size(self.artifact.guards, gears)
+
 
 def function_of(method: MethodType) -> FunctionType:
     """The plain function under a bound method."""
@@ -159,11 +177,10 @@ class Variant:
         self._device_kind = backend.kind
         self._ambient = ambient.snapshot(backend.kind)
         self._gears = LoadedGears(artifact.facts.gears, artifact.guards, function, on_gear_miss)
-        self._fits = compile_input_check(self._gears.guards, function)
-        self._reads_training = reads_training(artifact.guards)
+        rules = stored.guards_of_any_size if guards == "skip" else self._gears.guards
+        self._calls = CallGuards(rules, function, method.__self__, guards)  # type: ignore[arg-type]
         declared = artifact.guards.runtime_state
         self._runtime_state = RuntimeStateGuard(self._module, declared)  # type: ignore[arg-type]
-        self.settle()
         self._geared: GearedRunner | None = None
         if artifact.facts.gears is not None:
             plain = DirectRunner(graph, artifact.facts, backend)
@@ -173,6 +190,7 @@ class Variant:
         runner = self._geared if asked and self._geared is not None else self.runner
         self._frame = bind(artifact.frame, function, runner)
         self._unpack = bind(artifact.frame, function, _hand_over)
+        self.settle()
         self.bind_s = perf_counter() - started
 
     def accepts(self, state: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -186,18 +204,64 @@ class Variant:
         Raises:
             TypeError: the function's signature does not take these arguments.
         """
-        if self._guards == "skip":
-            return True
-        if self._guards == "always":
-            rule = self._gears.rule
-            return not self.stored.mismatches(self._method, args, kwargs, self._device_kind, rule)
         return (
-            state == self._ambient
-            and self._runtime_state.holds()
-            and (self._training is None or self._module.training is self._training)
-            and self._fits(self._module, *args, **kwargs)
-            and self._gears.suit(self._module, args, kwargs)
+            self._guards == "skip" or (state == self._ambient and self._runtime_state.holds())
+        ) and self.fits(args, kwargs)
+
+    def fits(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """`accepts`, as far as arguments and module decide."""
+        return self._calls.hold(args, kwargs) and (
+            self._guards == "skip" or self._gears.suit(self._module, args, kwargs)
         )
+
+    def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+        """Check all conditions anew, and note what they hold for; in words, those that do not hold.
+
+        Raises:
+            StateChanged: a tensor has elements outside of its storage.
+            TypeError: the function's signature does not take these arguments.
+        """
+        if self._guards == "skip":
+            wrong = self.stored.tensor_mismatches(self._method, args, kwargs)
+            if not wrong:
+                self.settle()
+            return wrong
+        snapshot = self._calls.observe(arguments_of(self._method, args, kwargs))
+        wrong = self.stored.mismatches(self._method, args, kwargs, self._device_kind, self._gears.rule)
+        if not wrong and snapshot is None:
+            self.settle()
+        elif not wrong and snapshot is not None:
+            self._settle_for(snapshot, self.inputs_of(args, kwargs))
+        return wrong
+
+    def _settle_for(self, snapshot: Snapshot, inputs: Sequence[Any]) -> None:
+        settled = self.runner.settled
+        self._calls.changed(self._nodes_at(settled.changed(inputs)))
+        positions = self._settled_positions(snapshot.asked)
+        observed = settled.observed(positions, inputs)
+        if snapshot.holds():  # else another thread changed something since, and the next call checks again
+            settled.settle(observed)
+            self._calls.keep(snapshot, {id(inputs[index]) for index in positions})
+
+    def _settled_positions(self, asked: Collection[int]) -> tuple[int, ...]:
+        """The graph's tensors whose conditions no call checks, because no call brings them."""
+        facts, guards = self.stored.artifact.facts, self.stored.artifact.guards
+        per_call = {readable(text(guards.nodes, node)) for node in (*guards.volatile, *asked)}
+        parameters = parameters_of(function_of(self._method))[1:]
+        names = facts.input_names or ("",) * len(facts.input_classes)
+        return tuple(
+            index
+            for index, (kind, name) in enumerate(zip(facts.input_classes, names, strict=True))
+            if kind != NUMBER
+            and name not in per_call
+            and (index in facts.module_inputs or re.split(r"\W", name)[0] not in parameters)
+        )
+
+    def _nodes_at(self, positions: Collection[int]) -> list[int]:
+        """The nodes of the tensors at some positions."""
+        names = {self.stored.artifact.facts.input_names[index] for index in positions}
+        nodes = self.stored.artifact.guards.nodes
+        return [node for node in range(len(nodes)) if readable(text(nodes, node)) in names] if names else []
 
     def __repr__(self) -> str:
         artifact = self.stored.artifact
@@ -205,7 +269,8 @@ class Variant:
 
     def settle(self) -> None:
         """Note the state of the module for which all conditions were just found to hold."""
-        self._training: bool | None = self._module.training if self._reads_training else None
+        self._calls.settle()
+        self.runner.settled.renew(self._settled_positions(self._calls.asked))
 
     def refuse_gear_miss(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Refuse a call that would fit, were its geared sizes others.

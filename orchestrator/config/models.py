@@ -24,7 +24,7 @@ from orchestrator.config.strict import Seconds, Strict
 from worker import known_caches
 
 DeviceKind = Literal["cpu", "cuda", "npu"]
-GuardMode = Literal["once", "always", "skip"]
+GuardMode = Literal["always", "once", "skip"]
 EngineChoice = Literal["auto", "graph", "aoti", "torchair"]
 AuditMode = Literal["one", "all", "off"]
 Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
@@ -175,7 +175,7 @@ class Config(Strict):
     store: StoreConfig | None = Field(
         default=None, description="mapping with path, mode and trust; or with tiers and trust"
     )
-    guards: GuardMode = Field(default="once", description="once, always or skip: when guards are checked")
+    guards: GuardMode = Field(default="always", description="always, once or skip: when guards are checked")
     engine: EngineChoice = Field(
         default="auto",
         description="auto, graph, aoti or torchair: which engine compiles, for functions that do not say",

@@ -104,5 +104,5 @@ def test_kind_of_device_is_looked_at(cache: Path) -> None:
     function = cached(Asking().forward, cache)
     function(torch.ones(2, 3))
     here: Any = function.variants[0]
-    assert here._fits(function.module, torch.ones(4, 5))
-    assert not here._fits(function.module, torch.ones(4, 5, device="meta"))
+    assert here.fits((torch.ones(4, 5),), {})
+    assert not here.fits((torch.ones(4, 5, device="meta"),), {})

@@ -363,6 +363,36 @@ def test_free_variable_that_the_function_writes_to_is_looked_at_on_every_call() 
     assert not check(None, 1)
 
 
+def hostile(
+    self: Any, _p0: Any, _k12: Any, _torch: Any, _globals: Any, check: Any, _wp1: Any, max: Any,  # noqa: A002
+    ª: Any = 1, *_others: Any, __type: Any = 2, len: Any = 3, **_holds: Any,  # noqa: A002, PLC2401
+) -> Any:  # fmt: skip
+    return self
+
+
+def test_names_of_parameters_are_the_users_own() -> None:
+    names = ("_p0", "_k12", "_torch", "_globals", "check", "_wp1", "max")
+    keys = (("L['_holds']", "keys", ["_id"]), ("L['__type']", "equals", 2), ("L['_others']", "length", 0))
+    tensors = tuple((f"L[{name!r}]", "tensor", like(ONES)) for name in names)
+    shapes = [("max({}()[0], 2) == 2", "L['_p0'].size")]
+    check = check_of(hostile, *tensors, *keys, ("L['a']", "equals", 1), shapes=shapes)
+    fitting = [ONES.clone() for _ in names]
+    assert check(None, *fitting, _id=1)
+    for position in range(len(names)):
+        unfit = [*fitting]
+        unfit[position] = ONES.double()
+        assert not check(None, *unfit, _id=1)
+    assert not check(None, *fitting, __type=3, _id=1)
+    assert not check(None, *fitting)
+
+
+@pytest.mark.parametrize("name", ["class", "\ufb01"])  # a keyword, and one that Python writes otherwise
+def test_attribute_that_no_source_can_name_is_looked_at(name: str) -> None:
+    check = check_of(plain, (f"getattr(L['x'], {name!r})", "equals", 1))
+    assert check(None, Holder(**{name: 1}))
+    assert not check(None, Holder(**{name: 2, "fi": 1}))
+
+
 def test_check_without_conditions_takes_anything() -> None:
     assert check_of(plain)(None, object()) is True
 

@@ -55,16 +55,16 @@ def test_train_and_eval_are_noticed_and_each_has_its_variant(tmp_path: Path) -> 
 
 
 @torch.no_grad()
-def test_a_flag_that_no_condition_is_about_is_looked_up_once(
+def test_a_flag_that_no_condition_is_about_is_looked_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Outer()
-    function = cached(model.flagged, tmp_path)
+    function = cached(model.flagged, tmp_path, guards="once")
     function(ROWS)
     model.training = False  # of the root alone; the artifact still fits
     calls = itertools.count()
-    use = function.use
-    monkeypatch.setattr(function, "use", lambda *a, **k: (next(calls), use(*a, **k))[1])
+    ensure = function.ensure
+    monkeypatch.setattr(function, "ensure", lambda *a, **k: (next(calls), ensure(*a, **k))[1])
     for _ in range(3):
         assert torch.equal(function(ROWS), model.flagged(ROWS))
     assert (len(function.variants), next(calls)) == (1, 1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from worker.capture import modes
 from worker.capture.entry import InputLayout
+from worker.capture.settled import SettledInputs
 from worker.capture.statistics import CaptureStatistics, Tally
 from worker.devices.memory import memory_of
 
@@ -25,12 +26,18 @@ class DirectRunner:
 
     def __init__(self, graph: Graph, facts: GraphFacts, backend: DeviceBackend) -> None:
         self.layout = InputLayout(facts, clone_input=True, frozen_parameters=False)
+        self.settled = SettledInputs(self.layout)
         self._graph = graph
         self._autocast_kinds = modes.autocast_kinds(backend.kind)
         self._tally = Tally()
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        """Outputs of the graph for ``inputs``."""
+        """Outputs of the graph for ``inputs``.
+
+        Raises:
+            StateChanged: a tensor of the module is not what the graph was loaded for; nothing ran.
+        """
+        self._check(inputs)
         self._tally.eager["kernels compiled ahead, which are not captured"] += 1
         if modes.is_plain(self._autocast_kinds):
             return self._graph(*inputs)
@@ -39,8 +46,13 @@ class DirectRunner:
 
     def prepare(self, *inputs: Any) -> None:
         """Run the graph once, without lasting effect on mutated inputs."""
+        self._check(inputs)
         with modes.plain(self._autocast_kinds), restored(inputs, self.layout.mutated):
             self._graph(*inputs)
+
+    def _check(self, inputs: Sequence[Any]) -> None:
+        self.settled.check(inputs)
+        self.settled.check_memory(inputs)
 
     def shapes(self) -> tuple[Shapes, ...]:
         """Nothing is captured."""

@@ -14,6 +14,7 @@ import torch
 
 from worker.capture.plan import shapes_of
 from worker.devices.memory import memory_of
+from worker.engines.overlap import picker
 from worker.errors import StateChanged
 from worker.graph_facts import MUTATED, NUMBER, STATE, USER, GraphFacts
 
@@ -109,7 +110,7 @@ class Entry:
         self._layout = layout
         self._inside = tuple(index for index in layout.copied if index not in copied)
         self._compared = (*layout.compared, *self._inside)
-        self._pick = _picker(self._compared)
+        self._pick = picker(self._compared)
         self._tensors = self._pick(inputs)
         self._addresses = [*map(_address, self._tensors)]
         self._layouts = [*map(_layout_of, self._tensors)]
@@ -118,7 +119,7 @@ class Entry:
             for index in self._compared
             if index not in layout.of_module
         )
-        self._pick_numbers = _picker(layout.numbers)
+        self._pick_numbers = picker(layout.numbers)
         self._numbers = self._pick_numbers(inputs)
         self._mutated = _written(inputs, layout.mutated)
         self._end = max((behind for _, behind in self._mutated), default=0)
@@ -134,7 +135,7 @@ class Entry:
                 return False
         except TypeError:  # no tensor any more
             return False
-        # An object that was here before has the layout that it had: a module's layouts are a load's to check.
+        # An object that was here before has the layout that it had: `worker.capture.settled` looks at that.
         if not all(map(operator.is_, tensors, self._tensors)) and not self._laid_out_alike(tensors):
             return False
         for index, shape, strides, offset in self._called:
@@ -216,10 +217,3 @@ def _filled(index: int, value: torch.Tensor, buffer: torch.Tensor) -> tuple[int,
 def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     lazy_bits = tensor.is_conj(), tensor.is_neg()
     return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, *lazy_bits
-
-
-def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """Picks elements out of a tuple, always as a tuple."""
-    if len(positions) > 1:
-        return operator.itemgetter(*positions)
-    return lambda inputs: tuple(inputs[index] for index in positions)

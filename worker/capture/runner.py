@@ -22,6 +22,7 @@ from worker.capture.entry import Entry, InputLayout, inside
 from worker.capture.first_calls import FirstCalls
 from worker.capture.plan import Shapes, shapes_of
 from worker.capture.rooms import Room, room_of
+from worker.capture.settled import SettledInputs
 from worker.capture.statistics import CaptureStatistics, Tally
 from worker.devices.memory import duplicate
 from worker.errors import NotCapturable
@@ -49,6 +50,7 @@ class GraphRunner:
         self.layout = InputLayout(
             facts, clone_input=options.clone_input, frozen_parameters=options.frozen_parameters
         )
+        self.settled = SettledInputs(self.layout)
         self._graph = graph
         self._backend = backend
         self._options = options
@@ -72,7 +74,11 @@ class GraphRunner:
             _log.info("not captured: %s", self._never)
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        """Outputs of the graph for ``inputs``; from a shape's second call on out of a captured graph."""
+        """Outputs of the graph for ``inputs``; from a shape's second call on out of a captured graph.
+
+        Raises:
+            StateChanged: a tensor of the module is not what the graph was loaded for; nothing ran.
+        """
         with self._lock:
             if modes.is_plain(self._autocast_kinds):
                 return self._run(inputs)
@@ -86,6 +92,8 @@ class GraphRunner:
         """
         with self._lock, modes.plain(self._autocast_kinds):
             self.layout.require_tensors(inputs)
+            self.settled.check(inputs)
+            self.settled.check_memory(inputs)
             key = self.layout.key(inputs)
             entry = self._entries.get(key)
             if entry is None or not entry.fits(inputs):
@@ -115,11 +123,13 @@ class GraphRunner:
             return self._tally.taken(tuple(room.statistics() for room in self._rooms.values()))
 
     def _run(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        self.settled.check(inputs)
         entry = self._last
         if entry is not None and entry.fits(inputs):
             entry.fill(inputs)
         else:
             self.layout.require_tensors(inputs)
+            self.settled.check_memory(inputs)
             key = self.layout.key(inputs)
             if self._is_first(key):
                 return self._run_first(key, inputs)

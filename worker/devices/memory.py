@@ -16,3 +16,12 @@ def duplicate(tensor: torch.Tensor) -> torch.Tensor:
     copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     memory_of(copy).copy_(memory_of(tensor))
     return copy
+
+
+def lies_in_storage(tensor: torch.Tensor) -> bool:
+    """Whether all elements of a tensor are within its storage, which somebody may have made smaller."""
+    if tensor.layout is not torch.strided or not tensor.numel() or tensor.is_meta:
+        return True
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    end = (tensor.storage_offset() + last + 1) * tensor.itemsize
+    return end <= tensor.untyped_storage().nbytes()

@@ -45,7 +45,7 @@ def mismatches(
     found = list(sources.changed(guards.sources))
     if not found:
         found.extend(ambient.differences(guards.ambient, ambient.snapshot(device_kind)))
-        found.extend(_rank_mismatches(guards.ranks))
+        found.extend(rank_mismatches(guards.ranks))
         found.extend(_object_mismatches(guards, function, arguments))
         found.extend(_gradient_mismatches(guards, function))
     return tuple(found[:MAX_REASONS])
@@ -73,6 +73,13 @@ def argument_names(code: CodeType) -> tuple[str, ...]:
     return code.co_varnames[min(code.co_argcount, 1) : code.co_argcount + code.co_kwonlyargcount + starred]
 
 
+def tensor_mismatches(
+    guards: PortableGuards, function: FunctionType, arguments: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Those conditions that do not hold without which compiled code reads memory that is not there."""
+    return tuple(_object_mismatches(guards.of_tensors(), function, arguments))
+
+
 def _gradient_mismatches(guards: PortableGuards, function: FunctionType) -> list[str]:
     if not torch.is_grad_enabled():
         return []
@@ -94,7 +101,8 @@ def free_variables(function: FunctionType) -> dict[str, Any]:
     return found
 
 
-def _rank_mismatches(ranks: Mapping[str, int]) -> list[str]:
+def rank_mismatches(ranks: Mapping[str, int]) -> list[str]:
+    """Numbers of this process's ranks and groups that are others, in words."""
     found = []
     for name, wanted in ranks.items():
         present = _present(name)

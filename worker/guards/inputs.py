@@ -1,14 +1,17 @@
 """The conditions on a call's arguments, compiled to one Python function that runs in microseconds.
 
-The module's own conditions are checked once per load; those that touch an argument are checked on every
-call, because a call may always bring another shape. So are those that are cheap (`worker.guards.once`).
+Conditions that touch an argument are checked on every call, because a call may always bring another shape.
+Those on what the function itself writes to are, too, and those that somebody asks for: what is cheap
+(`worker.guards.once`), or cannot be watched (`worker.guards.snapshot`).
+
+Invariant: no name in the generated code but the function's own parameters is one of these.
 """
 
 from __future__ import annotations
 
+import keyword
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -18,161 +21,207 @@ from worker.guards import constants
 from worker.guards.check import HOLDS, asks_for_gradients
 from worker.guards.model import Check, PortableGuards
 from worker.guards.once import cheap_globals
-from worker.guards.paths import root_names
+from worker.guards.paths import STEPS, Node, resolve, root_names
 from worker.guards.plain_types import plain_type
 from worker.sources import type_name
 from worker.target import target
 
-_NAME = re.compile(r"\b(p\d+|math|torch)\b")
+Others = Mapping[int, frozenset[int]]
 
 
-def compile_input_check(guards: PortableGuards, function: FunctionType) -> Callable[..., bool]:
+def compile_input_check(
+    guards: PortableGuards,
+    function: FunctionType,
+    *,
+    asked: Collection[int] | None = None,
+    others: Others | None = None,
+) -> Callable[..., bool]:
     """A function of the cached function's own signature that says whether a call's arguments fit.
 
     It raises `TypeError` for arguments that the signature does not take, as the function itself would.
+
+    Args:
+        guards: conditions.
+        function: the cached function.
+        asked: nodes whose conditions are checked on every call beside those on arguments and on what the
+            function writes to; by default what is cheap.
+        others: by the position of a check of distinct objects, ids of those that a call does not bring.
     """
-    builder = _Builder(guards, function)
+    if asked is None:
+        asked = cheap_globals(guards, function)
+    builder = _Builder(guards, function, per_call_nodes(guards, function, asked), others or {})
     source = "\n".join(builder.lines())
     scope = builder.scope
     exec(compile(source, "<input guards>", "exec"), scope)  # noqa: S102 - source made here from trusted guards
-    check: FunctionType = scope["check"]
+    check: FunctionType = scope[builder.name("check")]
     check.__defaults__ = function.__defaults__
     check.__kwdefaults__ = function.__kwdefaults__
     check.__name__, check.__qualname__ = function.__name__, function.__qualname__
     return check
 
 
+def per_call_nodes(
+    guards: PortableGuards, function: FunctionType, asked: Collection[int] = ()
+) -> frozenset[int]:
+    """Nodes whose conditions are checked on every call: below arguments, written to, or asked for."""
+    code = function.__code__
+    once = {parameters_of(function)[0], *code.co_freevars}
+    of_call = (
+        index
+        for index, (step, name) in enumerate(root_names(guards.nodes))
+        if step == "local" and name not in once
+    )
+    return frozenset((*of_call, *guards.volatile, *asked))
+
+
 class _Builder:
     """Writes the source of one check function."""
 
-    def __init__(self, guards: PortableGuards, function: FunctionType) -> None:
+    def __init__(
+        self, guards: PortableGuards, function: FunctionType, per_call: frozenset[int], others: Others
+    ) -> None:
         self._guards = guards
+        self._function = function
         self._code = function.__code__
-        self._roots = roots = root_names(guards.nodes)
-        once = {_parameters(self._code)[0], *self._code.co_freevars}
-        asked = {*guards.volatile, *cheap_globals(guards, function)}
-        self._per_call = [
-            index in asked or (step == "local" and name not in once)
-            for index, (step, name) in enumerate(roots)
-        ]
+        self._per_call = per_call
+        self._others = others
         self._cells = dict(zip(self._code.co_freevars, function.__closure__ or (), strict=True))
-        self.scope: dict[str, Any] = {
-            # Underscored, because a parameter may be called torch, type, id or len.
-            "_math": math,
-            "_torch": torch,
-            "_type_name": type_name,
-            "_holds": HOLDS,
-            "_globals": function.__globals__,
-            "_bool": bool,
-            "_float": float,
-            "_int": int,
-            "_str": str,
-            "_id": id,
-            "_len": len,
-            "_type": type if target() is None else plain_type,
+        self._globals = function.__globals__
+        self._prefix = _unlike(parameters_of(self._function))
+        known = {
+            "torch": torch,
+            "type_name": type_name,
+            "holds": HOLDS,
+            "globals": function.__globals__,
+            "others": others,
+            "bool": bool,
+            "float": float,
+            "int": int,
+            "str": str,
+            "id": id,
+            "len": len,
+            "type": type if target() is None else plain_type,
         }
+        self.scope: dict[str, Any] = {self.name(name): value for name, value in known.items()}
+        for error in (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            self.scope[self.name(error.__name__)] = error
+
+    def name(self, name: str) -> str:
+        """What an object of our own is called in the generated code."""
+        return f"{self._prefix}{name}"
 
     def lines(self) -> Iterator[str]:
-        checks = [narrowed for check in self._guards.checks if (narrowed := self._per_call_part(check))]
-        shapes = [item for item in self._guards.shapes if any(self._per_call[index] for index in item[1])]
-        used = {index for check in checks for index in _nodes_of(check)}
+        name = self.name
+        narrowed = [self._per_call_part(*numbered) for numbered in enumerate(self._guards.checks)]
+        checks = [(check, taken) for check, taken in narrowed if check is not None]
+        shapes = [item for item in self._guards.shapes if not self._per_call.isdisjoint(item[1])]
+        used = {index for check, _ in checks for index in nodes_of(check)}
         used |= {index for _, indexes in shapes for index in indexes}
-        conditions = [self._condition(check) for check in checks]
-        conditions += ["(" + _NAME.sub(r"_\1", expression) + ")" for expression, _ in shapes]
-        yield f"def check({_signature(self._code)}):"
+        conditions = [condition for item in checks for condition in self._conditions(*item)]
+        if shapes:
+            nodes = tuple(dict.fromkeys(index for _, indexes in shapes for index in indexes))
+            fit = self._keep(_shapes_function([expression for expression, _ in shapes], nodes))
+            conditions.append(f"{fit}({', '.join(map(self._value_name, nodes))})")
+        yield f"def {name('check')}({_signature(self._code)}):"
         yield "    try:"
-        for index in self._with_parents(used):
-            yield f"        _p{index} = {self._value(index)}"
-        yield f"        return _bool({' and '.join(conditions) or 'True'})"
-        yield "    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):"
+        for index in with_parents(self._guards.nodes, used):
+            yield f"        {self._value_name(index)} = {self._value(index)}"
+        yield f"        return {name('bool')}({' and '.join(conditions) or 'True'})"
+        errors = ("ArithmeticError", "AttributeError", "LookupError", "TypeError", "ValueError")
+        yield f"    except ({', '.join(map(name, errors))}):"
         yield "        return False"
 
-    def _per_call_part(self, check: Check) -> Check | None:
-        """The check, or the part of it, that is asked on every call; None if a load has settled it."""
-        if check[1] != "distinct":
-            return check if any(self._per_call[index] for index in _nodes_of(check)) else None
-        first, *rest = [index for index in _nodes_of(check) if self._per_call[index]] or [0]
-        return (first, "distinct", rest) if rest else None
+    def _per_call_part(self, position: int, check: Check) -> tuple[Check | None, str]:
+        """The check, or the part of it, that is asked on every call; None if a load has settled it.
 
-    def _with_parents(self, used: Iterable[int]) -> list[int]:
-        wanted: set[int] = set()
-        for leaf in used:
-            index = leaf
-            while index >= 0 and index not in wanted:
-                wanted.add(index)
-                index = self._guards.nodes[index][0]
-        return sorted(wanted)
+        And, of distinct objects, the name of the ids of those that a load has settled.
+        """
+        nodes = nodes_of(check)
+        if check[1] != "distinct":
+            return (check if not self._per_call.isdisjoint(nodes) else None), ""
+        first, *rest = [index for index in nodes if index in self._per_call] or [-1]
+        taken = f"{self.name('others')}[{position}]" if position in self._others and first >= 0 else ""
+        return ((first, "distinct", rest) if rest or taken else None), taken
 
     def _value(self, index: int) -> str:
         parent, step, argument = self._guards.nodes[index]
         if parent < 0:
             return self._root(index, step, argument)
-        base = f"_p{parent}"
-        if step == "attr" and str(argument).isidentifier():
+        base = self._value_name(parent)
+        if step == "attr" and _is_plain_name(argument):
             return f"{base}.{argument}"
         if step == "item" and not isinstance(argument, dict):
             return f"{base}[{argument!r}]"
         if step == "type":
-            return f"_type({base})"
-        from worker.guards.paths import _STEPS
-
-        name = self._keep(lambda value, step=step, argument=argument: _STEPS[step](value, argument))
+            return f"{self.name('type')}({base})"
+        name = self._keep(lambda value, step=step, argument=argument: STEPS[step](value, argument))
         return f"{name}({base})"
 
     def _root(self, index: int, step: str, argument: Any) -> str:
-        if step == "local" and argument in _parameters(self._code):
+        if step == "local" and argument in parameters_of(self._function):
             return str(argument)
         if step == "global":
-            return f"_globals[{argument!r}]"
+            return f"{self.name('globals')}[{argument!r}]"
         if step == "local" and argument in self._cells:
             return f"{self._keep(self._cells[argument])}.cell_contents"
-        from worker.guards.paths import resolve
-
-        return self._keep(
-            resolve(self._guards.nodes, [], index, {"local": {}, "global": self.scope["_globals"]})
-        )
+        return self._keep(resolve(self._guards.nodes, [], index, {"local": {}, "global": self._globals}))
 
     def _keep(self, value: Any) -> str:
-        name = f"_k{len(self.scope)}"
+        name = self.name(f"k{len(self.scope)}")
         self.scope[name] = value
         return name
 
+    def _value_name(self, index: int) -> str:
+        return self.name(f"p{index}")
+
+    def _conditions(self, check: Check, taken: str) -> Iterator[str]:
+        node, kind, expected = check
+        if kind != "distinct":
+            yield self._condition(check)
+            return
+        ids = ", ".join(f"{self.name('id')}({self._value_name(index)})" for index in (node, *expected))
+        if expected:
+            yield f"{self.name('len')}({{{ids}}}) == {len(expected) + 1}"
+        if taken:
+            yield f"{taken}.isdisjoint(({ids},))"
+
     def _condition(self, check: Check) -> str:
         node, kind, expected = check
-        value = f"_p{node}"
+        value = self._value_name(node)
         if kind == "same":
-            return f"{value} is _p{expected}"
-        if kind == "distinct":
-            names = ", ".join(f"_id(_p{index})" for index in (node, *expected))
-            return f"_len({{{names}}}) == {len(expected) + 1}"
+            return f"{value} is {self._value_name(expected)}"
         if kind == "type":
-            return f"_type_name(_type({value})) == {expected!r}"
+            return f"{self._type_of(value)} == {expected!r}"
         if kind == "none":
             return f"{value} is None"
         if kind == "length":
-            return f"_len({value}) == {expected}"
+            return f"{self.name('len')}({value}) == {expected}"
         if kind == "equals":
             return self._equals(value, expected)
         if kind == "tensor":
             fits = self._tensor(value, expected)
             if asks_for_gradients(self._guards.nodes, check, self._code):
-                return f"({fits} and not _torch.is_grad_enabled())"
+                return f"({fits} and not {self.name('torch')}.is_grad_enabled())"
             return fits
-        return f"_holds[{kind!r}]({value}, {self._keep(expected)})"
+        return f"{self.name('holds')}[{kind!r}]({value}, {self._keep(expected)})"
+
+    def _type_of(self, value: str) -> str:
+        return f"{self.name('type_name')}({self.name('type')}({value}))"
 
     def _equals(self, value: str, expected: Any) -> str:
         if expected.__class__ in (bool, int, str):
-            return f"({value}.__class__ is _{expected.__class__.__name__} and {value} == {expected!r})"
+            kind = self.name(expected.__class__.__name__)
+            return f"({value}.__class__ is {kind} and {value} == {expected!r})"
         named = expected if isinstance(expected, dict) else {}
         if "dtype" in named:
             return f"{value} is {self._keep(constants.decode(named))}"
         if "float" in named and abs(known := constants.decode(named)) > 0:  # no NaN, no zero with a sign
-            return f"({value}.__class__ is _float and {value} == {self._keep(known)})"
-        return f"_holds['equals']({value}, {self._keep(expected)})"
+            return f"({value}.__class__ is {self.name('float')} and {value} == {self._keep(known)})"
+        return f"{self.name('holds')}['equals']({value}, {self._keep(expected)})"
 
     def _tensor(self, value: str, expected: dict[str, Any]) -> str:
         parts = [
-            f"_type_name(_type({value})) == {expected['type']!r}",
+            f"{self._type_of(value)} == {expected['type']!r}",
             f"{value}.dtype is {self._keep(constants.decode(expected['dtype']))}",
             f"{value}.device.type == {expected['device']!r}",
             f"{value}.layout is {self._keep(constants.decode(expected['layout']))}",
@@ -181,12 +230,53 @@ class _Builder:
             f"{value}.is_neg() is {expected['lazy_bits'][1]}",
         ]
         if constants.decode(expected["layout"]) is torch.strided:
-            parts += _dimensions(f"{value}.shape", expected["sizes"])
-            parts += _dimensions(f"{value}.stride()", expected["strides"])
+            parts += self._dimensions(f"{value}.shape", expected["sizes"])
+            parts += self._dimensions(f"{value}.stride()", expected["strides"])
         return f"({' and '.join(parts)})"
 
+    def _dimensions(self, value: str, wanted: list[int | None]) -> list[str]:
+        if None not in wanted:
+            return [f"{value} == {tuple(wanted)!r}"]
+        return [
+            f"{self.name('len')}({value}) == {len(wanted)}",
+            *(f"{value}[{index}] == {size}" for index, size in enumerate(wanted) if size is not None),
+        ]
 
-def _nodes_of(check: Check) -> tuple[int, ...]:
+
+def _unlike(names: Iterable[str]) -> str:
+    """A prefix that none of the names has; ASCII, so that Python changes nothing about it."""
+    prefix = "_"
+    while any(name.startswith(prefix) for name in names):
+        prefix += "_w"
+    return prefix
+
+
+def _is_plain_name(name: Any) -> bool:
+    """Whether a name means the same in source: no keyword, and not one that Python writes otherwise."""
+    return isinstance(name, str) and name.isascii() and name.isidentifier() and not keyword.iskeyword(name)
+
+
+def _shapes_function(expressions: list[str], nodes: tuple[int, ...]) -> Callable[..., bool]:
+    """The conditions on sizes as one function of the nodes that they name; only these are its parameters."""
+    parameters = ", ".join(f"p{index}" for index in nodes)
+    source = f"lambda {parameters}: {' and '.join(f'({expression})' for expression in expressions)}"
+    # As in `worker.guards.check`: the expressions are part of an artifact, which was trusted before.
+    function: Callable[..., bool] = eval(source, {"math": math, "torch": torch})  # noqa: S307
+    return function
+
+
+def with_parents(nodes: Sequence[Node], used: Iterable[int]) -> list[int]:
+    """Nodes, and all those on the way to them, in order."""
+    wanted: set[int] = set()
+    for leaf in used:
+        index = leaf
+        while index >= 0 and index not in wanted:
+            wanted.add(index)
+            index = nodes[index][0]
+    return sorted(wanted)
+
+
+def nodes_of(check: Check) -> tuple[int, ...]:
     """The nodes that a check looks at."""
     node, kind, expected = check
     if kind == "same":
@@ -194,16 +284,9 @@ def _nodes_of(check: Check) -> tuple[int, ...]:
     return (node, *expected) if kind == "distinct" else (node,)
 
 
-def _dimensions(value: str, wanted: list[int | None]) -> list[str]:
-    if None not in wanted:
-        return [f"{value} == {tuple(wanted)!r}"]
-    return [
-        f"_len({value}) == {len(wanted)}",
-        *(f"{value}[{index}] == {size}" for index, size in enumerate(wanted) if size is not None),
-    ]
-
-
-def _parameters(code: CodeType) -> tuple[str, ...]:
+def parameters_of(function: FunctionType) -> tuple[str, ...]:
+    """Names of a function's parameters, those that take the rest included."""
+    code = function.__code__
     count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
     return code.co_varnames[:count]
 

@@ -14,7 +14,7 @@ Layout (JSON)::
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 from worker.guards.paths import Node
@@ -35,6 +35,11 @@ class PortableGuards(Value):
     ranks: dict[str, int]
     volatile: tuple[int, ...] = ()
     runtime_state: dict[str, str] = field(default_factory=dict)
+
+    def of_tensors(self) -> PortableGuards:
+        """Those on tensors and sizes alone, which code that was compiled for them relies on."""
+        checks = tuple(check for check in self.checks if check[1] == "tensor")
+        return replace(self, checks=checks, ambient={}, sources=(), ranks={}, runtime_state={})
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""

@@ -217,7 +217,7 @@ def resolve(
     if base is MISSING:
         return MISSING
     try:
-        return _STEPS[step](base, argument)
+        return STEPS[step](base, argument)
     except (AttributeError, LookupError, TypeError):
         return MISSING
 
@@ -240,7 +240,7 @@ def _members(base: Any) -> list[Any]:
     return list(list.__iter__(base)) if isinstance(base, list) else list(base)
 
 
-_STEPS: dict[str, Callable[[Any, Any], Any]] = {
+STEPS: dict[str, Callable[[Any, Any], Any]] = {
     "attr": getattr,
     "item": lambda base, argument: base[
         argument if argument.__class__ is not dict else constants.decode(argument)

@@ -23,7 +23,7 @@ __all__ = ["cache_compile", "readable_cache", "set_dim_gears"]
 
 _log = logging.getLogger("torchair")
 _CHOICES = {
-    "guards": ("once", "always", "skip"),
+    "guards": ("always", "once", "skip"),
     "on_recompile": ("add", "abandon"),
     "on_gear_miss": ("error", "pad"),
     "rng": ("refuse", "allow"),
@@ -64,7 +64,7 @@ def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
         custom_decompositions: operator overload -> function that replaces it.
         ge_cache: keep compiled kernels too, so that a later process need not compile them at load; has an
             effect in mode max-autotune only.
-        **kwargs: ``guards`` ("once", "always", "skip"), ``on_recompile`` ("add", "abandon"),
+        **kwargs: ``guards`` ("always", "once", "skip"), ``on_recompile`` ("add", "abandon"),
             ``on_gear_miss`` ("error", "pad"), ``rng`` ("refuse", "allow": random operators) and ``engine``
             ("auto", "graph", "aoti", "torchair").
 

@@ -31,6 +31,7 @@ FACTS = {
 
 # What stays an operator in the lowered graph, with its bodies beside it.
 BRANCH, LOOP = "cond", "while_loop"
+_REUSE = "add_reuse_entry"  # from torch 2.12 on
 # They run their bodies on batched tensors although the graph itself does not.
 _BATCHED = frozenset({"flex_attention"})
 
@@ -106,10 +107,10 @@ def regions_traced_anew() -> Iterator[None]:
     """
     from torch._guards import InvokeSubgraphCache
 
-    if not hasattr(InvokeSubgraphCache, "add_reuse_entry"):  # torch up to 2.11
+    if not hasattr(InvokeSubgraphCache, _REUSE):
         yield
         return
-    with wrapped(InvokeSubgraphCache, "add_reuse_entry", lambda _: lambda *_args, **_kwargs: None):
+    with wrapped(InvokeSubgraphCache, _REUSE, lambda _: lambda *_args, **_kwargs: None):
         yield
 
 

@@ -1,0 +1,296 @@
+"""Why all conditions still hold: nothing that they were found to hold for has changed since.
+
+A full check evaluates every condition, which takes milliseconds. Beside it, `take` notes what each of them
+hangs on, in one of four ways, the first that goes:
+
+1. *words*: versions of the dicts and classes on its path, and pointers to what is on it
+   (`worker.torch_private.object_words`), thousands in microseconds;
+2. *metadata* of tensors, in C++ (`worker.torch_private.tensor_metadata`);
+3. *predicates*: members of lists and sets, attributes that no dict holds, in well under a microsecond each;
+4. *asked*: the condition itself is evaluated on every call (`worker.guards.inputs`).
+
+Invariants: a condition of an unknown kind, or on a path with an unknown step, is asked, so that nothing is
+left out. What changes again and again without a condition failing (a counter beside what is read) goes one
+way down each time, until it is asked. Words are read before the full check evaluates anything, so a change in
+between shows on the next call.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Collection, Mapping
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+from worker import sources
+from worker.code_digests import forget_types, function_digest, layers, type_name
+from worker.guards import depends
+from worker.guards.check import node_values, rank_mismatches
+from worker.guards.inputs import nodes_of, per_call_nodes, with_parents
+from worker.guards.model import Check, PortableGuards
+from worker.guards.paths import MISSING, STEPS
+from worker.sources import TracedSource
+from worker.torch_private.object_words import Key, Watched
+from worker.torch_private.tensor_metadata import Metadata
+
+Predicate = Callable[[], bool]
+_MAX_CHANGES = 2
+
+
+class Noise:
+    """What changed without a condition failing, and how often."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Key, int] = {}
+
+    def count(self, keys: Collection[Key]) -> None:
+        """Note that these changed, and all conditions held."""
+        for key in keys:
+            self._counts[key] = self._counts.get(key, 0) + 1
+
+    def __contains__(self, key: Key) -> bool:
+        return self._counts.get(key, 0) >= _MAX_CHANGES
+
+
+class Snapshot:
+    """What was noted at one full check.
+
+    Attributes:
+        asked: nodes whose conditions are to be evaluated on every call.
+        others: see `worker.guards.inputs.compile_input_check`.
+    """
+
+    __slots__ = ("_held", "_metadata", "_predicates", "_tensors", "_watched", "asked", "others")
+
+    def __init__(self, collected: _Collector) -> None:
+        self.asked = frozenset(collected.asked)
+        self.others = collected.others
+        self._held = collected.held
+        self._watched = Watched(collected.watches.values())
+        self._predicates = tuple(collected.predicates.items())
+        self._tensors = collected.tensors
+        self._metadata = Metadata(tuple(self._tensors.values()))
+
+    def holds(self) -> bool:
+        """Whether nothing changed; some microseconds."""
+        if not self._watched.same() or (
+            self._tensors and not self._metadata.of(tuple(self._tensors.values()))
+        ):
+            return False
+        return all(predicate() for _, predicate in self._predicates)
+
+    def leave(self, elsewhere: Collection[int]) -> None:
+        """Leave tensors of these ids to somebody else, who compares their metadata on every call."""
+        self._tensors = {node: item for node, item in self._tensors.items() if id(item) not in elsewhere}
+        self._metadata = Metadata(tuple(self._tensors.values()))
+
+    def changed(self) -> list[Key]:
+        """What did."""
+        nodes = tuple(self._tensors)
+        return [
+            *self._watched.changed(),
+            *(
+                ("tensor", nodes[position])
+                for position in self._metadata.changed(tuple(self._tensors.values()))
+            ),
+            *(key for key, predicate in self._predicates if not predicate()),
+        ]
+
+
+def take(
+    guards: PortableGuards,
+    function: FunctionType,
+    arguments: Mapping[str, Any],
+    *,
+    noise: Noise,
+) -> Snapshot:
+    """Note what the conditions of a call hang on; a full check after it says whether they hold.
+
+    Args:
+        guards: the conditions.
+        function: the cached function.
+        arguments: of the call, by parameter name.
+        noise: what changes too often to be watched.
+    """
+    collected = _Collector(guards, function, arguments, noise)
+    collected.paths()
+    collected.checks()
+    collected.sources()
+    return Snapshot(collected)
+
+
+class _Collector:
+    def __init__(
+        self, guards: PortableGuards, function: FunctionType, arguments: Mapping[str, Any], noise: Noise
+    ) -> None:
+        self._guards = guards
+        self._function = function
+        self._values = node_values(guards.nodes, function, arguments)
+        self._of_call = per_call_nodes(guards, function)
+        self._noise = noise
+        self._unwatched: set[int] = set()
+        self.watches: dict[Key, tuple[str, Any]] = {}
+        self.predicates: dict[Key, Predicate] = {}
+        self.tensors: dict[int, torch.Tensor] = {}
+        self.asked: set[int] = set()
+        self.others: dict[int, frozenset[int]] = {}
+        self.held: list[Any] = []  # by whose ids they are told apart, so none may go to another object
+
+    def paths(self) -> None:
+        """All nodes on a way to what is settled: what each hangs on, given the one before it."""
+        for index in self._on_the_way():
+            parent, step, argument = self._guards.nodes[index]
+            if self._values[index] is not MISSING and (
+                parent in self._unwatched or not self._step(index, parent, step, argument)
+            ):
+                self._unwatched.add(index)
+        self.asked |= self._unwatched
+
+    def _on_the_way(self) -> list[int]:
+        """Nodes that settled conditions are about, and those before them; none of these is an argument's."""
+        settled = {node for check in self._guards.checks for node in nodes_of(check)}
+        settled |= {node for _, nodes in self._guards.shapes for node in nodes}
+        return with_parents(self._guards.nodes, settled - self._of_call)
+
+    def _step(self, index: int, parent: int, step: str, argument: Any) -> bool:
+        value = self._values[index]
+        if parent < 0:
+            watches = depends.of_root(step, argument, self._function)
+            if self._use(watches):
+                return True
+            globals_ = self._function.__globals__
+            return step == "global" and self._same(index, lambda: globals_.get(argument, MISSING) is value)
+        base = self._values[parent]
+        if isinstance(base, torch.Tensor):
+            return argument in depends.OF_METADATA and self._tensor(parent, base)
+        if self._use(depends.of_step(step, base, argument, value)):
+            return True
+        read = STEPS.get(step)
+        return read is not None and self._same(index, lambda: read(base, argument) is value)
+
+    def _same(self, index: int, predicate: Predicate) -> bool:
+        """Use a predicate that a node still is the same object, unless it fails at once, or often."""
+        key = ("node", index)
+        return key not in self._noise and _safe(predicate)() and self._predicate(key, predicate)
+
+    def _predicate(self, key: Key, predicate: Predicate) -> bool:
+        self.predicates[key] = _safe(predicate)
+        return True
+
+    def _use(self, watches: depends.Watches) -> bool:
+        """Watch all of these; not if that cannot be, or one of them changes too often."""
+        if watches is None or any((kind, id(value)) in self._noise for kind, value in watches):
+            return False
+        for kind, value in watches:
+            key = kind, id(value)
+            if kind == depends.MEMBERS:
+                members = list(value)
+                self.held.append(members)
+                self._predicate(key, functools.partial(_has_members, value, [*map(id, members)]))
+            else:
+                self.watches[key] = kind, value
+        return True
+
+    def checks(self) -> None:
+        """All conditions: what each hangs on, given its node's value."""
+        per_call = self._of_call | self._unwatched
+        for check in self._guards.checks:
+            node, kind, _ = check
+            if kind == "type" and self._values[node] is not MISSING:
+                self._class(type(self._values[node]))  # of arguments too: calls compare names, once computed
+            if kind not in ("same", "distinct") and node not in per_call and not self._check(check):
+                self.asked.add(node)
+
+        for position, check in enumerate(self._guards.checks):
+            if check[1] == "distinct":
+                settled = set(nodes_of(check)) - self._of_call - self.asked
+                self.others[position] = frozenset(id(self._values[index]) for index in settled)
+
+    def _check(self, check: Check) -> bool:
+        node, kind, expected = check
+        value = self._values[node]
+        if kind == "tensor":
+            return isinstance(value, torch.Tensor) and self._tensor(node, value)
+        if kind == "type":
+            return self._use([("type", value)])
+        return self._use(depends.of_check(kind, value, expected))
+
+    def _class(self, cls: type) -> None:
+        if not self._use([("class", cls)]):
+            forget_types()
+            known = type_name(cls)
+
+            def unchanged() -> bool:
+                forget_types()
+                return type_name(cls) == known
+
+            self._predicate(("type name", id(cls)), unchanged)
+
+    def _tensor(self, node: int, tensor: torch.Tensor) -> bool:
+        if ("tensor", node) in self._noise:
+            return False
+        self.tensors[node] = tensor
+        return True
+
+    def sources(self) -> None:
+        """The traced functions, where their names lead now, and this process's ranks."""
+        self._code(self._function)
+        for source in self._guards.sources:
+            if source.kind == "code":
+                self._source(source)
+            elif source.kind != "file":  # a file's text changes nothing in a process that has read it
+                self._predicate(("source", id(source)), functools.partial(_is_as_traced, source))
+        if ranks := self._guards.ranks:
+            self._predicate(("ranks", 0), lambda: not rank_mismatches(ranks))
+
+    def _source(self, source: TracedSource) -> None:
+        value: Any = sys.modules.get(source.module)
+        for part in source.name.partition(".<locals>.")[0].split("."):
+            holder, value = value, inspect.getattr_static(value, part, MISSING)
+            self._binding(holder, part, value)
+        self.held.append(value)
+        for layer in layers(value):
+            if isinstance(layer, FunctionType):
+                self._code(layer)
+                self._use([("namespace", layer), ("dict", layer.__dict__)])  # may get a ``__wrapped__``
+
+    def _binding(self, holder: Any, part: str, value: Any) -> None:
+        """Watch that a name of a module or class means the same."""
+        watches: depends.Watches = None
+        if isinstance(holder, ModuleType):
+            watches = [("dict", holder.__dict__)]
+        elif isinstance(holder, type):
+            watches = [("class", holder)]
+        if not self._use(watches):
+            key = (f"name {part}", id(holder))
+            self._predicate(key, lambda: inspect.getattr_static(holder, part, MISSING) is value)
+
+    def _code(self, function: FunctionType) -> None:
+        watches = depends.of_function(function)
+        if not self._use(watches):
+            known = function_digest(function)
+            self._predicate(("function", id(function)), lambda: function_digest(function) == known)
+
+
+def _has_members(container: Any, known: list[int]) -> bool:
+    return [*map(id, container)] == known
+
+
+def _is_as_traced(source: TracedSource) -> bool:
+    return not any(sources.changed((source,)))
+
+
+def _safe(predicate: Predicate) -> Predicate:
+    """What is no longer there is not the same."""
+
+    def safe() -> bool:
+        try:
+            return predicate()
+        except (AttributeError, LookupError, TypeError, ValueError):
+            return False
+
+    return safe
