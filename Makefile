@@ -1,14 +1,19 @@
 # Everything a fresh machine needs: git, make, Python 3.11.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
-VENV   := .venv
+# With TORCH=2.15.0 every target works on that release, in an environment of its own (a CUDA build: 5.4 GB, which
+# needs no GPU), and with the newest torch_npu that knows it. Without, on the pinned one.
+TORCH     ?=
+TORCH_NPU ?= $(if $(filter 2.14.% 2.15.%,$(TORCH)),2.14.0,$(shell sed -n 's/^torch_npu==//p' constraints.txt))
+NEWEST    := 2.15.0
+VENV      := $(if $(TORCH),.venv-torch-$(TORCH),.venv)
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-NPU_VENV  := .venv-npu
+NPU_VENV  := $(if $(TORCH),$(VENV)/npu,.venv-npu)
 NPU_STAMP := $(NPU_VENV)/.installed
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: run test test-cluster test-slow test-gpu test-npu faults chaos fuzz lint bench clean
+.PHONY: run test test-torch test-newest test-newest-of test-cluster test-slow test-gpu test-npu faults chaos fuzz lint bench clean
 
 run: $(STAMP)   ## cold launch, then warm launch, of the embedded defaults
 	$(BIN)/warmrank demo
@@ -22,6 +27,28 @@ test: $(STAMP)  ## the whole test suite
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not ray and not slow and not torchair and not netns"
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 		-m "ray and not slow and not netns and not torchair" $(RAY_TESTS)
+
+# The files that import worker or torch, or run programs that do.
+WORKER_TESTS = $(shell grep -rlE --include='test_*.py' '^ *(from|import) (worker|torch)|_models|test_demo' \
+	tests/unit tests/contract tests/integration tests/device | sort)
+
+test-torch: $(STAMP) $(NPU_STAMP) ## the worker's tests, the stale matrix and a minute of fuzzing: TORCH=2.15.0
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder \
+		-m "not ray and not slow and not torchair and not netns" $(WORKER_TESTS)
+	TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(NPU_VENV)/bin/python benchmarks/stale_matrix.py
+	$(BIN)/python -m tests.fuzz --jobs $$(nproc) --pairs 1000000 --seconds 60
+
+# What differs between releases of torch shows here first: traces, guards, gears, both modes, two processes.
+NEWEST_TESTS := $(addprefix tests/unit/test_,torch_facts.py tracing.py lowering.py traced_guards.py traced_writes.py \
+	views.py raised.py symbols.py shape_lines.py dynamo_marks.py gears.py gears_cached.py inductor.py aoti_engine.py \
+	ambient.py switches.py kernels.py cached_function.py group_names.py) \
+	$(addprefix tests/integration/test_,seed_scripts.py runtime_state.py)
+
+test-newest: ## a few minutes of tests on the newest torch
+	$(MAKE) TORCH=$(NEWEST) test-newest-of
+
+test-newest-of: $(STAMP)
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not ray and not slow" $(NEWEST_TESTS)
 
 test-cluster: $(STAMP) ## launches on real nodes, in network namespaces: needs root, iproute2 and util-linux
 	$(BIN)/python -m pytest -m netns tests/cluster
@@ -76,7 +103,9 @@ bench: $(STAMP) ## every benchmark, as ratios
 $(STAMP): pyproject.toml constraints.txt
 	@echo "installing torch, Ray and the tools into $(VENV): one to two minutes, once"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	grep -vE '$(if $(TORCH),^torch(_npu)?==,^$$)' constraints.txt > $(VENV)/constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt \
+		-e '.[test]' $(if $(TORCH),torch==$(TORCH))
 	touch $@
 
 # All that is installed in $(VENV) is importable in it too; torch_npu itself must stay out of $(VENV).
@@ -86,10 +115,10 @@ $(NPU_STAMP): $(STAMP) constraints.txt
 		echo "import os, site; os.environ.setdefault('TORCH_DEVICE_BACKEND_AUTOLOAD', '0'); site.addsitedir('$$site')" \
 		> $$($(NPU_VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/warmrank.pth
 	$(BIN)/python -m pip --python $(NPU_VENV)/bin/python install --quiet --disable-pip-version-check --no-deps \
-		-c constraints.txt torch_npu
+		torch_npu==$(TORCH_NPU)
 	printf '#!%s\nfrom orchestrator.cli.main import main\nmain()\n' "$$(pwd)/$(NPU_VENV)/bin/python" > $(NPU_VENV)/bin/warmrank
 	chmod +x $(NPU_VENV)/bin/warmrank
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(NPU_VENV) warmrank-out .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-npu .venv-torch-* warmrank-out .mypy_cache .ruff_cache .pytest_cache

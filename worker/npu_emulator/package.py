@@ -38,8 +38,8 @@ def package_home() -> Path:
             return Path(place)
     msg = (
         "the emulated NPU needs the real torch_npu package, and finds none that was not imported before. "
-        "Install it with `pip install --no-deps 'torch_npu==2.13.*'` into an environment of its own (or with "
-        "`--target DIR` into a directory, and put that into PYTHONPATH), and set "
+        "Install it with `pip install --no-deps 'torch_npu>=2.13,<2.15'` into an environment of its own (or "
+        "with `--target DIR` into a directory, and put that into PYTHONPATH), and set "
         "TORCH_DEVICE_BACKEND_AUTOLOAD=0 there."
     )
     raise EmulatorUnavailable(msg, package="torch_npu")

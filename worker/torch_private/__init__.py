@@ -1,9 +1,9 @@
 """The only room that touches torch's private modules; what each use relies on stands beside it.
 
-Read against torch 2.11 to 2.15; another release touches only this room. Names, parameters and probes stand in the
-``FACTS`` and ``PROBES`` of the modules, and `facts` checks them before the first compile. The tracer costs a second to import,
-and `sympy` with it, so a warm load imports nothing of it; `recording`, `kernels`, `aoti_runtime` and what
-they use are part of a warm load, and import neither.
+Read against torch 2.11 to 2.15; another release touches only this room. Modules declare what they need in
+``FACTS`` and ``PROBES``, which `facts` checks before the first compile. The tracer costs a second to
+import, and `sympy` with it, so a warm load imports nothing of it; `recording`, `kernels`, `aoti_runtime`
+and what they use are part of a warm load, and import neither.
 
 Facts relied upon by the tracer, each with a test in ``tests/unit`` under the name of its module; those of the
 other modules stand at their heads:

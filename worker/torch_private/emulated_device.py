@@ -30,6 +30,8 @@ def register(name: str, module: ModuleType) -> None:
     library.impl("empty.memory_format", _empty, "PrivateUse1")  # type: ignore[no-untyped-call]
     library.impl("empty_strided", _empty_strided, "PrivateUse1")  # type: ignore[no-untyped-call]
     _LIBRARIES.append(library)
+    if hasattr(torch._C, "_accelerator_getDefaultGenerator"):  # torch_npu asks it from torch 2.14 on
+        torch._C._accelerator_getDefaultGenerator = lambda _index: torch.default_generator
     _trace_on_the_cpu(name)
 
 
