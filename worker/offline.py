@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from worker import rank_start
 from worker.errors import NeedsValues, NotPortable
+from worker.guards.asked import asks_for_rank
 from worker.rank import RankWorker
 from worker.results import FunctionProbe, FunctionResult, LeftOut, RankPlace, Retraced, TraceResult
 from worker.target import Target, building_for
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from cache_store.records.manifest import PartitionManifest
     from worker.rank_spec import RankSpec
     from worker.rank_units import RankUnit
-
-_RANK = "rank"
 
 
 class OfflineRank(RankWorker):
@@ -113,7 +112,7 @@ class OfflineRank(RankWorker):
             name
             for name, unit in self._units.items()
             if unit.variant is not None
-            and (_RANK in unit.variant.stored.artifact.guards.ranks or unit.is_withheld)
+            and (asks_for_rank(unit.variant.stored.artifact.guards.asked) or unit.is_withheld)
         )
 
     def manifest(self) -> PartitionManifest:

@@ -6,8 +6,9 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator
 
+from worker.guards.asked import text as call_text
 from worker.guards.model import PortableGuards
-from worker.guards.words import check_words, readable_shape
+from worker.guards.words import check_words, plain, readable_shape
 from worker.origins import Origins
 
 _MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
@@ -29,8 +30,8 @@ def conditions_by_line(guards: PortableGuards, known: Origins) -> Iterator[tuple
         yield "state of the process", f"{name} is {value}"
     for name, text in guards.runtime_state.items():
         yield "runtime state that was declared", f"{name} is {text}"
-    for name, number in guards.ranks.items():
-        yield "ranks and groups", f"{name} is {number}"
+    for call in guards.asked:
+        yield "asked of the process", f"{call_text(call)} is {plain(call[3])}"
     by_line: dict[str, list[str]] = {}
     for check in guards.checks:
         remark = _DISTINCT if check[1] == "distinct" else known.of_guard(check[0]) or "needed by the tracer"

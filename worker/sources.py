@@ -41,7 +41,6 @@ __all__ = [
     "file_digest",
     "function_digest",
     "is_pinned_module",
-    "names_used",
     "type_name",
 ]
 
@@ -110,17 +109,6 @@ def _of_code(code: types.CodeType, module: types.ModuleType | None) -> TracedSou
     if digest is None:
         raise _nowhere(code)
     return TracedSource(kind="file", module=module.__name__, name="", digest=digest)
-
-
-def names_used(codes: Iterable[types.CodeType]) -> set[str]:
-    """Names that traced code outside torch and the standard library refers to."""
-    files = _modules_by_file()
-    names: set[str] = set()
-    for code in codes:
-        module = _module_of(code, files)
-        if module is None or not is_pinned_module(module.__name__):
-            names.update(code.co_names)
-    return names
 
 
 def _by_name(module: types.ModuleType, name: str) -> TracedSource:

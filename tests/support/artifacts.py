@@ -11,6 +11,7 @@ from cache_store.node.local import add_variant
 from worker.artifact import Artifact
 from worker.frame import Frame
 from worker.graph_facts import GraphFacts
+from worker.guards.asked import RANK
 from worker.guards.model import PortableGuards
 from worker.sources import TracedSource
 
@@ -21,7 +22,7 @@ GUARDS = PortableGuards(
     shapes=(("p1()[0] <= 8", (1,)),),
     ambient={"default dtype": "torch.float32"},
     sources=(TracedSource(kind="code", module="m", name="M.f", digest="0" * 32),),
-    ranks={"rank": 0},
+    asked=((RANK, [], {}, 0),),
 )
 GRAPH = "def bind(groups, constants):\n    def graph(x):\n        return (x,)\n\n    return graph\n"
 

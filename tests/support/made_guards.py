@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from worker.guards import ambient, constants
+from worker.guards.asked import Call
 from worker.guards.model import Check, PortableGuards
 from worker.guards.paths import PathTable
 from worker.sources import TracedSource, type_name
@@ -16,7 +17,7 @@ from worker.sources import TracedSource, type_name
 def made_guards(
     *checks: tuple[str, str, Any],
     shapes: Sequence[tuple[str, ...]] = (),
-    ranks: Mapping[str, int] | None = None,
+    asked: Sequence[Call] = (),
     sources: tuple[TracedSource, ...] = (),
     volatile: Sequence[str] = (),
 ) -> PortableGuards:
@@ -44,7 +45,7 @@ def made_guards(
         shapes=tuple(conditions),
         ambient=ambient.encode(ambient.snapshot("cpu")),
         sources=sources,
-        ranks=dict(ranks or {}),
+        asked=tuple(asked),
         volatile=written,
     )
 

@@ -160,7 +160,7 @@ def test_provenance_is_the_same_for_equal_origins() -> None:
         {"components": {"engine": "graph 2"}},
         {"name": "M.g(x)"},
         {"function": "1" * 32},
-        {"guards": replace(GUARDS, ranks={})},
+        {"guards": replace(GUARDS, asked=())},
         {
             "guards": replace(
                 GUARDS, sources=(TracedSource(kind="code", module="m", name="M.f", digest="1" * 32),)

@@ -13,6 +13,7 @@ from torch import nn
 from tests.support.fake_group import fake_world
 from tests.support.made_guards import like, made_guards
 from worker import groups
+from worker.guards import asked
 from worker.guards.check import MAX_REASONS, free_variables, mismatches
 from worker.guards.constants import encode
 from worker.guards.identity import describe
@@ -297,24 +298,32 @@ def pair() -> Iterator[torch.distributed.ProcessGroup]:
 
 
 def test_rank_and_sizes_that_are_as_traced_hold(pair: Any) -> None:
-    assert found(made_guards(ranks={"rank": 1, "world_size": 4, "size of group tp": 2})) == ()
+    of_tp = {"group": "tp"}
+    made = [
+        (asked.RANK, [], {}, 1),
+        (asked.SIZE, [], {}, 4),
+        (asked.SIZE, [of_tp], {}, 2),
+        (asked.RANK, [], {"group": of_tp}, 1),
+    ]
+    assert found(made_guards(asked=made)) == ()
 
 
 @pytest.mark.parametrize(
-    ("ranks", "said"),
+    ("call", "said"),
     [
-        ({"rank": 0}, "rank: 0 -> 1"),
-        ({"world_size": 8}, "world_size: 8 -> 4"),
-        ({"size of group tp": 4}, "size of group tp: 4 -> 2"),
-        ({"size of group pp": 2}, "size of group pp: 2 -> none"),
+        ((asked.RANK, [], {}, 0), "get_rank(): 0 -> 1"),
+        ((asked.SIZE, [], {}, 8), "get_world_size(): 8 -> 4"),
+        ((asked.SIZE, [{"group": "tp"}], {}, 4), "get_world_size(tp): 4 -> 2"),
+        ((asked.SIZE, [{"group": "pp"}], {}, 2), "get_world_size(pp): 2 -> none"),
+        ((asked.RANK, [], {"group": {"group": "tp"}}, 0), "get_rank(group=tp): 0 -> 1"),
     ],
 )
-def test_rank_or_size_that_differs_is_named(pair: Any, ranks: dict[str, int], said: str) -> None:
-    assert found(made_guards(ranks=ranks)) == (said,)
+def test_rank_or_size_that_differs_is_named(pair: Any, call: asked.Call, said: str) -> None:
+    assert found(made_guards(asked=[call])) == (said,)
 
 
 def test_rank_without_process_groups_is_none() -> None:
-    assert found(made_guards(ranks={"rank": 0})) == ("rank: 0 -> none",)
+    assert found(made_guards(asked=[(asked.RANK, [], {}, 0)])) == ("get_rank(): 0 -> none",)
 
 
 @pytest.mark.parametrize(

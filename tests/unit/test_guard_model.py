@@ -28,7 +28,15 @@ GUARDS = st.builds(
     sources=st.lists(
         st.builds(TracedSource, kind=st.text(), module=st.text(), name=st.text(), digest=st.text())
     ).map(tuple),
-    ranks=st.dictionaries(st.text(), st.integers()),
+    asked=st.lists(
+        st.tuples(
+            st.text(),
+            st.lists(ARGUMENTS, max_size=2),
+            st.dictionaries(st.text(), ARGUMENTS, max_size=1),
+            ARGUMENTS,
+        ),
+        max_size=2,
+    ).map(tuple),
     volatile=st.lists(st.integers(0, 5)).map(tuple),
     runtime_state=st.dictionaries(st.text(), st.text(), max_size=3),
 )

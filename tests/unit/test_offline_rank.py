@@ -130,7 +130,7 @@ def test_function_that_asks_for_its_rank_is_bound_to_it(tmp_path):
     with offline(spec_of(tmp_path, rank=2, arguments={"method": "by_rank"})) as other:
         other.build()
         (probe,) = other.probe()
-        assert (probe.state, "rank: 1 -> 2" in probe.reason) == ("miss", True)
+        assert (probe.state, "get_rank(): 1 -> 2" in probe.reason) == ("miss", True)
 
 
 def test_function_that_is_compiled_to_kernels_is_left_out(tmp_path):

@@ -166,7 +166,7 @@ def test_conditions_are_one_line_each(artifact: Artifact) -> None:
 
 def test_conditions_name_every_guard(artifact: Artifact) -> None:
     guards = artifact.guards
-    parts = (guards.sources, guards.ambient, guards.ranks, guards.checks, guards.shapes)
+    parts = (guards.sources, guards.ambient, guards.asked, guards.checks, guards.shapes)
     assert len(conditions(artifact.guards)) >= sum(map(len, parts))
 
 

@@ -14,8 +14,7 @@ from worker import sources
 from worker.code_digests import forget_types, type_name
 from worker.errors import NotPortable, WorkerError
 from worker.gears.carried import carried, encoded
-from worker.groups import resolve as resolve_group
-from worker.guards import ambient, constants
+from worker.guards import ambient, asked, constants
 from worker.guards.identity import describe, keys_of
 from worker.guards.model import Check, PortableGuards
 from worker.guards.paths import MISSING, Node, resolve, root_names, text
@@ -45,7 +44,7 @@ def mismatches(
     found = list(sources.changed(guards.sources))
     if not found:
         found.extend(ambient.differences(guards.ambient, ambient.snapshot(device_kind)))
-        found.extend(rank_mismatches(guards.ranks))
+        found.extend(asked.mismatches(guards.asked))
         found.extend(_object_mismatches(guards, function, arguments))
         found.extend(_gradient_mismatches(guards, function))
     return tuple(found[:MAX_REASONS])
@@ -99,33 +98,6 @@ def free_variables(function: FunctionType) -> dict[str, Any]:
         except ValueError:
             continue
     return found
-
-
-def rank_mismatches(ranks: Mapping[str, int]) -> list[str]:
-    """Numbers of this process's ranks and groups that are others, in words."""
-    found = []
-    for name, wanted in ranks.items():
-        present = _present(name)
-        if present != wanted:
-            found.append(f"{name}: {wanted} -> {'none' if present is None else present}")
-    return found
-
-
-def _present(name: str) -> int | None:
-    """This process's value of one of the numbers that `worker.guards.ranks` names."""
-    import torch.distributed as dist
-
-    initialized = dist.is_available() and dist.is_initialized()
-    if name == "distributed":
-        return int(initialized)
-    if not initialized:
-        return 0 if name == "world_size" else None
-    if name in ("rank", "world_size"):
-        return dist.get_rank() if name == "rank" else dist.get_world_size()
-    try:
-        return int(resolve_group(name.removeprefix("size of group "))[1].size())
-    except WorkerError:
-        return None
 
 
 def _object_mismatches(

@@ -7,7 +7,7 @@ Layout (JSON)::
      "shapes":  [["p3()[0] == p7()[0]", [3, 7]], ...],  conditions on sizes over node values
      "ambient": {"default dtype": "torch.float32", ...},  see ambient.py
      "sources": [[kind, module, name, digest], ...],    see sources.py
-     "ranks":   {"rank": 0, "size of group tp": 2},     rank only if the traced code asks for it
+     "asked":   [[function, arguments, named arguments, result], ...],  see asked.py
      "volatile": [node, ...],                            nodes that the frame itself writes to
      "runtime_state": {"kv_cache_blocks": "512"}}        see worker/runtime_state.py; left out if empty
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import field, replace
 from typing import Any
 
+from worker.guards.asked import Call
 from worker.guards.paths import Node
 from worker.sources import TracedSource
 from worker.values import Value
@@ -32,14 +33,14 @@ class PortableGuards(Value):
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
     ambient: dict[str, str]
     sources: tuple[TracedSource, ...]
-    ranks: dict[str, int]
+    asked: tuple[Call, ...]
     volatile: tuple[int, ...] = ()
     runtime_state: dict[str, str] = field(default_factory=dict)
 
     def of_tensors(self) -> PortableGuards:
         """Those on tensors and sizes alone, which code that was compiled for them relies on."""
         checks = tuple(check for check in self.checks if check[1] == "tensor")
-        return replace(self, checks=checks, ambient={}, sources=(), ranks={}, runtime_state={})
+        return replace(self, checks=checks, ambient={}, sources=(), asked=(), runtime_state={})
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -49,7 +50,7 @@ class PortableGuards(Value):
             "shapes": [[expression, list(used)] for expression, used in self.shapes],
             "ambient": self.ambient,
             "sources": [[item.kind, item.module, item.name, item.digest] for item in self.sources],
-            "ranks": self.ranks,
+            "asked": [list(call) for call in self.asked],
             "volatile": list(self.volatile),
             **({"runtime_state": self.runtime_state} if self.runtime_state else {}),
         }
@@ -66,7 +67,7 @@ class PortableGuards(Value):
                 TracedSource(kind=kind, module=module, name=name, digest=digest)
                 for kind, module, name, digest in data["sources"]
             ),
-            ranks=data["ranks"],
+            asked=tuple((call[0], call[1], call[2], call[3]) for call in data["asked"]),
             volatile=tuple(data["volatile"]),
             runtime_state=data.get("runtime_state", {}),
         )

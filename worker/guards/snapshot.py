@@ -28,8 +28,8 @@ import torch
 
 from worker import sources
 from worker.code_digests import forget_types, function_digest, layers, type_name
-from worker.guards import depends
-from worker.guards.check import node_values, rank_mismatches
+from worker.guards import asked, depends
+from worker.guards.check import node_values
 from worker.guards.inputs import nodes_of, per_call_nodes, with_parents
 from worker.guards.model import Check, PortableGuards
 from worker.guards.paths import MISSING, STEPS
@@ -244,8 +244,8 @@ class _Collector:
                 self._source(source)
             elif source.kind != "file":  # a file's text changes nothing in a process that has read it
                 self._predicate(("source", id(source)), functools.partial(_is_as_traced, source))
-        if ranks := self._guards.ranks:
-            self._predicate(("ranks", 0), lambda: not rank_mismatches(ranks))
+        if calls := self._guards.asked:
+            self._predicate(("asked", 0), asked.watch(calls))
 
     def _source(self, source: TracedSource) -> None:
         value: Any = sys.modules.get(source.module)

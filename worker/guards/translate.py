@@ -7,7 +7,6 @@ import builtins
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +14,8 @@ import torch
 from worker.code_digests import forget_types
 from worker.errors import NotPortable
 from worker.gears.carried import carried, encoded
-from worker.groups import resolve, role_of
-from worker.guards import constants
+from worker.groups import role_of
+from worker.guards import asked, constants
 from worker.guards.accounts import accounts
 from worker.guards.check import node_values
 from worker.guards.identity import describe, encode_key, keys_of
@@ -24,7 +23,6 @@ from worker.guards.model import Check, PortableGuards
 from worker.guards.partition import has_identity, num_cells, partition
 from worker.guards.paths import UNNAMED_SCOPE, PathTable
 from worker.guards.plain_types import plain_type
-from worker.guards.ranks import asked_ranks
 from worker.guards.volatile import volatile_nodes
 from worker.sources import TracedSource, collect, collect_files, type_name
 from worker.torch_private.evaluated import Evaluated
@@ -86,14 +84,14 @@ def translate(
     checks: dict[str, Check] = {}
     shapes: list[tuple[str, tuple[int, ...]]] = []
     pinned = _pinned_globals(trace)
-    names = frozenset() if _uses_group_names(trace) else _sources_of_group_names(trace)
+    names = _sources_of_group_names(trace)
     for guard in trace.guards:
         if guard.kind == "SHAPE_ENV":
             shapes.extend(_shape(table, condition) for condition in guard.conditions)
         elif guard.kind not in AMBIENT_KINDS and not _under(guard, pinned):
             for check in _checks(table, guard, names):
                 checks.setdefault(repr(check), check)
-    for fact in trace.evaluated:
+    for fact in trace.evaluated.facts:
         if not _pinned(fact.source, pinned):
             check = _evaluated(table, fact)
             checks.setdefault(repr(check), check)
@@ -107,7 +105,7 @@ def translate(
         shapes=tuple(dict.fromkeys(shapes)),
         ambient=ambient,
         sources=_sources(trace),
-        ranks=asked_ranks(trace.codes) | {f"size of group {role}": resolve(role)[1].size() for role in roles},
+        asked=_asked(trace, roles),
     )
 
 
@@ -135,27 +133,35 @@ def _unguarded(
     yield from partition(table.nodes, values)
 
 
-def _uses_group_names(trace: Trace) -> bool:
-    """Whether a group's name may serve for more than naming the group of a collective."""
-    from worker.torch_private.process_groups import known_groups
-
-    of_torch = str(Path(torch.__file__).parent)
-    if any(
-        "group_name" in (*code.co_names, *code.co_consts) and not code.co_filename.startswith(of_torch)
-        for code in trace.codes
-    ):
-        return True
-    names = set(known_groups())
-    return any(
-        isinstance(item, str) and item in names and "c10d" not in str(node.target)
-        for node in nodes_within(trace.lowered.graph)
-        for item in (*node.args, *node.kwargs.values())
-    )
+def _asked(trace: Trace, roles: tuple[str, ...]) -> tuple[asked.Call, ...]:
+    """Answers of the process that the graph relies on, and the sizes of the groups that it names."""
+    held = (asked.name_of(group) for group in trace.evaluated.group_names.values())
+    found = [*asked.from_trace(trace.evaluated.calls), *held, *map(asked.size_of, roles)]
+    return tuple({repr(call): call for call in found}.values())
 
 
 def _sources_of_group_names(trace: Trace) -> frozenset[str]:
-    """Where names of process groups stand; other objects may have an attribute that is called the same."""
-    return frozenset(f"{guard.source}.group_name" for guard in trace.guards if _is_group(guard.value))
+    """Where names of process groups stand that serve for nothing but naming the groups of collectives."""
+    held = trace.evaluated.group_names.keys() | _names_in_graph(trace)
+    return frozenset(
+        f"{guard.source}.group_name"
+        for guard in trace.guards
+        if _is_group(guard.value) and guard.value.group_name not in held
+    )
+
+
+def _names_in_graph(trace: Trace) -> set[str]:
+    """Names of groups that the graph holds elsewhere than in collectives."""
+    from worker.torch_private.process_groups import known_groups
+
+    names = set(known_groups())
+    return {
+        item
+        for node in nodes_within(trace.lowered.graph)
+        if "c10d" not in str(node.target)
+        for item in (*node.args, *node.kwargs.values())
+        if isinstance(item, str) and item in names
+    }
 
 
 def _sources(trace: Trace) -> tuple[TracedSource, ...]:

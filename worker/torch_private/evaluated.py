@@ -1,4 +1,4 @@
-"""Facts that Dynamo evaluates to constants without leaving a guard, as they are evaluated."""
+"""Facts that Dynamo evaluates to constants without leaving a guard, noted as they are evaluated."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from worker.torch_private.evaluated_attributes import noted_attributes
+from worker.torch_private.evaluated_attributes import NotedAttributes
+from worker.torch_private.evaluated_calls import NotedCalls
 from worker.torch_private.evaluated_dicts import noted_dict_reads
+from worker.torch_private.evaluated_names import HeldNames
 from worker.values import Value
+
+FACTS = {"torch._subclasses.fake_tensor:FakeTensorMode": "cache_clear"}
 
 
 class Evaluated(Value):
-    """One fact that the graph relies on.
+    """One fact about an object that the graph relies on.
 
     Attributes:
         kind: kind of the condition that it becomes (``has_attr``, ``no_attr``, ``keys``, ...).
@@ -25,13 +29,29 @@ class Evaluated(Value):
     detail: Any
 
 
-@contextlib.contextmanager
-def noted_evaluations() -> Iterator[dict[Evaluated, None]]:
-    """Fill the mapping it yields, while a trace runs, with the facts it relies on, in their order."""
-    noted: dict[Evaluated, None] = {}
+class Evaluations:
+    """What one trace relies on beside its guards; filled while the trace runs.
 
-    def note(kind: str, source: str, detail: Any) -> None:
-        noted[Evaluated(kind=kind, source=source, detail=detail)] = None
+    Attributes:
+        facts: facts about objects, in their order.
+        calls: calls of functions that read the state of the process.
+        group_names: process groups whose names code outside torch holds, by their names.
+    """
 
-    with noted_attributes(note), noted_dict_reads(note):
-        yield noted
+    def __init__(self) -> None:
+        self.facts: dict[Evaluated, None] = {}
+        self._names, self._calls = HeldNames(), NotedCalls()
+        self.calls, self.group_names = self._calls.calls, self._names.held
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note what is traced, lowered and compiled within the context."""
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        FakeTensorMode.cache_clear()  # of results for which an earlier trace asked fake kernels
+        attributes = NotedAttributes(self._note, self._names.read)
+        with attributes.noted(), self._calls.noted(), self._names.noted(), noted_dict_reads(self._note):
+            yield
+
+    def _note(self, kind: str, source: str, detail: Any) -> None:
+        self.facts[Evaluated(kind=kind, source=source, detail=detail)] = None

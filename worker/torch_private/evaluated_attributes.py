@@ -32,53 +32,67 @@ _ASKERS = ("call_obj_hasattr",)
 Note = Callable[[str, str, Any], None]
 
 
-@contextlib.contextmanager
-def noted_attributes(note: Note) -> Iterator[None]:
-    """Tell ``note`` of each attribute whose absence, or mere presence, a trace relies on."""
-    from torch._dynamo.exc import ObservedAttributeError
-    from torch._dynamo.variables.base import VariableTracker
-    from torch._dynamo.variables.lazy import LazyVariableTracker
+class NotedAttributes:
+    """Tells of the attributes whose presence or absence a trace relies on, and of all that are read."""
 
-    asked: list[tuple[int, str]] = []  # by callers, who may find it elsewhere after all
+    def __init__(self, note: Note, read: Callable[[Any, str, Any], None]) -> None:
+        """Make the watch of one trace.
 
-    def outermost(variable: Any, tx: Any, name: str, original: Callable[..., Any]) -> Any:
-        asked.append((id(variable), name))
-        try:
-            answer = original(variable, tx, name)
-        except ObservedAttributeError:
-            _note_unless_written(note, tx, variable, name, present=False)
-            raise
-        finally:
-            asked.pop()
-        if original.__name__ in _ASKERS and answer.is_python_constant():
-            _note_unless_written(note, tx, variable, name, present=bool(answer.as_python_constant()))
-        return answer
+        Args:
+            note: told of each answer: ``has_attr`` or ``no_attr``, Dynamo's expression for the object, name.
+            read: told of a variable, the name of an attribute, and what was read.
+        """
+        self._note, self._read = note, read
+        self._asking: list[tuple[int, str]] = []  # callers that may find it elsewhere after all
 
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note what is traced within the context."""
+        from torch._dynamo.variables.base import VariableTracker
+        from torch._dynamo.variables.lazy import LazyVariableTracker
+
+        with contextlib.ExitStack() as stack:
+            for cls in _with_subclasses(VariableTracker):
+                for method in {*_GETTERS, *_ASKERS} & vars(cls).keys():
+                    if cls is not LazyVariableTracker:
+                        stack.enter_context(wrapped(cls, method, self._outermost))
+            yield
+
+    def _outermost(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def ask(variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-            if args or kwargs or (id(variable), name) in asked:
+            if args or kwargs or (id(variable), name) in self._asking:
                 return original(variable, tx, name, *args, **kwargs)
-            return outermost(variable, tx, name, original)
+            self._asking.append((id(variable), name))
+            try:
+                return self._ask(original, variable, tx, name)
+            finally:
+                self._asking.pop()
 
         return ask
 
-    with contextlib.ExitStack() as stack:
-        for cls in _with_subclasses(VariableTracker):
-            for method in {*_GETTERS, *_ASKERS} & vars(cls).keys():
-                if cls is not LazyVariableTracker:
-                    stack.enter_context(wrapped(cls, method, wrap))
-        yield
+    def _ask(self, original: Callable[..., Any], variable: Any, tx: Any, name: str) -> Any:
+        from torch._dynamo.exc import ObservedAttributeError
 
+        try:
+            answer = original(variable, tx, name)
+        except ObservedAttributeError:
+            self._note_unless_written(tx, variable, name, present=False)
+            raise
+        if original.__name__ in _GETTERS:
+            self._read(variable, name, answer)
+        elif answer.is_python_constant():
+            self._note_unless_written(tx, variable, name, present=bool(answer.as_python_constant()))
+        return answer
 
-def _note_unless_written(note: Note, tx: Any, variable: Any, name: str, *, present: bool) -> None:
-    """Note the answer of an object that was there before the call; the call may have written to it since."""
-    if variable.source is None or tx.output.side_effects.has_pending_mutation_of_attr(variable, name):
-        return
-    source = source_name(variable.source)
-    if not present and _is_there(tx, source, name):
-        return  # Dynamo's own mistake (`__func__` of a method, in 2.15), which is the same in every process
-    note("has_attr" if present else "no_attr", source, name)
+    def _note_unless_written(self, tx: Any, variable: Any, name: str, *, present: bool) -> None:
+        """Note the answer of an object that was there before the call, and that the call did not write to."""
+        if variable.source is None or tx.output.side_effects.has_pending_mutation_of_attr(variable, name):
+            return
+        source = source_name(variable.source)
+        if not present and _is_there(tx, source, name):
+            return  # Dynamo's own mistake (`__func__` of a method, in 2.15), the same in every process
+        self._note("has_attr" if present else "no_attr", source, name)
 
 
 def _is_there(tx: Any, source: str, name: str) -> bool:

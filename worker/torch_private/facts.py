@@ -33,8 +33,11 @@ TESTED: Final = f"2.11 to {NEWEST[0]}.{NEWEST[1]}"
 GROUPS: Final = {
     "compile": (
         "config_reads",
+        "evaluated",
         "evaluated_attributes",
+        "evaluated_calls",
         "evaluated_dicts",
+        "evaluated_names",
         "graph_memory",
         "guard_tree",
         "higher_order",

@@ -14,6 +14,7 @@ from worker.values import Value
 
 FACTS = {
     "torch._dynamo.exc": "ObservedKeyError",
+    "torch._dynamo.symbolic_convert": "is_stdlib(mod)",
     "torch._dynamo.variables:ConstDictVariable": (
         "getitem_const_raise_exception_if_absent install_dict_contains_guard"
     ),
@@ -52,11 +53,13 @@ class TracedGuard(Value):
 
 
 @contextlib.contextmanager
-def absence_guarded() -> Iterator[None]:
-    """Add the guards that Dynamo leaves out where a missing key ends in an exception that is caught.
+def omissions_guarded() -> Iterator[None]:
+    """Add the guards that Dynamo leaves out.
 
-    ``os.environ.get("X")`` is such a case, and so is ``try: d["k"] except KeyError``.
+    * A missing key ends in an exception that is caught: ``os.environ.get``, ``try: d["k"] except KeyError``.
+    * Variables of modules of the standard library that its functions read: ``os.getenv`` reads ``environ``.
     """
+    from torch._dynamo import symbolic_convert
     from torch._dynamo.exc import ObservedKeyError
     from torch._dynamo.variables import ConstDictVariable
 
@@ -70,7 +73,10 @@ def absence_guarded() -> Iterator[None]:
 
         return getitem
 
-    with wrapped(ConstDictVariable, "getitem_const_raise_exception_if_absent", wrap_item):
+    with (
+        wrapped(ConstDictVariable, "getitem_const_raise_exception_if_absent", wrap_item),
+        wrapped(symbolic_convert, "is_stdlib", lambda _: lambda _module: False),
+    ):
         yield
 
 
@@ -86,16 +92,18 @@ def traced_guards(output: Any, code: CodeType) -> tuple[tuple[TracedGuard, ...],
 
 def _guard(entry: Any, shapes: Mapping[str, Any]) -> TracedGuard:
     original = entry.orig_guard
-    asked, details = asked_of(original)
+    kind, (asked, details) = entry.guard_type, asked_of(original)
     source = source_name(asked) if entry.name else ""
-    if entry.guard_type == "HASATTR":
+    if kind == "HASATTR":
         of_object = asked is original.originating_source
         details["present"] = hasattr(entry.value, details["attr"]) if of_object else entry.has_value
     other = details.pop("source_b", None)
     details.pop("value", None)
-    metadata = shapes.get(source) if entry.guard_type == "TENSOR_MATCH" else None
+    metadata = shapes.get(source) if kind == "TENSOR_MATCH" else None
+    if details.pop("invert", False):  # up to 2.11 no kind of its own
+        kind = kind.replace("_CONTAINS", "_NOT_CONTAINS")
     return TracedGuard(
-        kind=entry.guard_type,
+        kind=kind,
         source=source,
         has_value=entry.has_value,
         value=entry.value if entry.has_value else None,

@@ -14,13 +14,13 @@ import torch
 from worker.code_digests import globals_module, is_pinned_module
 from worker.errors import GraphBreak, NotPortable, WorkerError
 from worker.torch_private.config_reads import settings_read_by_value
-from worker.torch_private.evaluated import Evaluated, noted_evaluations
+from worker.torch_private.evaluated import Evaluations
 from worker.torch_private.guard_tree import GuardTree
 from worker.torch_private.higher_order import regions_traced_anew
 from worker.torch_private.lowering import CapturedCall, LoweredGraph, lower
 from worker.torch_private.raised import noted_shapes, raised_by
 from worker.torch_private.shape_lines import ShapeLine, shape_lines
-from worker.torch_private.traced_guards import TracedGuard, absence_guarded, traced_guards
+from worker.torch_private.traced_guards import TracedGuard, omissions_guarded, traced_guards
 from worker.torch_private.traced_objects import noted_objects
 from worker.torch_private.traced_writes import TracedWrite, noted_writes
 from worker.torch_private.views import views_by_themselves
@@ -82,7 +82,7 @@ class Trace(Value):
     guards: tuple[TracedGuard, ...]
     tree: GuardTree
     writes: tuple[TracedWrite, ...]
-    evaluated: tuple[Evaluated, ...]
+    evaluated: Evaluations
     objects: Mapping[str, Any]
     codes: tuple[CodeType, ...]
     trace_s: float
@@ -121,15 +121,21 @@ def trace(
     from torch._dynamo.utils import dynamo_timed, get_metrics_context
     from torch._guards import TracingContext, tracing
 
-    with _LOCK, get_metrics_context(), dynamo_timed("warmrank"), _tracing_settings(dynamic):
+    evaluated = Evaluations()
+    with (
+        _LOCK,
+        get_metrics_context(),
+        dynamo_timed("warmrank"),
+        _tracing_settings(dynamic),
+        evaluated.noted(),
+    ):
         started = perf_counter()
         with (
-            absence_guarded(),
+            omissions_guarded(),
             settings_read_by_value(),
             regions_traced_anew(),
             views_by_themselves(),
             noted_writes() as writes,
-            noted_evaluations() as evaluated,
             noted_objects() as objects,
         ):
             captured = _capture(convert_frame, method, args, dict(kwargs))
@@ -167,7 +173,7 @@ def trace(
             guards=guards,
             tree=tree,
             writes=tuple(writes),
-            evaluated=tuple(evaluated),
+            evaluated=evaluated,
             objects=objects,
             # By identity: equal code objects may stand in different files.
             codes=tuple({id(code): code for code in output.traced_code}.values()),

@@ -75,7 +75,7 @@ PROBES = {
     "a number is guarded by its value": lambda: "scale" in _guards("EQUALS_MATCH", "CONSTANT_MATCH"),
     "a key that is absent is guarded": lambda: "factor" in _guards("DICT_NOT_CONTAINS", "DICT_CONTAINS"),
     "an attribute that is absent is noted": lambda: any(
-        fact.kind == "no_attr" and fact.detail == "factor" for fact in _traced()[0].evaluated
+        fact.kind == "no_attr" and fact.detail == "factor" for fact in _traced()[0].evaluated.facts
     ),
     "a write to an attribute is noted": lambda: any(
         write.attribute == "calls" for write in _traced()[0].writes

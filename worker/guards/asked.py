@@ -1,0 +1,191 @@
+"""Calls whose results a graph relies on: functions of torch, without effects, that read the process's state.
+
+Layout of a call: ``[function, arguments, named arguments, result]``. A function is ``module:name``; arguments
+and results are as in `constants`, but a process group, or its name as an argument, stands there by its role:
+``{"group": "tp"}``. A rank and a size that are read from a group are calls of ``get_rank`` and
+``get_world_size``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from worker.errors import NotPortable, WorkerError
+from worker.groups import resolve, role_of
+from worker.guards import constants
+from worker.torch_private.process_groups import group_addresses, known_groups
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from worker.torch_private.evaluated_calls import AskedCall
+
+Call = tuple[str, list[Any], dict[str, Any], Any]
+
+SIZE = "torch.distributed.distributed_c10d:get_world_size"
+RANK = "torch.distributed.distributed_c10d:get_rank"
+_NAME = "torch.distributed.distributed_c10d:_get_process_group_name"
+# Equal on all ranks of a launch.
+_OF_ALL = frozenset({SIZE, "torch.distributed.distributed_c10d:is_initialized"})
+_GROUP = "group"
+_NONE = "none"
+# What functions of torch raise where the process lacks what they ask for.
+_REFUSALS = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError,
+    ValueError, WorkerError,
+)  # fmt: skip
+
+
+def size_of(role: str) -> Call:
+    """The call that says how many ranks the group of a role has."""
+    return (SIZE, [{_GROUP: role}], {}, resolve(role)[1].size())
+
+
+def name_of(group: ProcessGroup) -> Call:
+    """The call that says how a group is called in a process."""
+    return (_NAME, [{_GROUP: role_of(group)}], {}, group.group_name)
+
+
+def from_trace(calls: Iterable[AskedCall]) -> Iterator[Call]:
+    """The calls of a trace that answer the same when they are made again.
+
+    Others depend on the traced code, which changes the state for itself and puts it back.
+
+    Raises:
+        NotPortable: no later process can make a call.
+    """
+    for item in calls:
+        try:
+            call = _encoded(item)
+        except NotPortable as error:
+            name = getattr(item.function, "__qualname__", str(item.function))
+            msg = (
+                f"the function calls {name}, and a later process cannot: {error.message}. Call it outside, "
+                "and keep the result as an attribute."
+            )
+            raise NotPortable(msg, what=name) from error
+        if result_of(call) == call[3]:
+            yield call
+
+
+def _encoded(item: AskedCall) -> Call:
+    if item.args is None:
+        msg = "its arguments are no constants"
+        raise NotPortable(msg, what="arguments")
+    named = {name: _argument(value) for name, value in item.kwargs.items()}
+    return (
+        _name(item.function),
+        [_argument(value) for value in item.args],
+        named,
+        constants.encode(item.result),
+    )
+
+
+def _name(function: Callable[..., Any]) -> str:
+    """``module:name`` under which a function is found."""
+    name = getattr(function, "__qualname__", function.__name__)
+    for module in (function.__module__, "torch", "torch._C"):
+        if module and _found(module, name) is function:
+            return f"{module}:{name}"
+    msg = f"{name} is found under no name"
+    raise NotPortable(msg, what=name)
+
+
+def _found(module: str, name: str) -> Any:
+    value: Any = importlib.import_module(module)
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return value
+
+
+def _argument(value: Any) -> Any:
+    import torch.distributed as dist
+
+    is_group = dist.is_available() and isinstance(value, dist.ProcessGroup)
+    if is_group or (isinstance(value, str) and value in known_groups()):
+        return {_GROUP if is_group else f"{_GROUP}_name": role_of(value)}
+    return constants.encode(value)
+
+
+def _decoded(argument: Any) -> Any:
+    if isinstance(argument, dict) and (role := argument.get(_GROUP) or argument.get(f"{_GROUP}_name")):
+        name, group = resolve(role)
+        return group if _GROUP in argument else name
+    return constants.decode(argument)
+
+
+def result_of(call: Call) -> Any:
+    """What a call returns in this process, encoded; `_NONE` where it cannot be made."""
+    try:
+        made, args, kwargs = _bound(call)
+        return constants.encode(made(*args, **kwargs))
+    except _REFUSALS:
+        return _NONE
+
+
+def _bound(call: Call) -> tuple[Callable[..., Any], list[Any], dict[str, Any]]:
+    function, args, kwargs, _ = call
+    made = _found(*function.split(":", 1))
+    return (
+        made,
+        [_decoded(value) for value in args],
+        {name: _decoded(value) for name, value in kwargs.items()},
+    )
+
+
+def mismatches(calls: Iterable[Call]) -> Iterator[str]:
+    """In words, calls whose results are not as traced."""
+    for call in calls:
+        present = result_of(call)
+        if present != call[3]:
+            yield f"{text(call)}: {_shown(call[3])} -> {_shown(present)}"
+
+
+def watch(calls: Sequence[Call]) -> Callable[[], bool]:
+    """A function that says whether results that hold now still do, in a microsecond or two.
+
+    What depends on groups is asked again only where groups came or went.
+    """
+    here = [(*_bound(call), call[3]) for call in calls if not _of_groups(call)]
+    of_groups = [call for call in calls if _of_groups(call)]
+    known = group_addresses() if of_groups else ()
+
+    def holds() -> bool:
+        nonlocal known
+        if of_groups and known != (present := group_addresses()):
+            if any(mismatches(of_groups)):
+                return False
+            known = present
+        try:
+            return all(
+                constants.encode(made(*args, **kwargs)) == result for made, args, kwargs, result in here
+            )
+        except _REFUSALS:
+            return False
+
+    return holds
+
+
+def _of_groups(call: Call) -> bool:
+    return call[0].startswith("torch.distributed")
+
+
+def text(call: Call) -> str:
+    """A call as a reader would write it: ``get_rank(tp)``."""
+    function, args, kwargs, _ = call
+    named = (f"{name}={_shown(value)}" for name, value in kwargs.items())
+    return f"{function.partition(':')[2]}({', '.join([*map(_shown, args), *named])})"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping) and len(value) == 1:
+        ((tag, payload),) = value.items()
+        return str(payload) if tag.startswith(_GROUP) else repr(constants.decode(dict(value)))
+    return str(value)
+
+
+def asks_for_rank(calls: Iterable[Call]) -> bool:
+    """Whether a result depends on which rank calls, not only on how many there are."""
+    return any(call[0].startswith("torch.distributed") and call[0] not in _OF_ALL for call in calls)
