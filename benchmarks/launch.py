@@ -4,7 +4,9 @@
 started for each way anew, as a local launch does. Every way is a fresh driver process with as many Ray actors
 as ranks, and is timed from the start of that process to its end; all ways take turns. Ratios are what counts.
 
-    cold     a launch into an empty cache and an empty store: one rank of the class compiles, the others adopt
+    cold     a launch into an empty cache and an empty store: one rank of the class compiles, another one
+             traces as well (audit: one), the others adopt
+    unaudited   the same, with audit: off
     warm     the same launch again: every rank loads
     node     the same launch with an empty cache directory: everything comes from the store
     build    a plain Ray program with as many actors, under the same options and environment variables: import
@@ -18,10 +20,11 @@ as ranks, and is timed from the start of that process to its end; all ways take 
 
 Compile CPU seconds are those of all ranks' processes while the stage compile lasts, whoever of them works,
 read from ``/proc`` by the driver; waiting costs none. So they tell how often something was compiled where
-wall seconds on a few cores would not.
+wall seconds on a few cores would not. What the audit adds is told beside them: wall seconds of the stage and
+CPU seconds of all ranks in it, with audit and without.
 
-Goals: compile CPU seconds of all ranks at most 1.2 times one rank's; a warm launch at most 1.1 times the
-program that does nothing (``build``).
+Goals: compile CPU seconds of all ranks, unaudited, at most 1.2 times one rank's; a warm launch at most 1.1
+times the program that does nothing (``build``).
 
 Run: ``python benchmarks/launch.py [--ranks 1,2,4,8] [--layers L] [--runs N] [--without fx,shared]
 [--quick] [--json FILE]``. The defaults take 15 to 30 minutes on four cores, ``--quick`` about one.
@@ -46,7 +49,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.launch_parts.report import report, summary  # noqa: E402 - also where nothing is installed
 from benchmarks.load import machine  # noqa: E402
 
-LAUNCHES = ("cold", "warm", "node")
+LAUNCHES = ("cold", "unaudited", "warm", "node")
 WARM_WAYS = ("warm", "build", "groups")  # those whose wall seconds are compared, so most often repeated
 _CHILD_LIMIT_S = 600
 
@@ -88,7 +91,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if options.child in LAUNCHES:
         from benchmarks.launch_parts import ours
 
-        return ours.run(options.work, options.cache, ranks=ranks, layers=layers)
+        audit = "off" if options.child == "unaudited" else "one"
+        return ours.run(options.work, options.cache, ranks=ranks, layers=layers, audit=audit)
     from benchmarks.launch_parts import alone
 
     alone.check_imports()
@@ -99,7 +103,9 @@ def compare(options: argparse.Namespace, ranks: int, work: Path) -> list[dict[st
     """Figures of all ways at one number of ranks, in the order in which they ran."""
     own = work / str(ranks)
     own.mkdir()
-    found = [child(options, "cold", ranks, own)]
+    apart = own / "unaudited"
+    apart.mkdir()
+    found = [child(options, "unaudited", ranks, apart), child(options, "cold", ranks, own)]
     for number in range(options.runs):
         # The first to run finds other files in memory than the last, so each is first in its turn.
         turn = number % len(WARM_WAYS)

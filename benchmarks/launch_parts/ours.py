@@ -12,7 +12,7 @@ _COLUMNS = ("seconds", "ranks_cpu_s", "driver_cpu_s", "workers")
 _AT_WORK_S = 0.5  # a rank that waits spends less
 
 
-def config_of(work: Path, cache: str, *, ranks: int, layers: int) -> Any:
+def config_of(work: Path, cache: str, *, ranks: int, layers: int, audit: str = "one") -> Any:
     """The launch: equal ranks on a Ray of its own, a store in a directory."""
     from orchestrator.config.reading import parse
 
@@ -26,6 +26,7 @@ def config_of(work: Path, cache: str, *, ranks: int, layers: int) -> Any:
             "ranks": ranks,
             "parallel": {"dp": ranks},
             "cache_dir": str(work / cache),
+            "audit": audit,
             "store": {"path": str(work / "store"), "trust": {"policy": "off"}},
             "ray": {"num_cpus": ranks},
         }
@@ -61,7 +62,7 @@ class Watch:
             known["driver_cpu_s"] += driver_s - self._driver_s
 
 
-def run(work: Path, cache: str, *, ranks: int, layers: int) -> dict[str, Any]:
+def run(work: Path, cache: str, *, ranks: int, layers: int, audit: str) -> dict[str, Any]:
     """One launch; what came of it, and what it took.
 
     Raises:
@@ -70,7 +71,8 @@ def run(work: Path, cache: str, *, ranks: int, layers: int) -> dict[str, Any]:
     from orchestrator.launch.driver import launch
 
     watch = Watch()
-    report = launch(config_of(work, cache, ranks=ranks, layers=layers), listener=watch)
+    config = config_of(work, cache, ranks=ranks, layers=layers, audit=audit)
+    report = launch(config, listener=watch)
     if report.problems:
         raise RuntimeError(f"the launch had problems: {report.problems}")
     outcomes = [function.outcome for rank in report.ranks for function in rank.functions]
@@ -78,6 +80,11 @@ def run(work: Path, cache: str, *, ranks: int, layers: int) -> dict[str, Any]:
         "outcomes": {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))},
         "distinct": len({function.digest for rank in report.ranks for function in rank.functions}),
         "stages": watch.stages,
+        "audits": {
+            "number": len(report.course.audits),
+            "seconds": sum(audited.seconds for audited in report.course.audits),
+            "cpu_s": sum(audited.cpu_s for audited in report.course.audits),
+        },
         "launch_s": report.totals.wall_s,
         "ranks_cpu_s": watch.ranks_cpu_s,
         "driver_cpu_s": process_time(),

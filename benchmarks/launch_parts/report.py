@@ -7,7 +7,7 @@ from typing import Any
 
 COMPILE_GOAL = 1.2
 WARM_GOAL = 1.1
-COLUMNS = ("cold", "warm", "node", "build", "groups", "fx warm", "shared cold", "shared warm")
+COLUMNS = ("unaudited", "cold", "warm", "node", "build", "groups", "fx warm", "shared cold", "shared warm")
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -48,13 +48,28 @@ def _of_size(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "wall_s": walls,
         "driver_cpu_s": drivers,
         "ranks_cpu_s": ranks,
-        "compile_cpu_s": best["cold"]["stages"]["compile"]["ranks_cpu_s"],
+        "compile_cpu_s": best["unaudited"]["stages"]["compile"]["ranks_cpu_s"],
+        "audit": _audit(best["cold"], best["unaudited"]),
         "outcomes": {way: best[way]["outcomes"] for way in ways if "outcomes" in best[way]},
         "warm_over_cold": walls["warm"] / walls["cold"],
         "warm_over_build": walls["warm"] / walls["build"],
         "warm_over_groups": walls["warm"] / walls["groups"],
         "warm_over_build_cpu": cpu["warm"] / cpu["build"],
         "stages": {way: best[way]["stages"] for way in ways if "stages" in best[way]},
+    }
+
+
+def _audit(audited: Mapping[str, Any], unaudited: Mapping[str, Any]) -> dict[str, Any]:
+    """What the audit added to the stage that compiles."""
+    with_it, without = (run["stages"]["compile"] for run in (audited, unaudited))
+    return {
+        **audited["audits"],
+        "stage_s": with_it["seconds"],
+        "stage_off_s": without["seconds"],
+        "stage_cpu_s": with_it["ranks_cpu_s"],
+        "stage_off_cpu_s": without["ranks_cpu_s"],
+        "wall_ratio": with_it["seconds"] / without["seconds"],
+        "cpu_ratio": with_it["ranks_cpu_s"] / without["ranks_cpu_s"],
     }
 
 
@@ -78,6 +93,17 @@ def report(found: Mapping[str, Any]) -> None:
             f"{size:>5}{line['compile_cpu_s']:>15.2f}{line['compile_ratio']:>12.2f}{line['warm_over_cold']:>11.2f}"
             f"{line['warm_over_build']:>12.2f}{line['warm_over_groups']:>13.2f}"
             f"{line['warm_over_build_cpu']:>16.2f}"
+        )
+    print(
+        f"\n{'ranks':>5}{'compile s':>11}{'audited':>9}{'ratio':>7}{'CPU s':>9}{'audited':>9}{'ratio':>7}"
+        f"{'audits':>8}{'took s':>8}{'CPU s':>8}"
+    )
+    for size, line in found["sizes"].items():
+        audit = line["audit"]
+        print(
+            f"{size:>5}{audit['stage_off_s']:>11.2f}{audit['stage_s']:>9.2f}{audit['wall_ratio']:>7.2f}"
+            f"{audit['stage_off_cpu_s']:>9.2f}{audit['stage_cpu_s']:>9.2f}{audit['cpu_ratio']:>7.2f}"
+            f"{audit['number']:>8}{audit['seconds']:>8.2f}{audit['cpu_s']:>8.2f}"
         )
     largest = list(found["sizes"])[-1]
     print(

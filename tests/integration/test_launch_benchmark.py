@@ -74,8 +74,11 @@ def made_runs(*, compile_s: float) -> list[dict[str, Any]]:
     runs = []
     for ranks, cpu_s in ((1, 4.0), (2, compile_s)):
         stage = {"seconds": 4.0, "ranks_cpu_s": cpu_s, "driver_cpu_s": 0.1}
+        audited = {**stage, "seconds": 5.0, "ranks_cpu_s": 2 * cpu_s}
+        audits = {"number": 2, "seconds": 3.0, "cpu_s": 2.5}
         runs += [
-            made(ranks, "cold", 20.0, stages={"compile": stage}, outcomes={"compiled": 2}),
+            made(ranks, "unaudited", 19.0, stages={"compile": stage}, outcomes={"compiled": 2}),
+            made(ranks, "cold", 20.0, stages={"compile": audited}, audits=audits, outcomes={"compiled": 2}),
             made(ranks, "warm", 10.5, stages={"load": stage}, outcomes={"loaded": 2}),
             made(ranks, "warm", 13.0, stages={"load": stage}, outcomes={"loaded": 2}),
             made(ranks, "node", 11.0, stages={"load": stage}, outcomes={"loaded": 2}),
@@ -97,6 +100,16 @@ def test_compile_goal_compares_all_ranks_with_one(compile_s, is_met):
     found = summary(made_runs(compile_s=compile_s))
     assert found["sizes"]["2"]["compile_ratio"] == pytest.approx(compile_s / 4.0)
     assert found["goals"] == {"compile": is_met, "warm": True}
+
+
+def test_summary_has_the_cost_of_audits_beside_the_compiles(capsys):
+    found = summary(made_runs(compile_s=4.0))
+    audit = found["sizes"]["2"]["audit"]
+    assert audit["wall_ratio"] == pytest.approx(1.25)
+    assert audit["cpu_ratio"] == pytest.approx(2.0)
+    assert (audit["number"], audit["seconds"], audit["cpu_s"]) == (2, 3.0, 2.5)
+    report(found)
+    assert "audits  took s   CPU s" in capsys.readouterr().out
 
 
 def test_slope_is_what_each_further_rank_adds():
