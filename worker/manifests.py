@@ -96,7 +96,7 @@ def of_journals(files: Iterable[Path], *, rank: int, world_size: int, root: Path
             function=result.function, key=key, components=details["components"], runtime_state=state
         )
         path = _listed(result.function, Path(result.path), root)
-        if path is None:
+        if path is None or is_withheld(Path(result.path).parent, result.digest):
             continue
         artifacts[path] = ArtifactEntry(
             function=result.function,

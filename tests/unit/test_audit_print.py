@@ -38,6 +38,17 @@ def test_outline_is_what_a_compile_traces(tmp_path: Path) -> None:
     assert print_of(StoredArtifact.read(variant.stored.path).artifact) == outlined(tmp_path)
 
 
+@pytest.mark.slow  # it calls the C++ compiler
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_outline_is_what_a_compile_with_kernels_traces(tmp_path: Path, dynamic: bool) -> None:
+    config = CompilerConfig()
+    config.mode = "max-autotune"
+    function = cache_compile(Sliced(2).head, cache_dir=str(tmp_path), config=config, dynamic=dynamic)
+    variant = function.compile((torch.ones(4),), {}, reason="")
+    outline = outlined(tmp_path, config=config, dynamic=dynamic)
+    assert first_difference(print_of(variant.stored.artifact), outline) == ""
+
+
 def test_outline_keeps_nothing(tmp_path: Path) -> None:
     outlined(tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
