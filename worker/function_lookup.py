@@ -22,6 +22,7 @@ from worker.lookup import Found, Place, by_digest, look_up, read_stored
 from worker.partition_paths import model_directory, partition_name
 from worker.request import Request, request
 from worker.settings import settings
+from worker.sources import missing_operators
 from worker.variant import StoredArtifact
 
 if TYPE_CHECKING:
@@ -124,7 +125,8 @@ class FunctionLookup:
     ) -> tuple[str, ...]:
         """Conditions of an artifact that this module and call do not meet; empty if it may be used."""
         if self._guards == "skip":
-            return stored.tensor_mismatches(self._method, args, kwargs)
+            missing = tuple(missing_operators(stored.artifact.guards.sources))
+            return missing or stored.tensor_mismatches(self._method, args, kwargs)
         rule = GearRule(on_miss=self._options.on_gear_miss)
         return stored.mismatches(self._method, args, kwargs, self.device_kind, rule)
 

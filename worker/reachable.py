@@ -1,132 +1,258 @@
 """Digest of a function that runs while a graph is lowered, so that no tracer notes what it calls and reads.
 
-It covers the function, and, through the names that its code uses, the functions, constants and modules that
-it can reach by its globals and closure. An object that it reaches counts with its attributes, and with the
-file that defines its class.
+It covers the function, and, through the names that its code uses, the functions, classes, constants and
+modules that it can reach by its globals, closure, defaults and imports: of a module, the values that its code
+names. An object that it reaches counts with its attributes, and with its class.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
 import hashlib
+import importlib
+import importlib.util
 import logging
 import re
 import sys
 import types
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from worker.code_digests import function_digest, globals_module, is_pinned_module, stable_text
+from worker.code_digests import function_digest, globals_module, is_pinned_module, layers, stable_text
 from worker.sources import file_digest
 
 _DIGEST_CHARS = 32
 _ADDRESS = r"\bat 0x[0-9a-f]+"
+_CONSTANTS = (bool, int, float, complex, str, bytes)
+_CONTAINERS = (list, tuple, set, frozenset, dict, deque, types.MappingProxyType)
+_MEMBERS_OF_ALL = frozenset({"__dict__", "__weakref__", "__doc__", "__annotations__", "__module__"})
 
 
-def reachable_digest(value: Any) -> str:
-    """Equal in every process in which ``value`` does the same."""
-    texts = "\n".join(_texts(value, set()))
+def reachable_digest(*values: Any, of_state: bool = True) -> str:
+    """Equal in every process in which the values do the same.
+
+    Args:
+        values: functions, mostly.
+        of_state: containers and other objects that may change count with what they hold.
+    """
+    walk = _Walk(of_state=of_state)
+    texts = "\n".join(text for value in values for text in walk.texts(value))
     return hashlib.sha256(texts.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST_CHARS]
 
 
-def _texts(value: Any, seen: set[int]) -> Iterator[str]:
-    if isinstance(value, functools.partial):
-        yield "partial"
-        for part in (value.func, *value.args):
-            yield from _texts(part, seen)
-        for name, part in sorted(value.keywords.items()):
+def functions_of_file(module: types.ModuleType, file: str) -> list[Any]:
+    """What the code of a module's file names, for functions that no name leads to."""
+    try:
+        code = compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)
+    except OSError:
+        return []
+    return [vars(module)[name] for name in sorted(_names(code)) if name in vars(module)]
+
+
+class _Walk:
+    """Visits values, each object once."""
+
+    def __init__(self, *, of_state: bool) -> None:
+        self._of_state = of_state
+        self._seen: set[int] = set()
+        self._read: set[tuple[int, frozenset[str]]] = set()
+        self._kept: list[Any] = []  # or another object might get the identity of one that was seen
+
+    def _first_time(self, value: Any) -> bool:
+        if id(value) in self._seen:
+            return False
+        self._seen.add(id(value))
+        self._kept.append(value)
+        return True
+
+    def texts(self, value: Any) -> Iterator[str]:
+        if isinstance(value, functools.partial):
+            yield "partial"
+            yield from self._all((value.func, *value.args))
+            for name, part in sorted(value.keywords.items()):
+                yield name
+                yield from self.texts(part)
+        elif isinstance(value, types.MethodType):
+            yield from self._all((value.__func__, value.__self__))
+        elif isinstance(value, types.FunctionType):
+            yield from self._function(value)
+        elif isinstance(value, types.ModuleType):
+            yield from self._module(value)
+        elif isinstance(value, type):
+            yield from self._class(value)
+        elif isinstance(value, types.BuiltinFunctionType):
+            yield f"builtin {value.__module__}.{value.__qualname__}"
+        elif value is None or isinstance(value, _CONSTANTS):
+            yield stable_text(value)
+        elif isinstance(value, _CONTAINERS):
+            yield from self._container(value)
+        else:
+            yield stable_text(value)
+            yield from self._object(value)
+
+    def _all(self, values: Iterable[Any]) -> Iterator[str]:
+        for value in values:
+            yield from self.texts(value)
+
+    def _container(self, value: Any) -> Iterator[str]:
+        if not self._of_state and not isinstance(value, tuple | frozenset):
+            return
+        yield f"{type(value).__name__} of {len(value)}"
+        if not self._first_time(value):
+            return
+        if isinstance(value, set | frozenset):
+            yield from sorted(self._all(value))
+        elif isinstance(value, dict | types.MappingProxyType):
+            for key, item in value.items():
+                yield from self._all((key, item))
+        else:
+            yield from self._all(value)
+
+    def _object(self, value: Any) -> Iterator[str]:
+        """The class, and what the object holds, as far as that can be read."""
+        kind = type(value)
+        yield from self._class(kind)
+        if kind.__module__ in ("torch", "torch._ops") or not self._first_time(value):
+            return
+        if isinstance(value, logging.Logger) or not self._of_state:
+            return  # a logger's level and handlers change what is told, not what is made
+        if isinstance(value, torch.Tensor):
+            held = value.detach().cpu().tolist() if value.device.type != "meta" else list(value.shape)
+            yield hashlib.sha256(repr(held).encode()).hexdigest()
+            return
+        # Looked for in the class: some objects raise when they are asked for what they have not.
+        if hasattr(kind, "tobytes"):
+            yield hashlib.sha256(value.tobytes()).hexdigest()
+        # A text with an address, or of a class that may print a set, differs between processes.
+        elif _is_fixed(kind.__module__) and not re.search(_ADDRESS, text := repr(value)):
+            yield text
+        if not _is_fixed(kind.__module__) or isinstance(value, torch.nn.Module):
+            yield from self._attributes(value)
+        elif len(wrapped := [*layers(value)]) > 1:
+            yield from self._all(wrapped[1:])
+
+    def _attributes(self, value: Any) -> Iterator[str]:
+        for name in sorted({*_slots(type(value)), *getattr(value, "__dict__", ())}):
+            try:
+                part = object.__getattribute__(value, name)
+            except AttributeError:
+                continue
             yield name
-            yield from _texts(part, seen)
-    elif isinstance(value, types.MethodType):
-        yield from _texts(value.__func__, seen)
-        yield from _texts(value.__self__, seen)
-    elif isinstance(value, types.FunctionType):
-        yield from _function_texts(value, seen)
-    elif isinstance(value, types.ModuleType):
-        yield from _module_texts(value, seen)
-    elif isinstance(value, type):
-        yield f"class {value.__module__}.{value.__qualname__}"
-        yield from _file_of(value.__module__, seen)
-    elif isinstance(value, types.BuiltinFunctionType):
-        yield f"builtin {value.__module__}.{value.__qualname__}"
-    else:
-        yield from _value_texts(value, seen)
+            yield from self.texts(part)
+
+    def _class(self, cls: type) -> Iterator[str]:
+        """Bases, methods, and values of a class that no version pins."""
+        yield f"class {cls.__module__}.{cls.__qualname__} {_version(cls.__module__)}"
+        if _is_fixed(cls.__module__) or not self._first_time(cls):
+            return
+        yield from self._all(cls.__bases__)
+        for name, member in sorted(vars(cls).items()):
+            if name not in _MEMBERS_OF_ALL and not isinstance(member, types.GetSetDescriptorType):
+                yield name
+                functions = [item for item in layers(member) if isinstance(item, types.FunctionType)]
+                plain = isinstance(member, (*_CONSTANTS, *_CONTAINERS, type))
+                yield from self._all(functions or ([member] if plain else []))
+        yield from self._file_of(cls.__module__)
+
+    def _function(self, function: types.FunctionType) -> Iterator[str]:
+        version = _version(globals_module(function) or "")
+        yield f"function {function.__module__}.{function.__qualname__} {version}"
+        if not self._first_time(function):
+            return
+        cells = [_content(cell) for cell in function.__closure__ or ()]
+        if _is_fixed(globals_module(function)):
+            # A wrapper of torch's; what it wraps may be the user's.
+            yield from self._all(cell for cell in cells if isinstance(cell, types.FunctionType))
+            return
+        yield function_digest(function)
+        yield from self._named(function.__globals__, names := _names(function.__code__))
+        for module in _imported(function):
+            yield from self._of_module(module, names)
+        yield from self._all((*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()))
+        yield from self._all(cells)
+
+    def _named(self, scope: dict[str, Any], names: frozenset[str]) -> Iterator[str]:
+        for name in sorted(names):
+            if name in scope:
+                yield name
+                value = scope[name]
+                yield from (
+                    self._of_module(value, names)
+                    if isinstance(value, types.ModuleType)
+                    else self.texts(value)
+                )
+
+    def _of_module(self, module: types.ModuleType, names: frozenset[str]) -> Iterator[str]:
+        """A module's file, and the present values of what code names in it."""
+        yield from self._module(module)
+        if not _is_fixed(module.__name__) and (id(module), names) not in self._read:
+            self._read.add((id(module), names))
+            yield from self._named(vars(module), names)
+
+    def _module(self, module: types.ModuleType) -> Iterator[str]:
+        yield f"module {module.__name__} {_version(module.__name__)}"
+        if not _is_fixed(module.__name__) and self._first_time(module):
+            yield file_digest(module) or "no file"
+
+    def _file_of(self, name: str) -> Iterator[str]:
+        module = sys.modules.get(name)
+        if module is not None:
+            yield from self._module(module)
 
 
-def _value_texts(value: Any, seen: set[int]) -> Iterator[str]:
-    """Of what is neither a function, nor a class, nor a module."""
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
-        yield stable_text(value)
-    elif isinstance(value, list | tuple | set | frozenset | dict):
-        yield from _container_texts(value, seen)
-    else:
-        yield stable_text(value)
-        yield from _object_texts(value, seen)
+def _is_fixed(name: str | None) -> bool:
+    """Whether a version fixes a module's code: one in the environment's fingerprint, or its package's own."""
+    return is_pinned_module(name) or bool(_version(name or ""))
 
 
-def _container_texts(value: Any, seen: set[int]) -> Iterator[str]:
-    yield f"{type(value).__name__} of {len(value)}"
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    if isinstance(value, set | frozenset):
-        yield from sorted(text for item in value for text in _texts(item, seen))
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _texts(key, seen)
-            yield from _texts(item, seen)
-    else:
-        for item in value:
-            yield from _texts(item, seen)
+def _version(name: str) -> str:
+    """Version of the installed package that a module belongs to; empty for code that was not installed."""
+    top = name.partition(".")[0]
+    package = sys.modules.get(top)
+    file = getattr(package, "__file__", None) or ""
+    installed = any(part in Path(file).parts for part in ("site-packages", "dist-packages"))
+    return (
+        f"{top} {getattr(package, '__version__', '')}"
+        if installed and hasattr(package, "__version__")
+        else ""
+    )
 
 
-def _object_texts(value: Any, seen: set[int]) -> Iterator[str]:
-    """The class's file, and what the object holds, as far as that can be read."""
-    kind = type(value)
-    yield from _file_of(kind.__module__, seen)
-    if id(value) in seen or kind.__module__ in ("torch", "torch._ops"):
-        return
-    seen.add(id(value))
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().tolist() if value.device.type != "meta" else list(value.shape)
-        yield hashlib.sha256(repr(value).encode()).hexdigest()
-        return
-    if isinstance(value, logging.Logger):
-        return  # its level and handlers change what is told, not what is made
-    if hasattr(value, "tobytes"):
-        yield hashlib.sha256(value.tobytes()).hexdigest()
-    # A text with an address in it differs in every process; such an object tells by its attributes only.
-    elif not re.search(_ADDRESS, text := repr(value)):
-        yield text
-    if not is_pinned_module(kind.__module__) or isinstance(value, torch.nn.Module):
-        for name, part in sorted(getattr(value, "__dict__", {}).items()):
-            yield name
-            yield from _texts(part, seen)
-    elif hasattr(value, "__wrapped__"):
-        yield from _texts(value.__wrapped__, seen)
+def _slots(cls: type) -> Iterator[str]:
+    for base in cls.__mro__:
+        slots = vars(base).get("__slots__", ())
+        yield from (slots,) if isinstance(slots, str) else slots
 
 
-def _function_texts(function: types.FunctionType, seen: set[int]) -> Iterator[str]:
-    yield f"function {function.__module__}.{function.__qualname__}"
-    if is_pinned_module(globals_module(function)) or id(function) in seen:
-        return
-    seen.add(id(function))
-    yield function_digest(function)
-    for name in sorted(_names(function.__code__)):
-        if name in function.__globals__:
-            yield name
-            yield from _texts(function.__globals__[name], seen)
-    for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-        yield from _texts(default, seen)
-    for cell in function.__closure__ or ():
-        yield from _texts(_content(cell), seen)
-
-
-def _names(code: types.CodeType) -> set[str]:
+def _names(code: types.CodeType) -> frozenset[str]:
     inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return set(code.co_names).union(*map(_names, inner))
+    return frozenset(code.co_names).union(*map(_names, inner))
+
+
+def _imported(function: types.FunctionType) -> Iterator[types.ModuleType]:
+    """Modules that a function imports when it runs."""
+    package = function.__globals__.get("__package__") or ""
+    for name, level in _imports(function.__code__):
+        try:
+            yield importlib.import_module(importlib.util.resolve_name("." * level + name, package))
+        except ImportError:
+            continue
+
+
+def _imports(code: types.CodeType) -> Iterator[tuple[str, int]]:
+    before: list[Any] = []
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IMPORT_NAME":
+            yield instruction.argval, next((item for item in before[-2:] if isinstance(item, int)), 0)
+        before.append(instruction.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _imports(constant)
 
 
 def _content(cell: types.CellType) -> Any:
@@ -134,16 +260,3 @@ def _content(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:
         return None  # not filled yet
-
-
-def _module_texts(module: types.ModuleType, seen: set[int]) -> Iterator[str]:
-    yield f"module {module.__name__}"
-    if not is_pinned_module(module.__name__) and id(module) not in seen:
-        seen.add(id(module))
-        yield file_digest(module) or "no file"
-
-
-def _file_of(name: str, seen: set[int]) -> Iterator[str]:
-    module = sys.modules.get(name)
-    if module is not None:
-        yield from _module_texts(module, seen)

@@ -29,6 +29,7 @@ from worker.code_digests import (
     type_name,
 )
 from worker.errors import NotPortable
+from worker.torch_private import python_operators as operators
 from worker.values import Value
 
 __all__ = [
@@ -37,25 +38,24 @@ __all__ = [
     "class_digest",
     "code_digest",
     "collect",
-    "collect_files",
     "file_digest",
     "function_digest",
     "is_pinned_module",
+    "modules_by_file",
     "type_name",
 ]
 
 _DIGEST_CHARS = 32
-_IN_THE_KEY = ("torch_npu", "torchair", "npugraph_ex", "worker")  # packages whose versions are
 
 
 class TracedSource(Value):
     """One traced piece of source.
 
     Attributes:
-        kind: ``code`` (one function) or ``file`` (a module's whole syntax tree, for code that no name
-            leads to).
-        module: module it stands in.
-        name: qualified name within the module; empty for ``file``.
+        kind: ``code`` (one function), ``file`` (a module's whole syntax tree, for code that no name leads
+            to) or ``operator`` (all that one does in Python; an empty digest where that is nothing).
+        module: module it stands in; of an operator, the one that registers it, empty if there is none.
+        name: qualified name within the module; empty for ``file``; the operator's, with its overload.
         digest: hex digest.
     """
 
@@ -71,31 +71,9 @@ def collect(codes: Iterable[types.CodeType]) -> tuple[TracedSource, ...]:
     Raises:
         NotPortable: traced code whose source no later process could find (typed at a prompt, say).
     """
-    files = _modules_by_file()
+    files = modules_by_file()
     found = {source for code in codes if (source := _of_code(code, _module_of(code, files))) is not None}
     return tuple(sorted(found, key=lambda source: (source.module, source.name, source.kind)))
-
-
-def collect_files(files: Iterable[str]) -> tuple[TracedSource, ...]:
-    """Digests of whole files outside torch and the standard library, sorted.
-
-    Raises:
-        NotPortable: a file that no later process could find.
-    """
-    modules = _modules_by_file()
-    found = []
-    for file in sorted(files):
-        module = modules.get(file)
-        digest = None if module is None else file_digest(module)
-        if module is None or digest is None:
-            msg = (
-                f"an operator of the graph is defined in {file}, which no later process could find again, so "
-                "a change of it could not be noticed; put it into a module or script file"
-            )
-            raise NotPortable(msg, what=file)
-        if not is_pinned_module(module.__name__) and module.__name__.partition(".")[0] not in _IN_THE_KEY:
-            found.append(TracedSource(kind="file", module=module.__name__, name="", digest=digest))
-    return tuple(found)
 
 
 def _of_code(code: types.CodeType, module: types.ModuleType | None) -> TracedSource | None:
@@ -158,7 +136,7 @@ def _nowhere(code: types.CodeType) -> NotPortable:
     return NotPortable(msg, what=code.co_qualname)
 
 
-def _modules_by_file() -> dict[str, types.ModuleType]:
+def modules_by_file() -> dict[str, types.ModuleType]:
     """Loaded modules by file; the one that was imported first where several have the same."""
     found: dict[str, types.ModuleType] = {}
     for module in tuple(sys.modules.values()):
@@ -177,11 +155,21 @@ def _module_of(code: types.CodeType, files: Mapping[str, types.ModuleType]) -> t
 def changed(sources: Iterable[TracedSource]) -> Iterator[str]:
     """Readable names of the sources that are no longer what was traced."""
     for source in sources:
+        if source.kind == "operator":
+            yield from operators.changed(source.name, source.module, source.digest)
+            continue
         present = _present_digest(source)
         if present is None:
             yield f"source of {source.module}:{source.name} is gone"
         elif present != source.digest:
             yield f"source of {source.module}{':' if source.name else ''}{source.name} changed"
+
+
+def missing_operators(sources: Iterable[TracedSource]) -> Iterator[str]:
+    """Why this process has not all the operators of an artifact; imports what registers them."""
+    for source in sources:
+        if source.kind == "operator" and (absent := operators.missing(source.name, source.module)):
+            yield absent
 
 
 def _present_digest(source: TracedSource) -> str | None:

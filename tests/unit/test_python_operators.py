@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +15,8 @@ import pytest
 import torch
 from torch import nn
 
-from worker import sources
-from worker.errors import NotPortable
 from worker.inference import cache_compile
-from worker.torch_private.python_operators import files_of
+from worker.sources import TracedSource, changed, missing_operators
 
 COMPOSITE = """
 import torch
@@ -110,24 +110,91 @@ def test_change_of_an_operators_file_is_a_miss(defined: Any, text: str, name: st
     assert [outcome().outcome, outcome().outcome] == ["compiled", "loaded"]
     file = Path(str(module.__file__))
     file.write_text(file.read_text().replace("FACTOR = ", "FACTOR = 1 + "))
+    module.FACTOR += 1  # as a new process would find it
     later = outcome()
-    assert (later.outcome, later.reason) == ("compiled", f"source of {name} changed")
+    assert later.outcome == "compiled"
+    assert f"operator {name}::op" in later.reason
 
 
-def test_kernels_that_run_on_the_device_are_called_anew_each_time(defined: Any) -> None:
-    name = "warmrank_on_device"
-    defined(ON_DEVICE, name)
+ELSEWHERE = """
+import torch
+import {name}_sizes as sizes
+@torch.library.custom_op("{name}::op", mutates_args=())
+def op(x: torch.Tensor) -> torch.Tensor: return x[:, :sizes.FACTOR].contiguous()
+@op.register_fake
+def _(x): return torch.empty(x.shape[0], sizes.size())
+"""
+SIZES = """
+FACTOR = 4
+def size(): return FACTOR
+"""
 
-    def called(x: torch.Tensor) -> Any:
-        return getattr(torch.ops, name).op(x)
 
-    assert files_of(torch.fx.symbolic_trace(called)) == frozenset()
+def test_constant_of_another_module_that_decides_a_shape_is_a_condition(defined: Any, tmp_path: Path) -> None:
+    name = "warmrank_elsewhere"
+    sizes = defined(SIZES, f"{name}_sizes")
+    defined(ELSEWHERE, name)
+    model, x = Uses(name), torch.ones(3, 8)
+
+    def outcome() -> Any:
+        function = cache_compile(model.step, cache_dir=tmp_path / "cache")
+        with torch.no_grad():
+            assert torch.equal(function(x), model.step(x))
+        return function.last_result.outcome if function.last_result else ""
+
+    assert [outcome(), outcome()] == ["compiled", "loaded"]
+    sizes.FACTOR = 2
+    assert outcome() == "compiled"
 
 
-def test_operator_that_no_later_process_can_find_is_refused() -> None:
-    with pytest.raises(NotPortable, match="no later process could find"):
-        sources.collect_files(["<stdin>"])
+@pytest.mark.parametrize("guards", ["once", "skip"])
+def test_operator_that_is_not_registered_is_looked_for(guards: Any, defined: Any, tmp_path: Path) -> None:
+    name = f"warmrank_late_{guards}"
+    module = defined(META, name)
+    model, x = Uses(name), torch.ones(3, 8)
+
+    def outcome() -> str:
+        function = cache_compile(model.step, cache_dir=tmp_path / "cache", guards=guards)
+        with torch.no_grad():
+            function(x)
+        return function.last_result.outcome if function.last_result else ""
+
+    assert outcome() == "compiled"
+    module.library._destroy()
+    del sys.modules[name]
+    assert outcome() == "loaded"
 
 
-def test_torchs_own_files_are_pinned_by_its_version() -> None:
-    assert sources.collect_files([str(torch.library.__file__)]) == ()
+@pytest.mark.parametrize(
+    ("module", "remedy"), [("", "torch.ops.load_library"), ("warmrank_none", "cannot be imported")]
+)
+def test_operator_that_nothing_registers_is_a_reason(module: str, remedy: str) -> None:
+    source = TracedSource(kind="operator", module=module, name="warmrank_none::op", digest="")
+    (reason,) = changed([source])
+    assert reason.startswith("operator warmrank_none::op is not registered")
+    assert remedy in reason
+    assert list(missing_operators([source])) == [reason]
+
+
+def test_digest_of_an_object_with_a_set_is_the_same_in_every_process() -> None:
+    code = (
+        "from dataclasses import dataclass\n"
+        "@dataclass\n"
+        "class Holder:\n"
+        "    names: set\n"
+        "holder = Holder({'a', 'bb', 'ccc', 'dddd'})\n"
+        "def reads(): return holder.names\n"
+        "from worker.reachable import reachable_digest\n"
+        "print(reachable_digest(reads))\n"
+    )
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert runs[0] == runs[1]

@@ -24,10 +24,10 @@ from worker.guards.partition import has_identity, num_cells, partition
 from worker.guards.paths import UNNAMED_SCOPE, PathTable
 from worker.guards.plain_types import plain_type
 from worker.guards.volatile import volatile_nodes
-from worker.sources import TracedSource, collect, collect_files, type_name
+from worker.sources import TracedSource, collect, type_name
 from worker.torch_private.evaluated import Evaluated
 from worker.torch_private.higher_order import nodes_within
-from worker.torch_private.python_operators import files_of
+from worker.torch_private.python_operators import digest, operators_of, registered_by
 from worker.torch_private.traced_guards import TracedGuard
 from worker.torch_private.tracing import Trace
 
@@ -165,10 +165,14 @@ def _names_in_graph(trace: Trace) -> set[str]:
 
 
 def _sources(trace: Trace) -> tuple[TracedSource, ...]:
-    """What was traced, and what operators in Python did while the graph was lowered."""
+    """What was traced, and the operators that are not torch's own."""
     call = trace.lowered.captured
-    files: frozenset[str] = frozenset() if call is None else files_of(call.graph_module)
-    return tuple(dict.fromkeys((*collect(trace.codes), *collect_files(files))))
+    found = operators_of(trace.lowered.graph) | ({} if call is None else operators_of(call.graph_module))
+    operators = [
+        TracedSource(kind="operator", module=registered_by(name), name=name, digest=digest(name, overload))
+        for name, overload in found.items()
+    ]
+    return (*collect(trace.codes), *operators)
 
 
 def _pinned_globals(trace: Trace) -> tuple[str, ...]:
