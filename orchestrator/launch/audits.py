@@ -84,28 +84,34 @@ def compare(
     )
 
 
-def tell(stages: Stages, compared: Comparison, takes: Iterable[Slot]) -> None:
+def tell(stages: Stages, compared: Comparison, results: Mapping[Slot, FunctionResult]) -> None:
     """Tell the listener what audits showed; a difference that no condition shows is a problem as well.
 
     Args:
         stages: of the launch.
         compared: what audits showed.
-        takes: slots that do not adopt for want of an audit alone.
+        results: what came of every slot; of one that is unproven, whether it could adopt.
     """
-    willing = frozenset(takes)
     alike: dict[tuple[str, int, AuditOutcome, str], list[Slot]] = {}
     for slot, (maker, _) in compared.makers.items():
         if slot not in compared.traces and slot not in compared.differences:
             continue
         difference = compared.differences.get(slot, "")
-        outcome: AuditOutcome = "equal" if not difference else "differs" if slot in willing else "guarded"
+        outcome = _outcome(results[slot]) if difference else "equal"
         alike.setdefault((slot[1], maker, outcome, difference), []).append(slot)
     for (function, maker, outcome, difference), slots in alike.items():
-        results = [compared.traced[slot] for slot in slots if slot in compared.traced]
+        traced = [compared.traced[slot] for slot in slots if slot in compared.traced]
         ranks = tuple(sorted(rank for rank, _ in slots))
-        stages.audited(function, maker, ranks, outcome, difference, results)
+        stages.audited(function, maker, ranks, outcome, difference, traced)
         if outcome == "differs":
             stages.problem(_problem(function, maker, ranks, difference))
+
+
+def _outcome(result: FunctionResult) -> AuditOutcome:
+    """What keeps a rank from an artifact of another trace, beside the audit."""
+    if result.ok:
+        return "differs"
+    return "guarded" if result.guard_failed else "apart"
 
 
 def _problem(function: str, maker: int, ranks: tuple[int, ...], difference: str) -> str:

@@ -113,8 +113,7 @@ def _carry_out(
     """Do what a round's plan says; what is settled goes into the ledger."""
     made, compared = _compile(stages, situation, actions)
     results = made | _load(stages, actions, made, compared)
-    takes = [slot for slot in compared.unproven if slot in results and results[slot].ok]
-    audits.tell(stages, compared, takes)
+    audits.tell(stages, compared, results)
     ledger |= {
         slot: result for slot, result in results.items() if result.ok and slot not in compared.unproven
     }

@@ -92,8 +92,9 @@ class AuditReport:
         function: name of the cached function.
         leader: who compiled the artifact.
         ranks: who traced the same, or differed in the same way, in order.
-        outcome: equal; guarded: they differ, and conditions of the artifact keep these ranks from it;
-            differs: they differ, and nothing but the audit keeps them from it.
+        outcome: equal; guarded: they differ, and conditions of the artifact keep these ranks from it; apart:
+            they differ, and cannot have the artifact on their node anyway; differs: they differ, and nothing
+            but the audit keeps them from it.
         difference: the first one, in words: what the leader traced / what they did; empty where equal.
         seconds: wall seconds that these ranks traced, beside the compile, summed.
         cpu_s: their CPU seconds.

@@ -52,7 +52,7 @@ class RankClass:
     auditors: tuple[int, ...] = ()
 
 
-AuditOutcome = Literal["equal", "guarded", "differs"]
+AuditOutcome = Literal["equal", "guarded", "apart", "differs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +64,7 @@ class Audited:
         leader: who compiled the artifact.
         ranks: who traced the same, or differed in the same way, in order.
         outcome: ``equal``; ``guarded``: they differ, and conditions of the artifact keep these ranks from it;
+            ``apart``: they differ, and cannot have the artifact on their node anyway;
             ``differs``: they differ, and nothing but the audit keeps them from it.
         difference: the first one, in words: the leader's / theirs.
         seconds: wall seconds of these traces, summed over the ranks.

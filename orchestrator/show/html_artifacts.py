@@ -70,6 +70,7 @@ def _audits(report: Report) -> Html | None:
     words = {
         "equal": "equal",
         "guarded": "differs, as conditions say",
+        "apart": "differs, on nodes that cannot have it",
         "differs": "differs behind all conditions",
     }
     rows = [

@@ -138,8 +138,8 @@ class PlainLines:
 
 
 def _audit_text(event: events.Audited) -> str:
-    differs = event.outcome == "guarded"
-    found = f"differs, as conditions say: {event.difference}" if differs else "equal"
+    why = "as conditions say" if event.outcome == "guarded" else "and cannot have the artifact there"
+    found = "equal" if event.outcome == "equal" else f"differs, {why}: {event.difference}"
     return f"{event.function} audited on {brief_ranks(event.ranks)}: {found} ({event.seconds:.2f} s)"
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.show.course import AuditReport
+from orchestrator.show.events import AuditOutcome
 from orchestrator.show.failure_lines import attempt_lines, failure_lines
 from orchestrator.show.figures import count_text, seconds_text, size_text
 from orchestrator.show.folding import brief_ranks, runs_text
@@ -156,8 +157,15 @@ def audit_lines(audits: Sequence[AuditReport], compile_s: float) -> list[Text]:
     return _some([cost, *(_audit_text(audit) for audit in audits if audit.outcome != "equal")])
 
 
+_SEEN: dict[AuditOutcome, str] = {
+    "guarded": "conditions say so",
+    "apart": "and cannot have its artifact there",
+    "differs": "no condition says so",
+}
+
+
 def _audit_text(audit: AuditReport) -> str:
-    seen = "conditions say so" if audit.outcome == "guarded" else "no condition says so"
+    seen = _SEEN[audit.outcome]
     return (
         f"{audit.function} is traced otherwise on {brief_ranks(audit.ranks)} than on rank {audit.leader} "
         f"({seen}): {audit.difference}"

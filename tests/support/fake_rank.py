@@ -35,6 +35,7 @@ class FakeWorld:
         kind_of: ranks of equal kind can use each other's artifacts: their guards hold.
         asks: ranks that ask for the same have the same request key.
         trace_of: what a rank traces of a function; by default its kind.
+        out_of_reach: ranks that cannot have what others made.
         untraceable: what an audit of a function on a rank raises.
         num_captures: calls that each rank captures.
         raises: what a method of a rank raises.
@@ -50,6 +51,7 @@ class FakeWorld:
     asks: Callable[[int], str] = lambda rank: "same"
     trace_of: Callable[[int, str], object] | None = None
     untraceable: dict[tuple[int, str], Exception] = field(default_factory=dict)
+    out_of_reach: Callable[[int], bool] = lambda rank: False
     functions: tuple[str, ...] = FUNCTIONS
     num_captures: Callable[[int], int] = lambda rank: 2
     raises: dict[tuple[str, int], Exception] = field(default_factory=dict)
@@ -161,6 +163,8 @@ class FakeRank:
         return replace(answer, outcome=outcome)
 
     def _would(self, function: str, digest: str) -> FunctionResult:
+        if self.world.out_of_reach(self.spec.rank):
+            return FunctionResult(function=function, ok=False, outcome="adopted", reason="out of reach")
         fits = self.world.known.get(digest) == self.world.kind_of(self.spec.rank)
         reason = "" if fits else "another kind"
         return FunctionResult(

@@ -145,6 +145,14 @@ def test_difference_that_guards_see_is_no_problem(world: FakeWorld, tmp_path: Pa
     assert {found.round for found in report.course.classes} == {0, 1}
 
 
+def test_difference_out_of_reach_is_no_finding(world: FakeWorld, tmp_path: Path) -> None:
+    world.trace_of = lambda rank, function: rank % 2
+    world.out_of_reach = lambda rank: rank == 1
+    report = launched(world, config_of(tmp_path, tp=2))
+    assert audits(report) == [(PREFILL, 0, (1,), "apart")]
+    assert report.problems == ()
+
+
 def test_auditor_that_does_not_trace_does_not_adopt(world: FakeWorld, tmp_path: Path) -> None:
     world.untraceable[1, PREFILL] = RuntimeError("no memory")
     report = launched(world, config_of(tmp_path, tp=2))
