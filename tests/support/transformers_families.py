@@ -1,0 +1,333 @@
+"""Families of transformers, tiny and with random weights, each as its own ``generate`` or a server calls it.
+
+``transformers_families CACHE_DIR MODE FAMILY`` prints JSON. A family has a process of its own: some of the
+package's tables grow with every model that a process makes.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from worker.cached_function import CachedFunction
+from worker.configs.compiler_config import CompilerConfig
+from worker.inference import cache_compile
+
+Calls = tuple[list[CachedFunction], float]
+SIZES: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "max_position_embeddings": 70, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
+GROUPED = {**SIZES, "num_key_value_heads": 2, "head_dim": 8}
+WINDOWED = {**GROUPED, "sliding_window": 4}
+EXPERTS = {**GROUPED, "num_experts_per_tok": 2, "num_experts": 4, "experts_implementation": "batched_mm"}
+IMAGES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 32,
+    "patch_size": 8,
+}
+BATCHES = ((2, 5), (3, 7), (2, 5))
+
+
+def tokens(batch: int, length: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(batch * 10 + length)
+    return torch.randint(3, 64, (batch, length), generator=generator)
+
+
+class Holder(nn.Module):
+    """A model, and the methods of its that are cached."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def prefill(self, ids: torch.Tensor, kv: Any) -> Any:
+        return self.model(input_ids=ids, past_key_values=kv, use_cache=True).logits
+
+    def decode(self, ids: torch.Tensor, kv: Any) -> Any:
+        return self.model(input_ids=ids, past_key_values=kv, use_cache=True).logits
+
+    def recur(self, ids: torch.Tensor, state: Any) -> Any:
+        return self.model(input_ids=ids, cache_params=state, use_cache=True).logits
+
+    def understand(self, ids: torch.Tensor, mask: torch.Tensor) -> Any:
+        return self.model(input_ids=ids, attention_mask=mask)
+
+    def look(self, pixels: torch.Tensor) -> Any:
+        return self.model(pixel_values=pixels)
+
+    def encode(self, ids: torch.Tensor) -> Any:
+        return self.model.get_encoder()(input_ids=ids).last_hidden_state
+
+    def write(self, ids: torch.Tensor, hidden: torch.Tensor, kv: Any) -> Any:
+        return self.model(
+            encoder_outputs=(hidden,), decoder_input_ids=ids, past_key_values=kv, use_cache=True
+        ).logits
+
+
+def following(step: Callable[[torch.Tensor], torch.Tensor], logits: torch.Tensor) -> list[torch.Tensor]:
+    """Logits, and those of four tokens after them."""
+    found = [logits]
+    for _ in range(4):
+        found.append(step(found[-1][:, -1].argmax(-1, keepdim=True)).clone())
+    return found
+
+
+def causal(model: Any, cached: Callable[[Any], CachedFunction], *, static: bool = False) -> Calls:
+    holder = Holder(model)
+    functions = [cached(holder.prefill), cached(holder.decode)]
+
+    def run(prefill: Any, decode: Any, batch: int, length: int) -> Any:
+        kv: Any
+        if static:
+            kv = transformers.StaticCache(config=model.config, max_cache_len=24)
+        else:
+            kv = transformers.DynamicCache(config=model.config)
+        return following(lambda ids: decode(ids, kv), prefill(tokens(batch, length), kv).clone())
+
+    def compared(batch: int, length: int) -> float:
+        wanted = run(holder.prefill, holder.decode, batch, length)
+        return furthest(wanted, run(functions[0], functions[1], batch, length))
+
+    return functions, max(compared(*size) for size in BATCHES)
+
+
+def windowed(model: Any, cached: Callable[[Any], CachedFunction]) -> Calls:
+    return causal(model, cached, static=True)
+
+
+def recurrent(model: Any, cached: Callable[[Any], CachedFunction]) -> Calls:
+    holder = Holder(model)
+    function = cached(holder.recur)
+
+    def run(step: Any, batch: int, length: int) -> Any:
+        first = model(input_ids=tokens(batch, length), use_cache=True)
+        return following(lambda ids: step(ids, first.cache_params), first.logits)
+
+    return [function], max(furthest(run(holder.recur, *size), run(function, *size)) for size in BATCHES)
+
+
+def encoder(model: Any, cached: Callable[[Any], CachedFunction]) -> Calls:
+    holder = Holder(model)
+    function = cached(holder.understand)
+
+    def run(call: Any, batch: int, length: int) -> Any:
+        mask = torch.ones(batch, length, dtype=torch.long)
+        mask[0, -2:] = 0
+        return call(tokens(batch, length), mask)
+
+    return [function], max(furthest(run(holder.understand, *size), run(function, *size)) for size in BATCHES)
+
+
+def vision(model: Any, cached: Callable[[Any], CachedFunction]) -> Calls:
+    holder = Holder(model)
+    function = cached(holder.look)
+    images = [torch.randn(batch, 3, 32, 32) for batch in (2, 3, 2)]
+    return [function], max(furthest(holder.look(image), function(image)) for image in images)
+
+
+def translating(model: Any, cached: Callable[[Any], CachedFunction]) -> Calls:
+    holder = Holder(model)
+    functions = [cached(holder.encode), cached(holder.write)]
+
+    def run(encode: Any, write: Any, batch: int, length: int) -> Any:
+        hidden = encode(tokens(batch, length)).clone()
+        caches = [transformers.DynamicCache(config=model.config) for _ in range(2)]
+        kv = transformers.EncoderDecoderCache(*caches)
+        first = write(torch.ones(batch, 1, dtype=torch.long), hidden, kv).clone()
+        return [hidden, *following(lambda ids: write(ids, hidden, kv), first)]
+
+    def compared(batch: int, length: int) -> float:
+        wanted = run(holder.encode, holder.write, batch, length)
+        return furthest(wanted, run(functions[0], functions[1], batch, length))
+
+    return functions, max(compared(*size) for size in BATCHES)
+
+
+def generating(model: Any, cached: Callable[[Any], CachedFunction]) -> Calls:
+    """The package's own ``generate``, whose steps of one token are a cached function."""
+    plain = type(model)
+
+    class Served(plain):  # type: ignore[misc, valid-type]
+        def step(self, input_ids: Any, position_ids: Any, past_key_values: Any) -> Any:
+            return plain.forward(
+                self,
+                input_ids=input_ids,
+                position_ids=position_ids,
+                past_key_values=past_key_values,
+                use_cache=True,
+            )
+
+        def forward(
+            self,
+            input_ids: Any = None,
+            attention_mask: Any = None,
+            position_ids: Any = None,
+            past_key_values: Any = None,
+            **more: Any,
+        ) -> Any:
+            step = vars(self).get("cached_step")
+            if step is not None and input_ids.shape[1] == 1:
+                return step(input_ids, position_ids, past_key_values)
+            return plain.forward(
+                self,
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                past_key_values=past_key_values,
+                **more,
+            )
+
+    Served.__name__ = plain.__name__  # generate looks the class up by name
+
+    def run() -> Any:
+        asked = {"max_new_tokens": 6, "do_sample": False, "output_logits": True}
+        made = model.generate(tokens(2, 5), **asked, return_dict_in_generate=True)
+        return made.sequences, made.logits
+
+    model.__class__ = Served
+    wanted = run()
+    model.cached_step = cached(model.step)
+    return [model.cached_step], furthest(wanted, run())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A configuration class, a model class, the options of the first, and how the model is called."""
+
+    config: str
+    model: str
+    options: dict[str, Any] = field(default_factory=dict)
+    serve: Callable[[Any, Callable[[Any], CachedFunction]], Calls] = causal
+
+
+def _decoder(name: str, options: dict[str, Any], serve: Any = causal) -> Family:
+    return Family(config=f"{name}Config", model=f"{name}ForCausalLM", options=options, serve=serve)
+
+
+def _model(name: str, options: dict[str, Any], serve: Any) -> Family:
+    return Family(config=f"{name}Config", model=f"{name}Model", options=options, serve=serve)
+
+
+_GPT2 = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "eos_token_id": 2}
+_STATE = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
+_BART = {
+    "vocab_size": 64, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 64,
+}  # fmt: skip
+
+FAMILIES: dict[str, Family] = {
+    "llama": _decoder("Llama", GROUPED),
+    "llama-generate": _decoder("Llama", GROUPED, generating),
+    "mistral": _decoder("Mistral", WINDOWED),
+    "qwen2": _decoder("Qwen2", GROUPED),
+    "gemma2": _decoder("Gemma2", WINDOWED, windowed),
+    "gemma3": Family(config="Gemma3TextConfig", model="Gemma3ForCausalLM", options=WINDOWED),
+    "phi3": _decoder("Phi3", GROUPED),
+    "gptneox": _decoder("GPTNeoX", SIZES),
+    "opt": _decoder("OPT", {**SIZES, "ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "falcon": _decoder("Falcon", SIZES),
+    "bloom": _decoder("Bloom", {"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
+    "gpt2": Family(config="GPT2Config", model="GPT2LMHeadModel", options=_GPT2),
+    "qwen2_moe": _decoder(
+        "Qwen2Moe", {**EXPERTS, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+    ),
+    "olmoe": _decoder("Olmoe", EXPERTS),
+    "mamba": _decoder("Mamba", _STATE, recurrent),
+    "mamba2": _decoder(
+        "Mamba2", {**_STATE, "num_heads": 8, "head_dim": 8, "n_groups": 1, "chunk_size": 8}, recurrent
+    ),
+    "bert": _model("Bert", SIZES, encoder),
+    "roberta": _model("Roberta", SIZES, encoder),
+    "distilbert": _model(
+        "DistilBert", {"vocab_size": 64, "dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4}, encoder
+    ),
+    "albert": _model("Albert", {**SIZES, "embedding_size": 16}, encoder),
+    "electra": _model("Electra", {**SIZES, "embedding_size": 16}, encoder),
+    "modernbert": _model("ModernBert", {**SIZES, "cls_token_id": 1, "sep_token_id": 2}, encoder),
+    "t5": Family(
+        config="T5Config",
+        model="T5ForConditionalGeneration",
+        options={"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4},
+        serve=translating,
+    ),
+    "bart": Family(
+        config="BartConfig", model="BartForConditionalGeneration", options=_BART, serve=translating
+    ),
+    "vit": _model("ViT", {**IMAGES, "intermediate_size": 48}, vision),
+    "dinov2": _model("Dinov2", IMAGES, vision),
+    "clip": Family(
+        config="CLIPVisionConfig",
+        model="CLIPVisionModel",
+        options={**IMAGES, "intermediate_size": 48},
+        serve=vision,
+    ),
+    "convnext": _model(
+        "ConvNext", {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "image_size": 32}, vision
+    ),
+    "swin": _model(
+        "Swin",
+        {"embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 2, "image_size": 32,
+         "patch_size": 4},
+        vision,
+    ),
+}  # fmt: skip
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors of an output, however it is packed."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [one for item in value for one in tensors(item)] if isinstance(value, list | tuple) else []
+
+
+def furthest(wanted: Any, got: Any) -> float:
+    """Largest absolute difference; that of other shapes or types is infinite."""
+    pairs = list(zip(tensors(wanted), tensors(got), strict=True))
+    if any((one.shape, one.dtype) != (other.shape, other.dtype) for one, other in pairs):
+        return float("inf")
+    return max(float((one.double() - other.double()).abs().max()) for one, other in pairs)
+
+
+def served(name: str, cache: Path, mode: str) -> dict[str, Any]:
+    """What the cached functions of a family did, and how far they are from eager."""
+    family = FAMILIES[name]
+    options = family.options
+    model = getattr(transformers, family.model)(getattr(transformers, family.config)(**options)).eval()
+    config = CompilerConfig()
+    config.mode = mode
+
+    def cached(method: Any) -> CachedFunction:
+        return cache_compile(method, cache_dir=cache / name, config=config, ge_cache=mode == "max-autotune")
+
+    with torch.no_grad():
+        functions, far = family.serve(model, cached)
+    outcomes = [function.last_result.outcome for function in functions if function.last_result]
+    return {"outcomes": outcomes, "far": far}
+
+
+def main(cache: str, mode: str, name: str) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(os.getpid())  # each process has other weights
+    sys.stdout.write(json.dumps(served(name, Path(cache), mode)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
