@@ -23,6 +23,7 @@ NAMES = (
     "float32 matmul precision",
     "autocast cpu",
     "autocast cpu dtype",
+    "autocast cache",
     "autocast accelerator",
     "autocast accelerator dtype",
     "tf32 matmul",
@@ -34,6 +35,7 @@ NAMES = (
     "mkldnn deterministic",
     "global module hooks",
     "torch function modes",
+    "torch function",
     "cudnn",
     "cudnn deterministic",
     "cudnn benchmark",
@@ -63,6 +65,7 @@ def snapshot(device_kind: str) -> tuple[Any, ...]:
         torch.get_float32_matmul_precision(),
         torch.is_autocast_enabled("cpu"),
         torch.get_autocast_dtype("cpu"),
+        torch.is_autocast_cache_enabled(),
         torch.is_autocast_enabled(accelerator) if accelerator else False,
         torch.get_autocast_dtype(accelerator) if accelerator else None,
         switches.matmul_allows_tf32(),
@@ -74,6 +77,7 @@ def snapshot(device_kind: str) -> tuple[Any, ...]:
         switches.mkldnn_deterministic(),
         switches.num_global_hooks(),
         switches.foreign_function_modes(),  # that of the default device has a name above
+        switches.function_overrides(),
         *((read() for read in _CUDA) if device_kind == "cuda" else _NO_CUDA),
         *(npu_switches.read() if device_kind == "npu" else npu_switches.NONE),
     )

@@ -224,6 +224,8 @@ HOLDS: dict[str, Callable[[Any, Any], bool]] = {
     "has_attr": hasattr,
     "no_attr": lambda value, expected: not hasattr(value, expected),
     "not_in_dict": lambda value, expected: expected not in value.__dict__,
+    "instance": lambda value, expected: isinstance(value, constants.decode(expected[0])) is expected[1],
+    "subclass": lambda value, expected: issubclass(value, constants.decode(expected[0])) is expected[1],
     "empty": lambda value, _: len(value) == 0,
     "present": lambda _value, _: True,  # what is missing has failed before
     "none": lambda value, _: value is None,

@@ -203,6 +203,9 @@ def _pinned(source: str, names: tuple[str, ...]) -> bool:
 def _evaluated(table: PathTable, fact: Evaluated) -> Check:
     try:
         detail = list(fact.detail) if isinstance(fact.detail, tuple) else fact.detail
+        if fact.kind in ("instance", "subclass"):
+            detail[0] = constants.encode(fact.detail[0])
+            _refuse_unnamed(fact.detail[0], detail[0])
         return (table.add(fact.source), fact.kind, detail)
     except NotPortable as error:
         msg = (
@@ -210,6 +213,18 @@ def _evaluated(table: PathTable, fact: Evaluated) -> Check:
             f"{error.message}. Pass the object as an argument, or keep it as a plain attribute."
         )
         raise NotPortable(msg, what=fact.source) from error
+
+
+def _refuse_unnamed(classes: tuple[type, ...], encoded: Any) -> None:
+    """Refuse classes that no name leads to."""
+    try:
+        if constants.decode(encoded) == classes:
+            return
+    except (AttributeError, ImportError):
+        pass
+    names = ", ".join(cls.__qualname__ for cls in classes)
+    msg = f"no name leads to {names}"
+    raise NotPortable(msg, what=names)
 
 
 def _checks(table: PathTable, guard: TracedGuard, names: frozenset[str]) -> list[Check]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from worker.torch_private.evaluated_attributes import NotedAttributes
 from worker.torch_private.evaluated_calls import NotedCalls
+from worker.torch_private.evaluated_classes import NotedClasses
 from worker.torch_private.evaluated_dicts import noted_dict_reads
 from worker.torch_private.evaluated_names import HeldNames
 from worker.values import Value
@@ -35,13 +36,16 @@ class Evaluations:
     Attributes:
         facts: facts about objects, in their order.
         calls: calls of functions that read the state of the process.
+        refused: constructs that no condition can cover.
         group_names: process groups whose names code outside torch holds, by their names.
     """
 
     def __init__(self) -> None:
         self.facts: dict[Evaluated, None] = {}
         self._names, self._calls = HeldNames(), NotedCalls()
+        self._classes = NotedClasses(self._note)
         self.calls, self.group_names = self._calls.calls, self._names.held
+        self.refused = self._classes.refused
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
@@ -50,7 +54,13 @@ class Evaluations:
 
         FakeTensorMode.cache_clear()  # of results for which an earlier trace asked fake kernels
         attributes = NotedAttributes(self._note, self._names.read)
-        with attributes.noted(), self._calls.noted(), self._names.noted(), noted_dict_reads(self._note):
+        with (
+            attributes.noted(),
+            self._calls.noted(),
+            self._classes.noted(),
+            self._names.noted(),
+            noted_dict_reads(self._note),
+        ):
             yield
 
     def _note(self, kind: str, source: str, detail: Any) -> None:

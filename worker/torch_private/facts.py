@@ -36,6 +36,7 @@ GROUPS: Final = {
         "evaluated",
         "evaluated_attributes",
         "evaluated_calls",
+        "evaluated_classes",
         "evaluated_dicts",
         "evaluated_names",
         "graph_memory",

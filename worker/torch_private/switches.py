@@ -16,6 +16,7 @@ from __future__ import annotations
 import sys
 
 import torch
+from torch.autograd import forward_ad
 from torch.nn.modules import module as module_hooks
 from torch.utils._device import DeviceContext
 
@@ -47,6 +48,7 @@ cublas_switches = (
 )
 """Of ``torch.backends.cuda.matmul``; the first two give a pair: in general, and with split k."""
 
+function_overrides = torch._C._is_torch_function_enabled
 num_function_modes = torch._C._len_torch_function_stack
 
 
@@ -75,6 +77,7 @@ def is_followed() -> bool:
         torch.compiler.is_compiling()  # first, because Dynamo inlines this
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._len_torch_dispatch_stack() > 0
+        or forward_ad._current_level >= 0
         or torch._C._get_tracing_state() is not None
     )
 

@@ -139,6 +139,8 @@ def trace(
             noted_objects() as objects,
         ):
             captured = _capture(convert_frame, method, args, dict(kwargs))
+        if evaluated.refused:
+            raise NotPortable(evaluated.refused[0], what=evaluated.refused[0].partition(" ")[0])
         backend_input = captured.backend_input
         if backend_input is None:
             name = getattr(method, "__qualname__", repr(method))
