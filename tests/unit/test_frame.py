@@ -245,3 +245,17 @@ def test_frame_and_graph_are_equal_bytes_in_another_process_with_other_hashes() 
     )
     here = compiled(Cached().store, torch.ones(2, 4)).to_bytes()
     assert child.stdout.strip() == hashlib.sha256(here).hexdigest()
+
+
+def test_global_with_a_name_of_the_frames_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "__compiled_fn", [1.0])
+
+    class Returns(nn.Module):
+        def forward(self, x: torch.Tensor) -> object:
+            return x * 2, returned()
+
+    def returned() -> object:
+        return __compiled_fn  # type: ignore[name-defined]  # noqa: F821
+
+    with pytest.raises(NotPortable, match="__compiled_fn"):
+        compiled(Returns().forward, torch.ones(2, 4))

@@ -111,7 +111,20 @@ class Holder(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("method", ["values_of_vars", "size_of_vars", "in_dict", "default"])
+WHOLE = pytest.mark.skipif(
+    torch.torch_version.TorchVersion(torch.__version__) < "2.12", reason="breaks the graph"
+)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param("values_of_vars", marks=WHOLE),
+        pytest.param("size_of_vars", marks=WHOLE),
+        "in_dict",
+        "default",
+    ],
+)
 def test_key_that_is_added_to_the_dict_of_an_object_is_noticed(method: str) -> None:
     holder = Holder()
     artifact = compiled(getattr(holder, method), ROWS)
