@@ -10,8 +10,12 @@ from worker.torch_private.marks import mark_geared, marked_dims, refuse_unbacked
 
 
 def marks_of(tensor: torch.Tensor) -> dict[str, object]:
-    """What is written on a tensor; the ranges by their fields: Dynamo has a class of its own for them."""
+    """What is written on a tensor; the ranges by their fields: Dynamo has a class of its own for them.
+
+    That there are marks at all is an attribute since torch 2.13, and one that no earlier release reads.
+    """
     found = dict(vars(tensor))
+    found.pop("_has_dynamo_dim_marking", None)
     ranges = found.pop("_dynamo_dynamic_range", ())
     return {**found, "ranges": {(item.dim, item.min, item.max) for item in ranges}}
 
