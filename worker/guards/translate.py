@@ -296,7 +296,12 @@ def _identity(guard: TracedGuard) -> _Translated:
 
 def _group(guard: TracedGuard) -> _Translated:
     if not _is_group(guard.value):
-        raise _refusal(guard, f"a {type(guard.value).__qualname__} is compared by its own rules")
+        kind = type(guard.value).__qualname__
+        msg = (
+            f"a {kind} is compared by its own rules; read what the function needs of it in __init__ (sizes, "
+            "coordinates; of a mesh its groups, mesh.get_group(name)) and keep that as attributes"
+        )
+        raise NotPortable(msg, what=kind)
     return [("group", [role_of(guard.value), guard.value.size()])]
 
 
