@@ -24,6 +24,8 @@ _INTERCHANGEABLE = (
     types.ModuleType, types.CodeType, types.MappingProxyType,
     torch.dtype, torch.device, torch.layout, torch.memory_format,
 )  # fmt: skip
+# Types whose subclasses Dynamo follows as objects.
+_BUILT_IN = (bool, int, float, complex, str, bytes, tuple, frozenset)
 # Steps that make a new object each time.
 _COPIES = ("dict", "fields")
 
@@ -34,6 +36,12 @@ def has_identity(value: Any) -> bool:
     if issubclass(kind, type | types.FunctionType):
         return "<locals>" in value.__qualname__
     return not issubclass(kind, _INTERCHANGEABLE) and not _is_group(kind)
+
+
+def is_object_of_value(value: Any) -> bool:
+    """Whether Dynamo follows a constant as an object: it then guards the first path to it, and no other."""
+    kind = type(value)
+    return issubclass(kind, enum.Enum) or (issubclass(kind, _BUILT_IN) and kind not in _BUILT_IN)
 
 
 def num_cells(value: Any) -> int:

@@ -20,7 +20,7 @@ from worker.guards.accounts import accounts
 from worker.guards.check import node_values
 from worker.guards.identity import describe, encode_key, keys_of
 from worker.guards.model import Check, PortableGuards
-from worker.guards.partition import has_identity, num_cells, partition
+from worker.guards.partition import has_identity, is_object_of_value, num_cells, partition
 from worker.guards.paths import UNNAMED_SCOPE, PathTable
 from worker.guards.plain_types import plain_type
 from worker.guards.volatile import volatile_nodes
@@ -53,6 +53,8 @@ _PINNED_IMPORTS = (
     "torch.utils._sympy",
     "sympy",
 )
+# How Dynamo writes the member of a set that stands at some place in it.
+_MEMBER_OF_SET = "___set_getitem("
 # What a condition on sizes may use beside the objects themselves.
 _SHAPE_NAMES = frozenset({"math", "torch", *dir(builtins)})
 
@@ -83,7 +85,7 @@ def translate(
     table = PathTable(trace.import_aliases)
     checks: dict[str, Check] = {}
     shapes: list[tuple[str, tuple[int, ...]]] = []
-    pinned = _pinned_globals(trace)
+    pinned = (*_pinned_globals(trace), _MEMBER_OF_SET)
     names = _sources_of_group_names(trace)
     for guard in trace.guards:
         if guard.kind == "SHAPE_ENV":
@@ -123,14 +125,32 @@ def _unguarded(
 
     ordered = [add(source) for source in trace.tree.dicts]
     looked_up = [add(source) for source in trace.tree.looked_up]
+    guarded = {guard.source for guard in trace.guards}
     for source, value in trace.objects.items():
         if has_identity(value) or num_cells(value):
             add(source)
+        elif source not in guarded and is_object_of_value(value) and (node := add(source)) is not None:
+            yield node, "equals", constants.encode(value)
+    sets = [add(source) for source in _sets_looked_into(trace)]
     table.add_cells([(node, num_cells(value)) for node, value in enumerate(values_of())])
     values = values_of()
+    yield from ((node, "equals", constants.encode(values[node])) for node in sets if node is not None)
     yield from ((node, "present", None) for node in looked_up if node is not None)
     yield from ((node, "keys", _keys_of(values[node])) for node in ordered if node is not None)
     yield from partition(table.nodes, values)
+
+
+def _sets_looked_into(trace: Trace) -> tuple[str, ...]:
+    """Sets by whose members Dynamo guards, in an order that each process has its own of."""
+    calls = (
+        node
+        for guard in trace.guards
+        if _MEMBER_OF_SET in guard.source
+        for node in ast.walk(ast.parse(guard.source, mode="eval"))
+        if isinstance(node, ast.Call) and ast.unparse(node).startswith(_MEMBER_OF_SET)
+    )
+    sets = dict.fromkeys(ast.unparse(call.args[0]) for call in calls)
+    return tuple(source for source in sets if _MEMBER_OF_SET not in source)
 
 
 def _asked(trace: Trace, roles: tuple[str, ...]) -> tuple[asked.Call, ...]:

@@ -11,6 +11,7 @@ from worker.torch_private.evaluated_calls import NotedCalls
 from worker.torch_private.evaluated_classes import NotedClasses
 from worker.torch_private.evaluated_dicts import noted_dict_reads
 from worker.torch_private.evaluated_names import HeldNames
+from worker.torch_private.evaluated_values import values_guarded
 from worker.values import Value
 
 FACTS = {"torch._subclasses.fake_tensor:FakeTensorMode": "cache_clear"}
@@ -60,6 +61,7 @@ class Evaluations:
             self._classes.noted(),
             self._names.noted(),
             noted_dict_reads(self._note),
+            values_guarded(),
         ):
             yield
 

@@ -52,7 +52,7 @@ class NotedAttributes:
         from torch._dynamo.variables.lazy import LazyVariableTracker
 
         with contextlib.ExitStack() as stack:
-            for cls in _with_subclasses(VariableTracker):
+            for cls in with_subclasses(VariableTracker):
                 for method in {*_GETTERS, *_ASKERS} & vars(cls).keys():
                     if cls is not LazyVariableTracker:
                         stack.enter_context(wrapped(cls, method, self._outermost))
@@ -103,11 +103,11 @@ def _is_there(tx: Any, source: str, name: str) -> bool:
         return False
 
 
-def _with_subclasses(cls: type[Any]) -> list[type[Any]]:
+def with_subclasses(cls: type[Any]) -> list[type[Any]]:
     """A class and all below it, each once."""
     found: dict[type[Any], None] = {cls: None}
     for one in cls.__subclasses__():
-        found.update(dict.fromkeys(_with_subclasses(one)))
+        found.update(dict.fromkeys(with_subclasses(one)))
     return list(found)
 
 
