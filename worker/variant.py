@@ -27,8 +27,7 @@ from worker.graph_facts import NUMBER, readable
 from worker.groups import resolve
 from worker.guards import ambient
 from worker.guards.calls import CallGuards
-from worker.guards.check import MAX_REASONS, mismatches, tensor_mismatches
-from worker.guards.inputs import parameters_of
+from worker.guards.check import MAX_REASONS, argument_names, mismatches, tensor_mismatches
 from worker.guards.paths import text
 from worker.runtime_state import RuntimeStateGuard, declared_for, differences
 from worker.values import Value
@@ -247,14 +246,12 @@ class Variant:
         """The graph's tensors whose conditions no call checks, because no call brings them."""
         facts, guards = self.stored.artifact.facts, self.stored.artifact.guards
         per_call = {readable(text(guards.nodes, node)) for node in (*guards.volatile, *asked)}
-        parameters = parameters_of(function_of(self._method))[1:]
+        arguments = argument_names(function_of(self._method).__code__)
         names = facts.input_names or ("",) * len(facts.input_classes)
         return tuple(
             index
             for index, (kind, name) in enumerate(zip(facts.input_classes, names, strict=True))
-            if kind != NUMBER
-            and name not in per_call
-            and (index in facts.module_inputs or re.split(r"\W", name)[0] not in parameters)
+            if kind != NUMBER and name not in per_call and re.split(r"\W", name)[0] not in arguments
         )
 
     def _nodes_at(self, positions: Collection[int]) -> list[int]:

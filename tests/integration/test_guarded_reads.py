@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.support.checked import Checked
 from tests.support.reader import CHANGES, Reader
 from tests.support.tracing import compiled, misfits
 
@@ -18,11 +19,15 @@ def _variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", CHANGES)
+@torch.no_grad()
 def test_artifact_fits_equal_state_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = compiled(Reader(name).forward, X)
     assert misfits(artifact, Reader(name).forward, X) == ()
     before = Reader(name)(X)
     changed = Reader(name)
+    checked = Checked(artifact.guards, Reader.forward, changed, x=X)
+    assert checked.holds()
     CHANGES[name](changed, monkeypatch)
     assert not torch.equal(changed(X), before)
     assert misfits(artifact, changed.forward, X)
+    assert not checked.holds()  # nor for a call after the change, once it was loaded

@@ -11,61 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.checked import Checked
 from tests.support.made_guards import like, made_guards
-from tests.support.reader import CHANGES, Reader
-from tests.support.tracing import compiled
-from worker.guards.calls import CallGuards
-from worker.guards.check import mismatches
-from worker.guards.model import PortableGuards
+from worker.guards.inputs import compile_input_check
 
 X = torch.arange(6.0).reshape(3, 2)
-
-
-@pytest.fixture(autouse=True)
-def _variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WARMRANK_READER_SET", "set")
-    monkeypatch.delenv("WARMRANK_READER", raising=False)
-
-
-class Checked:
-    """Conditions on one function of a module, with the full check that a cached function makes."""
-
-    def __init__(self, guards: PortableGuards, function: Any, module: Any, **arguments: Any) -> None:
-        assert isinstance(function, FunctionType)
-        self._guards, self._function = guards, function
-        self._arguments = {"self": module, **arguments}
-        self.num_full_checks = 0
-        self.calls = CallGuards(guards, function, module, "always")
-        assert self.call()
-
-    def holds(self) -> bool:
-        return self.calls.hold(tuple(self._arguments.values())[1:], {})
-
-    def call(self) -> bool:
-        """Whether the conditions hold, in full where that cannot be told quickly."""
-        if self.holds():
-            return True
-        self.num_full_checks += 1
-        snapshot = self.calls.observe(self._arguments)
-        assert snapshot is not None
-        fits = not mismatches(self._guards, self._function, self._arguments, device_kind="cpu")
-        if fits:
-            self.calls.changed(())
-            self.calls.keep(snapshot, ())
-        return fits
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", CHANGES)
-def test_change_of_what_is_read_is_noticed_on_the_next_call(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reader = Reader(name)
-    checked = Checked(compiled(Reader(name).forward, X).guards, Reader.forward, reader, x=X)
-    assert checked.holds()
-    CHANGES[name](reader, monkeypatch)
-    assert not checked.holds()
-    assert not checked.call()
 
 
 COUNTED = 0
@@ -209,6 +159,16 @@ def test_threads_see_the_same() -> None:
     assert not wrong
     module.scale = 3.0
     assert not checked.holds()
+
+
+def test_module_that_comes_with_all_other_arguments_is_looked_at_on_every_call() -> None:
+    def starred(*args: Any) -> Any:
+        return args
+
+    assert isinstance(starred, FunctionType)
+    check = compile_input_check(made_guards(("L['args'][1]", "equals", 1)), starred)
+    assert check(None, 1)
+    assert not check(None, 2)
 
 
 def test_default_values_that_can_be_changed_are_noticed() -> None:

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from worker.guards.inputs import compile_input_check
 from worker.guards.model import PortableGuards
 from worker.guards.once import reads_training
-from worker.guards.snapshot import Noise, Snapshot, take
 
 if TYPE_CHECKING:
     import torch
 
     from worker.cache_options import GuardMode
+    from worker.guards.snapshot import Noise, Snapshot
 
 
 class CallGuards:
@@ -43,7 +43,7 @@ class CallGuards:
         self._function = function
         self._module = module
         self._watches = mode == "always"
-        self._noise = Noise()
+        self._noise: Noise | None = None
         self._snapshot: Snapshot | None = None
         self._others: dict[int, frozenset[int]] = {}
         self._fits: Callable[..., bool] | None = None
@@ -82,6 +82,9 @@ class CallGuards:
         """Look at what the conditions hang on, before they are checked; None if they are not watched."""
         if not self._watches:
             return None
+        from worker.guards.snapshot import Noise, take  # a process's first call needs none of it
+
+        self._noise = self._noise or Noise()
         return take(self._guards, self._function, arguments, noise=self._noise)
 
     def changed(self, tensors: Collection[int]) -> None:
@@ -90,7 +93,7 @@ class CallGuards:
         Args:
             tensors: nodes of tensors that are not what a runner had settled for.
         """
-        if self._snapshot is not None:
+        if self._snapshot is not None and self._noise is not None:
             self._noise.count([*self._snapshot.changed(), *(("tensor", node) for node in tensors)])
 
     def keep(self, snapshot: Snapshot, elsewhere: Collection[int]) -> None:

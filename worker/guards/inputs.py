@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from worker.guards import constants
-from worker.guards.check import HOLDS, asks_for_gradients
+from worker.guards.check import HOLDS, argument_names, asks_for_gradients
 from worker.guards.model import Check, PortableGuards
 from worker.guards.once import cheap_globals
 from worker.guards.paths import STEPS, Node, resolve, root_names
@@ -64,12 +64,11 @@ def per_call_nodes(
     guards: PortableGuards, function: FunctionType, asked: Collection[int] = ()
 ) -> frozenset[int]:
     """Nodes whose conditions are checked on every call: below arguments, written to, or asked for."""
-    code = function.__code__
-    once = {parameters_of(function)[0], *code.co_freevars}
+    arguments = argument_names(function.__code__)
     of_call = (
         index
         for index, (step, name) in enumerate(root_names(guards.nodes))
-        if step == "local" and name not in once
+        if step == "local" and name in arguments
     )
     return frozenset((*of_call, *guards.volatile, *asked))
 

@@ -55,6 +55,9 @@ class Noise:
     def __contains__(self, key: Key) -> bool:
         return self._counts.get(key, 0) >= _MAX_CHANGES
 
+    def __bool__(self) -> bool:
+        return bool(self._counts)
+
 
 class Snapshot:
     """What was noted at one full check.
@@ -183,7 +186,9 @@ class _Collector:
 
     def _use(self, watches: depends.Watches) -> bool:
         """Watch all of these; not if that cannot be, or one of them changes too often."""
-        if watches is None or any((kind, id(value)) in self._noise for kind, value in watches):
+        if watches is None or (
+            self._noise and any((kind, id(value)) in self._noise for kind, value in watches)
+        ):
             return False
         for kind, value in watches:
             key = kind, id(value)
@@ -260,13 +265,12 @@ class _Collector:
 
     def _binding(self, holder: Any, part: str, value: Any) -> None:
         """Watch that a name of a module or class means the same."""
-        watches: depends.Watches = None
+        key = (f"name {part}", id(holder))
         if isinstance(holder, ModuleType):
-            watches = [("dict", holder.__dict__)]
-        elif isinstance(holder, type):
-            watches = [("class", holder)]
-        if not self._use(watches):
-            key = (f"name {part}", id(holder))
+            names = holder.__dict__
+            if not self._use([("dict", names)]):
+                self._predicate(key, lambda: names.get(part, MISSING) is value)
+        elif not (isinstance(holder, type) and self._use([("class", holder)])):
             self._predicate(key, lambda: inspect.getattr_static(holder, part, MISSING) is value)
 
     def _code(self, function: FunctionType) -> None:
