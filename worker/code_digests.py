@@ -176,7 +176,7 @@ def class_digest(cls: type) -> str:
     """Digest of a class's bases and of the names that each of them defines.
 
     A method that is added, removed, overridden, put there from elsewhere, or made a property changes it; the
-    body of a method that was not traced does not.
+    body of a method that was not traced does not, unless it stands in no file.
     """
     hasher = hashlib.sha256()
     for base in cls.__mro__:
@@ -216,7 +216,43 @@ def _function_name(cls: type, name: str, layer: Any) -> str:
     if not isinstance(layer, types.FunctionType):
         return type(layer).__qualname__
     own = layer.__module__ == cls.__module__ and layer.__qualname__ == f"{cls.__qualname__}.{name}"
-    return "" if own else f"{layer.__module__}.{layer.__qualname__}"
+    body = "" if has_file(layer) else f"#{function_digest(layer)}"
+    return body if own else f"{layer.__module__}.{layer.__qualname__}{body}"
+
+
+def has_file(function: types.FunctionType) -> bool:
+    """Whether a function stands in the file of its module: no cell of a notebook, nothing of `exec`."""
+    return function.__globals__.get("__file__") == function.__code__.co_filename
+
+
+def digested_codes(value: Any) -> Iterator[types.CodeType]:
+    """Code whose content the name of a value's class, or the description of a function or class, covers."""
+    if isinstance(value, types.MethodType):
+        value = value.__func__
+    if isinstance(value, types.CodeType):
+        yield from with_inner(value)
+    elif isinstance(value, types.FunctionType):
+        if not is_pinned_module(globals_module(value)):
+            yield from with_inner(value.__code__)
+    else:
+        for base in (value if isinstance(value, type) else type(value)).__mro__:
+            pinned = is_pinned_module(base.__module__)
+            for function in _functions_of(base):
+                if not (is_pinned_module(globals_module(function)) if pinned else has_file(function)):
+                    yield from with_inner(function.__code__)
+
+
+def _functions_of(cls: type) -> Iterator[types.FunctionType]:
+    for value in vars(cls).values():
+        yield from (layer for layer in layers(value) if isinstance(layer, types.FunctionType))
+
+
+def with_inner(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A code object, and those of the functions and classes within it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from with_inner(constant)
 
 
 def _field(field: Any) -> str:

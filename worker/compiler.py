@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -16,8 +18,9 @@ from worker import data_dump, graph_dumps, origins
 from worker.artifact import ABOUT, Artifact, ArtifactFile
 from worker.code_digests import function_digest
 from worker.engines import Built, Site
-from worker.errors import BackwardNotSupported
+from worker.errors import BackwardNotSupported, FunctionRaised, GraphBreak, WorkerError
 from worker.frame import extract
+from worker.gears.carried import geared_arguments
 from worker.gears.compiling import compiling
 from worker.graph_facts import GraphFacts, analyse
 from worker.guards import ambient
@@ -29,7 +32,7 @@ from worker.torch_private.higher_order import nodes_within
 from worker.torch_private.lowering import LoweredGraph
 from worker.torch_private.operators import named_argument
 from worker.torch_private.source_names import readable
-from worker.torch_private.tracing import trace
+from worker.torch_private.tracing import Trace, trace
 from worker.values import Value
 from worker.variant import arguments_of, function_of
 
@@ -37,6 +40,9 @@ if TYPE_CHECKING:
     from worker.cache_options import CacheOptions
     from worker.configs.compiler_config import CompilerConfig
     from worker.request import Request
+
+_log = logging.getLogger("torchair")
+_Made = TypeVar("_Made")
 
 
 class Compiled(Value):
@@ -78,7 +84,7 @@ def compile_call(
     records_gradients = torch.is_grad_enabled()
     started = perf_counter()
 
-    def build(traced_graph: LoweredGraph) -> tuple[LoweredGraph, GraphFacts, Built]:
+    def build(traced_graph: LoweredGraph, *, dynamic: bool) -> tuple[LoweredGraph, GraphFacts, Built]:
         if records_gradients:
             _refuse_backward(traced_graph, method)
         # TorchAir runs the passes and writes the dumps that belong to its own graph.
@@ -88,7 +94,7 @@ def compile_call(
         site = Site(
             method=method,
             config=options.config,
-            dynamic=options.dynamic,
+            dynamic=dynamic,
             decompositions=options.custom_decompositions,
             ge_cache=options.ge_cache,
         )
@@ -99,14 +105,23 @@ def compile_call(
         torch.no_grad(),
         compiling(method, args, kwargs, policy=policy, on_miss=options.on_gear_miss) as gears,
     ):
-        traced, (lowered, facts, built) = trace(
-            method,
-            args,
-            kwargs,
-            dynamic=options.dynamic,
-            decompositions=options.custom_decompositions,
-            build=build,
-        )
+
+        def attempt(*, dynamic: bool) -> tuple[Trace, tuple[LoweredGraph, GraphFacts, Built]]:
+            return trace(
+                method,
+                args,
+                kwargs,
+                dynamic=dynamic,
+                decompositions=options.custom_decompositions,
+                build=partial(build, dynamic=dynamic),
+            )
+
+        try:
+            traced, (lowered, facts, built) = attempt(dynamic=options.dynamic)
+        except (FunctionRaised, GraphBreak) as error:
+            if not options.dynamic or geared_arguments(function, args, kwargs):
+                raise
+            traced, (lowered, facts, built) = _of_these_sizes(attempt, error, method.__qualname__)
     roles = _roles(lowered)
     portable = translate(traced, state, roles, function, arguments_of(method, args, kwargs))
     guards = replace(portable, runtime_state=declared)
@@ -129,6 +144,27 @@ def compile_call(
     )
     compile_s = perf_counter() - started - traced.trace_s
     return Compiled(artifact=artifact, files=built.files, trace_s=traced.trace_s, compile_s=compile_s)
+
+
+def _of_these_sizes(attempt: Callable[..., _Made], error: WorkerError, name: str) -> _Made:
+    """What a trace for the very sizes of a call gives where one with symbols failed.
+
+    Not all that Python makes of numbers (``str``, ``divmod``, ``math.gcd``) can be made of symbols.
+
+    Raises:
+        WorkerError: the first error, where symbols are not to blame.
+    """
+    try:
+        made = attempt(dynamic=False)
+    except WorkerError:
+        raise error from error.__cause__
+    _log.warning(
+        "%s is compiled for the very sizes of this call, and once more for others: of a size it makes "
+        "what no symbol stands for: %s",
+        name,
+        error.fields.get("reason", "").partition("\n")[0],
+    )
+    return made
 
 
 def _name(method: MethodType) -> str:

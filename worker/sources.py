@@ -22,11 +22,13 @@ from typing import Any
 from worker.code_digests import (
     class_digest,
     code_digest,
+    digested_codes,
     function_digest,
     is_pinned_module,
     joint_digest,
     layers,
     type_name,
+    with_inner,
 )
 from worker.errors import NotPortable
 from worker.torch_private import python_operators as operators
@@ -65,28 +67,50 @@ class TracedSource(Value):
     digest: str
 
 
-def collect(codes: Iterable[types.CodeType]) -> tuple[TracedSource, ...]:
+def collect(codes: Iterable[types.CodeType], guarded: Iterable[Any] = ()) -> tuple[TracedSource, ...]:
     """Digests of all traced code outside torch and the standard library, sorted, each once.
 
+    Args:
+        codes: what was traced.
+        guarded: objects whose class or description is a condition; code without a file that this covers
+            (of a cell of a notebook, say) needs no digest of its own.
+
     Raises:
-        NotPortable: traced code whose source no later process could find (typed at a prompt, say).
+        NotPortable: traced code that no later process could find.
     """
     files = modules_by_file()
-    found = {source for code in codes if (source := _of_code(code, _module_of(code, files))) is not None}
+    found = set()
+    without_file = []
+    for code in codes:
+        module = _module_of(code, files)
+        if module is not None and is_pinned_module(module.__name__):
+            continue
+        source = None if module is None else _of_code(code, module)
+        if source is None:
+            without_file.append(code)
+        else:
+            found.add(source)
+    if without_file:
+        covered = {id(code) for value in guarded for code in digested_codes(value)}
+        rest = (code for code in without_file if id(code) not in covered)
+        found |= {source for code in rest if (source := _of_generated(code)) is not None}
     return tuple(sorted(found, key=lambda source: (source.module, source.name, source.kind)))
 
 
-def _of_code(code: types.CodeType, module: types.ModuleType | None) -> TracedSource | None:
-    if module is None:
-        return _of_generated(code)
-    if is_pinned_module(module.__name__):
-        return None
+def _of_code(code: types.CodeType, module: types.ModuleType) -> TracedSource | None:
+    """Code of a module, by its name or by the whole file; None where neither holds it."""
     if code in map(_code_of, _objects_by_name(module, code.co_qualname)):
         return _by_name(module, code.co_qualname)
     digest = file_digest(module)
-    if digest is None:
-        raise _nowhere(code)
+    if digest is None or code_digest(code) not in _digests_in(Path(module.__file__ or "")):
+        return None
     return TracedSource(kind="file", module=module.__name__, name="", digest=digest)
+
+
+def _digests_in(file: Path) -> set[str]:
+    """Digests of all code in a file: what `exec` made under the file's name is not among them."""
+    whole = compile(file.read_bytes(), str(file), "exec", dont_inherit=True)
+    return {code_digest(code) for code in with_inner(whole)}
 
 
 def _by_name(module: types.ModuleType, name: str) -> TracedSource:
@@ -96,14 +120,16 @@ def _by_name(module: types.ModuleType, name: str) -> TracedSource:
 
 
 def _of_generated(code: types.CodeType) -> TracedSource | None:
-    """Code without a file: of Python itself, or made by ``dataclass`` or ``namedtuple`` for a class.
+    """Code without a file: of Python itself, made by ``dataclass`` or ``namedtuple`` for a class, or run.
 
     Raises:
-        NotPortable: no class holds it.
+        NotPortable: neither a class nor a module holds it.
     """
     if code.co_filename.startswith("<frozen "):
         return None
     for module in tuple(sys.modules.values()):
+        if code in map(_code_of, _objects_by_name(module, code.co_qualname)):
+            return None if is_pinned_module(module.__name__) else _by_name(module, code.co_qualname)
         for name, function in _methods_without_file(module):
             if function.__code__ is code:
                 return None if is_pinned_module(module.__name__) else _by_name(module, name)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.zoo import memory  # noqa: F401 - fills the zoo, with what it imports
+from tests.support.zoo import memory, programs  # noqa: F401 - fill the zoo, with what they import
 from tests.support.zoo.case import CASES, REFUSED
 
 ROOT = Path(__file__).parents[2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -28,6 +29,8 @@ def difference(wanted: Any, got: Any, where: str, tolerance: float = 0.0) -> str
     """Where two nested values differ, in words; empty if they are equal, to the bit or within a tolerance."""
     if type(wanted) is not type(got):
         return f"{where}: {type(wanted).__name__}, got {type(got).__name__}"
+    if isinstance(wanted, np.ndarray) and isinstance(got, np.ndarray):
+        wanted, got = torch.from_numpy(wanted), torch.from_numpy(got)
     if isinstance(wanted, torch.Tensor):
         return _tensor_difference(wanted, got, where, tolerance)
     if isinstance(wanted, list | tuple):

@@ -18,7 +18,7 @@ from torch import nn
 
 import worker
 from tests.support.compare import cloned, difference, storages
-from tests.support.zoo import memory  # noqa: F401 - fills the zoo, with what it imports
+from tests.support.zoo import memory, programs  # noqa: F401 - fill the zoo, with what they import
 from tests.support.zoo.case import CASES, REFUSED, Case
 from worker.errors import WorkerError
 from worker.inference import cache_compile

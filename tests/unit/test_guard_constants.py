@@ -5,9 +5,11 @@ from __future__ import annotations
 import enum
 import json
 import math
+import re
 from collections import namedtuple
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -171,10 +173,46 @@ class Numbers(list[int]):
     pass
 
 
-@pytest.mark.parametrize("value", [Text("a"), Numbers([1])], ids=["str", "list"])
-def test_subclass_of_a_plain_type_is_not_taken_for_it(value: Any) -> None:
+def test_subclass_of_a_list_is_not_taken_for_it() -> None:
     with pytest.raises(NotPortable):
-        encode(value)
+        encode(Numbers([1]))
+
+
+class Count(int):
+    def __int__(self) -> int:
+        return 7
+
+
+@pytest.mark.parametrize("value", [Text("a"), Count(3)], ids=["str", "int"])
+def test_value_of_a_derived_class_keeps_class_and_value(value: Any) -> None:
+    again = decode(encode(value))
+    assert (type(again), again == value) == (type(value), True)
+    assert encode(value) != encode(str(value))
+
+
+def test_derived_values_are_told_apart_whatever_their_class_answers() -> None:
+    assert encode(Count(3)) != encode(Count(4))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.float32(1.1), np.float64(1.1), np.int8(3), np.bool_(True), np.arange(6).reshape(2, 3)],
+    ids=["float32", "float64", "int8", "bool", "array"],
+)
+def test_numbers_of_numpy_keep_type_and_value(value: Any) -> None:
+    again = decode(encode(value))
+    assert type(again) is type(value)
+    assert again.dtype == value.dtype
+    assert (again == value).all()
+
+
+def test_number_of_numpy_is_not_taken_for_pythons() -> None:
+    assert len({str(encode(value)) for value in (1.0, np.float64(1), np.float32(1), np.int64(1))}) == 4
+
+
+def test_pattern_keeps_flags() -> None:
+    again = decode(encode(re.compile("a.", re.DOTALL)))
+    assert (again.pattern, again.flags) == ("a.", re.compile("a.", re.DOTALL).flags)
 
 
 def test_unknown_tag_is_refused_as_of_another_version() -> None:

@@ -43,10 +43,10 @@ def function_of(text: str, file_name: str = "<text>") -> FunctionType:
     return function
 
 
-def class_of(text: str) -> type:
+def class_of(text: str, file_name: str = "made.py") -> type:
     """The class ``C`` of a piece of source."""
-    scope: dict[str, Any] = {"__name__": "made_classes", "torch": torch}
-    exec(text, scope)  # noqa: S102 - a module in memory
+    scope: dict[str, Any] = {"__name__": "made_classes", "__file__": "made.py", "torch": torch}
+    exec(compile(text, file_name, "exec"), scope)  # noqa: S102 - a module in memory
     made = scope["C"]
     assert isinstance(made, type)
     return made
@@ -194,6 +194,11 @@ def test_class_digest_is_the_same_where_nothing_traced_changed(same: str) -> Non
     if sys.version_info >= (3, 14) and "a: int" in same:
         pytest.skip("annotations add a name of their own from 3.14 on")
     assert class_digest(class_of(same)) == class_digest(class_of(CLASS))
+
+
+def test_class_digest_sees_bodies_that_stand_in_no_file() -> None:
+    one, other = (class_of(text, "<cell>") for text in (CLASS, CLASS.replace("return 1", "return 2")))
+    assert class_digest(one) != class_digest(other)
 
 
 def test_class_digest_sees_a_method_added_to_a_base_of_the_users() -> None:

@@ -9,6 +9,7 @@ Sections::
 
 from __future__ import annotations
 
+import builtins
 import json
 import marshal
 import math
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from worker.torch_private.lowering import LoweredGraph
 
 _MARSHAL_VERSION = 2
+_MODULES = {"torch.": torch, "operator.": operator, "math.": math, "": builtins}
 _INDENT = "        "
 
 
@@ -160,14 +162,11 @@ class _SourceWriter:
     def _target(self, node: Node) -> str:
         from worker.torch_private.operators import operator_path
 
-        target = node.target
-        module = getattr(target, "__module__", "")
-        name = getattr(target, "__name__", "")
-        if module in ("_operator", "operator", "math"):
-            return f"{'math' if module == 'math' else 'operator'}.{name}"
-        if getattr(torch, name, None) is target and name.startswith("sym_"):
-            return f"torch.{name}"
-        path = operator_path(target)
+        name = getattr(node.target, "__name__", "")
+        for prefix, module in _MODULES.items():  # of functions over sizes
+            if getattr(module, name, None) is node.target:
+                return f"{prefix}{name}"
+        path = operator_path(node.target)
         short = path.removeprefix("torch.ops.").replace(".", "_")
         return self._operators.setdefault(BINDINGS.get(path, path), short)
 

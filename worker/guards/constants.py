@@ -3,6 +3,7 @@
 Layout: JSON scalars stand for themselves, except floats (``{"float": hex}``, so that NaN and infinities
 survive); everything else is ``{tag: payload}``. A class of the user's carries its digest, and a member of an
 enum its value, so that another class or value under the same name does not pass; `decode` needs neither.
+Values of classes derived from int, float, complex, str and bytes are told from plain ones.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ _UNNAMED = {
     for value in vars(types).values()
     if isinstance(value, type) and value.__module__ == "builtins"
 }
+# How to get the plain value out of one whose class may answer otherwise.
+_PLAIN: dict[type, Any] = {
+    int: int.__int__, float: float.__float__, complex: complex.__complex__, str: str.__str__,
+    bytes: bytes.__bytes__,
+}  # fmt: skip
 _TORCH_NAMED = ("dtype", "layout", "memory_format")
 
 
@@ -48,9 +54,44 @@ def encode(value: Any) -> Any:
         return {kind.__name__: [encode(value.start), encode(value.stop), encode(value.step)]}
     if value is Ellipsis:
         return {"ellipsis": True}
+    return _encode_python(value)
+
+
+def _encode_python(value: Any) -> Any:
+    """Of a class that is not Python's own, or that has no literals."""
+    kind = type(value)
     if isinstance(value, enum.Enum):
         return {"enum": _encode_member(value)}
+    if isinstance(value, re.Pattern):
+        return {"pattern": [encode(value.pattern), value.flags]}
+    if kind.__module__ == "numpy" and hasattr(value, "tobytes"):
+        return _encode_numpy(value)
+    for base, plain in _PLAIN.items():
+        if isinstance(value, base):
+            return {"derived": [*_class_parts(kind), encode(plain(value))]}
     return _encode_torch(value)
+
+
+def encode_index(value: Any) -> Any:
+    """The JSON form of a key that is looked up: an accelerator's index counts here."""
+    import torch
+
+    if isinstance(value, torch.device) and value.index is not None:
+        return {"indexed_device": str(value)}
+    return encode(value)
+
+
+def _class_parts(kind: type) -> list[str]:
+    """Module, qualified name, and the digest of a class that no version pins."""
+    return re.split("[:#]", type_name(kind))
+
+
+def _encode_numpy(value: Any) -> Any:
+    """Scalars and arrays of numbers, with all that they hold."""
+    if value.dtype.kind not in "biufc":
+        msg = f"NumPy's {value.dtype} holds no numbers, and cannot be compared in another process"
+        raise NotPortable(msg, what=str(value.dtype))
+    return {"numpy": [value.dtype.str, None if value.ndim == 0 else list(value.shape), value.tobytes().hex()]}
 
 
 def _encode_member(value: enum.Enum) -> list[Any]:
@@ -78,7 +119,7 @@ def _encode_torch(value: Any) -> Any:
     if isinstance(value, torch.Size):
         return {"Size": [int(item) for item in value]}
     if isinstance(value, type):
-        return {"class": re.split("[:#]", type_name(value))}
+        return {"class": _class_parts(value)}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         kind = type(value)
         return {"namedtuple": [kind.__module__, kind.__qualname__, [encode(item) for item in value]]}
@@ -140,6 +181,19 @@ def _device(payload: str) -> Any:
     return torch.device(payload)
 
 
+def _numpy(payload: list[Any]) -> Any:
+    import numpy as np
+
+    dtype, shape, data = payload
+    array = np.frombuffer(bytes.fromhex(data), dtype=dtype)
+    return array[0] if shape is None else array.reshape(shape).copy()
+
+
+def _derived(payload: list[Any]) -> Any:
+    plain = decode(payload[-1])
+    return type(plain).__new__(_class(payload), plain)
+
+
 def _size(payload: list[int]) -> Any:
     import torch
 
@@ -164,5 +218,9 @@ _DECODERS: dict[str, Any] = {
     "classmethod": lambda parts: getattr(decode(parts[0]), parts[1]),
     "namedtuple": lambda parts: _class(parts[:2])(*_items(parts[2])),
     "device": _device,
+    "indexed_device": _device,
     "Size": _size,
+    "pattern": lambda parts: re.compile(decode(parts[0]), parts[1]),
+    "numpy": _numpy,
+    "derived": _derived,
 }

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import enum
 import functools
+import operator
 import re
+import sys
 import types
 import typing
 from collections import OrderedDict
+from contextvars import ContextVar
 from typing import Any
 
 from worker.code_digests import (
@@ -24,6 +27,8 @@ from worker.code_digests import (
 )
 from worker.errors import NotPortable
 from worker.guards import constants
+
+_ADDRESS = " at 0x"
 
 
 def describe(value: Any) -> list[Any]:
@@ -44,6 +49,11 @@ def describe(value: Any) -> list[Any]:
         return ["code", value.co_qualname, code_digest(value)]
     if isinstance(value, types.MethodType):
         return ["method", *describe(value.__func__)]
+    return _describe_object(value)
+
+
+def _describe_object(value: Any) -> list[Any]:
+    """The portable name of what is neither a module, nor a class, nor code."""
     if isinstance(value, functools.partial):
         return [
             "partial",
@@ -51,6 +61,15 @@ def describe(value: Any) -> list[Any]:
             [constants.encode(item) for item in value.args],
             constants.encode(dict(sorted(value.keywords.items()))),
         ]
+    if isinstance(value, ContextVar):
+        return ["context variable", value.name]
+    if isinstance(value, operator.itemgetter | operator.attrgetter | operator.methodcaller):
+        reduced: Any = value.__reduce__()
+        return ["made", describe(reduced[0]), [constants.encode(item) for item in reduced[1]]]
+    if type(value).__module__ == "typing":
+        return ["type expression", _without_addresses(value)]
+    if type(value).__module__ == "numpy" and callable(value):  # its functions; scalars are constants
+        return ["numpy", value.__name__, sys.modules["numpy"].__version__]
     if isinstance(value, enum.Enum):
         return ["constant", constants.encode(value)]
     builtin = types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType
@@ -82,6 +101,15 @@ def encode_key(key: Any) -> Any:
         return constants.encode(key)
     except NotPortable:
         return {"object": describe(key)}
+
+
+def _without_addresses(value: Any) -> str:
+    """The text of an object that stands for types, which says all that counts of it."""
+    shown = repr(value)
+    if _ADDRESS in shown:
+        msg = f"{shown} holds an object that is compared by address, which no other process has"
+        raise NotPortable(msg, what=shown)
+    return shown
 
 
 def _describe_function(function: types.FunctionType) -> list[Any]:

@@ -17,9 +17,12 @@ import ast
 import builtins
 import dataclasses
 import importlib
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+import torch
 
 from worker.errors import NotPortable
 from worker.guards import constants
@@ -28,6 +31,8 @@ Node = tuple[int, str, Any]
 
 # Dynamo's name for the globals of a function that was made by `exec`, followed by an address.
 UNNAMED_SCOPE = "___unnamed_scope"
+# Names in the texts of constants that Dynamo looks up.
+_CONSTANT_NAMES = {"torch": torch, "device": torch.device, "inf": math.inf, "nan": math.nan}
 # A global that Dynamo named for the address of its value.
 _ADDRESSED = r"_\d+_c\d+$"
 
@@ -45,8 +50,12 @@ MISSING = Missing()
 class PathTable:
     """Builds the node table from expressions; equal prefixes become one node."""
 
-    def __init__(self, import_aliases: Mapping[str, str]) -> None:
+    def __init__(
+        self, import_aliases: Mapping[str, str], expressions: Mapping[str, str] | None = None
+    ) -> None:
+        """Args: modules by the tracer's names for them, and expressions for other globals of its making."""
         self.nodes: list[Node] = []
+        self._expressions = expressions or {}
         self._index: dict[str, int] = {}
         self._aliases = import_aliases
 
@@ -68,6 +77,9 @@ class PathTable:
 
     def add_tree(self, tree: ast.expr) -> int:
         """As `add`, for a parsed expression."""
+        name = _global_name(tree)
+        if name in self._expressions:
+            return self.add(self._expressions[name])
         return self._node(self._step(tree))
 
     def _node(self, node: Node) -> int:
@@ -102,7 +114,7 @@ class PathTable:
             return self._root(base.id, index)
         if isinstance(base, ast.Call) and ast.unparse(base.func) == "list" and isinstance(index, int):
             return self._listed(base.args[0]), "nth", index
-        return self.add_tree(base), "item", constants.encode(index)
+        return self.add_tree(base), "item", constants.encode_index(index)
 
     def _listed(self, tree: ast.expr) -> int:
         """``list(dict.keys(x))[i]`` and ``list(x)[i]`` name the i-th member of ``x``."""
@@ -137,13 +149,20 @@ class PathTable:
             position = _position_in(tree.args[0], tree.args[1])
             if position is not None:
                 return self.add_tree(tree.args[0]), "nth_value", position
-            return self.add_tree(tree.args[0]), "item", constants.encode(_literal(tree.args[1]))
+            return self.add_tree(tree.args[0]), "item", constants.encode_index(_literal(tree.args[1]))
         if function in ("list.__getitem__", "tuple.__getitem__"):
             return self.add_tree(tree.args[0]), "nth", _literal(tree.args[1])
         if function == "dict":
             return self.add_tree(tree.args[0]), "dict", ""
         if function in ("___dataclass_fields", "___namedtuple_fields"):
             return self.add_tree(tree.args[0]), "fields", ""
+        return self._conversion(tree, function)
+
+    def _conversion(self, tree: ast.Call, function: str) -> Node:
+        if function == "___from_numpy":
+            return self.add_tree(tree.args[0]), "from_numpy", ""
+        if not tree.args and not tree.keywords and isinstance(tree.func, ast.Attribute | ast.Subscript):
+            return self.add_tree(tree.func), "call", ""  # of a weak reference, or of a context variable's get
         raise self._refusal(tree)
 
     @staticmethod
@@ -160,8 +179,19 @@ def _position_in(base: ast.expr, key: ast.expr) -> Any:
     return None
 
 
+def _global_name(tree: ast.expr) -> Any:
+    """The name in ``G[name]``, else None."""
+    is_global = isinstance(tree, ast.Subscript) and isinstance(tree.value, ast.Name) and tree.value.id == "G"
+    return _literal(tree.slice) if is_global else None  # type: ignore[attr-defined]
+
+
 def _literal(tree: ast.expr) -> Any:
+    """The constant that Dynamo wrote down, which may be one of torch's: a dtype, a device."""
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     try:
+        if names and names <= _CONSTANT_NAMES.keys():
+            code = compile(ast.Expression(tree), "<constant>", "eval")
+            return eval(code, {"__builtins__": {}, **_CONSTANT_NAMES})  # noqa: S307 - Dynamo's own text
         return ast.literal_eval(tree)
     except ValueError:
         text = ast.unparse(tree)
@@ -195,6 +225,8 @@ def text(nodes: Sequence[Node], index: int) -> str:
         "type": f"type({base})",
         "nth": f"list({base})[{argument}]",
         "nth_value": f"list({base}.values())[{argument}]",
+        "call": f"{base}()",
+        "from_numpy": base,
     }
     return named.get(step, f"{step}({base})")
 
@@ -240,6 +272,13 @@ def _members(base: Any) -> list[Any]:
     return list(list.__iter__(base)) if isinstance(base, list) else list(base)
 
 
+def _from_numpy(array: Any) -> torch.Tensor:
+    if type(array).__module__ != "numpy":
+        msg = f"{type(array).__qualname__} is no array"
+        raise TypeError(msg)
+    return torch.as_tensor(array)
+
+
 STEPS: dict[str, Callable[[Any, Any], Any]] = {
     "attr": getattr,
     "item": lambda base, argument: base[
@@ -249,5 +288,7 @@ STEPS: dict[str, Callable[[Any, Any], Any]] = {
     "nth_value": lambda base, argument: dict.__getitem__(base, _members(base)[argument]),
     "type": lambda base, _: type(base),
     "dict": lambda base, _: dict(base),
+    "call": lambda base, _: base(),
+    "from_numpy": lambda base, _: _from_numpy(base),
     "fields": lambda base, _: getattr(base, "_fields", None) or dataclasses.fields(base),
 }

@@ -7,7 +7,7 @@ import builtins
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -19,10 +19,11 @@ from worker.guards import asked, constants
 from worker.guards.accounts import accounts
 from worker.guards.check import node_values
 from worker.guards.identity import describe, encode_key, keys_of
+from worker.guards.made_globals import expressions
 from worker.guards.model import Check, PortableGuards
 from worker.guards.partition import has_identity, is_object_of_value, num_cells, partition
 from worker.guards.paths import UNNAMED_SCOPE, PathTable
-from worker.guards.plain_types import plain_type
+from worker.guards.plain_types import is_plain_tensor, plain_type
 from worker.guards.volatile import volatile_nodes
 from worker.sources import TracedSource, collect, type_name
 from worker.torch_private.evaluated import Evaluated
@@ -82,7 +83,7 @@ def translate(
             the object that it is about.
     """
     forget_types()  # a class may have been patched, or put back, since its name was computed
-    table = PathTable(trace.import_aliases)
+    table = PathTable(trace.import_aliases, expressions(trace.guards, trace.made_globals))
     checks: dict[str, Check] = {}
     shapes: list[tuple[str, tuple[int, ...]]] = []
     pinned = (*_pinned_globals(trace), _MEMBER_OF_SET)
@@ -106,7 +107,7 @@ def translate(
         checks=tuple(checks.values()),
         shapes=tuple(dict.fromkeys(shapes)),
         ambient=ambient,
-        sources=_sources(trace),
+        sources=_sources(trace, function),
         asked=_asked(trace, roles),
     )
 
@@ -184,7 +185,7 @@ def _names_in_graph(trace: Trace) -> set[str]:
     }
 
 
-def _sources(trace: Trace) -> tuple[TracedSource, ...]:
+def _sources(trace: Trace, function: types.FunctionType) -> tuple[TracedSource, ...]:
     """What was traced, and the operators that are not torch's own."""
     call = trace.lowered.captured
     found = operators_of(trace.lowered.graph) | ({} if call is None else operators_of(call.graph_module))
@@ -192,7 +193,8 @@ def _sources(trace: Trace) -> tuple[TracedSource, ...]:
         TracedSource(kind="operator", module=registered_by(name), name=name, digest=digest(name, overload))
         for name, overload in found.items()
     ]
-    return (*collect(trace.codes), *operators)
+    guarded = [function, *(guard.value for guard in trace.guards if guard.kind in _COVERING_KINDS)]
+    return (*collect(trace.codes, guarded), *operators)
 
 
 def _pinned_globals(trace: Trace) -> tuple[str, ...]:
@@ -277,7 +279,7 @@ def _shape(table: PathTable, condition: str) -> tuple[str, tuple[int, ...]]:
 
     class Replace(ast.NodeTransformer):
         def visit(self, node: ast.AST) -> ast.AST:
-            if isinstance(node, ast.Attribute | ast.Subscript) and _rooted(node):
+            if isinstance(node, ast.expr) and _rooted(node):
                 index = table.add_tree(node)
                 used.append(index)
                 return ast.copy_location(ast.Name(id=f"p{index}", ctx=ast.Load()), node)
@@ -292,10 +294,16 @@ def _shape(table: PathTable, condition: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _rooted(node: ast.AST) -> bool:
-    """Whether an expression is a plain chain of attributes and items that starts at ``L`` or ``G``."""
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        node = node.value
-    return isinstance(node, ast.Name) and node.id in ("L", "G")
+    """Whether an expression is a chain of attributes, items and conversions that starts at ``L`` or ``G``."""
+    start = node
+    while isinstance(node, ast.Attribute | ast.Subscript) or _is_conversion(node):
+        node = node.args[0] if isinstance(node, ast.Call) else node.value
+    return node is not start and isinstance(node, ast.Name) and node.id in ("L", "G")
+
+
+def _is_conversion(node: ast.AST) -> TypeGuard[ast.Call]:
+    """Whether an expression is an array of NumPy's as a tensor."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "___from_numpy"
 
 
 def _is_group(value: Any) -> bool:
@@ -348,9 +356,7 @@ def _keys_of(value: Any) -> list[Any]:
 
 def _tensor(guard: TracedGuard) -> _Translated:
     tensor: torch.Tensor = guard.value
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and not hasattr(
-        tensor, "fake_mode"
-    ):
+    if not is_plain_tensor(tensor):
         raise _refusal(guard, f"tensors of type {type(tensor).__qualname__} are not supported yet")
     expected = {
         "type": type_name(plain_type(tensor)),
@@ -389,6 +395,7 @@ _TRANSLATORS: dict[str, Callable[[TracedGuard], _Translated]] = {
     "BUILTIN_MATCH": _identity,
     "CLOSURE_MATCH": _identity,
     "EQUALS_MATCH": _equals,
+    "CONSTANT_SUBCLASS_MATCH": _equals,
     "CONSTANT_MATCH": _constant,
     "BOOL_MATCH": _equals,
     "NONE_MATCH": _plain("none"),
@@ -409,3 +416,7 @@ _TRANSLATORS: dict[str, Callable[[TracedGuard], _Translated]] = {
 }
 # Kinds of guards that become conditions.
 TRANSLATED_KINDS = frozenset({"SHAPE_ENV", *_TRANSLATORS})
+# Kinds whose conditions hold a digest of the guarded class or function.
+_COVERING_KINDS = frozenset(
+    kind for kind, translator in _TRANSLATORS.items() if translator in (_type, _identity, _constant)
+)

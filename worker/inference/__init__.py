@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
+import inspect
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["cache_compile", "readable_cache", "set_dim_gears"]
 
 _log = logging.getLogger("torchair")
+_RUN_IN_STEPS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _CHOICES = {
     "guards": ("always", "once", "skip"),
     "on_recompile": ("add", "abandon"),
@@ -135,6 +137,12 @@ def _method(func: Any) -> MethodType:
             f"{name} is decorated, and a cached function must not be: the decorator would be lost or traced. "
             "Move the body into an undecorated method, cache that one, and call it from the decorated one. "
             "Of a class that is not yours, cache a method of a module of your own that holds this one."
+        )
+        raise BadFunction(msg, function=name)
+    if func.__func__.__code__.co_flags & _RUN_IN_STEPS:
+        msg = (
+            f"{name} is a generator or a coroutine, which runs step by step, and what is compiled runs as a "
+            "whole. Cache the method that makes one step, and call it in the generator."
         )
         raise BadFunction(msg, function=name)
     return func

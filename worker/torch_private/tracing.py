@@ -17,7 +17,9 @@ from worker.torch_private.config_reads import settings_read_by_value
 from worker.torch_private.evaluated import Evaluations
 from worker.torch_private.guard_tree import GuardTree
 from worker.torch_private.higher_order import regions_traced_anew
+from worker.torch_private.left_out import telling_left_out
 from worker.torch_private.lowering import CapturedCall, LoweredGraph, lower
+from worker.torch_private.python_objects import python_objects_traced
 from worker.torch_private.raised import noted_shapes, raised_by
 from worker.torch_private.shape_lines import ShapeLine, shape_lines
 from worker.torch_private.traced_guards import TracedGuard, omissions_guarded, traced_guards
@@ -60,6 +62,7 @@ class Trace(Value):
         frame: the code object that unpacks the arguments, calls the graph, and packs the outputs.
         graph_name: the global name by which ``frame`` calls the graph.
         import_aliases: global name of Dynamo's making, in ``frame`` or in guards -> module to bind it to.
+        made_globals: global name of Dynamo's making that holds an address -> the object.
         external_names: every global name that ``frame`` refers to.
         closure: cells for the frame's free variables, or None.
         guards: all guards.
@@ -77,6 +80,7 @@ class Trace(Value):
     frame: CodeType
     graph_name: str
     import_aliases: dict[str, str]
+    made_globals: dict[str, Any]
     external_names: frozenset[str]
     closure: tuple[Any, ...] | None
     guards: tuple[TracedGuard, ...]
@@ -135,6 +139,8 @@ def trace(
             settings_read_by_value(),
             regions_traced_anew(),
             views_by_themselves(),
+            python_objects_traced(),
+            telling_left_out(getattr(method, "__qualname__", repr(method))),
             noted_writes() as writes,
             noted_objects() as objects,
         ):
@@ -165,11 +171,13 @@ def trace(
             with views_by_themselves():  # who makes fake tensors of the inputs anew must not see bases either
                 built = build(lowered)
         guards, tree = traced_guards(output, _function_of(method).__code__)
+        made = _made_globals(method)
         traced_method = Trace(
             lowered=lowered,
             frame=environment.bytecode,
             graph_name=backend_input.backend_id,
-            import_aliases=_modules(method) | environment.import_sources,
+            import_aliases=_modules(made) | environment.import_sources,
+            made_globals=made,
             external_names=frozenset(environment.external_refs),
             closure=environment.closure,
             guards=guards,
@@ -186,13 +194,18 @@ def trace(
         return traced_method, built
 
 
-def _modules(method: Callable[..., Any]) -> dict[str, str]:
-    """Globals that Dynamo made for modules, such as torch where ``type(x)`` leads to it, by name."""
+def _made_globals(method: Callable[..., Any]) -> dict[str, Any]:
+    """Globals that Dynamo made and named for the addresses of their objects, by name."""
     return {
-        name: value.__name__
+        name: value
         for name, value in _function_of(method).__globals__.items()
-        if isinstance(value, ModuleType) and name.rpartition("_c")[0].endswith(f"_{id(value)}")
+        if name.rpartition("_c")[0].endswith(f"_{id(value)}")
     }
+
+
+def _modules(made: Mapping[str, Any]) -> dict[str, str]:
+    """Those that stand for modules, such as torch where ``type(x)`` leads to it, by name."""
+    return {name: value.__name__ for name, value in made.items() if isinstance(value, ModuleType)}
 
 
 @contextlib.contextmanager
@@ -207,7 +220,8 @@ def _tracing_settings(dynamic: bool) -> Iterator[None]:
     # the capture (TensorifyScalarRestartAnalysis); the float is guarded by value instead.
     # automatic_dynamic_shapes: what was traced before in this process must not change the artifact.
     # use_duck_shape: a batch that happens to be as large as the number of heads would be bound to it.
-    settings = dynamo_config.patch(specialize_float=True, automatic_dynamic_shapes=False)
+    # allow_rnn: LSTM, GRU and RNN are operators like others here.
+    settings = dynamo_config.patch(specialize_float=True, automatic_dynamic_shapes=False, allow_rnn=True)
     symbols = shapes_config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
     with settings, symbols, set_enable_dynamic(dynamic):
         try:

@@ -25,7 +25,7 @@ _IDLE = frozenset(
 )
 _MASKED = frozenset({"index", "_unsafe_index"})
 _COLLECTIVES = frozenset({"_c10d_functional", "c10d_functional"})
-_PROBABILITIES = ("dropout_p", "p", "train", "training")
+_PROBABILITIES = ("dropout", "dropout_p", "p", "train", "training")
 RANDOM = "draws random numbers"
 REFUSED_TAGS = {
     torch.Tag.nondeterministic_seeded: RANDOM,

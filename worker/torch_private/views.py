@@ -7,14 +7,15 @@ Relies on: ``MetaTensorDescriber.describe_tensor`` gives a dataclass with ``is_v
 ``creation_meta``, and a tensor that is no view gets its own sizes and the storage of its kin; for a tensor
 that is a view, ``VariableBuilder`` calls ``wrap_to_fake_tensor_and_record`` twice, the second time with the
 source ``AttrSource(source, "_base")``, and drops the result; and code that reads ``_base`` makes a node
-``getattr(tensor, "_base")`` by ``SubgraphTracer.create_proxy``, as for every attribute that torch computes.
+``getattr(tensor, "_base")`` by ``SubgraphTracer.create_proxy``, as for every attribute that torch computes,
+and one that reads ``_version`` a call of ``prims._tensor_version``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ FACTS = {
     "torch._subclasses.meta_utils:MetaTensorDesc": "is_view base creation_meta",
     "torch._subclasses.meta_utils:MetaTensorDescriber": "describe_tensor",
 }
+# What a tensor knows of itself that is not the same for equal tensors, and what to do without it.
+_INSTEAD = {"_base": "pass that tensor instead", "_version": "count the writes in an attribute of the module"}
 
 
 @contextlib.contextmanager
@@ -43,16 +46,24 @@ def views_by_themselves() -> Iterator[None]:
     from torch._dynamo.variables import builder
     from torch._subclasses.meta_utils import MetaTensorDescriber
 
-    asked: list[str] = []
+    asked: list[tuple[str, str]] = []
     with (
         wrapped(builder, "wrap_to_fake_tensor_and_record", _without_bases),
         wrapped(MetaTensorDescriber, "describe_tensor", _as_no_view),
         wrapped(SubgraphTracer, "create_proxy", lambda original: _noting(original, asked)),
     ):
-        yield
-    if asked:
-        msg = f"the function asks {asked[0]} for _base, which no graph can hold; pass that tensor instead"
-        raise NotPortable(msg, what=f"{asked[0]}._base")
+        try:
+            yield
+        except Exception as error:
+            _refuse(asked, error)
+            raise
+    _refuse(asked, None)
+
+
+def _refuse(asked: Sequence[tuple[str, str]], error: Exception | None) -> None:
+    for tensor, attribute in asked:
+        msg = f"the function asks {tensor} for {attribute}, which no graph can hold; {_INSTEAD[attribute]}"
+        raise NotPortable(msg, what=f"{tensor}.{attribute}") from error
 
 
 def _without_bases(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,11 +90,12 @@ def _as_no_view(original: Callable[..., Any]) -> Callable[..., Any]:
     return describe
 
 
-def _noting(original: Callable[..., Any], asked: list[str]) -> Callable[..., Any]:
+def _noting(original: Callable[..., Any], asked: list[tuple[str, str]]) -> Callable[..., Any]:
     def create_proxy(self: Any, kind: str, target: Any, args: Any, *rest: Any, **more: Any) -> Any:
-        if target is getattr and args[1] == "_base":
+        attribute = "_version" if "_tensor_version" in str(target) else args[1] if target is getattr else ""
+        if attribute in _INSTEAD:
             source = getattr(args[0].node.meta.get("grapharg"), "source", None)
-            asked.append(source_name(source) if source else "a tensor")
+            asked.append((source_name(source) if source else "a tensor", attribute))
         return original(self, kind, target, args, *rest, **more)
 
     return create_proxy

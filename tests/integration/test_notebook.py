@@ -1,0 +1,63 @@
+"""Code that stands in no file: who defines the same code loads, who edits it compiles."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def notebook(cache: Path, *edit: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.support.notebook", str(cache), *edit],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cache = tmp_path_factory.mktemp("notebook") / "cache"
+    assert notebook(cache) == "compiled True True"
+    return cache
+
+
+@pytest.mark.parametrize("edit", [[], ["def untraced(x):\n    return x => def untraced(x):\n    return -x"]])
+def test_the_same_cells_load(compiled: Path, edit: list[str]) -> None:
+    assert notebook(compiled, *edit) == "loaded True False"
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        "y + 1 => y + 2",
+        *(
+            pytest.param(edit, marks=pytest.mark.slow)
+            for edit in (
+                "x * SCALE => x / SCALE",
+                "SCALE = 2.0 => SCALE = 3.0",
+                "x.relu() + 0 => x.relu() + 1",
+                "self.k * 2 => self.k * 3",
+                "k: float = 3.0 => k: float = 4.0",
+                "yield x + step => yield x - step",
+                "return 4.0 => return 5.0",
+                "+ self.config => - self.config",
+            )
+        ),
+    ],
+)
+def test_an_edited_cell_is_compiled_again(compiled: Path, edit: str, tmp_path: Path) -> None:
+    shutil.copytree(compiled, tmp_path / "cache")
+    assert notebook(tmp_path / "cache", edit) == "compiled True True"
