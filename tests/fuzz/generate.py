@@ -61,7 +61,7 @@ class Trial:
     pairs: tuple[Pair, ...]
 
 
-def trial(seed: int, *, changes: int = 9, mode: str = "", only: str = "") -> Trial:
+def trial(seed: int, *, changes: int = 12, mode: str = "", only: str = "") -> Trial:
     """The trial of a seed.
 
     Args:

@@ -1,4 +1,4 @@
-"""Classes of values that fuzzed programs hold; copied into each program's package."""
+"""Classes of values that fuzzed programs hold; servers have imported them, so that no process need."""
 
 from __future__ import annotations
 

@@ -13,8 +13,6 @@ from pathlib import Path
 
 PACKAGE = "fuzzed"
 SLOTS = ("helper", "conf", "top", "fields", "init", "params", "body", "after", "args", "kwargs", "options")
-KINDS = Path(__file__).with_name("kinds.py")
-"""Classes that programs use; it becomes their module ``kinds``."""
 
 _HEAD = """\
 import collections, contextvars, copy, dataclasses, enum, fractions, functools, itertools, math, operator, os
@@ -23,7 +21,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from {package} import kinds as K
+from tests.fuzz import kinds as K
 """
 _HELPER = """
 
@@ -147,13 +145,11 @@ class Program:
 
     def files(self) -> dict[str, str]:
         """Text by file name."""
-        head = _HEAD.format(package=PACKAGE)
         return {
             "__init__.py": "",
-            "kinds.py": KINDS.read_text(),
-            "conf.py": f"{head}\n{self._joined('conf')}",
-            "helper.py": f"{head}from {PACKAGE} import conf\n{_HELPER}\n{self._joined('helper')}",
-            "main.py": f"{head}from {PACKAGE} import conf, helper\n\n{self._joined('top')}\n\n{self._main()}",
+            "conf.py": f"{_HEAD}\n{self._joined('conf')}",
+            "helper.py": f"{_HEAD}from {PACKAGE} import conf\n{_HELPER}\n{self._joined('helper')}",
+            "main.py": f"{_HEAD}from {PACKAGE} import conf, helper\n\n{self._joined('top')}\n\n{self._main()}",
         }
 
     def write(self, directory: Path) -> None:

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 _COLD_RANK = (0, 2)
 _COLD = -1
 """Number of a program's first process among its outcomes: no pair, as it found nothing to load."""
-_RECOMPILED = 4
+_RECOMPILED = 8
 """One changed process in so many compiles what it misses, and compares that too."""
 
 

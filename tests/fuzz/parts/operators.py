@@ -43,7 +43,13 @@ OPERATORS = (
     ),
     part(
         "operator / own decomposition",
-        {"conf": "N# = 3", "helper": "def d#(x):\n    return x * conf.N#", "body": "y = F.silu(y) + 1", "options": "custom_decompositions={torch.ops.aten.silu.default: helper.d#}"},
-        sources={"code": {"helper": "def d#(x):\n    return x + conf.N#"}},
+        {
+            "conf": "N# = 3",
+            "helper": "lib# = torch.library.Library('fuzzlib#', 'DEF')\nlib#.define('g(Tensor y) -> Tensor')\n@torch.library.impl(lib#, 'g', 'CompositeExplicitAutograd')\ndef g#(y):\n    return y * conf.N#\n@torch.library.register_fake('fuzzlib#::g')\ndef _(y):\n    return torch.empty_like(y)\ndef d#(y):\n    return conf.N# * y",
+            "body": "y = torch.ops.fuzzlib#.g(y) + 1",
+            "options": "custom_decompositions={torch.ops.fuzzlib#.g.default: helper.d#}",
+        },
+        sources={"constant": {"conf": "N# = 7"}},
+        mutations={"constant": "conf.N# = 7"},
     ),
 )  # fmt: skip
