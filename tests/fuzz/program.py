@@ -149,7 +149,7 @@ class Program:
             "__init__.py": "",
             "conf.py": f"{_HEAD}\n{self._joined('conf')}",
             "helper.py": f"{_HEAD}from {PACKAGE} import conf\n{_HELPER}\n{self._joined('helper')}",
-            "main.py": f"{_HEAD}from {PACKAGE} import conf, helper\n\n{self._joined('top')}\n\n{self._main()}",
+            "main.py": f"{_HEAD}from {PACKAGE} import conf, helper\n\n{self._joined('top')}\n{self._main()}",
         }
 
     def write(self, directory: Path) -> None:
@@ -169,7 +169,8 @@ class Program:
         def listed(slot: str) -> str:
             return "".join(f", {part.slots[slot]}" for part in self.parts if part.slots.get(slot))
 
-        return f"""class Main(nn.Module):
+        return f"""
+class Main(nn.Module):
 {block("fields", 1)}
 
     def __init__(self):

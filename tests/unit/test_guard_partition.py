@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -34,6 +35,26 @@ class Counted:
     def __init__(self) -> None:
         self.k = 1
 
+    def step(self) -> int:
+        return self.k
+
+    @classmethod
+    def made(cls) -> str:
+        return cls.__name__
+
+
+class CountedTwice(Counted):
+    pass
+
+
+class Color(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+class Pair(NamedTuple):
+    size: int
+
 
 class Holder(nn.Module):
     """Two of everything, equal to each other."""
@@ -62,6 +83,9 @@ class Holder(nn.Module):
 
     def compares(self, x: torch.Tensor) -> Any:
         return x if self.a is self.b else x * 2
+
+    def looks_up(self, x: torch.Tensor) -> Any:
+        return x * {self.a: 3}.get(self.b, 5)
 
     def argument(self, x: torch.Tensor, given: list[float]) -> Any:
         given.append(2.0)
@@ -95,6 +119,26 @@ def test_objects_that_become_one_or_two_are_noticed(method: str, make: Callable[
     assert not misfits(artifact, getattr(holder, method), ROWS)
     holder.b = other if same else one
     assert misfits(artifact, getattr(holder, method), ROWS)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Color.RED, Color.BLUE),
+        (Pair(1), Pair(2)),
+        (Counted().step, Counted().step),
+        (Counted.made, CountedTwice.made),
+    ],
+    ids=["enum", "named tuple", "method", "class method"],
+)
+@pytest.mark.parametrize("same", [False, True], ids=["distinct first", "same first"])
+def test_key_that_is_or_was_another_object_is_noticed(one: Any, other: Any, same: bool) -> None:
+    holder = Holder()
+    holder.a, holder.b = one, one if same else other
+    artifact = compiled(holder.looks_up, ROWS)
+    assert not misfits(artifact, holder.looks_up, ROWS)
+    holder.b = other if same else one
+    assert misfits(artifact, holder.looks_up, ROWS)
 
 
 def test_argument_that_is_an_attribute_too_is_noticed() -> None:
