@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import types
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ def has_identity(value: Any) -> bool:
     kind = type(value)  # not isinstance: some objects raise when they are asked for their class
     if issubclass(kind, type | types.FunctionType):
         return "<locals>" in value.__qualname__
+    if issubclass(kind, tuple) and kind not in (tuple, torch.Size):
+        return True  # a named tuple, which may hold anything
     return not issubclass(kind, _INTERCHANGEABLE) and not _is_group(kind)
 
 
@@ -51,19 +53,29 @@ def num_cells(value: Any) -> int:
     return len(value.__closure__ or ())
 
 
-def partition(nodes: Sequence[Node], values: Sequence[Any]) -> list[Check]:
+def held_methods(values: Sequence[Any], again: Sequence[Any]) -> list[int]:
+    """Nodes of bound methods that are kept somewhere; others are made by each look at their object."""
+    return [
+        node
+        for node, value in enumerate(values)
+        if isinstance(value, types.MethodType) and value is again[node]
+    ]
+
+
+def partition(nodes: Sequence[Node], values: Sequence[Any], held: Collection[int] = ()) -> list[Check]:
     """Conditions that say which nodes are the same object, and that all others are different ones.
 
     Args:
         nodes: the table.
         values: the value of each node in the traced call.
+        held: nodes of bound methods that count, see `held_methods`.
     """
     first: dict[int, int] = {}  # object -> its first node
     stands_for: dict[int, int] = {}  # node -> the first node of the same object
     steps: dict[tuple[int, str, str], int] = {}
     checks: list[Check] = []
     for index, ((parent, step, argument), value) in enumerate(zip(nodes, values, strict=True)):
-        if value is MISSING or step in _COPIES or not has_identity(value):
+        if value is MISSING or step in _COPIES or not (has_identity(value) or index in held):
             continue
         stands_for[index] = first.setdefault(id(value), index)
         taken = (stands_for.get(parent, parent), step, repr(argument))

@@ -95,6 +95,10 @@ class PathTable:
             for index in range(num_cells):
                 self._node((self._node((function, "attr", "__closure__")), "item", index))
 
+    def add_attribute(self, node: int, name: str) -> int:
+        """Index of the node for an attribute of a node's object."""
+        return self._node((node, "attr", name))
+
     def _step(self, tree: ast.expr) -> Node:
         if isinstance(tree, ast.Attribute):
             return self.add_tree(tree.value), "attr", tree.attr

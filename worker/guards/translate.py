@@ -21,7 +21,13 @@ from worker.guards.check import node_values
 from worker.guards.identity import describe, encode_key, keys_of
 from worker.guards.made_globals import expressions
 from worker.guards.model import Check, PortableGuards
-from worker.guards.partition import has_identity, is_object_of_value, num_cells, partition
+from worker.guards.partition import (
+    has_identity,
+    held_methods,
+    is_object_of_value,
+    num_cells,
+    partition,
+)
 from worker.guards.paths import UNNAMED_SCOPE, PathTable
 from worker.guards.plain_types import is_plain_tensor, plain_type
 from worker.guards.volatile import volatile_nodes
@@ -128,17 +134,24 @@ def _unguarded(
     looked_up = [add(source) for source in trace.tree.looked_up]
     guarded = {guard.source for guard in trace.guards}
     for source, value in trace.objects.items():
-        if has_identity(value) or num_cells(value):
+        if has_identity(value) or num_cells(value) or isinstance(value, types.MethodType):
             add(source)
         elif source not in guarded and is_object_of_value(value) and (node := add(source)) is not None:
             yield node, "equals", constants.encode(value)
     sets = [add(source) for source in _sets_looked_into(trace)]
-    table.add_cells([(node, num_cells(value)) for node, value in enumerate(values_of())])
+    values = values_of()
+    held = held_methods(values, values_of())
+    for node in held:  # methods are equal if these are the same
+        owner = table.add_attribute(node, "__self__")
+        if isinstance(values[node].__self__, type):
+            yield owner, "identity", describe(values[node].__self__)
+        yield table.add_attribute(node, "__func__"), "identity", describe(values[node].__func__)
+    table.add_cells([(node, num_cells(value)) for node, value in enumerate(values)])
     values = values_of()
     yield from ((node, "equals", constants.encode(values[node])) for node in sets if node is not None)
     yield from ((node, "present", None) for node in looked_up if node is not None)
     yield from ((node, "keys", _keys_of(values[node])) for node in ordered if node is not None)
-    yield from partition(table.nodes, values)
+    yield from partition(table.nodes, values, held)
 
 
 def _sets_looked_into(trace: Trace) -> tuple[str, ...]:
