@@ -19,6 +19,7 @@ import torch.distributed._functional_collectives as collectives
 from torch import nn
 from torch.distributed import get_rank as position
 
+from tests.support import observed_operator
 from tests.support.fake_group import fake_world
 from tests.support.tracing import compiled, misfits
 from worker import groups
@@ -160,10 +161,7 @@ def test_world_that_is_there_later_is_noticed() -> None:
 
 
 def test_rank_that_a_fake_kernel_reads_is_a_condition() -> None:
-    library = torch.library.Library("observed", "FRAGMENT")
-    library.define("part(Tensor x) -> Tensor")
-    library.impl("part", lambda x: x[: 1 + dist.get_rank()].clone(), "CPU")
-    torch.library.register_fake("observed::part", lambda x: x.new_empty(1 + dist.get_rank()), lib=library)
+    library = observed_operator.register()
 
     def way(_model: Model) -> Any:
         return torch.ops.observed.part(torch.ones(4)).sum()

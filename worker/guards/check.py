@@ -219,6 +219,7 @@ HOLDS: dict[str, Callable[[Any, Any], bool]] = {
     "maxlen": lambda value, expected: value.maxlen == expected,
     "length": lambda value, expected: len(value) == expected,
     "keys": _keys_equal,
+    "order": lambda value, expected: len(value) == len(expected) and all(map(_key_equal, value, expected)),
     "has_key": lambda value, expected: constants.decode(expected) in value,
     "no_key": lambda value, expected: constants.decode(expected) not in value,
     "has_attr": hasattr,

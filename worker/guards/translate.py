@@ -101,7 +101,7 @@ def translate(
             for check in _checks(table, guard, names):
                 checks.setdefault(repr(check), check)
     for fact in trace.evaluated.facts:
-        if not _pinned(fact.source, pinned):
+        if fact.kind != "order" and not _pinned(fact.source, pinned):
             check = _evaluated(table, fact)
             checks.setdefault(repr(check), check)
     accounts(trace.tree, ambient=AMBIENT_KINDS, translated=TRANSLATED_KINDS, pinned=pinned)
@@ -139,6 +139,7 @@ def _unguarded(
         elif source not in guarded and is_object_of_value(value) and (node := add(source)) is not None:
             yield node, "equals", constants.encode(value)
     sets = [add(source) for source in _sets_looked_into(trace)]
+    orders = [add(fact.source) for fact in trace.evaluated.facts if fact.kind == "order"]
     values = values_of()
     held = held_methods(values, values_of())
     for node in held:  # methods are equal if these are the same
@@ -149,6 +150,7 @@ def _unguarded(
     table.add_cells([(node, num_cells(value)) for node, value in enumerate(values)])
     values = values_of()
     yield from ((node, "equals", constants.encode(values[node])) for node in sets if node is not None)
+    yield from ((node, "order", list(map(encode_key, values[node]))) for node in orders if node is not None)
     yield from ((node, "present", None) for node in looked_up if node is not None)
     yield from ((node, "keys", _keys_of(values[node])) for node in ordered if node is not None)
     yield from partition(table.nodes, values, held)

@@ -51,7 +51,7 @@ def describe_failure(guards: PortableGuards, check: Check, values: Sequence[Any]
         return _describe_type(where, expected, type_name(plain_type(value)))
     if kind == "identity":
         return f"{where}: another {expected[0]} than {_identity_name(expected)}"
-    if kind in ("equals", "keys", "length", "empty"):
+    if kind in ("equals", "keys", "order", "length", "empty"):
         return _describe_value(where, kind, value, expected)
     return f"{where}: {kind.replace('_', ' ')} {plain(expected)!r} no longer holds"
 
@@ -59,13 +59,15 @@ def describe_failure(guards: PortableGuards, check: Check, values: Sequence[Any]
 def _describe_value(where: str, kind: str, value: Any, expected: Any) -> str:
     if kind == "equals":
         return f"{where}: {plain(expected)!r} -> {_short(value)}"
+    if kind == "order" and isinstance(value, set | frozenset):
+        return f"order of {where}: {[plain(key) for key in expected]} -> {_short(list(value))}"
     if kind == "keys" and hasattr(value, "keys"):
         return f"members of {where}: {[plain(key) for key in expected]} -> {_short(list(value.keys()))}"
     if not hasattr(value, "__len__"):
         return f"{where}: {_short(value)} has no members"
     if kind == "empty":
         return f"{where}: {len(value)} added"
-    return f"length of {where}: {len(expected) if kind == 'keys' else expected} -> {len(value)}"
+    return f"length of {where}: {len(expected) if kind in ('keys', 'order') else expected} -> {len(value)}"
 
 
 def _describe_type(where: str, expected: str, present: str) -> str:
@@ -133,6 +135,7 @@ _PHRASES = {
     "equals": "equals {}",
     "length": "has length {}",
     "keys": "has keys {}",
+    "order": "has its members in the order {}",
     "has_key": "has key {}",
     "no_key": "has no key {}",
     "has_attr": "has attribute {}",
@@ -168,7 +171,7 @@ def _expected(kind: str, expected: Any) -> str:
         return str(expected)
     if kind in ("identity", "group"):
         return " ".join(filter(None, map(str, expected)))
-    if kind == "keys":
+    if kind in ("keys", "order"):
         return repr([plain(key) for key in expected])
     return repr(plain(expected))
 

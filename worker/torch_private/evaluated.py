@@ -11,6 +11,7 @@ from worker.torch_private.evaluated_calls import NotedCalls
 from worker.torch_private.evaluated_classes import NotedClasses
 from worker.torch_private.evaluated_dicts import noted_dict_reads
 from worker.torch_private.evaluated_names import HeldNames
+from worker.torch_private.evaluated_sets import HASHED, NotedSets
 from worker.torch_private.evaluated_values import values_guarded
 from worker.values import Value
 
@@ -45,6 +46,7 @@ class Evaluations:
         self.facts: dict[Evaluated, None] = {}
         self._names, self._calls = HeldNames(), NotedCalls()
         self._classes = NotedClasses(self._note)
+        self._sets = NotedSets(self._note, lambda: self._calls.note(hash, ((HASHED,), {}), hash(HASHED)))
         self.calls, self.group_names = self._calls.calls, self._names.held
         self.refused = self._classes.refused
 
@@ -60,6 +62,7 @@ class Evaluations:
             self._calls.noted(),
             self._classes.noted(),
             self._names.noted(),
+            self._sets.noted(),
             noted_dict_reads(self._note),
             values_guarded(),
         ):

@@ -94,7 +94,7 @@ class NotedCalls:
                 self._evaluating.pop()
             asked = read or _is_distributed(function) or function in constant_fold_functions
             if asked and answer.is_python_constant():
-                self._note(function, _constants(args, kwargs), answer.as_python_constant())
+                self.note(function, _constants(args, kwargs), answer.as_python_constant())
             return answer
 
         return call_function
@@ -105,12 +105,13 @@ class NotedCalls:
             if self._evaluating:
                 self._evaluating[-1].append(group)
             elif _is_asked(sys._getframe(1)):
-                self._note(function, ((group,), {}), result)
+                self.note(function, ((group,), {}), result)
             return result
 
         return read
 
-    def _note(self, function: Callable[..., Any], given: Arguments | None, result: Any) -> None:
+    def note(self, function: Callable[..., Any], given: Arguments | None, result: Any) -> None:
+        """Note a call; its arguments are None where Dynamo does not know them."""
         args, kwargs = given or (None, {})
         self.calls.append(AskedCall(function=function, args=args, kwargs=kwargs, result=result))
 

@@ -13,6 +13,7 @@ Facts relied upon (``tests/unit/test_evaluated_values.py``), of torch 2.11 to 2.
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from worker.torch_private.evaluated_attributes import with_subclasses
 from worker.torch_private.patching import wrapped
 
 FACTS = {
+    "torch._dynamo.variables.dicts": "ConstDictVariable",
     "torch._dynamo.variables.lazy:LazyVariableTracker": "realize_all(value)",
     "torch._dynamo.variables.base:VariableTracker": "is_python_equal(other)",
 }
@@ -54,14 +56,14 @@ def values_guarded() -> Iterator[None]:
 
 
 def _key_class() -> type[Any]:
-    from torch._dynamo.variables import dicts
+    from torch._dynamo.variables.dicts import ConstDictVariable
 
-    nested = getattr(dicts.ConstDictVariable, "_HashableTracker", None)
+    nested: type[Any] | None = getattr(ConstDictVariable, "_HashableTracker", None)
     if nested is not None:
-        return nested  # type: ignore[no-any-return]
-    from torch._dynamo.variables.hashable import HashableTracker
-
-    return HashableTracker
+        return nested
+    home = importlib.import_module("torch._dynamo.variables.hashable")  # from 2.12
+    known: type[Any] = home.HashableTracker
+    return known
 
 
 PROBES = {"keys of dicts are wrapped in a class that says so": lambda: "__init__" in vars(_key_class())}

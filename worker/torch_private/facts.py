@@ -39,6 +39,7 @@ GROUPS: Final = {
         "evaluated_classes",
         "evaluated_dicts",
         "evaluated_names",
+        "evaluated_sets",
         "evaluated_values",
         "graph_memory",
         "guard_tree",

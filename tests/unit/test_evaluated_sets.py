@@ -1,0 +1,116 @@
+"""Orders of sets and hashes of strings: a process that hashes otherwise does not load what relied on them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.tracing import compiled, misfits
+from worker.artifact import parse
+
+ROOT = Path(__file__).parents[2]
+X = torch.ones(2)
+GLOBAL = {"a", "b", "c", "dd", "ee"}
+
+
+def weighed(members: Any) -> int:
+    return sum(place * ord(member[0]) for place, member in enumerate(members))
+
+
+ORDERED: dict[str, Callable[[Any], Any]] = {
+    "iterated": lambda self: weighed(self.members),
+    "of a module": lambda self: ord(next(iter(GLOBAL))[0]),
+    "taken apart": lambda self: weighed([*self.members]),
+    "printed": lambda self: ord(str(self.members)[2]),
+    "joined": lambda self: ord("".join(self.members)[0]),
+    "with more": lambda self: weighed(self.members | {"q"}),
+    "popped": lambda self: ord(set(self.members).pop()[0]),
+    "sorted by a key": lambda self: weighed(sorted(self.members, key=len)),
+    "made here": lambda self: weighed({"a", "b", "c", "dd", "ee"}),
+}
+HASHED: dict[str, Callable[[Any], Any]] = {
+    "hash": lambda self: hash("abc") % 1000,
+    "method": lambda self: "abc".__hash__() % 1000,
+}
+INDIFFERENT: dict[str, Callable[[Any], Any]] = {
+    "sorted": lambda self: weighed(sorted(self.members)),
+    "asked": lambda self: 2 if "a" in self.members else 3,
+    "counted": lambda self: len(self.members),
+    "numbers": lambda self: sum(place * number for place, number in enumerate({5, 9, 1})),
+    "hash of a number": lambda self: hash(7),
+}
+
+
+class Asks(nn.Module):
+    """Multiplies by what a function makes of a set of strings."""
+
+    def __init__(self, ask: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.ask = ask
+        self.members = {"a", "b", "c", "dd", "ee"}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.mul(x, self.ask(self))
+
+
+def others_fit(kinds: str) -> dict[str, bool]:
+    """Whether a process with other hashes may load what another one compiled, by name."""
+    with tempfile.TemporaryDirectory() as directory:
+        for seed in ("1", "2"):
+            done = subprocess.run(
+                [sys.executable, "-m", "tests.unit.test_evaluated_sets", directory, kinds],
+                env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed},
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=300,
+            )
+            assert done.returncode == 0, done.stderr
+    fits: dict[str, bool] = json.loads(done.stdout.splitlines()[-1])
+    return fits
+
+
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="Dynamo 2.11 traces neither hash nor pop of a set")
+def test_what_relies_on_order_or_hash_does_not_fit_another_process() -> None:
+    assert others_fit("ORDERED") == dict.fromkeys(ORDERED, False)
+    assert others_fit("HASHED") == dict.fromkeys(HASHED, False)
+
+
+def test_what_relies_on_neither_fits_another_process() -> None:
+    assert others_fit("INDIFFERENT") == dict.fromkeys(INDIFFERENT, True)
+
+
+def test_set_of_the_same_members_in_another_order_does_not_fit() -> None:
+    module = Asks(lambda self: sum(place * number for place, number in enumerate(self.members)))
+    module.members = {0, 8}  # type: ignore[assignment] # numbers: their order follows from how they came in
+    made = compiled(module.forward, X)
+    module.members = {8, 0}  # type: ignore[assignment]
+    assert list({0, 8}) != list({8, 0})
+    assert "order of self.members: [0, 8] -> [8, 0]" in misfits(made, module.forward, X)
+
+
+def _main(directory: Path, kinds: str) -> None:
+    """Compile, or, where that is done, look at what fits."""
+    fits = {}
+    for number, (name, ask) in enumerate(globals()[kinds].items()):
+        module, file = Asks(ask), directory / str(number)
+        if file.exists():
+            fits[name] = not misfits(parse(file.read_bytes(), name), module.forward, X)
+        else:
+            file.write_bytes(compiled(module.forward, X).to_bytes())
+    sys.stdout.write(json.dumps(fits) + "\n")
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]), sys.argv[2])
