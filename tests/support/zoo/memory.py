@@ -299,7 +299,7 @@ def made_by_exec() -> Any:
     return scope["made"]
 
 
-@refused(one, "NotPortable")
+@case(one, "compiled")
 class CallsWhatExecMade(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -177,7 +177,8 @@ class GraphModule(nn.Module):
         return self.traced(x) + 1  # type: ignore[no-any-return]
 
 
-@case(lambda: [call(numbers(2, 3, 4))], "compiled", options={"dynamic": False})
+# Captured, the operators within aten.gru run one by one, which rounds otherwise in the last bit.
+@case(lambda: [call(numbers(2, 3, 4))], "compiled", options={"dynamic": False}, tolerance=1e-6)
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
