@@ -135,7 +135,7 @@ class ObjectsOfTheLibrary(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if PATTERN.match("layer12"):
             x = x * SECOND((2.0, 5.0))
-        gain = self.first(self)["a"] + GAIN.get()
+        gain: float = self.first(self)["a"] + GAIN.get()
         return x + gain
 
 
