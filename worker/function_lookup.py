@@ -20,9 +20,9 @@ from worker.engines.choice import check_choice, engine_for
 from worker.gears.rules import GearRule
 from worker.lookup import Found, Place, by_digest, look_up, read_stored
 from worker.partition_paths import model_directory, partition_name
+from worker.present_sources import missing_operators
 from worker.request import Request, request
 from worker.settings import settings
-from worker.sources import missing_operators
 from worker.variant import StoredArtifact
 
 if TYPE_CHECKING:

@@ -31,12 +31,10 @@ from worker.code_digests import (
     with_inner,
 )
 from worker.errors import NotPortable
-from worker.torch_private import python_operators as operators
 from worker.values import Value
 
 __all__ = [
     "TracedSource",
-    "changed",
     "class_digest",
     "code_digest",
     "collect",
@@ -44,6 +42,7 @@ __all__ = [
     "function_digest",
     "is_pinned_module",
     "modules_by_file",
+    "present_digest",
     "type_name",
 ]
 
@@ -178,27 +177,8 @@ def _module_of(code: types.CodeType, files: Mapping[str, types.ModuleType]) -> t
     return files.get(code.co_filename) or inspect.getmodule(code)
 
 
-def changed(sources: Iterable[TracedSource]) -> Iterator[str]:
-    """Readable names of the sources that are no longer what was traced."""
-    for source in sources:
-        if source.kind == "operator":
-            yield from operators.changed(source.name, source.module, source.digest)
-            continue
-        present = _present_digest(source)
-        if present is None:
-            yield f"source of {source.module}:{source.name} is gone"
-        elif present != source.digest:
-            yield f"source of {source.module}{':' if source.name else ''}{source.name} changed"
-
-
-def missing_operators(sources: Iterable[TracedSource]) -> Iterator[str]:
-    """Why this process has not all the operators of an artifact; imports what registers them."""
-    for source in sources:
-        if source.kind == "operator" and (absent := operators.missing(source.name, source.module)):
-            yield absent
-
-
-def _present_digest(source: TracedSource) -> str | None:
+def present_digest(source: TracedSource) -> str | None:
+    """Digest of what this process has under a source's name; None if there is nothing."""
     module = sys.modules.get(source.module)
     if module is None:
         try:

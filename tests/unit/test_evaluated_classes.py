@@ -36,7 +36,7 @@ class Answered(metaclass=Answering):
     """Whatever its metaclass says."""
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator] # torch's has no types
 def constant() -> int:
     return 3
 
@@ -61,7 +61,7 @@ class Asks(nn.Module):
         return x * 2 if isinstance(self.owner, Answered) else x
 
     def constant(self, x: torch.Tensor) -> torch.Tensor:
-        return x * constant()
+        return torch.mul(x, constant())
 
 
 def add_attribute(owner: Any) -> None:

@@ -57,7 +57,7 @@ class Asks(nn.Module):
     def __init__(self, ask: Callable[[Any], Any]) -> None:
         super().__init__()
         self.ask = ask
-        self.members = {"a", "b", "c", "dd", "ee"}
+        self.members: set[Any] = {"a", "b", "c", "dd", "ee"}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.mul(x, self.ask(self))
@@ -93,9 +93,9 @@ def test_what_relies_on_neither_fits_another_process() -> None:
 
 def test_set_of_the_same_members_in_another_order_does_not_fit() -> None:
     module = Asks(lambda self: sum(place * number for place, number in enumerate(self.members)))
-    module.members = {0, 8}  # type: ignore[assignment] # numbers: their order follows from how they came in
+    module.members = {0, 8}  # the order of numbers follows from how they came in
     made = compiled(module.forward, X)
-    module.members = {8, 0}  # type: ignore[assignment]
+    module.members = {8, 0}
     assert list({0, 8}) != list({8, 0})
     assert "order of self.members: [0, 8] -> [8, 0]" in misfits(made, module.forward, X)
 

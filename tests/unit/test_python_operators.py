@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from worker.inference import cache_compile
-from worker.sources import TracedSource, changed, missing_operators
+from worker.present_sources import changed, missing_operators
+from worker.sources import TracedSource
 
 COMPOSITE = """
 import torch

@@ -18,9 +18,9 @@ from tests.support import small_models
 from tests.support.made_modules import MadeModule, code_of
 from tests.support.small_models import Plain
 from worker.errors import NotPortable
+from worker.present_sources import changed
 from worker.sources import (
     TracedSource,
-    changed,
     class_digest,
     code_digest,
     collect,

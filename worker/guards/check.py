@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from worker import sources
 from worker.code_digests import forget_types, type_name
 from worker.errors import NotPortable, WorkerError
 from worker.gears.carried import carried, encoded
@@ -20,6 +19,7 @@ from worker.guards.model import Check, PortableGuards
 from worker.guards.paths import MISSING, Node, resolve, root_names, text
 from worker.guards.plain_types import plain_type
 from worker.guards.words import describe_failure, describe_shape, tensor_differences
+from worker.present_sources import changed
 
 MAX_REASONS = 8
 _PARAMETER = type_name(torch.nn.Parameter)
@@ -41,7 +41,7 @@ def mismatches(
         device_kind: whose autocast state counts beside the CPU's.
     """
     forget_types()
-    found = list(sources.changed(guards.sources))
+    found = list(changed(guards.sources))
     if not found:
         found.extend(ambient.differences(guards.ambient, ambient.snapshot(device_kind)))
         found.extend(asked.mismatches(guards.asked))

@@ -26,13 +26,13 @@ from typing import Any
 
 import torch
 
-from worker import sources
 from worker.code_digests import forget_types, function_digest, layers, type_name
 from worker.guards import asked, depends
 from worker.guards.check import node_values
 from worker.guards.inputs import nodes_of, per_call_nodes, with_parents
 from worker.guards.model import Check, PortableGuards
 from worker.guards.paths import MISSING, STEPS
+from worker.present_sources import changed
 from worker.sources import TracedSource
 from worker.torch_private.object_words import Key, Watched
 from worker.torch_private.tensor_metadata import Metadata
@@ -285,7 +285,7 @@ def _has_members(container: Any, known: list[int]) -> bool:
 
 
 def _is_as_traced(source: TracedSource) -> bool:
-    return not any(sources.changed((source,)))
+    return not any(changed((source,)))
 
 
 def _safe(predicate: Predicate) -> Predicate:

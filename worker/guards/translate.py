@@ -31,10 +31,11 @@ from worker.guards.partition import (
 from worker.guards.paths import UNNAMED_SCOPE, PathTable
 from worker.guards.plain_types import is_plain_tensor, plain_type
 from worker.guards.volatile import volatile_nodes
+from worker.present_sources import operator_digest
 from worker.sources import TracedSource, collect, type_name
 from worker.torch_private.evaluated import Evaluated
 from worker.torch_private.higher_order import nodes_within
-from worker.torch_private.python_operators import digest, operators_of, registered_by
+from worker.torch_private.python_operators import operators_of, registered_by
 from worker.torch_private.traced_guards import TracedGuard
 from worker.torch_private.tracing import Trace
 
@@ -205,7 +206,9 @@ def _sources(trace: Trace, function: types.FunctionType) -> tuple[TracedSource, 
     call = trace.lowered.captured
     found = operators_of(trace.lowered.graph) | ({} if call is None else operators_of(call.graph_module))
     operators = [
-        TracedSource(kind="operator", module=registered_by(name), name=name, digest=digest(name, overload))
+        TracedSource(
+            kind="operator", module=registered_by(name), name=name, digest=operator_digest(name, overload)
+        )
         for name, overload in found.items()
     ]
     guarded = [function, *(guard.value for guard in trace.guards if guard.kind in _COVERING_KINDS)]

@@ -21,7 +21,6 @@ from worker.torch_private.patching import wrapped
 
 FACTS = {
     "torch._dynamo.variables.builtin:BuiltinVariable": "call_sorted _call_min_max call_function",
-    "torch._dynamo.variables": "SetVariable OrderedSetVariable DictKeySetVariable",
     "torch._dynamo.variables.base:VariableTracker": "call_method(tx, name, args, kwargs)",
     "torch._dynamo.variables.lazy:LazyVariableTracker": "realize",
 }
@@ -121,15 +120,14 @@ class NotedSets:
 
 def _set_classes() -> tuple[type[Any], ...]:
     """Variables of sets whose order follows from hashes."""
-    from torch._dynamo import variables
     from torch._dynamo.variables.base import VariableTracker
 
-    in_order = (variables.OrderedSetVariable, variables.DictKeySetVariable)
-    names = ("SetVariable", "FrozensetVariable", "UserDefinedSetVariable")
+    names = {"SetVariable", "FrozensetVariable", "UserDefinedSetVariable"}
+    in_order = {"OrderedSetVariable", "DictKeySetVariable"}
     return tuple(
         cls
         for cls in with_subclasses(VariableTracker)
-        if any(base.__name__ in names for base in cls.__mro__) and not issubclass(cls, in_order)
+        if (kinds := {base.__name__ for base in cls.__mro__}) & names and not kinds & in_order
     )
 
 
@@ -143,3 +141,6 @@ def _members(variable: Any) -> Iterator[Any]:
 
 def _is_number(variable: Any) -> bool:
     return variable.is_python_constant() and isinstance(variable.as_python_constant(), _NUMBERS)
+
+
+PROBES = {"sets have variables of their own": lambda: len(_set_classes()) > 1}

@@ -23,6 +23,7 @@ from worker.torch_private.patching import wrapped
 FACTS = {
     "torch._dynamo.config": "ignore_logging_functions patch",
     "torch._dynamo.source": "AttrSource CallFunctionNoArgsSource TypeSource",
+    "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source)",
     "torch._dynamo.variables.builder:VariableBuilder": "_wrap(value)",
     "torch._dynamo.variables.misc:IgnoredFunctionVariable": "call_function(tx, args, kwargs)",
     "torch._dynamo.variables.misc:LoggingLoggerVariable": "call_method(tx, name, args, kwargs)",

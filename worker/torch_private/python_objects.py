@@ -24,6 +24,7 @@ import numpy as np
 from worker.torch_private.patching import wrapped
 
 FACTS = {
+    "functools:cached_property": "__get__",
     "torch._dynamo.guards:GuardBuilder": "ID_MATCH",
     "torch._dynamo.source": "AttrSource CallFunctionNoArgsSource",
     "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source)",

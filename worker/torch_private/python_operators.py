@@ -78,53 +78,28 @@ def registered_by(name: str) -> str:
     return package if package in sys.modules else ""
 
 
-def digest(name: str, overload: Any) -> str:
-    """Digest of what an operator does in Python while a graph is lowered; empty if that is nothing.
-
-    Raises:
-        NotPortable: part of it stands where no later process can find it.
-    """
-    from worker.reachable import reachable_digest
-
-    lowering = list(_functions(name, overload))
+def body_of(name: str) -> Any:
+    """The function of a `custom_op`, unless it is torch's own; None where there is none."""
     definition = _definition(name)
-    body = () if definition is None or _is_pinned(definition._init_fn) else (definition._init_fn,)
-    if not lowering and not body:
-        return ""
-    # The body runs on the device, where it may keep what it likes from call to call.
-    return reachable_digest(*lowering) + reachable_digest(*body, of_state=False)
+    return None if definition is None or _is_pinned(definition._init_fn) else definition._init_fn
 
 
 def missing(name: str, module: str) -> str:
     """Import the module that registers an operator, if need be; return why it is still missing, or ""."""
-    if _find(name) is None and module and not module.startswith(_FORBIDDEN):
+    if find(name) is None and module and not module.startswith(_FORBIDDEN):
         try:
             importlib.import_module(module)
         except Exception as error:  # noqa: BLE001 - whatever the user's module does
             return (
                 f"operator {name} is not registered, and {module}, which did, cannot be imported: {error!r}"
             )
-    if _find(name) is not None:
+    if find(name) is not None:
         return ""
     where = f"import {module}" if module else "load the library that defines it (torch.ops.load_library)"
     return f"operator {name} is not registered; {where} before the first call"
 
 
-def changed(name: str, module: str, known: str) -> Iterator[str]:
-    """Why this process has not the operator that an artifact was made with."""
-    absent = missing(name, module)
-    if absent:
-        yield absent
-        return
-    try:
-        present = digest(name, _find(name))
-    except NotPortable:
-        present = "nowhere"
-    if present != known:
-        yield f"operator {name} changed: its code, or a constant that it reads"
-
-
-def _find(name: str) -> Any:
+def find(name: str) -> Any:
     """An overload by its name, or None."""
     namespace, _, rest = name.partition("::")
     packet, _, overload = rest.partition(".")
@@ -138,10 +113,12 @@ def _definition(name: str) -> Any:
     return torch._library.custom_ops.OPDEFS.get(name.partition(".")[0])
 
 
-def _functions(name: str, overload: Any) -> Iterator[Any]:
-    """Functions that run while a graph is lowered; for those that cannot be had, what their files name."""
-    from worker.reachable import functions_of_file
+def lowering_code(name: str, overload: Any) -> Iterator[Any]:
+    """Functions that run while a graph is lowered; for those that cannot be had, their module and file.
 
+    Raises:
+        NotPortable: part of it stands where no later process can find it.
+    """
     definition = _definition(name)
     if definition is not None:
         yield from (definition._abstract_fn, *definition._torch_dispatch_fns.values())
@@ -160,8 +137,7 @@ def _functions(name: str, overload: Any) -> Iterator[Any]:
     for file in sorted(files):
         module = _module_at(file, name)
         if module and module.partition(".")[0] not in _IN_THE_KEY and not is_pinned_module(module):
-            yield sys.modules[module]
-            yield functions_of_file(sys.modules[module], file)
+            yield sys.modules[module], file
 
 
 def _is_pinned(function: Any) -> bool:
