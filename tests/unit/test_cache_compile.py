@@ -215,8 +215,8 @@ def test_unknown_parameter_that_is_like_no_other_is_refused_without_a_guess(mode
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("guards", "never", "guards is 'never'; allowed: 'once', 'always', 'skip'"),
-        ("guards", True, "guards is True; allowed: 'once', 'always', 'skip'"),
+        ("guards", "never", "guards is 'never'; allowed: 'always', 'once', 'skip'"),
+        ("guards", True, "guards is True; allowed: 'always', 'once', 'skip'"),
         ("on_recompile", "stop", "on_recompile is 'stop'; allowed: 'add', 'abandon'"),
         ("dynamic", 1, r"dynamic is 1 \(int\); expected bool"),
         ("dynamic", None, r"dynamic is None \(NoneType\); expected bool"),

@@ -7,6 +7,7 @@ name does not pass.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 import operator
@@ -54,6 +55,9 @@ def describe(value: Any) -> list[Any]:
 
 def _describe_object(value: Any) -> list[Any]:
     """The portable name of what is neither a module, nor a class, nor code."""
+    if dataclasses.is_dataclass(value) and type(value).__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        fields = (getattr(value, field.name) for field in dataclasses.fields(value))
+        return ["dataclass", type_name(type(value)), *map(encode_key, fields)]
     if isinstance(value, functools.partial):
         return [
             "partial",
