@@ -88,6 +88,11 @@ class SettledInputs:
         settled.addresses = addresses
 
 
+def _has_address(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies somewhere: a fake one, of an offline build, does not, and is never run on."""
+    return tensor.layout is torch.strided and type(tensor).__name__ != "FakeTensor"
+
+
 class Settled:
     """What was settled at one time."""
 
@@ -97,7 +102,7 @@ class Settled:
         self.positions = positions
         self.pick = picker(positions)
         self.metadata = Metadata(self.pick(inputs))
-        self._pick_strided = picker([i for i in positions if inputs[i].layout is torch.strided])
+        self._pick_strided = picker([i for i in positions if _has_address(inputs[i])])
         self.addresses: list[int] = []
 
     def present(self, inputs: Sequence[Any]) -> list[int]:
