@@ -100,6 +100,8 @@ def _guard_lines(trace: Trace, guards: PortableGuards, lines: _Lines) -> dict[st
     table = PathTable.of(guards.nodes, trace.import_aliases)
     found: dict[str, int] = {}
     for guard in trace.guards:
+        if "__builtins_dict__" in guard.source:
+            continue  # every builtin that is named has a condition, see `worker.guards.translate`
         position = lines.of(guard.stack) if guard.source else None
         if position is None:
             continue

@@ -95,6 +95,8 @@ def translate(
     shapes: list[tuple[str, tuple[int, ...]]] = []
     pinned = (*_pinned_globals(trace), _MEMBER_OF_SET)
     names = _sources_of_group_names(trace)
+    for check in _builtins_named(table, trace):
+        checks.setdefault(repr(check), check)
     for guard in trace.guards:
         if guard.kind == "SHAPE_ENV":
             shapes.extend(_shape(table, condition) for condition in guard.conditions)
@@ -117,6 +119,14 @@ def translate(
         sources=_sources(trace, function),
         asked=_asked(trace, roles),
     )
+
+
+def _builtins_named(table: PathTable, trace: Trace) -> Iterator[Check]:
+    """Conditions on builtins that traced code names; what Dynamo guards of them hangs on earlier traces."""
+    for name in sorted({name for code in trace.codes for name in code.co_names}):
+        value = vars(builtins).get(name)
+        if isinstance(value, type | types.BuiltinFunctionType):
+            yield table.add(f"G['__builtins_dict__'][{name!r}]"), "identity", describe(value)
 
 
 def _unguarded(
