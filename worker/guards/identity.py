@@ -55,9 +55,11 @@ def describe(value: Any) -> list[Any]:
 
 def _describe_object(value: Any) -> list[Any]:
     """The portable name of what is neither a module, nor a class, nor code."""
-    if dataclasses.is_dataclass(value) and type(value).__dataclass_params__.frozen:  # type: ignore[attr-defined]
+    kind = type(value)
+    params = getattr(kind, "__dataclass_params__", None)
+    if params is not None and params.frozen:
         fields = (getattr(value, field.name) for field in dataclasses.fields(value))
-        return ["dataclass", type_name(type(value)), *map(encode_key, fields)]
+        return ["dataclass", type_name(kind), *map(encode_key, fields)]
     if isinstance(value, functools.partial):
         return [
             "partial",

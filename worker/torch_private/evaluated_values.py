@@ -6,7 +6,7 @@ variables whose members it has not looked at.
 Facts relied upon (``tests/unit/test_evaluated_values.py``), of torch 2.11 to 2.15:
 
 * each key is wrapped in a ``HashableTracker``, in 2.11 a class inside of ``ConstDictVariable``;
-* two variables are compared by a method ``is_python_equal`` of the first one;
+* two variables are compared by a method ``is_python_equal`` of the first one, where its class has one;
 * ``LazyVariableTracker.realize_all`` makes variables, and with them guards, of all that a value holds.
 """
 
@@ -23,8 +23,10 @@ from worker.torch_private.patching import wrapped
 FACTS = {
     "torch._dynamo.variables.dicts": "ConstDictVariable",
     "torch._dynamo.variables.lazy:LazyVariableTracker": "realize_all(value)",
-    "torch._dynamo.variables.base:VariableTracker": "is_python_equal(other)",
+    "torch._dynamo.variables.base": "VariableTracker",
 }
+
+_EQUAL = "is_python_equal"  # of classes of variables, not of all in 2.15
 
 
 @contextlib.contextmanager
@@ -50,8 +52,8 @@ def values_guarded() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(wrapped(_key_class(), "__init__", wrap_key))
         for cls in with_subclasses(VariableTracker):
-            if "is_python_equal" in vars(cls) and cls is not LazyVariableTracker:
-                stack.enter_context(wrapped(cls, "is_python_equal", wrap_equal))
+            if _EQUAL in vars(cls) and cls is not LazyVariableTracker:
+                stack.enter_context(wrapped(cls, _EQUAL, wrap_equal))
         yield
 
 
