@@ -71,6 +71,24 @@ def test_leaf_that_nothing_stands_for_is_refused_with_its_name_and_object() -> N
         accounts(tree, ambient=AMBIENT_KINDS, translated=TRANSLATED_KINDS, pinned=())
 
 
+class Scaled(nn.Linear):
+    scale = 2
+
+
+class TwoScaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Scaled(4, 4), Scaled(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * type(self.first).scale * type(self.second).scale
+
+
+def test_type_that_two_objects_share_is_accounted_for_at_both() -> None:
+    tree = traced(TwoScaled().forward, ROWS).tree
+    accounts(tree, ambient=AMBIENT_KINDS, translated=TRANSLATED_KINDS, pinned=())
+
+
 class Holder(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -220,7 +220,7 @@ def _managers(guard: Any, kind: str, builder: Any) -> Iterator[Any]:
     yield manager
     if isinstance(source, TypeSource):
         yield builder.get_guard_manager_from_source(source.base)
-    elif kind == "CLOSURE_MATCH" and isinstance(builder.get(source), FunctionType):
+    if kind == "CLOSURE_MATCH" and isinstance(builder.get(source), FunctionType):
         yield builder.get_guard_manager_from_source(CodeSource(source))
     elif kind == "DUPLICATE_INPUT":
         other = guard.create_fn.keywords["source_b"]
