@@ -15,7 +15,10 @@ from worker.torch_private.evaluated_sets import HASHED, NotedSets
 from worker.torch_private.evaluated_values import values_guarded
 from worker.values import Value
 
-FACTS = {"torch._subclasses.fake_tensor:FakeTensorMode": "cache_clear"}
+FACTS = {
+    "torch._dynamo.variables.builtin:BuiltinVariable": "call_function_handler_cache",
+    "torch._subclasses.fake_tensor:FakeTensorMode": "cache_clear",
+}
 
 
 class Evaluated(Value):
@@ -53,8 +56,10 @@ class Evaluations:
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
         """Note what is traced, lowered and compiled within the context."""
+        from torch._dynamo.variables.builtin import BuiltinVariable
         from torch._subclasses.fake_tensor import FakeTensorMode
 
+        handlers = BuiltinVariable.call_function_handler_cache  # keeps methods, which are others within
         FakeTensorMode.cache_clear()  # of results for which an earlier trace asked fake kernels
         attributes = NotedAttributes(self._note, self._names.read)
         with (
@@ -66,7 +71,11 @@ class Evaluations:
             noted_dict_reads(self._note),
             values_guarded(),
         ):
-            yield
+            handlers.clear()
+            try:
+                yield
+            finally:
+                handlers.clear()
 
     def _note(self, kind: str, source: str, detail: Any) -> None:
         self.facts[Evaluated(kind=kind, source=source, detail=detail)] = None

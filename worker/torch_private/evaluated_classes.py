@@ -19,9 +19,7 @@ from worker.torch_private.lowering import source_name
 from worker.torch_private.patching import wrapped
 
 FACTS = {
-    "torch._dynamo.variables.builtin:BuiltinVariable": (
-        "call_isinstance call_issubclass call_function_handler_cache"
-    ),
+    "torch._dynamo.variables.builtin:BuiltinVariable": "call_isinstance call_issubclass",
     "torch._dynamo.variables.functions": "invoke_and_store_as_constant(tx, fn, name, args, kwargs)",
     "torch._dynamo.variables.nn_module": "invoke_and_store_as_constant",
 }
@@ -50,14 +48,7 @@ class NotedClasses:
             wrapped(functions, "invoke_and_store_as_constant", self._constant),
             wrapped(nn_module, "invoke_and_store_as_constant", self._constant),
         ):
-            known = (
-                BuiltinVariable.call_function_handler_cache
-            )  # keeps methods, also those of an earlier trace
-            known.clear()
-            try:
-                yield
-            finally:
-                known.clear()
+            yield
 
     def _question(self, kind: str, hook: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def wrap(original: Callable[..., Any]) -> Callable[..., Any]:

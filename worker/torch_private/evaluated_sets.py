@@ -59,12 +59,7 @@ class NotedSets:
             stack.enter_context(wrapped(BuiltinVariable, "call_sorted", self._sorted))
             stack.enter_context(wrapped(BuiltinVariable, "_call_min_max", self._sorted))
             stack.enter_context(wrapped(BuiltinVariable, "call_function", self._hash))
-            known = BuiltinVariable.call_function_handler_cache  # keeps methods
-            known.clear()
-            try:
-                yield
-            finally:
-                known.clear()
+            yield
 
     def _order(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def unpack(variable: Any, *args: Any, **kwargs: Any) -> Any:
