@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first program; the next ones follow")
     parser.add_argument("--mode", choices=MODES, default="", help="one mode only")
-    parser.add_argument("--guards", choices=("once", "always"), default="", help="of cache_compile")
+    parser.add_argument("--guards", choices=("once", "always", "skip"), default="", help="of cache_compile")
     parser.add_argument("--only", default="", metavar="KIND", help="programs with a part of that name")
     parser.add_argument("--jobs", type=int, default=1, help="programs at once")
     parser.add_argument("--replay", metavar="SEED[:PAIR]", help="run one seed again, and show it")
@@ -38,7 +38,8 @@ def main() -> None:
         from tests.fuzz.shrink import shrunk
 
         seed, _, number = options.shrink.partition(":")
-        print(shrunk(make(int(seed)), int(number), guards=options.guards))
+        with Servers() as server:
+            print(shrunk(make(int(seed)), int(number), server, guards=options.guards))
         return
     if options.replay:
         sys.exit(_replay(make, options.replay, options.guards))

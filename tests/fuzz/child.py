@@ -14,11 +14,14 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import sys
 import traceback
 import warnings
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 FORBIDDEN = ("torch._dynamo", "torch._inductor", "sympy", "torchair")
@@ -41,7 +44,9 @@ class Job:
         later_context: those of the repeated calls, if others.
         environment: environment variables; None removes one.
         may_compile: a miss compiles; else it is the outcome ``miss``.
-        rank: rank and world size of a fake process group.
+        rank: rank and world size of a process group: a fake one, unless ``gloo``.
+        gloo: so many ranks, each a process with a real group, run the job; 0: one process does.
+        alone: of these ranks only the first finds files of its own partition.
         time_s: the process is killed after that long.
     """
 
@@ -57,6 +62,8 @@ class Job:
     environment: dict[str, str | None] = field(default_factory=dict)
     may_compile: bool = True
     rank: tuple[int, int] | None = None
+    gloo: int = 0
+    alone: bool = False
     time_s: float = 300.0
 
 
@@ -69,7 +76,7 @@ class Calls:
             ``raised`` (as eager does), ``eager raised`` (and the cached function refused or missed),
             ``torch wrong`` (as `torch.compile` is), or what must not be: `BAD`.
         detail: reason or message.
-        eager: what eager returned, in brief; tells whether a change matters.
+        eager: what eager returned, in brief, on each rank; tells whether a change matters.
     """
 
     outcome: str
@@ -100,7 +107,7 @@ class _Run:
         self.torch = torch
         self.job = job
         sys.path.insert(0, job.package)
-        _start_rank(job.rank)
+        _start_rank(job)
         modules = {name: importlib.import_module(f"fuzzed.{name}") for name in ("main", "helper", "conf")}
         self.scope = {**vars(modules["main"]), **modules, "scope": sys.modules[__name__]}
         self.main: Any = modules["main"]
@@ -238,14 +245,21 @@ def _judged(error: Exception) -> Calls:
     return Calls("raw error", "".join(traceback.format_exception(error, limit=-6)))
 
 
-def _start_rank(rank: tuple[int, int] | None) -> None:
-    if rank is None:
+def _start_rank(job: Job) -> None:
+    if job.rank is None:
         return
     import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    os.environ.update(RANK=str(rank[0]), WORLD_SIZE=str(rank[1]), LOCAL_RANK=str(rank[0]))
-    dist.init_process_group("fake", store=FakeStore(), rank=rank[0], world_size=rank[1])
+    rank, world_size = job.rank
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
+    if job.gloo:
+        init: dict[str, Any] = {"backend": "gloo", "init_method": f"file://{job.package}/group"}
+    else:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        init = {"backend": "fake", "store": FakeStore()}
+    wait = timedelta(seconds=job.time_s / 4)
+    dist.init_process_group(**init, rank=rank, world_size=world_size, timeout=wait)
 
 
 def _brief(value: Any) -> str:
@@ -302,6 +316,8 @@ def __getattr__(name: str) -> Any:
 
 def attempt(job: Job) -> Result:
     """Run a job in this process; errors of the program itself are told apart."""
+    if job.gloo and job.rank is None:
+        return _on_ranks(job)
     warnings.simplefilter("ignore")
     for name, value in job.environment.items():
         os.environ.pop(name, None) if value is None else os.environ.update({name: value})
@@ -314,22 +330,77 @@ def attempt(job: Job) -> Result:
     return run.run()
 
 
-def forked(job: Job) -> Result:
-    """`attempt` in a process of its own."""
+def _on_ranks(job: Job) -> Result:
+    """Run a job on ranks that are processes; the first that stops early ends the others, and decides."""
+    if job.alone:
+        for rank in range(1, job.gloo):
+            for partition in Path(job.cache).glob(f"*/world{job.gloo}global_rank{rank}"):
+                shutil.rmtree(partition)
+    started = [_started(replace(job, rank=(rank, job.gloo))) for rank in range(job.gloo)]
+    running = {child: (rank, reader) for rank, (child, reader) in enumerate(started)}
+    results: dict[int, Result] = {}
+    while running:
+        child, status = os.wait()
+        rank, reader = running.pop(child)
+        with os.fdopen(reader, "rb") as stream:
+            result = _result(stream.read(), status)
+        if _stopped(result):
+            for other in running:
+                os.kill(other, signal.SIGKILL)
+                os.waitpid(other, 0)
+            for calls in (result.first, result.later):
+                if calls:
+                    calls.detail = f"rank {rank}: {calls.detail}"
+            return result
+        results[rank] = result
+    found = [results[rank] for rank in range(job.gloo)]
+    later = [result.later for result in found if result.later]
+    return Result(first=_joined([result.first for result in found if result.first]), later=_joined(later))
+
+
+def _stopped(result: Result) -> bool:
+    """Whether a rank made fewer calls than a rank that does all."""
+    calls = (result.first, result.later)
+    return bool(result.broken) or any(each.outcome in BAD | _ENDED for each in calls if each)
+
+
+def _joined(calls: list[Calls]) -> Calls | None:
+    """The calls of all ranks as one: what was compiled by one was compiled."""
+    if not calls:
+        return None
+    outcomes = [each.outcome for each in calls]
+    outcome = next((name for name in ("compiled", "adopted", "loaded") if name in outcomes), "ran")
+    return Calls(outcome, calls[0].detail, "|".join(each.eager for each in calls))
+
+
+def _started(job: Job) -> tuple[int, int]:
+    """Start `attempt` in a process of its own; its number, and where its result can be read."""
     reader, writer = os.pipe()
     child = os.fork()
-    if child == 0:
+    if child:
+        os.close(writer)
+        return child, reader
+    if job.rank is None or not job.gloo:
         os.setpgid(0, 0)
-        os.close(reader)
-        sys.stdout = sys.stderr
-        try:
-            text = json.dumps(asdict(attempt(job)))
-        except BaseException:  # noqa: BLE001 - shown by the parent
-            text = json.dumps(asdict(Result(first=Calls("raw error", traceback.format_exc(limit=-6)))))
-        with contextlib.suppress(BaseException), os.fdopen(writer, "w") as stream:
-            stream.write(text)
-        os._exit(0)
-    os.close(writer)
+    os.close(reader)
+    sys.stdout = sys.stderr
+    try:
+        result = attempt(job)
+    except BaseException:  # noqa: BLE001 - shown by the parent
+        result = Result(first=Calls("raw error", traceback.format_exc(limit=-6)))
+    with contextlib.suppress(BaseException):
+        with os.fdopen(writer, "w") as stream:
+            stream.write(json.dumps(asdict(result)))
+        if job.gloo and job.rank and not _stopped(result):
+            import torch.distributed as dist
+
+            dist.barrier()  # a peer that leaves early can end this process from one of gloo's threads
+    os._exit(0)
+
+
+def forked(job: Job) -> Result:
+    """`attempt` in a process of its own."""
+    child, reader = _started(job)
     parts: list[bytes] = []
     with os.fdopen(reader, "rb") as stream:
         while select.select([stream], [], [], job.time_s)[0]:

@@ -54,6 +54,7 @@ class Change:
         environment: environment variables of the changed process; None removes one.
         context: context managers of the changed process's calls.
         rank: rank and world size of the changed process.
+        alone: on real ranks, only the first finds the files that it left.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Change:
     environment: Mapping[str, str | None] = field(default_factory=dict)
     context: str = ""
     rank: tuple[int, int] | None = None
+    alone: bool = False
 
 
 NOTHING = Change(name="nothing")
@@ -113,16 +115,19 @@ class Program:
         x: expression of the first argument; ``call`` counts the calls.
         mode: of `cache_compile`.
         dynamic: of `cache_compile`.
+        gloo: runs on two real ranks.
     """
 
     parts: tuple[Part, ...]
     x: str = "torch.arange(12, dtype=torch.float64).reshape(3, 4).clone() / 8 + call"
     mode: str = "reduce-overhead"
     dynamic: bool = True
+    gloo: bool = False
 
     @property
     def name(self) -> str:
-        return f"{' + '.join(part.name for part in self.parts)} ({self.mode})"
+        ranks = ", two ranks" if self.gloo else ""
+        return f"{' + '.join(part.name for part in self.parts)} ({self.mode}{ranks})"
 
     @property
     def ranks(self) -> bool:

@@ -132,19 +132,27 @@ _CHANGES = (
 def ranked(rng: Random) -> Part:
     """A part that asks for one thing of the process group."""
     name = rng.choice(list(_READS))
+    prime = rng.choice([3, 7, 13])
+    return ranked_reading(
+        name,
+        rng.choice(
+            [
+                f"y = y + {prime} * (READ)",
+                f"n# = READ\ny = y * {prime} + n#",
+                f"y = helper.taken(y, {prime} * (READ))",
+            ]
+        ),
+    )
+
+
+def ranked_reading(name: str, body: str = "y = y + READ") -> Part:
+    """The part that asks for the named thing; in ``body`` the word READ stands for it."""
     read = _READS[name]
     init = [statement for needed, statement in _NEEDS.items() if needed in read]
-    prime = rng.choice([3, 7, 13])
     slots = {
         "helper": _HELPER + "".join(text for needed, text in _GLOBALS.items() if needed in read),
         "top": "def main_default#(n):\n    def inner(v=n):\n        return v\n    return inner",
         "init": "\n".join(init) or "pass",
-        "body": rng.choice(
-            [
-                f"y = y + {prime} * ({read})",
-                f"n# = {read}\ny = y * {prime} + n#",
-                f"y = helper.taken(y, {prime} * ({read}))",
-            ]
-        ),
+        "body": body.replace("READ", read),
     }
     return Part(name=f"ranks / {name}", slots=slots, changes=_CHANGES, ranks=True)

@@ -24,6 +24,7 @@ from tests.fuzz.program import Program
 
 ROOT = Path(__file__).parents[2]
 _COLD_RANK = (0, 2)
+_NUM_RANKS = 2
 _COLD = -1
 """Number of a program's first process among its outcomes: no pair, as it found nothing to load."""
 _RECOMPILED = 8
@@ -67,6 +68,7 @@ class Report:
         pairs: changed processes whose first process had compiled.
         outcomes: theirs.
         refusals: errors by name.
+        on_ranks: pairs on two real ranks.
         effective: pairs whose change altered what eager returns; no other can show staleness.
         unseen: pairs whose change alters nothing that is traced.
         unseen_hits: those that were loaded.
@@ -80,6 +82,7 @@ class Report:
     outcomes: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
     modes: Counter[str] = field(default_factory=Counter)
+    on_ranks: int = 0
     effective: int = 0
     unseen: int = 0
     unseen_hits: int = 0
@@ -168,9 +171,10 @@ class Runner:
         calls = result.first
         if pair.later and calls.outcome not in BAD:
             calls = result.later or Calls(f"first {calls.outcome}", calls.detail)
-        return self._outcome(
-            made, number, pair, calls.outcome, calls.detail, effective=calls.eager != cold.eager
-        )
+        effective = calls.eager != cold.eager
+        if pair.change.alone:  # what one rank left is tried on the other
+            effective = len(set(cold.eager.split("|"))) > 1
+        return self._outcome(made, number, pair, calls.outcome, calls.detail, effective=effective)
 
     def jobs(self, made: Trial, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """The jobs of a pair, for a script: without its directories."""
@@ -185,6 +189,10 @@ class Runner:
         job = self._job(pair.changed(made.program), directory, f"pair{number}")
         if change.rank is not None:
             job = replace(job, rank=change.rank)
+        if change.alone:
+            cache = directory / f"cache{number}"
+            shutil.copytree(job.cache, cache, dirs_exist_ok=True)
+            job = replace(job, cache=str(cache), alone=True)
         if pair.later:
             return replace(
                 job, later=change.mutate or "pass", later_context=change.context, may_compile=False
@@ -215,7 +223,8 @@ class Runner:
             dynamic=program.dynamic,
             guards=self._guards,
             environment=program.environment,
-            rank=_COLD_RANK if program.ranks else None,
+            rank=_COLD_RANK if program.ranks and not program.gloo else None,
+            gloo=_NUM_RANKS if program.gloo else 0,
         )
 
 
@@ -233,10 +242,11 @@ def count(report: Report, made: Trial, outcomes: list[Outcome]) -> None:
             continue
         report.pairs += 1
         report.modes[made.program.mode] += 1
+        report.on_ranks += made.program.gloo
         report.outcomes[outcome.outcome] += 1
         report.effective += outcome.effective
         pair = made.pairs[outcome.number]
-        if pair.index == -1 and not pair.x and pair.change.rank is None:
+        if pair.index == -1 and not (pair.x or pair.change.rank or pair.change.alone):
             hit = outcome.outcome in ("loaded", "adopted")
             report.unseen += 1
             report.unseen_hits += hit
@@ -279,6 +289,7 @@ def summary(report: Report) -> list[str]:
     percent = 100 * report.effective // max(1, report.pairs)
     return [
         f"{report.pairs} pairs of {report.trials} programs in {report.seconds:.0f} s ({modes})",
+        f"pairs on two real ranks: {report.on_ranks}",
         "programs that made no pair: " + ", ".join(f"{name} {n}" for name, n in report.alone.most_common()),
         "outcomes of pairs: "
         + ", ".join(f"{name} {number}" for name, number in report.outcomes.most_common()),

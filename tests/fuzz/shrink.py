@@ -15,7 +15,7 @@ _SCRIPT = '''\
 """Seed {seed}, pair {number}: {name}.
 
 {outcome}: {detail}
-Run it with warmrank's root in PYTHONPATH.
+Run it with warmrank's root in PYTHONPATH; its exit status is 1 where it still fails.
 """
 
 import json
@@ -32,8 +32,10 @@ CHANGED = {changed}
 
 CHILD = """
 import dataclasses, json, sys
-from tests.fuzz.child import Job, attempt
-print(json.dumps(dataclasses.asdict(attempt(Job(**json.loads(sys.argv[1]))))))
+from tests.fuzz.child import BAD, Job, attempt
+result = attempt(Job(**json.loads(sys.argv[1])))
+print(json.dumps(dataclasses.asdict(result)))
+sys.exit(any(calls.outcome in BAD for calls in (result.first, result.later) if calls))
 """
 
 
@@ -44,19 +46,21 @@ def run(directory, files, job, hash_seed):
         (package / name).write_text(text)
     job = dict(job, package=str(directory))
     environment = {{**os.environ, "PYTHONHASHSEED": hash_seed}}
-    subprocess.run([sys.executable, "-c", CHILD, json.dumps(job)], env=environment, check=True)
+    return subprocess.run([sys.executable, "-c", CHILD, json.dumps(job)], env=environment).returncode
 
 
+failed = 0
 with tempfile.TemporaryDirectory() as root:
     for name, files, job, hash_seed in (("cold", BEFORE, JOB, "0"), ("changed", AFTER, CHANGED, "1")):
         print(name, flush=True)
-        run(pathlib.Path(root, name), files, dict(job, cache=root + "/cache"), hash_seed)
+        failed |= run(pathlib.Path(root, name), files, dict(job, cache=root + "/cache"), hash_seed)
+sys.exit(failed)
 '''
 
 
-def shrunk(made: Trial, number: int, *, guards: str = "") -> str:
+def shrunk(made: Trial, number: int, servers: Servers, *, guards: str = "") -> str:
     """A stand-alone script of the smallest program that still fails like this pair."""
-    with Servers() as servers, tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory:
         runner = Runner(servers, Path(directory), guards=guards)
 
         def failure(candidate: Trial, position: int) -> Outcome | None:
@@ -89,6 +93,8 @@ def _smaller(made: Trial) -> Iterator[Trial]:
             yield replace(made, program=made.program.without(index), pairs=(replace(pair, index=moved),))
     if made.program.dynamic:
         yield replace(made, program=replace(made.program, dynamic=False))
+    if made.program.gloo and not pair.change.alone:
+        yield replace(made, program=replace(made.program, gloo=False))
     for index, part in enumerate(made.program.parts):
         for slot, text in part.slots.items():
             lines = text.splitlines()

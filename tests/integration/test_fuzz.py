@@ -8,12 +8,19 @@ from __future__ import annotations
 import ast
 import itertools
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.fuzz.generate import trial
-from tests.fuzz.run import Report, Servers, fuzz, summary
+from tests.fuzz.generate import Pair, Trial, trial
+from tests.fuzz.program import Change, Part, Program
+from tests.fuzz.ranks import ranked_reading
+from tests.fuzz.run import ROOT, Report, Runner, Servers, fuzz, summary
+from tests.fuzz.shrink import shrunk
 
 FEW, FIRST, SLOW_FIRST = 25, 1, 100_000
 """Pairs of `make test`, and the seeds that it and `make test-slow` begin with."""
@@ -57,6 +64,34 @@ def test_artifacts_whose_guards_are_skipped_are_noticed(servers: Servers) -> Non
 @pytest.mark.timeout(400)
 def test_a_minute_of_pairs_equals_eager(servers: Servers) -> None:
     assert not failures(fuzzed(servers, SLOW_FIRST, seconds=60))
+
+
+def made_of(*parts: Part, gloo: bool = False, **change: object) -> Trial:
+    program = Program(parts=tuple(p.numbered(n) for n, p in enumerate(parts)), gloo=gloo)
+    return Trial(seed=1, program=program, pairs=(Pair(index=-1, change=Change(name="made", **change)),))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("read", "outcome"), [("get_rank", "miss"), ("all_reduce", "adopted")])
+def test_two_real_ranks_share_what_asks_for_no_rank(
+    servers: Servers, tmp_path: Path, read: str, outcome: str
+) -> None:
+    made = made_of(ranked_reading(read), gloo=True, alone=True)
+    assert [found.outcome for found in Runner(servers, tmp_path).run(made)] == [outcome]
+
+
+@pytest.mark.slow
+def test_shrunk_failure_is_a_script_that_fails_alone(servers: Servers, tmp_path: Path) -> None:
+    held = Part(name="held", slots={"init": "self.a# = 2", "body": "y = y * self.a#"})
+    beside = Part(name="beside", slots={"body": "y = y + 111"})
+    script = tmp_path / "script.py"
+    script.write_text(shrunk(made_of(held, beside, mutate="m.a0 = 7"), 0, servers, guards="skip"))
+    assert "111" not in script.read_text()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 1, ran.stderr
+    assert '"outcome": "wrong"' in ran.stdout
 
 
 def test_seed_gives_the_same_trial_again() -> None:
