@@ -173,13 +173,14 @@ def _wrapped(value: Any) -> Any:
 
 
 def class_digest(cls: type) -> str:
-    """Digest of a class's bases and of the names that each of them defines.
+    """Digest of a class's bases, and of those of its metaclass, and of the names that each of them defines.
 
     A method that is added, removed, overridden, put there from elsewhere, or made a property changes it; the
     body of a method that was not traced does not, unless it stands in no file.
     """
     hasher = hashlib.sha256()
-    for base in cls.__mro__:
+    metaclass: type = type(cls)
+    for base in (*cls.__mro__, *(() if is_pinned_module(metaclass.__module__) else metaclass.__mro__)):
         _feed(hasher, base.__module__, base.__qualname__)
         if is_pinned_module(base.__module__):
             _feed(hasher, *_foreign_members(base))

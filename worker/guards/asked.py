@@ -1,4 +1,4 @@
-"""Calls whose results a graph relies on: functions of torch, without effects, that read the process's state.
+"""Calls whose results a graph relies on: functions without effects that read the process's state.
 
 Layout of a call: ``[function, arguments, named arguments, result]``. A function is ``module:name``; arguments
 and results are as in `constants`, but a process group, or its name as an argument, stands there by its role:
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
 from worker.errors import NotPortable, WorkerError
@@ -31,10 +32,13 @@ _NAME = "torch.distributed.distributed_c10d:_get_process_group_name"
 _OF_ALL = frozenset({SIZE, "torch.distributed.distributed_c10d:is_initialized"})
 _GROUP = "group"
 _NONE = "none"
-# What functions of torch raise where the process lacks what they ask for.
+_GROUPS = "torch.distributed"
+_INSTALLED = "importlib"
+_MODULE = "module"
+# What functions raise where the process lacks what they ask for.
 _REFUSALS = (
-    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError,
-    ValueError, WorkerError,
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError,
+    TypeError, ValueError, WorkerError,
 )  # fmt: skip
 
 
@@ -79,8 +83,13 @@ def _encoded(item: AskedCall) -> Call:
         _name(item.function),
         [_argument(value) for value in item.args],
         named,
-        constants.encode(item.result),
+        _encoded_result(item.result),
     )
+
+
+def _encoded_result(result: Any) -> Any:
+    """A result; of a module's specification, its name, because it says where the module stands, too."""
+    return {_MODULE: result.name} if isinstance(result, ModuleSpec) else constants.encode(result)
 
 
 def _name(function: Callable[..., Any]) -> str:
@@ -120,7 +129,7 @@ def result_of(call: Call) -> Any:
     """What a call returns in this process, encoded; `_NONE` where it cannot be made."""
     try:
         made, args, kwargs = _bound(call)
-        return constants.encode(made(*args, **kwargs))
+        return _encoded_result(made(*args, **kwargs))
     except _REFUSALS:
         return _NONE
 
@@ -146,9 +155,9 @@ def mismatches(calls: Iterable[Call]) -> Iterator[str]:
 def watch(calls: Sequence[Call]) -> Callable[[], bool]:
     """A function that says whether results that hold now still do, in a microsecond or two.
 
-    What depends on groups is asked again only where groups came or went.
+    What depends on groups is asked again only where groups came or went, what is installed only by a load.
     """
-    here = [(*_bound(call), call[3]) for call in calls if not _of_groups(call)]
+    here = [(*_bound(call), call[3]) for call in calls if not call[0].startswith((_GROUPS, _INSTALLED))]
     of_groups = [call for call in calls if _of_groups(call)]
     known = group_addresses() if of_groups else ()
 
@@ -160,7 +169,7 @@ def watch(calls: Sequence[Call]) -> Callable[[], bool]:
             known = present
         try:
             return all(
-                constants.encode(made(*args, **kwargs)) == result for made, args, kwargs, result in here
+                _encoded_result(made(*args, **kwargs)) == result for made, args, kwargs, result in here
             )
         except _REFUSALS:
             return False
@@ -169,7 +178,7 @@ def watch(calls: Sequence[Call]) -> Callable[[], bool]:
 
 
 def _of_groups(call: Call) -> bool:
-    return call[0].startswith("torch.distributed")
+    return call[0].startswith(_GROUPS)
 
 
 def text(call: Call) -> str:
@@ -182,10 +191,10 @@ def text(call: Call) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, Mapping) and len(value) == 1:
         ((tag, payload),) = value.items()
-        return str(payload) if tag.startswith(_GROUP) else repr(constants.decode(dict(value)))
+        return str(payload) if tag.startswith((_GROUP, _MODULE)) else repr(constants.decode(dict(value)))
     return str(value)
 
 
 def asks_for_rank(calls: Iterable[Call]) -> bool:
     """Whether a result depends on which rank calls, not only on how many there are."""
-    return any(call[0].startswith("torch.distributed") and call[0] not in _OF_ALL for call in calls)
+    return any(call[0].startswith(_GROUPS) and call[0] not in _OF_ALL for call in calls)

@@ -10,6 +10,7 @@ from worker.torch_private.evaluated_attributes import NotedAttributes
 from worker.torch_private.evaluated_calls import NotedCalls
 from worker.torch_private.evaluated_classes import NotedClasses
 from worker.torch_private.evaluated_dicts import noted_dict_reads
+from worker.torch_private.evaluated_folds import NotedFolds
 from worker.torch_private.evaluated_names import HeldNames
 from worker.torch_private.evaluated_sets import HASHED, NotedSets
 from worker.torch_private.evaluated_values import values_guarded
@@ -47,11 +48,16 @@ class Evaluations:
 
     def __init__(self) -> None:
         self.facts: dict[Evaluated, None] = {}
+        self.refused: list[str] = []
         self._names, self._calls = HeldNames(), NotedCalls()
-        self._classes = NotedClasses(self._note)
-        self._sets = NotedSets(self._note, lambda: self._calls.note(hash, ((HASHED,), {}), hash(HASHED)))
+        self._classes = NotedClasses(self._note, self.refused.append)
+        self._folds = NotedFolds(self._calls.note, self.refused.append)
+        self._sets = NotedSets(
+            self._note,
+            lambda: self._calls.note(hash, ((HASHED,), {}), hash(HASHED)),
+            self.refused.append,
+        )
         self.calls, self.group_names = self._calls.calls, self._names.held
-        self.refused = self._classes.refused
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
@@ -66,6 +72,7 @@ class Evaluations:
             attributes.noted(),
             self._calls.noted(),
             self._classes.noted(),
+            self._folds.noted(),
             self._names.noted(),
             self._sets.noted(),
             noted_dict_reads(self._note),

@@ -1,7 +1,7 @@
 """Attributes that traced code asked for and that were not there, or whose presence alone it asked for.
 
 Dynamo leaves no guard where a missing member ends in an exception that is caught, nor where ``hasattr`` asks
-a module, a function or a partial.
+a module, a function or a partial, nor on what a class has from its metaclass.
 
 Facts relied upon (``tests/unit/test_evaluated_attributes.py``), of torch 2.11 to 2.15:
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,12 +24,14 @@ from worker.torch_private.patching import wrapped
 
 FACTS = {
     "torch._dynamo.exc": "ObservedAttributeError",
-    "torch._dynamo.variables.base:VariableTracker": "call_obj_hasattr",
+    "torch._dynamo.source": "AttrSource",
+    "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source) call_obj_hasattr",
     "torch._dynamo.variables.lazy": "LazyVariableTracker",
 }
 
 _GETTERS = ("var_getattr", "tp_getattro_impl")
 _ASKERS = ("call_obj_hasattr",)
+_NOTHING = object()
 Note = Callable[[str, str, Any], None]
 
 
@@ -80,6 +83,7 @@ class NotedAttributes:
             self._note_unless_written(tx, variable, name, present=False)
             raise
         if original.__name__ in _GETTERS:
+            answer = _guarded(tx, variable, name, answer)
             self._read(variable, name, answer)
         elif answer.is_python_constant():
             self._note_unless_written(tx, variable, name, present=bool(answer.as_python_constant()))
@@ -93,6 +97,24 @@ class NotedAttributes:
         if not present and _is_there(tx, source, name):
             return  # Dynamo's own mistake (`__func__` of a method, in 2.15), the same in every process
         self._note("has_attr" if present else "no_attr", source, name)
+
+
+def _guarded(tx: Any, variable: Any, name: str, answer: Any) -> Any:
+    """A variable for a plain attribute of a metaclass, which Dynamo would not guard."""
+    from torch._dynamo.source import AttrSource
+    from torch._dynamo.variables.base import VariableTracker
+
+    cls = getattr(variable, "value", None)
+    if (
+        not isinstance(cls, type)
+        or variable.source is None
+        or any(name in vars(base) for base in cls.__mro__)
+    ):
+        return answer
+    value = inspect.getattr_static(type(cls), name, _NOTHING)
+    if value is _NOTHING or hasattr(type(value), "__get__"):
+        return answer
+    return VariableTracker.build(tx, value, AttrSource(variable.source, name))
 
 
 def _is_there(tx: Any, source: str, name: str) -> bool:

@@ -26,15 +26,10 @@ FACTS = {
 
 
 class NotedClasses:
-    """Tells of classes that were asked by their metaclasses, and keeps what no condition can cover.
+    """Tells of classes that were asked by their metaclasses, and of what no condition can cover."""
 
-    Attributes:
-        refused: constructs that no later process can check, with the way out.
-    """
-
-    def __init__(self, note: Note) -> None:
-        self.refused: list[str] = []
-        self._note = note
+    def __init__(self, note: Note, refuse: Callable[[str], None]) -> None:
+        self._note, self._refuse = note, refuse
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
@@ -72,7 +67,7 @@ class NotedClasses:
         if answering is getattr(type, hook) or type(cls).__module__.startswith("torch"):
             return False
         if not is_pinned_module(module):
-            self.refused.append(
+            self._refuse(
                 f"{type(cls).__qualname__}.{hook} answers whether an object is a {cls.__qualname__}, and a "
                 "change of the answer could not be noticed; ask for an attribute, or for type(object)"
             )
@@ -81,7 +76,7 @@ class NotedClasses:
     def _constant(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def invoke(tx: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
             name = f"{function.__module__}.{function.__qualname__}"
-            self.refused.append(
+            self._refuse(
                 f"{name} is marked assume_constant_result, so a change of what it returns could not be "
                 "noticed; take the mark away, or call it outside and keep the result as an attribute"
             )

@@ -1,7 +1,8 @@
 """Orders of sets and hashes of strings, which every process has its own of: Dynamo takes them for constants.
 
 A set that the caller brings must have its members in the traced order. Of one that the function makes itself,
-and of ``hash``, the outcome follows from how strings are hashed, which `HASHED` stands for.
+and of ``hash``, the outcome follows from how strings are hashed, which `HASHED` stands for, or from
+addresses, which is refused.
 
 Facts relied upon (``tests/unit/test_evaluated_sets.py``), of torch 2.11 to 2.15: whatever takes the members
 of a set one by one passes ``unpack_var_sequence`` or ``tp_iter_impl`` of its variable, ``set.pop`` its
@@ -12,7 +13,9 @@ and ``max`` ``_call_min_max``, and all builtins ``BuiltinVariable.call_function`
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator
+from types import BuiltinFunctionType, MethodType
 from typing import Any, Final
 
 from worker.torch_private.evaluated_attributes import Note, with_subclasses
@@ -30,15 +33,17 @@ HASHED: Final = "PYTHONHASHSEED"
 _ORDERED = ("unpack_var_sequence", "tp_iter_impl")
 _TAKING = ("extend", "extendleft", "__iadd__", "__init__")
 _PRINTING = (str, repr, ascii, format)
-_NUMBERS = (bool, int, float, complex, type(None))
+_NUMBERS = (bool, int, float, complex)
+_BOUND = (MethodType, BuiltinFunctionType)
 
 
 class NotedSets:
     """Tells of sets whose order a trace relies on, and of hashes of strings."""
 
-    def __init__(self, note: Note, note_hash: Callable[[], None]) -> None:
+    def __init__(self, note: Note, note_hash: Callable[[], None], refuse: Callable[[str], None]) -> None:
         self._note = note
         self._note_hash = note_hash
+        self._refuse = refuse
         self._sorting = 0
         self._sets: tuple[type[Any], ...] = ()
 
@@ -75,8 +80,8 @@ class NotedSets:
                 self._tell_sets([variable])
             elif name in _TAKING:
                 self._tell_sets(args)
-            elif name == "__hash__" and not _is_number(variable):
-                self._note_hash()
+            elif name == "__hash__":
+                self._tell_hashes([variable])
             return original(variable, tx, name, args, kwargs)
 
         return call_method
@@ -87,7 +92,18 @@ class NotedSets:
                 continue
             if variable.source is not None:
                 self._note("order", source_name(variable.source), None)
-            elif not all(map(_is_number, _members(variable.realize()))):
+            else:
+                self._tell_hashes(_members(variable.realize()))
+
+    def _tell_hashes(self, variables: Iterable[Any]) -> None:
+        """Note that hashes count, unless those of numbers; refuse those of addresses."""
+        for variable in variables:
+            if _has_hash_of_address(variable):
+                self._refuse(
+                    f"{variable.python_type().__qualname__} objects hash by their addresses, on which hash() "
+                    "and the order of a set hang, and which no other process has; use a list or a number"
+                )
+            elif not _is_number(variable):
                 self._note_hash()
 
     def _sorted(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,8 +120,8 @@ class NotedSets:
 
     def _hash(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call_function(builtin: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-            if builtin.fn is hash and args and not _is_number(args[0]):
-                self._note_hash()
+            if builtin.fn is hash:
+                self._tell_hashes(args)
             elif builtin.fn in _PRINTING:
                 self._tell_sets(args)
             return original(builtin, tx, args, kwargs)
@@ -136,6 +152,17 @@ def _members(variable: Any) -> Iterator[Any]:
 
 def _is_number(variable: Any) -> bool:
     return variable.is_python_constant() and isinstance(variable.as_python_constant(), _NUMBERS)
+
+
+def _has_hash_of_address(variable: Any) -> bool:
+    variable = variable.realize()
+    if isinstance(members := vars(variable).get("items"), list | tuple | set):
+        return any(_has_hash_of_address(getattr(member, "vt", member)) for member in members)
+    kind: Any = variable.python_type()
+    if variable.is_python_constant():
+        value = variable.as_python_constant()
+        kind = _BOUND[0] if isinstance(value, float) and math.isnan(value) else type(value)
+    return kind.__hash__ is object.__hash__ or issubclass(kind, _BOUND)
 
 
 PROBES = {"sets have variables of their own": lambda: len(_set_classes()) > 1}

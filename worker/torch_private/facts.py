@@ -38,6 +38,7 @@ GROUPS: Final = {
         "evaluated_calls",
         "evaluated_classes",
         "evaluated_dicts",
+        "evaluated_folds",
         "evaluated_names",
         "evaluated_sets",
         "evaluated_values",
