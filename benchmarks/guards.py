@@ -87,7 +87,7 @@ def measured(num_parameters: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as cache:
         for mode in MODES:
             function = cache_compile(model.forward, cache_dir=cache, guards=mode)
-            for _ in range(5):
+            for _ in range(9):
                 function(X)
             (variant,) = function.variants
             rows.append({"num_parameters": num_parameters, "guards": mode, **of_call(function, variant)})

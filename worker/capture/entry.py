@@ -19,6 +19,7 @@ from worker.errors import StateChanged
 from worker.graph_facts import MUTATED, NUMBER, STATE, USER, GraphFacts
 
 if TYPE_CHECKING:
+    from worker.capture.settled import Settled
     from worker.devices import CapturedGraph
 
 _address = torch.Tensor.data_ptr
@@ -87,6 +88,34 @@ def _positions(classes: Sequence[str], wanted: Callable[[int, str], bool]) -> tu
     return tuple(index for index, kind in enumerate(classes) if wanted(index, kind))
 
 
+class _Placed:
+    """Inputs that are used where they lie, and where that is."""
+
+    __slots__ = ("_pick", "_tensors", "addresses", "layouts", "positions")
+
+    def __init__(self, positions: tuple[int, ...], inputs: Sequence[Any]) -> None:
+        self.positions = positions
+        self._pick = picker(positions)
+        self._tensors = self._pick(inputs)
+        self.addresses = [*map(_address, self._tensors)]
+        self.layouts = [*map(_layout_of, self._tensors)]
+
+    def same(self, inputs: Sequence[Any]) -> bool:
+        """Whether inputs lie where these do."""
+        tensors = self._pick(inputs)
+        try:
+            if [*map(_address, tensors)] != self.addresses:
+                return False
+        except TypeError:  # no tensor any more
+            return False
+        # An object that was here before has the layout that it had: `worker.capture.settled` looks at that.
+        if not all(map(operator.is_, tensors, self._tensors)):
+            if [*map(_layout_of, tensors)] != self.layouts:
+                return False
+            self._tensors = tensors
+        return True
+
+
 class Entry:
     """One captured graph and what it was captured for.
 
@@ -97,8 +126,8 @@ class Entry:
     """
 
     __slots__ = (
-        "__weakref__", "_addresses", "_called", "_compared", "_copied", "_end", "_inside", "_layout",
-        "_layouts", "_mutated", "_numbers", "_pick", "_pick_numbers", "_tensors", "captured", "key", "shapes",
+        "__weakref__", "_called", "_copied", "_end", "_inside", "_layout", "_mutated", "_numbers",
+        "_pick_numbers", "_placed", "_positions", "_rest", "_since", "captured", "key", "shapes",
     )  # fmt: skip
 
     def __init__(
@@ -109,14 +138,12 @@ class Entry:
         self.shapes = shapes_of(layout, inputs)
         self._layout = layout
         self._inside = tuple(index for index in layout.copied if index not in copied)
-        self._compared = (*layout.compared, *self._inside)
-        self._pick = picker(self._compared)
-        self._tensors = self._pick(inputs)
-        self._addresses = [*map(_address, self._tensors)]
-        self._layouts = [*map(_layout_of, self._tensors)]
+        self._placed = self._rest = _Placed((*layout.compared, *self._inside), inputs)
+        self._positions: tuple[int, ...] = ()
+        self._since: object = None
         self._called = tuple(
             (index, inputs[index].shape, inputs[index].stride(), inputs[index].storage_offset())
-            for index in self._compared
+            for index in self._placed.positions
             if index not in layout.of_module
         )
         self._pick_numbers = picker(layout.numbers)
@@ -127,16 +154,14 @@ class Entry:
             _filled(index, inputs[index], captured.inputs[index]) for index in sorted(copied)
         )
 
-    def fits(self, inputs: Sequence[Any]) -> bool:
-        """Whether a replay computes what the graph would compute of these inputs; a few microseconds."""
-        tensors = self._pick(inputs)
-        try:
-            if [*map(_address, tensors)] != self._addresses:
-                return False
-        except TypeError:  # no tensor any more
-            return False
-        # An object that was here before has the layout that it had: `worker.capture.settled` looks at that.
-        if not all(map(operator.is_, tensors, self._tensors)) and not self._laid_out_alike(tensors):
+    def fits(self, inputs: Sequence[Any], settled: Settled | None = None) -> bool:
+        """Whether a replay computes what the graph would compute of these inputs; a few microseconds.
+
+        Args:
+            inputs: of the graph.
+            settled: those of them that were just looked at, if any were: where they lay, too.
+        """
+        if not self._lie_where_captured(inputs, settled):
             return False
         for index, shape, strides, offset in self._called:
             tensor = inputs[index]
@@ -166,7 +191,8 @@ class Entry:
         described = self._layout.described
         if self._layout.key(inputs) != self.key:
             return "another shape"  # `fits` is asked about inputs of every key
-        for index, address, layout in zip(self._compared, self._addresses, self._layouts, strict=True):
+        placed = self._placed
+        for index, address, layout in zip(placed.positions, placed.addresses, placed.layouts, strict=True):
             if inputs[index].data_ptr() != address:
                 return f"{described(index)} has a new address"
             if _layout_of(inputs[index]) != layout:
@@ -176,11 +202,22 @@ class Entry:
                 return f"{described(index)} now lies in a mutated input"
         return "user inputs have other strides"
 
-    def _laid_out_alike(self, tensors: tuple[torch.Tensor, ...]) -> bool:
-        if [*map(_layout_of, tensors)] != self._layouts:
-            return False
-        self._tensors = tensors
-        return True
+    def _lie_where_captured(self, inputs: Sequence[Any], settled: Settled | None) -> bool:
+        """Compare addresses; of the settled inputs only after something about them changed."""
+        if settled is None or settled.since is not self._since:
+            if not self._placed.same(inputs):
+                return False
+            if settled is not None:
+                self._leave(settled, inputs)
+            return True
+        return self._rest.same(inputs)
+
+    def _leave(self, settled: Settled, inputs: Sequence[Any]) -> None:
+        if self._positions is not settled.positions:
+            elsewhere = frozenset(settled.positions)
+            rest = tuple(index for index in self._placed.positions if index not in elsewhere)
+            self._positions, self._rest = settled.positions, _Placed(rest, inputs)
+        self._since = settled.since
 
     def _is_inside(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies in the memory of a mutated input, whose writes it then has to see."""

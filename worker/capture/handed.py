@@ -45,7 +45,7 @@ class HandedRunner(DirectRunner):
                 written to shares memory with another one.
             StateChanged: a tensor of the module is not what the graph was loaded for.
         """
-        self._check(inputs)
+        self.settled.check(inputs)
         self._refuse_shared(inputs)
         with _ONE_AT_A_TIME:
             before = self._handed.num_captures
@@ -59,7 +59,7 @@ class HandedRunner(DirectRunner):
     def prepare(self, *inputs: Any) -> None:
         """Let the engine capture for ``inputs``, which runs the graph; mutated inputs keep their values."""
         self.layout.require_tensors(inputs)
-        self._check(inputs)
+        self.settled.check(inputs)
         self._refuse_shared(inputs)
         with _ONE_AT_A_TIME, restored(inputs, self.layout.mutated):
             self._run(inputs)

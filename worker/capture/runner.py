@@ -22,7 +22,7 @@ from worker.capture.entry import Entry, InputLayout, inside
 from worker.capture.first_calls import FirstCalls
 from worker.capture.plan import Shapes, shapes_of
 from worker.capture.rooms import Room, room_of
-from worker.capture.settled import SettledInputs
+from worker.capture.settled import Settled, SettledInputs
 from worker.capture.statistics import CaptureStatistics, Tally
 from worker.devices.memory import duplicate
 from worker.errors import NotCapturable
@@ -92,11 +92,10 @@ class GraphRunner:
         """
         with self._lock, modes.plain(self._autocast_kinds):
             self.layout.require_tensors(inputs)
-            self.settled.check(inputs)
-            self.settled.check_memory(inputs)
+            settled = self.settled.check(inputs)
             key = self.layout.key(inputs)
             entry = self._entries.get(key)
-            if entry is None or not entry.fits(inputs):
+            if entry is None or not entry.fits(inputs, settled):
                 entry, intact = self._capture(key, inputs)
                 if entry is None:
                     with restored(intact, self.layout.mutated):
@@ -123,17 +122,16 @@ class GraphRunner:
             return self._tally.taken(tuple(room.statistics() for room in self._rooms.values()))
 
     def _run(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        self.settled.check(inputs)
+        settled = self.settled.check(inputs)
         entry = self._last
-        if entry is not None and entry.fits(inputs):
+        if entry is not None and entry.fits(inputs, settled):
             entry.fill(inputs)
         else:
             self.layout.require_tensors(inputs)
-            self.settled.check_memory(inputs)
             key = self.layout.key(inputs)
             if self._is_first(key):
                 return self._run_first(key, inputs)
-            entry, inputs = self._find(key, inputs)
+            entry, inputs = self._find(key, inputs, settled)
             if entry is None:
                 return self._graph(*inputs)
         entry.captured.replay()
@@ -160,10 +158,12 @@ class GraphRunner:
         self._tally.warm_up_runs += 1
         return outputs
 
-    def _find(self, key: tuple[Any, ...], inputs: tuple[Any, ...]) -> tuple[Entry | None, tuple[Any, ...]]:
+    def _find(
+        self, key: tuple[Any, ...], inputs: tuple[Any, ...], settled: Settled
+    ) -> tuple[Entry | None, tuple[Any, ...]]:
         """A captured graph whose buffers hold these inputs; None, and the inputs, to run without one."""
         entry = self._entries.get(key)
-        if entry is not None and not self._options.force_recapture and entry.fits(inputs):
+        if entry is not None and not self._options.force_recapture and entry.fits(inputs, settled):
             entry.fill(inputs)
         else:
             entry, inputs = self._capture(key, inputs)

@@ -3,8 +3,8 @@
 Their conditions were checked once. Compiled kernels take addresses for granted, and a recorded graph much
 more, so every run looks whether they still are what they were then, however guards are asked.
 
-Invariant: after `SettledInputs.check` and `check_memory` returned, each of them has the type, dtype, device,
-layout, sizes and strides that its conditions were found to hold for, and all its elements lie in its storage.
+Invariant: after `SettledInputs.check` returned, each of them has the type, dtype, device, layout, sizes and
+strides that its conditions were found to hold for, and all its elements lie in its storage.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from worker.devices.memory import lies_in_storage
 from worker.engines.overlap import picker
 from worker.errors import StateChanged
 from worker.torch_private.tensor_metadata import Metadata
+from worker.torch_private.tensor_words import TensorWatch
 
 _address = torch.Tensor.data_ptr
 
@@ -54,29 +55,30 @@ class SettledInputs:
         settled = self._settled
         return tuple(settled.positions[number] for number in settled.metadata.changed(settled.pick(inputs)))
 
-    def check(self, inputs: Sequence[Any]) -> None:
-        """Compare all but the memory.
+    def check(self, inputs: Sequence[Any]) -> Settled:
+        """Compare them, and look at the memory of those that moved; where nothing changed, in microseconds.
 
         Raises:
-            StateChanged: one of them is something else now; nothing ran yet.
+            StateChanged: one of them is something else now, or has elements outside of its storage; nothing
+                ran yet.
         """
         if self._due is not None:
             self._layout.require_tensors(inputs)
             self.settle(self.observed(self._due, inputs))
         settled = self._settled
-        if settled.positions and not settled.metadata.of(settled.pick(inputs)):
+        if settled.positions and not settled.watch.same(inputs):
+            self._compare(settled, inputs)
+        return settled
+
+    def _compare(self, settled: Settled, inputs: Sequence[Any]) -> None:
+        settled.since = object()
+        words = settled.watch.take(inputs)
+        if not settled.metadata.of(settled.pick(inputs)):
             for index in self.changed(inputs):
                 raise StateChanged(self._layout.described(index), inputs[index])
-
-    def check_memory(self, inputs: Sequence[Any]) -> None:
-        """Look at the memory of those that moved.
-
-        Raises:
-            StateChanged: one of them has elements outside of its storage; nothing ran yet.
-        """
-        settled = self._settled
         if settled.moved(inputs):
             self._look(settled, inputs)
+        settled.watch.keep(words)
 
     def _look(self, settled: Settled, inputs: Sequence[Any]) -> None:
         addresses = settled.present(inputs)
@@ -94,9 +96,14 @@ def _has_address(tensor: torch.Tensor) -> bool:
 
 
 class Settled:
-    """What was settled at one time."""
+    """What was settled at one time.
 
-    __slots__ = ("_pick_strided", "addresses", "metadata", "pick", "positions")
+    Attributes:
+        positions: of the inputs.
+        since: another object after any of them became another one, changed, or moved.
+    """
+
+    __slots__ = ("_pick_strided", "addresses", "metadata", "pick", "positions", "since", "watch")
 
     def __init__(self, positions: tuple[int, ...], inputs: Sequence[Any]) -> None:
         self.positions = positions
@@ -104,6 +111,8 @@ class Settled:
         self.metadata = Metadata(self.pick(inputs))
         self._pick_strided = picker([i for i in positions if _has_address(inputs[i])])
         self.addresses: list[int] = []
+        self.watch = TensorWatch(positions)
+        self.since = object()
 
     def present(self, inputs: Sequence[Any]) -> list[int]:
         """Where these inputs lie."""

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from worker.torch_private.tensor_words import TensorWatch
+
 _address = torch.Tensor.data_ptr
 _shape = torch.Tensor.size
 _stride = torch.Tensor.stride
@@ -32,6 +34,7 @@ class OverlapCheck:
         self._num_written = len(written)
         self._settled = picker((*written, *fixed))
         self._others = tuple(others)
+        self._watch = TensorWatch((*written, *fixed))
         self._known: list[Any] = []
         self._verdict = False
         self._starts: list[int] = []
@@ -41,12 +44,15 @@ class OverlapCheck:
     def __call__(self, inputs: Sequence[Any]) -> bool:
         """Whether memory is shared."""
         # On the way of every call: lists are made by `map`, which runs no Python for an element.
-        settled = self._settled(inputs)
-        written = settled[: self._num_written]
-        known = [*map(_address, settled), *map(_shape, written), *map(_stride, written)]
-        if known != self._known:
-            self._look(settled)
-            self._known = known
+        if not self._watch.same(inputs):
+            words = self._watch.take(inputs)
+            settled = self._settled(inputs)
+            written = settled[: self._num_written]
+            known = [*map(_address, settled), *map(_shape, written), *map(_stride, written)]
+            if known != self._known:
+                self._look(settled)
+                self._known = known
+            self._watch.keep(words)
         if self._verdict:
             return True
         for index in self._others:

@@ -23,7 +23,7 @@ import functools
 import gc
 import sys
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,8 @@ _DICT, _CLASS, _TYPE, _CELL = 24, 384, 8, 16
 _FUNCTION = {"code": 48, "defaults": 56, "kwdefaults": 64}
 
 
-def _word(address: int) -> int:
+def word(address: int) -> int:
+    """The word of memory at an address."""
     return ctypes.c_uint64.from_address(address).value
 
 
@@ -101,7 +102,7 @@ def _namespace_address(value: Any) -> int | None:
         address = id(value) + kind.__dictoffset__
     else:
         return None
-    return address if _word(address) == id(namespace) else None
+    return address if word(address) == id(namespace) else None
 
 
 _ADDRESS: dict[str, Callable[[Any], int | None]] = {
@@ -123,7 +124,7 @@ def _dict_follows() -> bool:
     trial: dict[str, int] = {}
     words = []
     for value in range(4):
-        words.append((_word(id(trial) + _DICT), dict_version(trial)))
+        words.append((word(id(trial) + _DICT), dict_version(trial)))
         trial["value"] = value
     return all(len(set(seen)) == len(words) for seen in zip(*words, strict=True))
 
@@ -134,9 +135,9 @@ def _class_follows() -> bool:
     words = []
     for value in range(3):
         address = _class_address(trial)
-        words.append(0 if address is None else _word(address))
+        words.append(0 if address is None else word(address))
         base.value = value  # type: ignore[attr-defined]
-        words.append(_word(id(trial) + _CLASS))
+        words.append(word(id(trial) + _CLASS))
     return (
         0 not in words[::2]
         and len(set(words[::2])) == 3
@@ -147,7 +148,7 @@ def _class_follows() -> bool:
 def _pointers_follow(kind: str, value: Any) -> Callable[[], bool]:
     def follow() -> bool:
         address = _ADDRESS[kind](value)
-        return address is not None and _word(address) == id(_POINTEE[kind](value))
+        return address is not None and word(address) == id(_POINTEE[kind](value))
 
     return follow
 
@@ -171,10 +172,38 @@ _TRIALS: dict[str, Callable[[], bool]] = {
 FAST = _fast_kinds()
 
 
+class Words:
+    """Words of memory as they were when this was made."""
+
+    __slots__ = ("_indexes", "_known", "_view")
+
+    def __init__(self, addresses: Sequence[int]) -> None:
+        base = min(addresses, default=0)
+        span = (max(addresses, default=0) - base) // _WORD + 1
+        words: Any = (ctypes.c_uint64 * span).from_address(base) if addresses else b""
+        self._view = np.frombuffer(words, dtype=np.uint64)
+        self._indexes = np.array([(address - base) // _WORD for address in addresses], dtype=np.intp)
+        self._known = self._view.take(self._indexes).tobytes()
+
+    def values(self) -> list[int]:
+        """The words, in the order of their addresses as given."""
+        known: list[int] = np.frombuffer(self._known, dtype=np.uint64).tolist()
+        return known
+
+    def same(self) -> bool:
+        """Whether none of them changed."""
+        return self._view.take(self._indexes).tobytes() == self._known
+
+    def changed(self) -> list[int]:
+        """Positions of those that did."""
+        present = self._view.take(self._indexes)
+        return np.flatnonzero(present != np.frombuffer(self._known, dtype=np.uint64)).tolist()
+
+
 class Watched:
     """Objects as they were when this was made; `changed` is of no use to them afterwards."""
 
-    __slots__ = ("_held", "_indexes", "_keys", "_known", "_slow", "_view")
+    __slots__ = ("_held", "_keys", "_slow", "_words")
 
     def __init__(self, watches: Iterable[tuple[str, Any]]) -> None:
         self._held: list[Any] = []
@@ -189,24 +218,13 @@ class Watched:
             else:
                 self._keys.append((kind, id(value)))
                 addresses.append(address)
-        base = min(addresses, default=0)
-        span = (max(addresses, default=0) - base) // _WORD + 1
-        words: Any = (ctypes.c_uint64 * span).from_address(base) if addresses else b""
-        self._view = np.frombuffer(words, dtype=np.uint64)
-        self._indexes = np.array([(address - base) // _WORD for address in addresses], dtype=np.intp)
-        self._known = self._view.take(self._indexes).tobytes() if addresses else b""
+        self._words = Words(addresses)
 
     def same(self) -> bool:
         """Whether none of the objects changed."""
-        if self._known and self._view.take(self._indexes).tobytes() != self._known:
-            return False
-        return all(read(value) == known for _, read, value, known in self._slow)
+        return self._words.same() and all(read(value) == known for _, read, value, known in self._slow)
 
     def changed(self) -> list[Key]:
         """Kind and id of those that did."""
         slow = [key for key, read, value, known in self._slow if read(value) != known]
-        if not self._known:
-            return slow
-        present = self._view.take(self._indexes)
-        differ = np.flatnonzero(present != np.frombuffer(self._known, dtype=np.uint64))
-        return [*(self._keys[index] for index in differ), *slow]
+        return [*(self._keys[index] for index in self._words.changed()), *slow]
