@@ -22,7 +22,7 @@ from worker.errors import GraphBreak, NotPortable
 
 # torch's own, in eager: forward-mode derivatives script their decompositions, and attention is not fused.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated"),
     pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning"),
 ]

@@ -101,7 +101,7 @@ def test_function_inside_other_traces_is_traced_through(tmp_path: Path) -> None:
     torch.testing.assert_close(exported(-ROWS), model.inner(-ROWS))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_function_inside_jit_trace_is_traced_through(tmp_path: Path) -> None:
     model = Nested(tmp_path)
     model.cached_inner(ROWS)

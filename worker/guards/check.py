@@ -118,11 +118,30 @@ def _object_mismatches(
 
 def node_values(nodes: Sequence[Node], function: FunctionType, arguments: Mapping[str, Any]) -> list[Any]:
     """What every node stands for in a call; `MISSING` where there is nothing."""
-    roots = {"local": {**free_variables(function), **arguments}, "global": function.__globals__}
-    values: list[Any] = []
-    for index in range(len(nodes)):
-        values.append(resolve(nodes, values, index, roots))
-    return values
+    return NodeValues(nodes, function, arguments).all()
+
+
+class NodeValues:
+    """What the nodes of a table stand for in a call, each looked up once, those that are added later too."""
+
+    def __init__(self, nodes: Sequence[Node], function: FunctionType, arguments: Mapping[str, Any]) -> None:
+        self._nodes = nodes
+        self._roots = {"local": {**free_variables(function), **arguments}, "global": function.__globals__}
+        self._values: list[Any] = []
+
+    def all(self) -> list[Any]:
+        """A value for every node; `MISSING` where there is nothing."""
+        for index in range(len(self._values), len(self._nodes)):
+            self._values.append(self.again(index))
+        return self._values
+
+    def __getitem__(self, node: int) -> Any:
+        """The value of one node."""
+        return self.all()[node]
+
+    def again(self, node: int) -> Any:
+        """What another look at a node gives, which may be an object made by this look."""
+        return resolve(self._nodes, self._values, node, self._roots)
 
 
 def shape_holds(expression: str, values: Mapping[int, Any]) -> bool:

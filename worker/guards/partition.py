@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import types
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -53,12 +53,12 @@ def num_cells(value: Any) -> int:
     return len(value.__closure__ or ())
 
 
-def held_methods(values: Sequence[Any], again: Sequence[Any]) -> list[int]:
+def held_methods(values: Sequence[Any], again: Callable[[int], Any]) -> list[int]:
     """Nodes of bound methods that are kept somewhere; others are made by each look at their object."""
     return [
         node
         for node, value in enumerate(values)
-        if isinstance(value, types.MethodType) and value is again[node]
+        if isinstance(value, types.MethodType) and value is again(node)
     ]
 
 

@@ -57,6 +57,7 @@ class PathTable:
         self.nodes: list[Node] = []
         self._expressions = expressions or {}
         self._index: dict[str, int] = {}
+        self._added: dict[str, int] = {}  # parsing takes longer than all else; most come several times
         self._aliases = import_aliases
 
     @classmethod
@@ -73,7 +74,9 @@ class PathTable:
         Raises:
             NotPortable: the expression has a form that has no portable counterpart.
         """
-        return self.add_tree(ast.parse(expression, mode="eval").body)
+        if expression not in self._added:
+            self._added[expression] = self.add_tree(ast.parse(expression, mode="eval").body)
+        return self._added[expression]
 
     def add_tree(self, tree: ast.expr) -> int:
         """As `add`, for a parsed expression."""
@@ -191,6 +194,8 @@ def _global_name(tree: ast.expr) -> Any:
 
 def _literal(tree: ast.expr) -> Any:
     """The constant that Dynamo wrote down, which may be one of torch's: a dtype, a device."""
+    if isinstance(tree, ast.Constant):
+        return tree.value
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     try:
         if names and names <= _CONSTANT_NAMES.keys():

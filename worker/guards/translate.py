@@ -6,7 +6,7 @@ import ast
 import builtins
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
 import torch
@@ -17,19 +17,13 @@ from worker.gears.carried import carried, encoded
 from worker.groups import role_of
 from worker.guards import asked, constants
 from worker.guards.accounts import accounts
-from worker.guards.check import node_values
+from worker.guards.check import NodeValues
 from worker.guards.identity import describe, encode_key, keys_of
 from worker.guards.made_globals import expressions
 from worker.guards.model import Check, PortableGuards
-from worker.guards.partition import (
-    has_identity,
-    held_methods,
-    is_object_of_value,
-    num_cells,
-    partition,
-)
 from worker.guards.paths import UNNAMED_SCOPE, PathTable
 from worker.guards.plain_types import is_plain_tensor, plain_type
+from worker.guards.unguarded import MEMBER_OF_SET, builtins_named, unguarded
 from worker.guards.volatile import volatile_nodes
 from worker.present_sources import operator_digest
 from worker.sources import TracedSource, collect, type_name
@@ -61,8 +55,6 @@ _PINNED_IMPORTS = (
     "torch.utils._sympy",
     "sympy",
 )
-# How Dynamo writes the member of a set that stands at some place in it.
-_MEMBER_OF_SET = "___set_getitem("
 # What a condition on sizes may use beside the objects themselves.
 _SHAPE_NAMES = frozenset({"math", "torch", *dir(builtins)})
 
@@ -93,9 +85,10 @@ def translate(
     table = PathTable(trace.import_aliases, expressions(trace.guards, trace.made_globals))
     checks: dict[str, Check] = {}
     shapes: list[tuple[str, tuple[int, ...]]] = []
-    pinned = (*_pinned_globals(trace), _MEMBER_OF_SET)
+    pinned = (*_pinned_globals(trace), MEMBER_OF_SET)
     names = _sources_of_group_names(trace)
-    for check in _builtins_named(table, trace):
+    values = NodeValues(table.nodes, function, arguments)
+    for check in builtins_named(table, trace.codes):
         checks.setdefault(repr(check), check)
     for guard in trace.guards:
         if guard.kind == "SHAPE_ENV":
@@ -104,11 +97,11 @@ def translate(
             for check in _checks(table, guard, names):
                 checks.setdefault(repr(check), check)
     for fact in trace.evaluated.facts:
-        if fact.kind != "order" and not _pinned(fact.source, pinned):
-            check = _evaluated(table, fact)
+        if not _pinned(fact.source, pinned):
+            check = _evaluated(table, fact, values)
             checks.setdefault(repr(check), check)
     accounts(trace.tree, ambient=AMBIENT_KINDS, translated=TRANSLATED_KINDS, pinned=pinned)
-    for check in _unguarded(table, trace, pinned, lambda: node_values(table.nodes, function, arguments)):
+    for check in unguarded(table, trace, values, lambda source: _pinned(source, pinned)):
         checks.setdefault(repr(check), check)
     return PortableGuards(
         volatile=volatile_nodes(table, trace.writes),
@@ -119,65 +112,6 @@ def translate(
         sources=_sources(trace, function),
         asked=_asked(trace, roles),
     )
-
-
-def _builtins_named(table: PathTable, trace: Trace) -> Iterator[Check]:
-    """Conditions on builtins that traced code names; what Dynamo guards of them hangs on earlier traces."""
-    for name in sorted({name for code in trace.codes for name in code.co_names}):
-        value = vars(builtins).get(name)
-        if isinstance(value, type | types.BuiltinFunctionType):
-            yield table.add(f"G['__builtins_dict__'][{name!r}]"), "identity", describe(value)
-
-
-def _unguarded(
-    table: PathTable, trace: Trace, pinned: tuple[str, ...], values_of: Callable[[], list[Any]]
-) -> Iterator[Check]:
-    """Conditions for which Dynamo has no guard: checks of its tree's inner nodes, and what it leaves out.
-
-    Raises:
-        NotPortable: no other process finds one of the objects.
-    """
-
-    def add(source: str) -> int | None:
-        return None if _pinned(source, pinned) else table.add(source)
-
-    ordered = [add(source) for source in trace.tree.dicts]
-    looked_up = [add(source) for source in trace.tree.looked_up]
-    guarded = {guard.source for guard in trace.guards}
-    for source, value in trace.objects.items():
-        if has_identity(value) or num_cells(value) or isinstance(value, types.MethodType):
-            add(source)
-        elif source not in guarded and is_object_of_value(value) and (node := add(source)) is not None:
-            yield node, "equals", constants.encode(value)
-    sets = [add(source) for source in _sets_looked_into(trace)]
-    orders = [add(fact.source) for fact in trace.evaluated.facts if fact.kind == "order"]
-    values = values_of()
-    held = held_methods(values, values_of())
-    for node in held:  # methods are equal if these are the same
-        owner = table.add_attribute(node, "__self__")
-        if isinstance(values[node].__self__, type):
-            yield owner, "identity", describe(values[node].__self__)
-        yield table.add_attribute(node, "__func__"), "identity", describe(values[node].__func__)
-    table.add_cells([(node, num_cells(value)) for node, value in enumerate(values)])
-    values = values_of()
-    yield from ((node, "equals", constants.encode(values[node])) for node in sets if node is not None)
-    yield from ((node, "order", list(map(encode_key, values[node]))) for node in orders if node is not None)
-    yield from ((node, "present", None) for node in looked_up if node is not None)
-    yield from ((node, "keys", _keys_of(values[node])) for node in ordered if node is not None)
-    yield from partition(table.nodes, values, held)
-
-
-def _sets_looked_into(trace: Trace) -> tuple[str, ...]:
-    """Sets by whose members Dynamo guards, in an order that each process has its own of."""
-    calls = (
-        node
-        for guard in trace.guards
-        if _MEMBER_OF_SET in guard.source
-        for node in ast.walk(ast.parse(guard.source, mode="eval"))
-        if isinstance(node, ast.Call) and ast.unparse(node).startswith(_MEMBER_OF_SET)
-    )
-    sets = dict.fromkeys(ast.unparse(call.args[0]) for call in calls)
-    return tuple(source for source in sets if _MEMBER_OF_SET not in source)
 
 
 def _asked(trace: Trace, roles: tuple[str, ...]) -> tuple[asked.Call, ...]:
@@ -250,8 +184,11 @@ def _pinned(source: str, names: tuple[str, ...]) -> bool:
     return any(name in source for name in names)
 
 
-def _evaluated(table: PathTable, fact: Evaluated) -> Check:
+def _evaluated(table: PathTable, fact: Evaluated, values: NodeValues) -> Check:
     try:
+        if fact.kind == "order":
+            node = table.add(fact.source)
+            return node, "order", [*map(encode_key, values[node])]
         detail = list(fact.detail) if isinstance(fact.detail, tuple) else fact.detail
         if fact.kind in ("instance", "subclass"):
             detail[0] = constants.encode(fact.detail[0])
@@ -375,11 +312,7 @@ def _length(guard: TracedGuard) -> _Translated:
 
 
 def _keys(guard: TracedGuard) -> _Translated:
-    return [("keys", _keys_of(guard.value))]
-
-
-def _keys_of(value: Any) -> list[Any]:
-    return [encode_key(key) for key in keys_of(value)]
+    return [("keys", [*map(encode_key, keys_of(guard.value))])]
 
 
 def _tensor(guard: TracedGuard) -> _Translated:
