@@ -23,6 +23,7 @@ from cache_store.node.local import variants
 from orchestrator.look.verify import verify_cache
 from tests.support import autotune_models as models
 from tests.support.rank_spec import rank_spec
+from tests.support.releases import compiles_ahead
 from tests.support.stored import open_store
 from worker import CompilerConfig, manifests
 from worker.cache_options import LaunchDefaults, launch_defaults
@@ -33,6 +34,8 @@ from worker.inference import cache_compile, get_backend
 
 ROOT = Path(__file__).parents[2]
 LAUNCH_KEY = "0f" * 32
+
+pytestmark = compiles_ahead
 
 
 @pytest.fixture(autouse=True)

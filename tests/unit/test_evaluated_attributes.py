@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from tests.support import small_models
+from tests.support.releases import traces_more
 from tests.support.tracing import compiled, misfits
 
 X = torch.ones(3)
@@ -82,7 +83,9 @@ def after_adding(owner: Any, module: Asks) -> tuple[tuple[str, ...], tuple[str, 
         del owner.later
 
 
-@pytest.mark.parametrize("kind", OWNERS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=traces_more if kind == "cached function" else ()) for kind in OWNERS]
+)
 def test_attribute_that_appears_is_noticed(kind: str) -> None:
     owner = OWNERS[kind]()
     before, after = after_adding(owner, Asks(owner))

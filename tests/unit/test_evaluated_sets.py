@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
+from tests.support.releases import traces_more
 from tests.support.tracing import compiled, misfits
 from worker.artifact import parse
 
@@ -81,12 +81,13 @@ def others_fit(kinds: str) -> dict[str, bool]:
     return fits
 
 
-@pytest.mark.skipif(torch.__version__ < "2.12", reason="Dynamo 2.11 traces neither hash nor pop of a set")
+@traces_more
 def test_what_relies_on_order_or_hash_does_not_fit_another_process() -> None:
     assert others_fit("ORDERED") == dict.fromkeys(ORDERED, False)
     assert others_fit("HASHED") == dict.fromkeys(HASHED, False)
 
 
+@traces_more
 def test_what_relies_on_neither_fits_another_process() -> None:
     assert others_fit("INDIFFERENT") == dict.fromkeys(INDIFFERENT, True)
 

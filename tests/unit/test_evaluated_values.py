@@ -36,7 +36,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "enum": (Color.RED, Color.BLUE),
     "int enum": (Level.LOW, Level.HIGH),
     "str enum": (Name.ONE, Name.TWO),
-    "named tuple": (Pair(1, 2), Pair(1, 3)),
+    "named tuple": (Pair(3, 2), Pair(3, 3)),
     "tuple": ((1, 2), (1, 3)),
     "dtype": (torch.float32, torch.float64),
     "frozenset": (frozenset((1,)), frozenset((2,))),

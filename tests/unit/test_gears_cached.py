@@ -13,6 +13,7 @@ from torch.nn import functional
 
 import worker
 from tests.support.cached import cached, outcome
+from tests.support.releases import compiles_ahead
 from worker.errors import GearError
 from worker.inference import set_dim_gears
 
@@ -266,6 +267,7 @@ def test_a_slice_of_a_geared_tensor_has_no_gears(tmp_path: Path) -> None:
     assert same(function(x, geared(rows(4) * 0, 2, 4)), x)
 
 
+@compiles_ahead
 @torch.no_grad()
 def test_compiled_kernels_serve_every_gear(tmp_path: Path) -> None:
     config = worker.CompilerConfig()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.releases import compiles_ahead
 from worker.configs.compiler_config import CompilerConfig
 from worker.errors import NotPortable
 from worker.inference import cache_compile
@@ -144,6 +145,7 @@ def test_complex_constants_are_kept(tmp_path: Path) -> None:
     torch.testing.assert_close(found, wanted, equal_nan=True)
 
 
+@compiles_ahead
 @torch.no_grad()
 def test_complex_constants_are_compiled_right_or_refused_by_name(tmp_path: Path) -> None:
     model, x = Lazy(), torch.tensor([1 + 2j])
@@ -177,6 +179,7 @@ def test_inputs_with_lazy_bits_are_refused_by_compiled_kernels(tmp_path: Path, b
         function(LAZY[bit])
 
 
+@compiles_ahead
 @pytest.mark.parametrize("bit", ["negative", pytest.param("conjugate", marks=pytest.mark.slow)])
 @torch.no_grad()
 def test_inputs_with_resolved_bits_run_compiled_kernels(tmp_path: Path, bit: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.releases import compiles_ahead
 from tests.support.tracing import bound
 from worker.engines.aoti import AotiEngine, _compile_again
 from worker.errors import NotYet
@@ -89,6 +90,7 @@ def call_of(sections: Mapping[str, bytes]) -> dict[str, Any]:
     return call
 
 
+@compiles_ahead
 @pytest.mark.parametrize("name", list(CALLS))
 def test_compiling_again_comes_to_the_same_conditions(
     name: str, sources: list[str], caplog: pytest.LogCaptureFixture
@@ -101,6 +103,7 @@ def test_compiling_again_comes_to_the_same_conditions(
     assert len(sources) == 2
 
 
+@compiles_ahead
 def test_compiling_again_treats_sizes_of_1_as_the_trace_did(
     sources: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -117,6 +120,7 @@ def test_compiling_again_treats_sizes_of_1_as_the_trace_did(
     assert len(sources) == 3
 
 
+@compiles_ahead
 @pytest.mark.parametrize(
     "change",
     [lambda call: call["added"].pop(), lambda call: call["tensors"].reverse()],
@@ -141,6 +145,7 @@ def test_rebuilt_symbols_have_the_names_that_were_described() -> None:
     assert [str(value.node.expr) for value in values] == list(names)
 
 
+@compiles_ahead
 def test_number_of_threads_stands_in_the_code(
     sources: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -158,11 +163,13 @@ def test_number_of_threads_stands_in_the_code(
     assert "num_threads(77)" in sources[0]
 
 
+@compiles_ahead
 def test_library_has_as_many_threads_as_the_process(tmp_path: Path) -> None:
     settings = inductor._settings(tmp_path, None, "g++")
     assert (settings["cpp.threads"], settings["cpp.dynamic_threads"]) == (torch.get_num_threads(), False)
 
 
+@compiles_ahead
 def test_conditions_of_the_compile_are_those_of_the_trace(sources: list[str]) -> None:
     call = call_of(built("numbered"))
     (number,) = (call["described"]["inputs"][position]["number"] for position in call["numbers"])

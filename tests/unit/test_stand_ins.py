@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch._dynamo.utils as originals
 
+from tests.support.releases import since
 from worker.stand_ins import StandIns
 
 STAND_INS = StandIns("torch._dynamo.utils")
@@ -79,6 +80,7 @@ def test_stand_in_makes_a_cell() -> None:
     assert STAND_INS.make_cell(3).cell_contents == 3
 
 
+@since("2.12", "one of the functions is not there yet")
 def test_stand_ins_are_all_functions_that_dynamo_has() -> None:
     own = {name for name, _ in inspect.getmembers(StandIns) if not name.startswith("__")}
     assert {name for name in own if not hasattr(originals, name)} == set()

@@ -100,18 +100,17 @@ class NotedAttributes:
 
 
 def _guarded(tx: Any, variable: Any, name: str, answer: Any) -> Any:
-    """A variable for a plain attribute of a metaclass, which Dynamo would not guard."""
+    """A variable for a plain attribute that Dynamo does not guard: a class's up to 2.11, or a metaclass's."""
     from torch._dynamo.source import AttrSource
     from torch._dynamo.variables.base import VariableTracker
 
-    cls = getattr(variable, "value", None)
-    if (
-        not isinstance(cls, type)
-        or variable.source is None
-        or any(name in vars(base) for base in cls.__mro__)
-    ):
+    cls = vars(variable).get("value")  # of some others a property, which makes constants of all members
+    if not isinstance(cls, type) or variable.source is None:
         return answer
-    value = inspect.getattr_static(type(cls), name, _NOTHING)
+    owner = cls if any(name in vars(base) for base in cls.__mro__) else type(cls)
+    if owner is cls and answer.source is not None:
+        return answer
+    value = inspect.getattr_static(owner, name, _NOTHING)
     if value is _NOTHING or hasattr(type(value), "__get__"):
         return answer
     return VariableTracker.build(tx, value, AttrSource(variable.source, name))

@@ -23,6 +23,7 @@ from worker.torch_private.patching import wrapped
 FACTS = {
     "torch._dynamo.output_graph:OutputGraph": "shape_env",
     "torch._dynamo.exc": "ObservedException TorchRuntimeError observed_exception_map",
+    "torch._dynamo.variables:ExceptionVariable": "__str__ args python_type_name",
     "torch.fx.experimental.symbolic_shapes:ShapeEnv()": "backed_var_to_val",
 }
 
@@ -52,8 +53,12 @@ _UNKNOWN = re.compile(r"Failed to find name `(\w+)`")
 
 @contextlib.contextmanager
 def noted_shapes() -> Iterator[list[Any]]:
-    """Fills the list it yields, while a trace runs, with what knows the sizes of symbols."""
+    """Fills the list it yields, while a trace runs, with what knows the sizes of symbols.
+
+    Texts of exceptions that are raised within it hold their arguments, as they do from 2.12 on.
+    """
     from torch._dynamo.output_graph import OutputGraph
+    from torch._dynamo.variables import ExceptionVariable  # type: ignore[attr-defined]
 
     noted: list[Any] = []
 
@@ -64,7 +69,14 @@ def noted_shapes() -> Iterator[list[Any]]:
 
         return init
 
-    with wrapped(OutputGraph, "__init__", wrap):
+    def told(variable: Any) -> str:
+        args = (
+            repr(arg.as_python_constant()) if arg.is_python_constant() else arg.debug_repr()
+            for arg in variable.args
+        )
+        return f"{variable.python_type_name()}({', '.join(args)})"
+
+    with wrapped(OutputGraph, "__init__", wrap), wrapped(ExceptionVariable, "__str__", lambda _: told):
         yield noted
 
 
