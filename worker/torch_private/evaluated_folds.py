@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ _PURE: Final = frozenset(
         "builtins", "_operator", "operator", "math", "cmath", "re", "struct", "_struct", "typing", "numpy",
         "torch", "torch._C", "enum", "collections", "functools", "_functools", "itertools", "copy", "inspect",
         "types", "abc", "_abc", "dataclasses", "string", "numbers", "fractions", "decimal", "_decimal",
-        "datetime",
+        "datetime", "torch.utils._pytree",
     }
 )  # fmt: skip
 _ADDRESS: Final = re.compile(r"\b0x[0-9a-f]{6,}")
@@ -178,7 +179,9 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple | set | frozenset | dict) and is_pinned_module(type(value).__module__):
         members = (*value, *value.values()) if isinstance(value, dict) else value
         return all(map(_is_plain, members))
-    if isinstance(value, type) and not is_pinned_module(value.__module__):
+    if isinstance(value, functools.partial):
+        return all(map(_is_plain, (value.func, *value.args, *value.keywords.values())))
+    if isinstance(value, type | FunctionType) and not is_pinned_module(value.__module__):
         return False
     return is_pinned_module(type(value).__module__)
 
