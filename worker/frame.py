@@ -74,9 +74,6 @@ def extract(trace: Trace, function: FunctionType) -> Frame:
                 names["imports"][renames[name]] = value.__name__
             else:
                 names["objects"][renames[name]] = _encode_object(name, function)
-    for name in {*renames.values()} & (external - renames.keys()):
-        msg = f"{function.__qualname__} reads a global called {name}, a name that frames keep; rename it"
-        raise NotPortable(msg, what=name)
     return Frame(code=marshal.dumps(_canonical(trace.frame, renames), _MARSHAL_VERSION), names=names)
 
 

@@ -1,13 +1,22 @@
-"""The sources of an artifact as this process has them: traced code, and what operators do in Python."""
+"""The sources of an artifact as this process has them: traced code, operators' Python, patches of torch."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Iterator
-from typing import Any
+from dataclasses import replace
+from functools import cache, partial
+from operator import itemgetter
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any, Final
 
+from worker.code_digests import globals_module, is_pinned_module
 from worker.errors import NotPortable
 from worker.sources import TracedSource, present_digest
 from worker.torch_private import python_operators as operators
+
+# Functions that Dynamo calls, or leaves in its graph, without a look into them.
+_PATCHED: Final = (("torch", ""), ("torch", "Tensor"), ("torch.functional", ""), ("torch.nn.functional", ""))
 
 
 def changed(sources: Iterable[TracedSource]) -> Iterator[str]:
@@ -15,6 +24,11 @@ def changed(sources: Iterable[TracedSource]) -> Iterator[str]:
     for source in sources:
         if source.kind == "operator":
             yield from _changed_operator(source)
+            continue
+        if source.kind == "patches":
+            if patches_digest(holder_of(source)) != source.digest:
+                where = f"{source.module}.{source.name}".rstrip(".")
+                yield f"{where} was patched, or a patch of it changed"
             continue
         present = present_digest(source)
         if present is None:
@@ -46,6 +60,54 @@ def operator_digest(name: str, overload: Any) -> str:
         return ""
     # The body runs on the device, where it may keep what it likes from call to call.
     return reachable_digest(*lowering) + reachable_digest(*([] if body is None else [body]), of_state=False)
+
+
+def patch_sources() -> tuple[TracedSource, ...]:
+    """What somebody put into those parts of torch that run while a graph is lowered, which no tracer sees."""
+    found = (TracedSource(kind="patches", module=module, name=name, digest="") for module, name in _PATCHED)
+    return tuple(replace(source, digest=patches_digest(holder_of(source))) for source in found)
+
+
+def holder_of(source: TracedSource) -> Any:
+    """The class or module of torch that a source of kind ``patches`` is about."""
+    module = importlib.import_module(source.module)
+    return getattr(module, source.name) if source.name else module
+
+
+def patches_digest(holder: Any) -> str:
+    """Digest of others' functions in a class or module of torch, and of torch's own under other names."""
+    from worker.reachable import reachable_digest
+
+    members = sorted(vars(holder).items(), key=itemgetter(0))
+    return reachable_digest(*(_patch(*member) for member in members if not _is_own(*member)))
+
+
+def _is_own(name: str, value: Any) -> bool:
+    if value.__class__ is BuiltinFunctionType:  # most are
+        return bool(value.__name__ == name)
+    return not _is_users(value) and (
+        getattr(value, "__name__", name) == name or isinstance(value, ModuleType)
+    )
+
+
+def _is_users(value: Any) -> bool:
+    if isinstance(value, FunctionType):
+        return not _is_pinned(globals_module(value))
+    return isinstance(value, partial | MethodType) or not (
+        isinstance(value, type) or _is_pinned(type(value).__module__)
+    )
+
+
+@cache
+def _is_pinned(module: str | None) -> bool:
+    return module == "typing_extensions" or is_pinned_module(module)  # which marks functions as deprecated
+
+
+def _patch(name: str, value: Any) -> Any:
+    """Of torch's own the names say enough; of others all that they reach counts."""
+    if _is_users(value):
+        return (name, value)
+    return f"{name}={getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
 
 
 def _changed_operator(source: TracedSource) -> Iterator[str]:

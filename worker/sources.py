@@ -54,7 +54,8 @@ class TracedSource(Value):
 
     Attributes:
         kind: ``code`` (one function), ``file`` (a module's whole syntax tree, for code that no name leads
-            to) or ``operator`` (all that one does in Python; an empty digest where that is nothing).
+            to), ``operator`` (all that one does in Python; an empty digest where that is nothing) or
+            ``patches`` (what somebody put into a class or module of torch).
         module: module it stands in; of an operator, the one that registers it, empty if there is none.
         name: qualified name within the module; empty for ``file``; the operator's, with its overload.
         digest: hex digest.

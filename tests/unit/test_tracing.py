@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import dis
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from tests.support.small_models import Cached, Plain, Unfit
-from tests.support.tracing import operators_of, traced
+from tests.support.tracing import compiled, misfits, operators_of, traced
 from worker.errors import GraphBreak, NotPortable
 from worker.torch_private.tracing import Trace, trace
 
@@ -152,3 +154,33 @@ def test_function_that_dynamo_does_not_look_into_is_refused_by_name() -> None:
 
     with pytest.raises(NotPortable, match=r"unseen is marked allow_in_graph"):
         traced(Blind().forward, ROWS)
+
+
+def test_global_with_a_name_that_frames_keep_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("__builtins_dict__", "__compiled_fn", "__import_torch", "__object_1", "x_12_c34"):
+        scope: dict[str, Any] = {"__name__": __name__, name: 3}
+        exec(f"def reads(self, x): return x * {name}", scope)  # noqa: S102
+
+        class Reads(nn.Module):
+            forward = scope["reads"]
+
+        with pytest.raises(NotPortable, match="rename it"):
+            traced(Reads().forward, torch.ones(2))
+
+
+def test_replaced_dataclass_has_the_names_of_its_class_as_condition() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Frozen:
+        size: int
+        name: str = "a"
+
+    class Replaces(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.held = Frozen(size=3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * dataclasses.replace(self.held, name="x").size
+
+    module = Replaces()
+    assert misfits(compiled(module.forward, torch.ones(2)), module.forward, torch.ones(2)) == ()

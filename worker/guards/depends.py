@@ -225,6 +225,11 @@ def is_constant(value: Any) -> bool:
     return type(value) in _PLAIN
 
 
+def of_names(holder: Any) -> Watches:
+    """Of the names that a class or a module has."""
+    return [("class", holder)] if isinstance(holder, type) else [("dict", vars(holder))]
+
+
 def of_function(function: FunctionType) -> Watches:
     """Of a function's digest."""
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())

@@ -32,7 +32,7 @@ from worker.guards.check import node_values
 from worker.guards.inputs import nodes_of, per_call_nodes, with_parents
 from worker.guards.model import Check, PortableGuards
 from worker.guards.paths import MISSING, STEPS
-from worker.present_sources import changed
+from worker.present_sources import changed, holder_of
 from worker.sources import TracedSource
 from worker.torch_private.object_words import Key, Watched
 from worker.torch_private.tensor_metadata import Metadata
@@ -247,6 +247,8 @@ class _Collector:
         for source in self._guards.sources:
             if source.kind == "code":
                 self._source(source)
+            elif source.kind == "patches" and self._use(depends.of_names(holder_of(source))):
+                continue
             elif source.kind != "file":  # a file's text changes nothing in a process that has read it
                 self._predicate(("source", id(source)), functools.partial(_is_as_traced, source))
         if calls := self._guards.asked:

@@ -25,7 +25,7 @@ from worker.guards.paths import UNNAMED_SCOPE, PathTable
 from worker.guards.plain_types import is_plain_tensor, plain_type
 from worker.guards.unguarded import MEMBER_OF_SET, builtins_named, unguarded
 from worker.guards.volatile import volatile_nodes
-from worker.present_sources import operator_digest
+from worker.present_sources import operator_digest, patch_sources
 from worker.sources import TracedSource, collect, type_name
 from worker.torch_private.evaluated import Evaluated
 from worker.torch_private.higher_order import nodes_within
@@ -156,7 +156,7 @@ def _sources(trace: Trace, function: types.FunctionType) -> tuple[TracedSource, 
         for name, overload in found.items()
     ]
     guarded = [function, *(guard.value for guard in trace.guards if guard.kind in _COVERING_KINDS)]
-    return (*collect(trace.codes, guarded), *operators)
+    return (*collect(trace.codes, guarded), *operators, *patch_sources())
 
 
 def _pinned_globals(trace: Trace) -> tuple[str, ...]:

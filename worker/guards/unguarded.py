@@ -50,6 +50,8 @@ def unguarded(
     nodes(source for source, value in trace.objects.items() if _takes_part(value))
     for node in nodes(_constants(trace)):
         yield node, "equals", constants.encode(values[node])
+    for node in nodes(_functions_in_c(trace)):
+        yield node, "identity", describe(values[node])
     for node in nodes(_sets_looked_into(trace)):
         yield node, "equals", constants.encode(values[node])
     held = held_methods(values.all(), values.again)
@@ -60,8 +62,15 @@ def unguarded(
         yield table.add_attribute(node, "__func__"), "identity", describe(values[node].__func__)
     table.add_cells([(node, num_cells(value)) for node, value in enumerate(values.all())])
     yield from ((node, "present", None) for node in looked_up)
-    yield from ((node, "keys", [*map(encode_key, keys_of(values[node]))]) for node in ordered)
+    yield from ((node, *_names(values[node])) for node in ordered)
     yield from partition(table.nodes, values.all(), held)
+
+
+def _names(value: Any) -> tuple[str, Any]:
+    """The condition on all names of a dict; of a class, the tree names its dict like the class itself."""
+    if isinstance(value, type):
+        return "identity", describe(value)
+    return "keys", [*map(encode_key, keys_of(value))]
 
 
 def _takes_part(value: Any) -> bool:
@@ -80,6 +89,15 @@ def _constants(trace: Trace) -> Iterator[str]:
             and (id(value) in members or not _takes_part(value))
         ):
             yield source
+
+
+def _functions_in_c(trace: Trace) -> Iterator[str]:
+    """Functions that Dynamo takes without a guard, because "they are unlikely to be changed"."""
+    guarded = {guard.source for guard in trace.guards}
+    in_c = types.MethodDescriptorType | types.WrapperDescriptorType | types.BuiltinFunctionType
+    return (
+        source for source, value in trace.objects.items() if source not in guarded and isinstance(value, in_c)
+    )
 
 
 def _sets_looked_into(trace: Trace) -> tuple[str, ...]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dis
+import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -49,6 +51,10 @@ FACTS = {
 
 
 Built = TypeVar("Built")
+
+_KEPT_NAMES = re.compile(
+    r"^(___|__(builtins_dict|compiled_fn|resume_at_|import_|object_|warmrank_))|_\d+_c\d+$"
+)
 
 # Dynamo's settings, and what is patched here while it traces, belong to the whole process.
 _LOCK = threading.RLock()
@@ -153,6 +159,7 @@ def trace(
             msg = f"{name} holds no tensor operation, so there is no graph; do not hand it to cache_compile"
             raise GraphBreak(msg, function=name, reason="no tensor operation")
         _refuse_unseen(backend_input.graph_module)
+        _refuse_names(captured.graph_capture_output.traced_code)
         traced = perf_counter()
         output = captured.graph_capture_output
         environment = output.get_runtime_env()
@@ -244,6 +251,22 @@ def _refuse_unseen(graph_module: GraphModule) -> None:
                 "take the mark away, or make it a custom operator (torch.library.custom_op)"
             )
             raise NotPortable(msg, what=name)
+
+
+def _refuse_names(codes: Iterable[CodeType]) -> None:
+    """Refuse code whose globals have names that Dynamo, or a frame, gives to globals of its own.
+
+    Raises:
+        NotPortable: it reads such a global.
+    """
+    for code in codes:
+        if not any(map(_KEPT_NAMES.search, code.co_names)):
+            continue
+        for instruction in dis.get_instructions(code):
+            name = str(instruction.argval)
+            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and _KEPT_NAMES.search(name):
+                msg = f"{code.co_qualname} reads a global called {name}, a name that frames keep; rename it"
+                raise NotPortable(msg, what=name)
 
 
 def _capture(
