@@ -52,7 +52,6 @@ def scaler(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
     return scaled
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def num_blocks() -> int:
     """A size that is measured at run time and leaks into the graph, such as a KV cache's."""
     return BLOCKS["number"]
