@@ -183,7 +183,7 @@ def report_verbs(where: str, figures: dict[str, Any]) -> None:
     for verb, peer in peers.items():
         item = figures[verb]
         if "skipped" in item:
-            print(f"{where}{verb}: skipped: {item['skipped']}")
+            print(f"{where + verb:<22}skipped: {item['skipped']}")
             continue
         print(
             f"{where + verb:<22}{item['ours_s']:>8.3f} s, {peer:<12}{item['theirs_s']:>8.3f} s, "

@@ -131,14 +131,14 @@ SOURCE = (
         "body of an operator that is taken apart (`CompositeImplicitAutograd`)",
         "return x * 0.75 + 0.5",
         "return x * 0.25 + 0.5",
-        "source of stale_operators changed",
+        "operator stale_model::blend changed",
     ),
-    _edit("result's shape of an operator", "WIDTH = 4", "WIDTH = 2", "source of stale_operators changed"),
+    _edit("result's shape of an operator", "WIDTH = 4", "WIDTH = 2", "operator stale_model::cut changed"),
     _edit(
         "body of an operator that is called whole",
         "return x.flip(-1).contiguous()",
         "return x.roll(1, -1)",
-        "source of stale_operators changed",
+        "operator stale_model::twist changed",
     ),
 )
 

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from tests.support.stale import Change, Launches
 from tests.support.stale_changes import DOES_NOT_MATTER, MATTERS, REFUSED
 from tests.support.stale_child import Result
+
+
+def a_third(cases: Mapping[str, Change]) -> list[Any]:
+    """The names of all cases, of which two in three are slow unless they share a process with others."""
+    return [
+        name if change.together or place % 3 == 0 else pytest.param(name, marks=pytest.mark.slow)
+        for place, (name, change) in enumerate(cases.items())
+    ]
 
 
 def selected(request: pytest.FixtureRequest, name: str, cases: Mapping[str, Change]) -> dict[str, Change]:
@@ -44,7 +53,7 @@ def after_what_does_not(request: pytest.FixtureRequest, launches: Launches) -> d
     return launches.second(selected(request, "other", DOES_NOT_MATTER), tracer=False)
 
 
-@pytest.mark.parametrize("change", MATTERS)
+@pytest.mark.parametrize("change", a_third(MATTERS))
 def test_change_that_matters_is_compiled_anew(change: str, after_what_matters: dict[str, Result]) -> None:
     result = after_what_matters[change]
     assert (result.outcome, result.wrong) == ("compiled", ""), result
@@ -61,7 +70,7 @@ def test_change_that_no_artifact_can_hold_is_refused(
     assert re.search(REFUSED[change].reason, result.reason), result.reason
 
 
-@pytest.mark.parametrize("other", DOES_NOT_MATTER)
+@pytest.mark.parametrize("other", a_third(DOES_NOT_MATTER))
 def test_change_that_does_not_matter_is_loaded(other: str, after_what_does_not: dict[str, Result]) -> None:
     result = after_what_does_not[other]
     assert (result.outcome, result.wrong, result.again) == ("loaded", "", "loaded"), result

@@ -34,7 +34,13 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cache
 
 
-@pytest.mark.parametrize("edit", [[], ["def untraced(x):\n    return x => def untraced(x):\n    return -x"]])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        pytest.param([], marks=pytest.mark.slow),
+        ["def untraced(x):\n    return x => def untraced(x):\n    return -x"],
+    ],
+)
 def test_the_same_cells_load(compiled: Path, edit: list[str]) -> None:
     assert notebook(compiled, *edit) == "loaded True False"
 

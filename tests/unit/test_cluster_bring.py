@@ -79,6 +79,7 @@ def test_hosts_that_are_up_are_left_alone(file: Path, hosts: Hosts):
     assert (processes(hosts), len(calls(file))) == (before, 3)
 
 
+@pytest.mark.slow
 def test_host_that_was_lost_is_started_again_alone(file: Path, hosts: Hosts):
     bring.up(hosts)
     end(hosts, "two")
@@ -86,6 +87,7 @@ def test_host_that_was_lost_is_started_again_alone(file: Path, hosts: Hosts):
     assert states(bring.up(hosts)) == {"one": "up", "two": "started", "three": "up"}
 
 
+@pytest.mark.slow
 def test_hosts_of_a_head_that_is_gone_join_the_new_one(hosts: Hosts):
     bring.up(hosts)
     end(hosts, "one")
@@ -94,6 +96,7 @@ def test_hosts_of_a_head_that_is_gone_join_the_new_one(hosts: Hosts):
     assert not still_there(before)
 
 
+@pytest.mark.slow
 def test_down_ends_every_process_and_removes_every_directory(hosts: Hosts):
     bring.up(hosts)
     directories = [Path(host.directory) for host in hosts.all]
@@ -106,6 +109,7 @@ def test_down_of_what_is_down_is_no_error(hosts: Hosts):
     assert set(states(bring.down(hosts)).values()) == {"down"}
 
 
+@pytest.mark.slow
 def test_down_ends_a_process_that_ignores_sigterm(hosts: Hosts):
     bring.up(hosts)
     stubborn = (
@@ -124,6 +128,7 @@ def test_status_of_what_is_down_changes_nothing(file: Path, hosts: Hosts):
     assert (set(states(report).values()), report.address, calls(file)) == ({"down"}, "", [])
 
 
+@pytest.mark.slow
 def test_hosts_that_fail_are_one_error_and_the_rest_stays_up(tmp_path: Path):
     env = {"FAKE_RAY_FAILS": "two three"}
     with fake_hosts(tmp_path, "one", "two", "three", "four", start_s=30, env=env) as path:
@@ -162,6 +167,7 @@ def test_host_that_starts_and_does_not_join_is_named(tmp_path: Path, monkeypatch
         bring.down(load_hosts(path))
 
 
+@pytest.mark.slow
 def test_silent_host_is_given_up_and_does_not_hold_up_the_others():
     silent = Errand(
         host="mute", connect=("bash", "-c", "echo Connecting; sleep 600"), script="", timeout_s=3.0
@@ -238,6 +244,7 @@ def test_interpreter_that_is_not_there_is_the_trouble(tmp_path: Path, shell: str
     assert "not known what runs there: one, two" in str(raised.value)
 
 
+@pytest.mark.slow
 def test_table_of_hosts_that_are_down_offers_nothing(hosts: Hosts):
     def heads(report: bring.ClusterReport) -> list[str]:
         text = io.StringIO()

@@ -24,7 +24,7 @@ FOREIGN = {
 def test_tests_of_object_stores_ignore_the_environment_of_who_runs_them():
     pytest.importorskip("obstore", reason="object stores are an extra: pip install 'warmrank[s3]'")
     pytest.importorskip("moto", reason="the local S3 server comes with pip install 'warmrank[test]'")
-    test = "tests/integration/test_store_places.py::test_launch_goes_through_both_places"
+    test = "tests/unit/test_object_store.py::test_stat_of_many"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test],
         cwd=REPOSITORY,

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,33 +62,38 @@ class Asks(nn.Module):
         return torch.mul(x, self.ask(self))
 
 
-def others_fit(kinds: str) -> dict[str, bool]:
-    """Whether a process with other hashes may load what another one compiled, by name."""
-    with tempfile.TemporaryDirectory() as directory:
-        for seed in ("1", "2"):
-            done = subprocess.run(
-                [sys.executable, "-m", "tests.unit.test_evaluated_sets", directory, kinds],
-                env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed},
-                cwd=ROOT,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=300,
-            )
-            assert done.returncode == 0, done.stderr
-    fits: dict[str, bool] = json.loads(done.stdout.splitlines()[-1])
-    return fits
+CASES = ORDERED | HASHED | INDIFFERENT
+
+
+@pytest.fixture(scope="module")
+def fits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bool]:
+    """For each case, True if a process with other hashes may load what another one compiled."""
+    directory = tmp_path_factory.mktemp("artifacts")
+    for seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.unit.test_evaluated_sets", str(directory)],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+    found: dict[str, bool] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 @traces_more
-def test_what_relies_on_order_or_hash_does_not_fit_another_process() -> None:
-    assert others_fit("ORDERED") == dict.fromkeys(ORDERED, False)
-    assert others_fit("HASHED") == dict.fromkeys(HASHED, False)
+@pytest.mark.parametrize("name", ORDERED | HASHED)
+def test_what_relies_on_order_or_hash_does_not_fit_another_process(fits: dict[str, bool], name: str) -> None:
+    assert not fits[name]
 
 
 @traces_more
-def test_what_relies_on_neither_fits_another_process() -> None:
-    assert others_fit("INDIFFERENT") == dict.fromkeys(INDIFFERENT, True)
+@pytest.mark.parametrize("name", INDIFFERENT)
+def test_what_relies_on_neither_fits_another_process(fits: dict[str, bool], name: str) -> None:
+    assert fits[name]
 
 
 def test_set_of_the_same_members_in_another_order_does_not_fit() -> None:
@@ -101,10 +105,10 @@ def test_set_of_the_same_members_in_another_order_does_not_fit() -> None:
     assert "order of self.members: [0, 8] -> [8, 0]" in misfits(made, module.forward, X)
 
 
-def _main(directory: Path, kinds: str) -> None:
-    """Compile, or, where that is done, look at what fits."""
+def _main(directory: Path) -> None:
+    """Compile each case, or, where that is done, look at what fits."""
     fits = {}
-    for number, (name, ask) in enumerate(globals()[kinds].items()):
+    for number, (name, ask) in enumerate(CASES.items()):
         module, file = Asks(ask), directory / str(number)
         if file.exists():
             fits[name] = not misfits(parse(file.read_bytes(), name), module.forward, X)
@@ -114,4 +118,4 @@ def _main(directory: Path, kinds: str) -> None:
 
 
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]), sys.argv[2])
+    _main(Path(sys.argv[1]))

@@ -268,6 +268,7 @@ def test_a_slice_of_a_geared_tensor_has_no_gears(tmp_path: Path) -> None:
 
 
 @compiles_ahead
+@pytest.mark.slow
 @torch.no_grad()
 def test_compiled_kernels_serve_every_gear(tmp_path: Path) -> None:
     config = worker.CompilerConfig()

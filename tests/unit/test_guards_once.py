@@ -180,7 +180,8 @@ def test_inputs_with_lazy_bits_are_refused_by_compiled_kernels(tmp_path: Path, b
 
 
 @compiles_ahead
-@pytest.mark.parametrize("bit", ["negative", pytest.param("conjugate", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("bit", ["negative", "conjugate"])
 @torch.no_grad()
 def test_inputs_with_resolved_bits_run_compiled_kernels(tmp_path: Path, bit: str) -> None:
     model = Lazy()
