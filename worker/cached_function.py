@@ -51,7 +51,7 @@ class CachedFunction(FunctionLookup):
         self._variants: list[Variant] = []
         self._lock = threading.RLock()
         self._kind = "cpu"  # of the module's device; read again at each look-up
-        self.last_result: FunctionResult | None = None
+        self.results: dict[str, FunctionResult] = {}  # by digest of the artifact, the latest last
         self._traces = TraceLimit(self.name)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -77,6 +77,11 @@ class CachedFunction(FunctionLookup):
     def variants(self) -> tuple[Variant, ...]:
         """The variants loaded in this process, the one used last first."""
         return tuple(self._variants)
+
+    @property
+    def last_result(self) -> FunctionResult | None:
+        """Outcome of the latest load or compile; None before the first."""
+        return next(reversed(self.results.values()), None)
 
     @property
     def statistics(self) -> CaptureStatistics:
@@ -125,7 +130,7 @@ class CachedFunction(FunctionLookup):
                     break
         if is_symbolic_trace():
             return self._method(*args, **kwargs)
-        if self._traces.reached and self._checked(args, kwargs) is None:
+        if self._traces.reached and self.fitting(args, kwargs) is None:
             return self._traces.run_eagerly(self._method, args, kwargs)
         return self.ensure(args, kwargs)(*args, **kwargs)
 
@@ -147,8 +152,8 @@ class CachedFunction(FunctionLookup):
             with collection.paused():
                 self._kind = self.device_kind
                 self._refuse_gear_miss(args, kwargs)
-                if (checked := self._checked(args, kwargs)) is not None:
-                    return checked
+                if (fitting := self.fitting(args, kwargs)) is not None:
+                    return fitting
                 variant, reason = self._find_and_use(args, kwargs, started)
             if variant is not None:
                 return variant
@@ -161,8 +166,8 @@ class CachedFunction(FunctionLookup):
                 _log.warning("%s is traced again (variant %d): %s", self.name, number, reason)
             return self.compile(args, kwargs, reason=reason)
 
-    def _checked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Variant | None:
-        """A variant that is loaded, and all of whose conditions hold, though something has changed."""
+    def fitting(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Variant | None:
+        """A loaded variant, all of whose conditions hold for these arguments now; None if there is none."""
         with self._lock:
             for variant in self.variants:
                 if not variant.check(args, kwargs):
@@ -310,7 +315,8 @@ class CachedFunction(FunctionLookup):
         return variant
 
     def _record(self, outcome: Outcome, reason: str, stored: StoredArtifact, seconds: StageSeconds) -> None:
-        self.last_result = FunctionResult(
+        self.results.pop(stored.sha256, None)
+        self.results[stored.sha256] = result = FunctionResult(
             function=self.name,
             ok=True,
             outcome=outcome,
@@ -322,4 +328,4 @@ class CachedFunction(FunctionLookup):
             seconds=seconds,
             runtime_state=stored.artifact.guards.runtime_state,
         )
-        journal.append(self.last_result, stored.artifact, self.root())
+        journal.append(result, stored.artifact, self.root())

@@ -264,7 +264,10 @@ def _field(field: Any) -> str:
 
 
 def _foreign_members(cls: type) -> list[str]:
-    """Functions that somebody else put into a class of torch or Python, with their digests."""
+    """Functions that somebody else put into a class of torch or Python, with their digests.
+
+    The emulated NPU's are none: they are there from its installation on, as torch_npu's are on an NPU.
+    """
     if cls.__flags__ & _IMMUTABLE_TYPE:
         return []
     return sorted(
@@ -272,8 +275,12 @@ def _foreign_members(cls: type) -> list[str]:
         for name, value in vars(cls).items()
         if not _plainly_own(value)
         for function in layers(value)
-        if isinstance(function, types.FunctionType) and not is_pinned_module(globals_module(function))
+        if isinstance(function, types.FunctionType) and not _is_known(globals_module(function))
     )
+
+
+def _is_known(module: str | None) -> bool:
+    return is_pinned_module(module) or (module or "").startswith(f"{__package__}.npu_emulator")
 
 
 def _plainly_own(value: Any) -> bool:

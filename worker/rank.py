@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from cache_store.node.node_files import NodeFile
     from cache_store.records.manifest import CaptureEntry, PartitionManifest
     from cache_store.store import Store
+    from worker.cached_function import CachedFunction
     from worker.rank_spec import RankSpec
     from worker.rank_units import RankUnit
     from worker.workload import Workload
@@ -47,6 +49,7 @@ class RankWorker:
         self._store = store
         self._workload: Workload | None = None
         self._units: dict[str, RankUnit] = {}
+        self._calls: list[RankUnit] = []  # of each call of the workload, the unit that answers it now
         self._groups: dict[str, ProcessGroup] = {}
         self._owns_process_group = False
         self._proposed: tuple[CaptureProposal, ...] = ()
@@ -77,6 +80,7 @@ class RankWorker:
 
         self._workload = rank_start.workload_of(self._spec, self._groups)
         self._units = units_of(self._workload.calls, Path(self._spec.cache_dir))
+        self._calls = list(self._units.values())
         return tuple(self._units)
 
     def probe(self) -> tuple[FunctionProbe, ...]:
@@ -140,11 +144,19 @@ class RankWorker:
         for name, digest in digests.items():
             self._units[name].release(digest)
 
-    def propose_captures(self, planned: tuple[CaptureEntry, ...]) -> tuple[CaptureProposal, ...]:
-        """What this rank would capture: the workload's calls, and what it can of an earlier launch's plan."""
+    def propose_captures(
+        self, planned: tuple[CaptureEntry, ...], names: Collection[str] | None = None
+    ) -> tuple[CaptureProposal, ...]:
+        """What this rank would capture: the workload's calls, and what it can of an earlier launch's plan.
+
+        Args:
+            planned: of earlier launches.
+            names: units to capture; None for all.
+        """
         from worker import rank_captures
 
-        self._proposed = rank_captures.propose(tuple(self._units.values()), planned)
+        units = [unit for name, unit in self._units.items() if names is None or name in names]
+        self._proposed = rank_captures.propose(units, planned)
         return self._proposed
 
     def stream_problem(self) -> str:
@@ -168,21 +180,67 @@ class RankWorker:
         _log.info("Captured %s in %.3f s: %s", unit.name, seconds, bound.runner.statistics)
         return unit.timed(capture_s=unit.seconds.capture_s + seconds)
 
-    def first_call(self) -> tuple[FunctionResult, ...]:
-        """Run each unit once, in call order, as a user would."""
-        return tuple(unit.guarded(lambda unit: unit.first_call()) for unit in self._units.values())
+    def first_call(self, place: int) -> tuple[FunctionResult | FunctionProbe, ...]:
+        """Run the call before a place in the workload, as a user would, and look at the call there.
+
+        Args:
+            place: from 0, before the first call, to the number of calls, after the last.
+
+        Returns:
+            The result of the call that ran, and the probe of the next one if nothing that is loaded fits it
+            any more; it is a unit of its own then. After the last call, the probes of all such calls, which
+            become no units: another may run before their turn comes.
+        """
+        ran = [
+            unit.guarded(lambda unit: unit.first_call()) for unit in self._calls[max(0, place - 1) : place]
+        ]
+        if place >= len(self._calls):
+            later = (unit.later(unit.name) for unit in self._calls)
+            return (*ran, *(self._probe(unit) for unit in later if unit is not None))
+        unit = self._calls[place].later(self._free_name(self._calls[place].function))
+        if unit is None:
+            return tuple(ran)
+        self._units[unit.name] = self._calls[place] = unit
+        return (*ran, self._probe(unit))
+
+    def _free_name(self, function: CachedFunction) -> str:
+        num = sum(unit.function.name == function.name for unit in self._units.values())
+        return f"{function.name}[{num}]" if num else function.name
 
     def verify(self) -> Verification:
         """Compare the warm model with its reference, if the workload has one."""
-        from worker.rank_check import check
+        from worker.rank_check import check, functions_of
 
-        functions = tuple(dict.fromkeys(unit.function for unit in self._units.values()))
-        found = check(self._require_workload(), self._spec.entrypoint, functions)
+        workload = self._require_workload()
+        found = check(workload, self._spec.entrypoint)
+        functions = functions_of(workload)
         if self._spec.local_rank == 0:  # after the last call, so that nothing is missing
             for function in functions:
                 for variant in function.variants:
                     variant.hand_over()
         return found
+
+    def extra(self) -> tuple[FunctionResult, ...]:
+        """Artifacts that the check, or one call inside of another, needed beyond the workload's calls."""
+        from worker.rank_check import functions_of
+
+        functions = functions_of(self._require_workload())
+        return tuple(result for function in functions for result in self._extra(function))
+
+    def _extra(self, function: CachedFunction) -> Iterator[FunctionResult]:
+        """Make units of what was loaded or compiled beside the calls, so that the manifest names it."""
+        from worker.rank_units import RankUnit
+        from worker.workload import Call
+
+        known = {unit.variant for unit in self._units.values()}
+        for variant in reversed(function.variants):
+            if variant in known:
+                continue
+            name = self._free_name(function)
+            result = replace(function.results[variant.stored.sha256], function=name)
+            unit = RankUnit(name=name, call=Call(function=function), variant=variant, result=result)
+            self._units[name] = unit
+            yield result
 
     def _require_workload(self) -> Workload:
         if self._workload is None:

@@ -1,9 +1,7 @@
-"""The workload's own check of the warm model, and what it needed beyond the launch's functions."""
+"""The workload's own check of the warm model, and the cached functions that it may call."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from worker.errors import WorkloadError
@@ -14,20 +12,27 @@ if TYPE_CHECKING:
     from worker.workload import Workload
 
 
-def check(workload: Workload, entrypoint: str, functions: Sequence[CachedFunction]) -> Verification:
-    """Compare the warm model with its reference, if the workload has one.
+def functions_of(workload: Workload) -> tuple[CachedFunction, ...]:
+    """The cached functions of a workload's calls, then those that modules of its model keep as attributes."""
+    from worker.cached_function import CachedFunction
 
-    Args:
-        workload: what the entrypoint returned.
-        entrypoint: named in errors.
-        functions: those that the workload calls.
+    kept = (
+        value
+        for module in workload.model.modules()
+        for value in vars(module).values()
+        if isinstance(value, CachedFunction)
+    )
+    return tuple(dict.fromkeys((*(call.function for call in workload.calls), *kept)))
+
+
+def check(workload: Workload, entrypoint: str) -> Verification:
+    """Compare the warm model with its reference, if the workload has one.
 
     Raises:
         WorkloadError: the check returned something else than a verification.
     """
     if workload.check is None:
         return Verification(ok=True, max_error=0.0, tolerance=0.0, compared="")
-    before = [len(function.variants) for function in functions]
     found = workload.check()
     if not isinstance(found, Verification):
         kind = type(found).__qualname__
@@ -36,13 +41,4 @@ def check(workload: Workload, entrypoint: str, functions: Sequence[CachedFunctio
             "(ok, max_error, tolerance, compared)"
         )
         raise WorkloadError(msg, entrypoint=entrypoint)
-    extra = [
-        function.name
-        for function, num in zip(functions, before, strict=True)
-        if len(function.variants) != num
-    ]
-    if extra:
-        # Not among the launch's functions, so neither planned nor published: somebody should know.
-        note = f"the check needed more artifacts of {', '.join(extra)}: warm them up with a worker.Call"
-        return replace(found, compared=f"{found.compared}; {note}")
     return found

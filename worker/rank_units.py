@@ -265,6 +265,15 @@ class RankUnit:
         self.use(Found(stored=offered, own=own, reason=reason), started=started, withheld=withheld)
         return self._finish()
 
+    def later(self, name: str) -> RankUnit | None:
+        """The same call as a unit of its own, if nothing that is loaded fits it any more; else None.
+
+        A call that runs may change what the next one's conditions hang on: a KV cache that is made, say.
+        """
+        if self.function.fitting(self.call.args, self.call.kwargs) is not None:
+            return None
+        return RankUnit(name=name, call=self.call, refused=self.refused, outlines=self.outlines)
+
     def first_call(self) -> FunctionResult:
         """Run the call once, as a user would."""
         self.bound()

@@ -137,7 +137,7 @@ def _functions(rank: int, warm: Warm) -> tuple[FunctionReport, ...]:
             function=result.function,
             outcome=result.outcome,
             reason=result.reason,
-            request_key=keys.get(result.function, ""),
+            request_key=keys.get(result.function) or keys.get(result.function.partition("[")[0], ""),
             digest=result.digest,
             size_bytes=result.size_bytes,
             beside=result.beside,

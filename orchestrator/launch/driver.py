@@ -19,6 +19,7 @@ from orchestrator.launch.assemble import Known, Moved, Warm, assemble
 from orchestrator.launch.commit import commit
 from orchestrator.launch.failed import failed_report
 from orchestrator.launch.failed_compiles import CompileCut, Compiling
+from orchestrator.launch.first_calls import run_calls
 from orchestrator.launch.retries import Spent
 from orchestrator.launch.rounds import settle_all
 from orchestrator.launch.stages import Stages
@@ -166,9 +167,12 @@ def warm_up(
     probes = steps.probe(stages)
     ledger = settle_all(stages, probes, no_compile=no_compile, avoid=avoid)
     steps.capture(stages, ledger, planned)
-    steps.first_call(stages, ledger)
-    checks = steps.verify(stages)
-    results = {rank: tuple(ledger[rank, found.function] for found in probes[rank]) for rank in sorted(probes)}
+    probes = run_calls(stages, probes, ledger, no_compile=no_compile)
+    checks, extra = steps.verify(stages)
+    results = {
+        rank: (*(ledger[rank, found.function] for found in probes[rank]), *extra[rank])
+        for rank in sorted(probes)
+    }
     return Warm(probes=probes, results=results, checks=checks)
 
 

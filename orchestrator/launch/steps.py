@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -173,16 +174,29 @@ def capture(stages: Stages, ledger: Ledger, planned: tuple[CaptureEntry, ...]) -
     numbers = {rank: num_calls(own) for rank, own in proposals.items()}
     if len(set(numbers.values())) > 1:
         stages.fail("capture", [_odd_number(rank, number) for rank, number in numbers.items()])
+    if stages.config.device == "npu" and any(proposals.values()):
+        _count_streams(stages)
+    _capture(stages, ledger, proposals)
+
+
+def capture_later(stages: Stages, ledger: Ledger, probes: Mapping[int, Sequence[FunctionProbe]]) -> None:
+    """Capture what calls needed after others had run: in step if all ranks do, else when it is called."""
+    names = {rank: ((), tuple(probe.function for probe in own)) for rank, own in probes.items()}
+    if set(names) == set(stages.ranks):
+        proposals: Proposals = stages.ask("capture", "propose_captures", names)
+        if len({len(own) for own in proposals.values()}) == 1:
+            _capture(stages, ledger, proposals)
+
+
+def _capture(stages: Stages, ledger: Ledger, proposals: Proposals) -> None:
     ranks = tuple(rank for rank, own in proposals.items() if own)
     if not ranks:
         return  # compiled kernels only, which are not captured
-    if stages.config.device == "npu":
-        _count_streams(stages)
     digests = {slot: result.digest for slot, result in ledger.items()}
     with stages.stage("capture", ranks):
         for step in order(proposals, digests):
             arguments = {rank: (proposal,) for rank, proposal in step.items()}
-            _note(stages, ledger, "capture", stages.ask("capture", "capture", arguments))
+            note(stages, ledger, "capture", stages.ask("capture", "capture", arguments))
 
 
 def _count_streams(stages: Stages) -> None:
@@ -195,16 +209,17 @@ def _count_streams(stages: Stages) -> None:
             stages.problem(f"{ranks_text(ranks)}: {text}")
 
 
-def first_call(stages: Stages, ledger: Ledger) -> None:
-    """Call every function once, as the first request would."""
-    with stages.stage("first_call"):
-        _note(stages, ledger, "first_call", stages.ask_all("first_call", "first_call"))
+def verify(stages: Stages) -> tuple[dict[int, Verification], Results]:
+    """Compare the warm model's output with its reference.
 
-
-def verify(stages: Stages) -> dict[int, Verification]:
-    """Compare the warm model's output with its reference."""
+    Returns:
+        The comparison of each rank, and what it needed beyond the workload's calls.
+    """
     with stages.stage("verify"):
-        return stages.ask_all("verify", "verify")
+        checks = stages.ask_all("verify", "verify")
+        extra: Results = stages.ask("verify", "extra", dict.fromkeys(stages.ranks, ()), is_work=False)
+        stages.tell("verify", extra)
+        return checks, extra
 
 
 def run_script(stages: Stages) -> Results:
@@ -215,7 +230,7 @@ def run_script(stages: Stages) -> Results:
     return results
 
 
-def _note(stages: Stages, ledger: Ledger, stage: str, answers: Results) -> None:
+def note(stages: Stages, ledger: Ledger, stage: str, answers: Results) -> None:
     """Keep how each function got its artifact, and take over what it has spent and captured by now."""
     for rank, results in answers.items():
         for result in results:

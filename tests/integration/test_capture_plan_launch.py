@@ -17,7 +17,7 @@ from orchestrator.store.stores import open_store
 from tests.support.stored import store_config
 from worker.capture.plan import parse as parse_plan
 from worker.rank import RankWorker
-from worker.results import FunctionResult
+from worker.results import FunctionProbe, FunctionResult
 
 
 class WatchedRank(RankWorker):
@@ -25,11 +25,11 @@ class WatchedRank(RankWorker):
 
     seen: list[list[int]]
 
-    def first_call(self) -> tuple[FunctionResult, ...]:
+    def first_call(self, place: int) -> tuple[FunctionResult | FunctionProbe, ...]:
         (unit,) = self._units.values()
         assert unit.variant is not None
         type(self).seen.append([shapes.inputs[0].sizes[0] for shapes in unit.variant.runner.shapes()])
-        return super().first_call()
+        return super().first_call(place)
 
 
 @pytest.fixture

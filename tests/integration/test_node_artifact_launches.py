@@ -26,9 +26,9 @@ class Cluster:
         self.num_compiles = 0
         first_call = RankWorker.first_call
 
-        def with_tool(worker: RankWorker) -> Any:
+        def with_tool(worker: RankWorker, place: int) -> Any:
             self._run_tool(self.root / self.node / KERNEL)
-            return first_call(worker)
+            return first_call(worker, place)
 
         patch.setattr(RankWorker, "first_call", with_tool)
         self.node = ""

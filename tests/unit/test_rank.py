@@ -86,6 +86,12 @@ def offers(warmed: Warmed, cache: Path) -> dict[str, str]:
     return {result.function: result.digest for result in warmed(cache, world_size=2).load(UNITS[:2])}
 
 
+def called(rank: RankWorker) -> list[FunctionResult]:
+    """The results of all calls, one after the other."""
+    answers = [rank.first_call(place) for place in range(1, len(UNITS) + 1)]
+    return [item for answer in answers for item in answer if isinstance(item, FunctionResult)]
+
+
 def capture_all(rank: RankWorker, planned: tuple[CaptureEntry, ...] = ()) -> list[FunctionResult]:
     """Take every step that a rank proposes."""
     return [result for step in rank.propose_captures(planned) for result in rank.capture(step)]
@@ -420,7 +426,7 @@ def test_capture_of_what_was_not_loaded_is_a_result(cache: Path) -> None:
 
 def test_first_call_runs_every_call_in_order(cache: Path, warmed: Warmed) -> None:
     rank = warmed(cache)
-    results = rank.first_call()
+    results = called(rank)
     assert [result.function for result in results] == list(UNITS)
     assert min(result.seconds.first_call_s for result in results) > 0
 
@@ -428,20 +434,20 @@ def test_first_call_runs_every_call_in_order(cache: Path, warmed: Warmed) -> Non
 def test_first_call_after_a_capture_captures_nothing_more(cache: Path, warmed: Warmed) -> None:
     rank = warmed(cache)
     capture_all(rank)
-    rank.first_call()
+    called(rank)
     captures = {id(unit.variant.runner): unit.variant.runner for unit in rank._units.values() if unit.variant}
     assert sum(runner.statistics.captures for runner in captures.values()) == 3
 
 
 def test_first_call_of_what_was_not_loaded_does_not_compile(cache: Path) -> None:
-    assert {result.ok for result in built(cache).first_call()} == {False}
+    assert {result.ok for result in called(built(cache))} == {False}
     assert not cache.exists()
 
 
 def test_seconds_add_up_over_the_stages(cache: Path) -> None:
     rank = compiled(cache)
     capture_all(rank)
-    seconds = by_name(rank.first_call())["Plain.affine"].seconds
+    seconds = by_name(called(rank))["Plain.affine"].seconds
     assert min(seconds.trace_s, seconds.compile_s, seconds.capture_s, seconds.first_call_s) > 0
 
 
@@ -538,7 +544,7 @@ def test_launch_of_a_warm_cache_traces_nothing(
     rank.probe()
     rank.load(UNITS)
     capture_all(rank)
-    assert {result.ok for result in rank.first_call()} == {True}
+    assert {result.ok for result in called(rank)} == {True}
     assert rank.verify().ok
 
 

@@ -130,8 +130,8 @@ def test_refused_function_that_would_compile_is_told_apart(tmp_path: Path) -> No
     refused = FunctionResult(
         function="Model.f", ok=False, outcome="adopted", reason="CompileForbidden: Model.f would have to be"
     )
-    host._worker.first_call = lambda: (refused,)
-    failure = answer(host, 1, "first_call", "first_call", ())
+    host._worker.first_call = lambda _place: (refused,)
+    failure = answer(host, 1, "first_call", "first_call", (1,))
     assert (failure.kind, failure.function, failure.message) == (
         "CompileForbidden",
         "Model.f",

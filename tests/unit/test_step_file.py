@@ -49,7 +49,7 @@ def test_place_that_cannot_be_written_says_nothing(tmp_path: Path) -> None:
         (("compile", "compile", (("Model.a", "Model.b"), ())), "compile Model.a, Model.b"),
         (("compile", "compile", (("Model.a",), ("Model.b",))), "compile Model.a; audit Model.b"),
         (("capture", "propose_captures", ((),)), "capture: propose captures"),
-        (("first_call", "first_call", ()), "first_call"),
+        (("first_call", "first_call", (1,)), "first_call"),
     ],
 )
 def test_call_in_words(call: tuple[str, str, tuple[object, ...]], words: str) -> None:

@@ -1,0 +1,70 @@
+"""Launches whose calls change what other calls need: all of it is planned, counted and published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.config.reading import parse
+from orchestrator.errors import LaunchFailed
+from orchestrator.gang.in_process import InProcessLauncher
+from orchestrator.launch.driver import launch
+from orchestrator.show.report import Report
+from tests.support.stored import store_config
+
+
+class House:
+    """A store, and a new node for every launch."""
+
+    def __init__(self, root: Path, entrypoint: str, arguments: dict[str, Any]) -> None:
+        self.root, self.num_nodes = root, 0
+        self.workload = {
+            "entrypoint": f"tests.support.stateful_workload:{entrypoint}",
+            "arguments": arguments,
+        }
+
+    def launch(self, num_ranks: int, *, no_compile: bool = False) -> Report:
+        self.num_nodes += 1
+        config = parse(
+            {
+                "name": "stateful",
+                "workload": self.workload,
+                "ranks": num_ranks,
+                "parallel": {"dp": num_ranks},
+                "cache_dir": str(self.root / f"node{self.num_nodes}"),
+                "store": store_config(self.root / "store"),
+            }
+        )
+        return launch(config, no_compile=no_compile, launcher=InProcessLauncher())
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "arguments", "num_variants"),
+    [
+        ("lazy", {}, 2),
+        ("counting", {"limit": 2}, 3),
+        ("growing", {}, 3),
+        ("decoder", {"cache": "static"}, 4),
+        pytest.param("decoder", {"cache": "dynamic"}, 4, marks=pytest.mark.slow),
+        ("within", {}, 4),
+    ],
+)
+def test_an_empty_node_needs_no_compile_after_a_launch(
+    tmp_path: Path, entrypoint: str, arguments: dict[str, Any], num_variants: int
+) -> None:
+    house = House(tmp_path, entrypoint, arguments)
+    cold = house.launch(2)
+    assert (cold.totals.num_compiled, cold.totals.num_adopted) == (num_variants, num_variants)
+    for num_ranks in (2, 3, 1):
+        warm = house.launch(num_ranks, no_compile=True)
+        assert warm.totals.num_compiled == 0
+        assert {len(rank.functions) for rank in warm.ranks} == {num_variants}
+
+
+def test_calls_that_never_settle_end_the_launch(tmp_path: Path) -> None:
+    with pytest.raises(LaunchFailed, match=r"Counting.forward.*self.num_calls: \d -> \d") as failed:
+        House(tmp_path, "counting", {"limit": 100}).launch(2)
+    assert "keep what changes from call to call in a tensor" in str(failed.value)
+    assert not list((tmp_path / "store").rglob("launches/*/*"))

@@ -1,0 +1,144 @@
+"""Entrypoints whose calls change what the next ones' conditions hang on."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from worker.inference import cache_compile
+from worker.results import Verification
+from worker.workload import Call, RankContext, Workload
+
+TOKEN = torch.ones(1, 4)
+PROMPT = torch.ones(3, 4)
+
+
+class Lazy(nn.Module):
+    """Makes a buffer when it is first used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.scale is None:
+            self.scale = x.new_full((4,), 2.0)
+        return x * self.scale
+
+
+class Counting(nn.Module):
+    """Counts its calls, up to a limit."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit, self.num_calls = limit, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.num_calls < self.limit:
+            self.num_calls += 1
+        return x * self.num_calls
+
+
+class Growing(nn.Module):
+    """Keeps what it has seen, as a dynamic KV cache does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: torch.Tensor | None = None
+
+    def prefill(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = x * 2
+        return x + 1
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = x if self.seen is None else torch.cat([self.seen, x])
+        return self.seen.sum(0)
+
+
+class Within(nn.Module):
+    """Calls a cached function that is none of the workload's calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = cache_compile(self.doubled)
+
+    def doubled(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+class StaticDecoder(nn.Module):
+    """A decoder of transformers with a cache of theirs."""
+
+    def __init__(self, cache: str) -> None:
+        from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+
+        super().__init__()
+        config = LlamaConfig(
+            vocab_size=16,
+            hidden_size=8,
+            intermediate_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+            max_position_embeddings=16,
+        )
+        self.model = LlamaForCausalLM(config).eval().requires_grad_(requires_grad=False)
+        self.cache = StaticCache(config, max_cache_len=16) if cache == "static" else DynamicCache()
+
+    def prefill(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return self._logits(tokens, positions)
+
+    def decode(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return self._logits(tokens, positions)
+
+    def _logits(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        found = self.model(tokens, past_key_values=self.cache, cache_position=positions, use_cache=True)
+        logits: torch.Tensor = found.logits
+        return logits
+
+
+def counting(context: RankContext, *, limit: int) -> Workload:
+    """One call of a function that counts its calls."""
+    return _of_forward(Counting(limit))
+
+
+def lazy(context: RankContext) -> Workload:
+    """One call of a function that makes a buffer."""
+    return _of_forward(Lazy())
+
+
+def growing(context: RankContext) -> Workload:
+    """A prompt, and a token after it."""
+    model = Growing()
+    prefill, decode = cache_compile(model.prefill), cache_compile(model.decode)
+    calls = (Call(function=prefill, args=(PROMPT,)), Call(function=decode, args=(TOKEN,)))
+    return Workload(model=model, calls=calls)
+
+
+def decoder(context: RankContext, *, cache: str) -> Workload:
+    """A prompt, and a token after it, of transformers' Llama."""
+    torch.manual_seed(0)
+    model = StaticDecoder(cache)
+    prefill, decode = cache_compile(model.prefill), cache_compile(model.decode)
+    prompt = torch.tensor([[1, 2, 3]]), torch.arange(3)
+    token = torch.tensor([[4]]), torch.tensor([3])
+    return Workload(
+        model=model, calls=(Call(function=prefill, args=prompt), Call(function=decode, args=token))
+    )
+
+
+def within(context: RankContext) -> Workload:
+    """A check that needs a function, and a state, that no call has."""
+    model, counts = Within(), Counting(1)
+    function = cache_compile(counts.forward)
+
+    def check() -> Verification:
+        worst = float((model.inner(TOKEN) - 2).abs().max())
+        function(TOKEN.double())
+        return Verification(ok=worst == 0, max_error=worst, tolerance=0.0, compared="twice one with two")
+
+    return Workload(model=model, calls=(Call(function=function, args=(TOKEN,)),), check=check)
+
+
+def _of_forward(model: nn.Module) -> Workload:
+    return Workload(model=model, calls=(Call(function=cache_compile(model.forward), args=(TOKEN,)),))
