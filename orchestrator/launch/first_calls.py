@@ -1,9 +1,9 @@
 """Runs the workload's calls, in step on all ranks, until a whole round of them needs nothing new.
 
 A call may change what the conditions of the next one hang on: a prefill makes the KV cache, a layer makes a
-buffer when it is first used. What a call needs then is planned, compiled by one rank of a class, adopted by the
-others, captured, counted and published as everything else. Ranks look at a call before any of them runs it, so
-that none compiles while the others wait for it in a collective.
+buffer when it is first used. What a call needs then is planned, compiled by one rank of a class, adopted by
+the others, captured, counted and published as everything else. Ranks look at a call before any of them runs
+it, so that none compiles while the others wait for it in a collective.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Picky(torch.nn.Module):
 
     def fragile(self, x: torch.Tensor) -> torch.Tensor:
         if self.breaks:
-            torch._dynamo.graph_break()  # type: ignore[no-untyped-call]
+            torch._dynamo.graph_break()
         return x * 2
 
     def sound(self, x: torch.Tensor) -> torch.Tensor:

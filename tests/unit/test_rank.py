@@ -86,10 +86,10 @@ def offers(warmed: Warmed, cache: Path) -> dict[str, str]:
     return {result.function: result.digest for result in warmed(cache, world_size=2).load(UNITS[:2])}
 
 
-def called(rank: RankWorker) -> list[FunctionResult]:
+def called(rank: RankWorker) -> tuple[FunctionResult, ...]:
     """The results of all calls, one after the other."""
     answers = [rank.first_call(place) for place in range(1, len(UNITS) + 1)]
-    return [item for answer in answers for item in answer if isinstance(item, FunctionResult)]
+    return tuple(item for answer in answers for item in answer if isinstance(item, FunctionResult))
 
 
 def capture_all(rank: RankWorker, planned: tuple[CaptureEntry, ...] = ()) -> list[FunctionResult]:
