@@ -86,7 +86,7 @@ def translate(
     checks: dict[str, Check] = {}
     shapes: list[tuple[str, tuple[int, ...]]] = []
     pinned = (*_pinned_globals(trace), MEMBER_OF_SET)
-    names = _sources_of_group_names(trace)
+    groups = frozenset(map(table.add, _groups_in_collectives(trace)))
     values = NodeValues(table.nodes, function, arguments)
     for check in builtins_named(table, trace.codes):
         checks.setdefault(repr(check), check)
@@ -94,7 +94,7 @@ def translate(
         if guard.kind == "SHAPE_ENV":
             shapes.extend(_shape(table, condition) for condition in guard.conditions)
         elif guard.kind not in AMBIENT_KINDS and not _under(guard, pinned):
-            for check in _checks(table, guard, names):
+            for check in _checks(table, guard, groups):
                 checks.setdefault(repr(check), check)
     for fact in trace.evaluated.facts:
         if not _pinned(fact.source, pinned):
@@ -121,14 +121,14 @@ def _asked(trace: Trace, roles: tuple[str, ...]) -> tuple[asked.Call, ...]:
     return tuple({repr(call): call for call in found}.values())
 
 
-def _sources_of_group_names(trace: Trace) -> frozenset[str]:
-    """Where names of process groups stand that serve for nothing but naming the groups of collectives."""
+def _groups_in_collectives(trace: Trace) -> list[str]:
+    """Process groups whose names serve for nothing but naming the groups of collectives."""
     held = trace.evaluated.group_names.keys() | _names_in_graph(trace)
-    return frozenset(
-        f"{guard.source}.group_name"
+    return [
+        guard.source
         for guard in trace.guards
         if _is_group(guard.value) and guard.value.group_name not in held
-    )
+    ]
 
 
 def _names_in_graph(trace: Trace) -> set[str]:
@@ -214,8 +214,8 @@ def _refuse_unnamed(classes: tuple[type, ...], encoded: Any) -> None:
     raise NotPortable(msg, what=names)
 
 
-def _checks(table: PathTable, guard: TracedGuard, names: frozenset[str]) -> list[Check]:
-    """The conditions of a guard; ``names``: where names of groups stand that count by role."""
+def _checks(table: PathTable, guard: TracedGuard, groups: frozenset[int]) -> list[Check]:
+    """The conditions of a guard; ``groups``: nodes of groups whose names count by role."""
     translator = _TRANSLATORS.get(guard.kind)
     if translator is None:
         raise _refusal(guard, "this kind of guard has no portable form")
@@ -223,7 +223,8 @@ def _checks(table: PathTable, guard: TracedGuard, names: frozenset[str]) -> list
         if guard.kind == "DUPLICATE_INPUT":
             return [(table.add(guard.source), "same", table.add(guard.same_as))]
         node = table.add(guard.source)
-        if guard.source in names and translator in (_equals, _constant):
+        parent, _, name = table.nodes[node]
+        if parent in groups and name == "group_name" and translator in (_equals, _constant):
             return [(node, "group_name", role_of(guard.value))]
         return [(node, kind, expected) for kind, expected in translator(guard)]
     except NotPortable as error:
@@ -274,7 +275,8 @@ def _is_conversion(node: ast.AST) -> TypeGuard[ast.Call]:
 def _is_group(value: Any) -> bool:
     import torch.distributed as dist
 
-    return dist.is_available() and isinstance(value, dist.ProcessGroup)
+    # Not isinstance, for which torch asks the object for attributes, which may run code of the user's.
+    return dist.is_available() and issubclass(type(value), dist.ProcessGroup)
 
 
 def _type(guard: TracedGuard) -> _Translated:

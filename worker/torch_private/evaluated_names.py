@@ -60,6 +60,6 @@ def real_group(variable: Any) -> Any:
     """The process group that a variable stands for; None if it is another object."""
     import torch.distributed as dist
 
-    value = vars(variable).get("value")
+    value = getattr(variable, "value", None)
     value = getattr(value, "real_obj", value)  # of a group that Dynamo takes for an opaque object
     return value if dist.is_available() and isinstance(value, dist.ProcessGroup) else None
