@@ -174,6 +174,7 @@ class Terminal:
         os.close(self._master)
 
 
+@pytest.mark.slow
 def test_real_bash_completes_a_file_a_key_and_a_value(command: Path):
     environ = {"PATH": f"{command.parent}:{os.environ['PATH']}", "TERM": "dumb", "PS1": "$ "}
     terminal = Terminal(environ=environ)

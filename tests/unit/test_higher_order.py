@@ -152,6 +152,7 @@ PROGRAMS = {
     )
 }  # fmt: skip
 NOT_COMPILED_AHEAD = ("branch", "loop")
+SLOW = ("attention_masked_within", "associative", "jacobian")
 
 
 def module(program: Callable[[Any, torch.Tensor], Any]) -> Any:
@@ -168,7 +169,10 @@ def assert_equals_eager(function: Any, given: torch.Tensor, tolerance: float = 0
         torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in PROGRAMS],
+)
 def test_program_is_compiled_and_loaded_and_equals_eager(name: str, tmp_path: Path) -> None:
     program, given = PROGRAMS[name]
     for expected in ("compiled", "loaded"):
