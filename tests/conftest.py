@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.support.s3_server import S3Server
 
-FAULT_ROUNDS = 2
+FAULT_ROUNDS = 1
 CHAOS_LAUNCHES, CHAOS_SEED = 2, 123241
 """A rank is killed, a driver is killed, a store goes away."""
 _OF_THE_DEVELOPER = re.compile(r"(AWS|AZURE|GOOGLE)_.*|.*_PROXY", re.IGNORECASE)
