@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -165,3 +166,18 @@ def test_what_follows_from_constants_is_no_condition() -> None:
 def test_text_that_the_code_holds_is_no_address() -> None:
     module = Asks(lambda: len("starts at 0xdeadbeef"))
     assert misfits(compiled(module.forward, X), module.forward, X) == ()
+
+
+def test_variable_of_the_environment_that_a_fake_kernel_reads_is_a_condition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @torch.library.custom_op("warmrank_test_folds::sized", mutates_args=())
+    def sized(x: torch.Tensor) -> torch.Tensor:
+        return x.new_ones(int(os.environ.get("WARMRANK_TEST_SIZE", "4")))
+
+    sized.register_fake(lambda x: x.new_empty(int(os.environ.get("WARMRANK_TEST_SIZE", "4"))))
+    module = Asks(lambda: sized(X).shape[0])
+    artifact = compiled(module.forward, X)
+    assert misfits(artifact, module.forward, X) == ()
+    monkeypatch.setenv("WARMRANK_TEST_SIZE", "5")
+    assert misfits(artifact, module.forward, X) == ("getenv(WARMRANK_TEST_SIZE): None -> 5",)

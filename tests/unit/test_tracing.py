@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
+from tests.support.fake_group import fake_world
 from tests.support.small_models import Cached, Plain, Unfit
 from tests.support.tracing import compiled, misfits, operators_of, traced
 from worker.errors import GraphBreak, NotPortable
@@ -184,3 +186,32 @@ def test_replaced_dataclass_has_the_names_of_its_class_as_condition() -> None:
 
     module = Replaces()
     assert misfits(compiled(module.forward, torch.ones(2)), module.forward, torch.ones(2)) == ()
+
+
+def test_part_of_a_mesh_that_the_function_asks_for_is_refused_by_name() -> None:
+    class Asks(nn.Module):
+        mesh: Any
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return x + self.mesh["tp"].size()
+
+    with fake_world(rank=1, world_size=4):
+        module = Asks()
+        module.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        with pytest.raises(NotPortable, match="DeviceMesh"):
+            compiled(module.forward, torch.ones(3))
+
+
+def marked_nonstrict(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def test_function_that_is_not_traced_strictly_is_refused() -> None:
+    marked = torch._dynamo.nonstrict_trace(marked_nonstrict)
+
+    class Calls(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return marked(x)
+
+    with pytest.raises(NotPortable, match="nonstrict_trace"):
+        traced(Calls().forward, ROWS)

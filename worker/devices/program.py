@@ -23,6 +23,7 @@ import torch
 from worker.devices.arena import Region, Segment, tensor_in
 from worker.devices.memory import memory_of
 from worker.devices.memory_plan import Lifetime, planned
+from worker.errors import StateChanged
 from worker.torch_private.kernels import Call, call_of, into, only_copies, out_variant, waited
 from worker.torch_private.places import Place, lazily
 from worker.torch_private.recording import Operation, Recording, leaves
@@ -230,11 +231,13 @@ def _stored(call: Call, targets: tuple[tuple[int, torch.Tensor], ...]) -> Call:
 
 
 def _store(produced: torch.Tensor, target: torch.Tensor) -> None:
-    if produced.shape != target.shape or produced.dtype != target.dtype:
-        shapes = f"{tuple(target.shape)} -> {tuple(produced.shape)}"
-        msg = f"a result inside a captured graph changed its shape: {shapes}"
-        raise RuntimeError(msg)  # copy_ would broadcast, and the result be wrong
+    if produced.shape != target.shape or produced.dtype != target.dtype:  # copy_ would broadcast
+        raise StateChanged(f"a result inside a captured graph, of {_form(target)},", _form(produced))
     memory_of(target).copy_(memory_of(produced))
+
+
+def _form(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)}"
 
 
 def _output(value: Any, memory: _Memory, twins: dict[int, int], originals: dict[Place, torch.Tensor]) -> Any:

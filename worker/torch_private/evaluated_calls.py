@@ -2,7 +2,8 @@
 
 Intercepted where values come from, so that no name and no way to call matters: every function of torch that a
 trace calls passes one method, and every rank and size is read from a `ProcessGroup`. The latter are noted
-also where somebody's code runs for real: an operator's fake kernel, a metaclass, a pass over the graph.
+also where somebody's code runs for real: an operator's fake kernel, a metaclass, a pass over the graph. So
+are environment variables that it reads.
 
 Facts relied upon (``tests/unit/test_evaluated_calls.py``), of torch 2.11 to 2.15:
 
@@ -15,6 +16,7 @@ Facts relied upon (``tests/unit/test_evaluated_calls.py``), of torch 2.11 to 2.1
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -24,10 +26,12 @@ from typing import Any, Final
 
 import torch
 
+from worker.code_digests import is_pinned_module
 from worker.torch_private.patching import wrapped
 from worker.values import Value
 
 FACTS = {
+    "os:environ": "__getitem__",
     "torch._dynamo.variables.torch": "constant_fold_functions",
     "torch._dynamo.variables.torch:TorchInGraphFunctionVariable": "call_function(tx, args, kwargs)",
     "torch.distributed:ProcessGroup": "rank size",
@@ -76,6 +80,7 @@ class NotedCalls:
         from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
         with contextlib.ExitStack() as stack:
+            stack.enter_context(wrapped(type(os.environ), "__getitem__", self._variable))
             stack.enter_context(wrapped(TorchInGraphFunctionVariable, "call_function", self._evaluation))
             if dist.is_available():
                 for name, function in (("rank", dist.get_rank), ("size", dist.get_world_size)):
@@ -110,10 +115,34 @@ class NotedCalls:
 
         return read
 
+    def _variable(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def read(environ: Any, name: str) -> Any:
+            value = None
+            try:
+                value = original(environ, name)
+            finally:
+                if environ is os.environ and _is_users(sys._getframe(1)):
+                    self.note(os.getenv, ((name,), {}), value)
+            return value
+
+        return read
+
     def note(self, function: Callable[..., Any], given: Arguments | None, result: Any) -> None:
         """Note a call; its arguments are None where Dynamo does not know them."""
         args, kwargs = given or (None, {})
         self.calls.append(AskedCall(function=function, args=args, kwargs=kwargs, result=result))
+
+
+def _is_users(frame: FrameType | None) -> bool:
+    """Whether code of the user's that runs, not the import of a module, reads the environment."""
+    while frame is not None and frame.f_globals.get("__name__") in ("os", "collections.abc"):
+        frame = frame.f_back
+    name = "" if frame is None else str(frame.f_globals.get("__name__"))
+    if is_pinned_module(name) or name.partition(".")[0] in _OWN:
+        return False
+    while frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    return frame is None or frame.f_back is None or "importlib" not in frame.f_back.f_code.co_filename
 
 
 def _is_distributed(function: Callable[..., Any]) -> bool:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, Final
 
-from worker.code_digests import globals_module, is_pinned_module
+from worker.code_digests import globals_module, is_pinned_module, layers
 from worker.torch_private.evaluated_attributes import with_subclasses
 from worker.torch_private.evaluated_calls import Arguments
 from worker.torch_private.patching import wrapped
@@ -79,6 +79,7 @@ class NotedFolds:
         with contextlib.ExitStack() as stack:
             stack.enter_context(wrapped(InstructionTranslatorBase, "run", wrap_run))
             stack.enter_context(wrapped(InstructionTranslatorBase, "push", wrap_push))
+            stack.enter_context(wrapped(TorchInGraphFunctionVariable, "call_function", self._unseen))
             for cls in with_subclasses(VariableTracker):
                 if "call_function" in vars(cls) and cls is not TorchInGraphFunctionVariable:
                     stack.enter_context(wrapped(cls, "call_function", self._call))
@@ -93,6 +94,19 @@ class NotedFolds:
                 self._text(answer, ())
                 self._fold(variable, args, kwargs, answer)
             return answer
+
+        return call_function
+
+    def _unseen(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call_function(variable: Any, *args: Any, **kwargs: Any) -> Any:
+            marked = [layer for layer in layers(variable.value) if _name_of_users(layer)]
+            if marked:
+                self._refuse(
+                    f"{marked[0].__module__}.{marked[0].__qualname__} is marked allow_in_graph or "
+                    "nonstrict_trace, so a change of what it does could not be noticed; take the mark away, "
+                    "or make it a custom operator (torch.library.custom_op)"
+                )
+            return original(variable, *args, **kwargs)
 
         return call_function
 

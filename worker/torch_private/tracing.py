@@ -8,12 +8,11 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from worker.code_digests import globals_module, is_pinned_module
 from worker.errors import GraphBreak, NotPortable, WorkerError
 from worker.torch_private.config_reads import settings_read_by_value
 from worker.torch_private.evaluated import Evaluations
@@ -158,7 +157,7 @@ def trace(
             name = getattr(method, "__qualname__", repr(method))
             msg = f"{name} holds no tensor operation, so there is no graph; do not hand it to cache_compile"
             raise GraphBreak(msg, function=name, reason="no tensor operation")
-        _refuse_unseen(backend_input.graph_module)
+        _refuse_opaque(backend_input.graph_module)
         _refuse_names(captured.graph_capture_output.traced_code)
         traced = perf_counter()
         output = captured.graph_capture_output
@@ -237,20 +236,21 @@ def _tracing_settings(dynamic: bool) -> Iterator[None]:
             torch.set_grad_enabled(was_enabled)
 
 
-def _refuse_unseen(graph_module: GraphModule) -> None:
-    """Refuse ``allow_in_graph`` functions: lowering runs them, so nothing notes what they depend on.
+def _refuse_opaque(graph_module: GraphModule) -> None:
+    """Refuse graphs that ask an object for another one, as ``mesh["tp"]`` does.
 
     Raises:
-        NotPortable: the graph calls a Python function that is not torch's.
+        NotPortable: the graph does.
     """
     for node in graph_module.graph.nodes:
-        if isinstance(node.target, FunctionType) and not is_pinned_module(globals_module(node.target)):
-            name = f"{node.target.__module__}.{node.target.__qualname__}"
+        real = getattr(node.meta.get("example_value"), "real_obj", None)
+        if node.op == "call_method" and real is not None:
+            kind = type(real).__qualname__
             msg = (
-                f"{name} is marked allow_in_graph, so a change of what it does could not be noticed; "
-                "take the mark away, or make it a custom operator (torch.library.custom_op)"
+                f"the function calls {node.target} for a {kind}, which is compared by its own rules; read "
+                "what the function needs of it in __init__ and keep that as attributes"
             )
-            raise NotPortable(msg, what=name)
+            raise NotPortable(msg, what=kind)
 
 
 def _refuse_names(codes: Iterable[CodeType]) -> None:
