@@ -84,5 +84,14 @@ class Evaluations:
             finally:
                 handlers.clear()
 
+    @contextlib.contextmanager
+    def lowering(self) -> Iterator[None]:
+        """Note also what operators read of the environment, asked once more after Dynamo."""
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        FakeTensorMode.cache_clear()
+        with self._calls.variables_noted():
+            yield
+
     def _note(self, kind: str, source: str, detail: Any) -> None:
         self.facts[Evaluated(kind=kind, source=source, detail=detail)] = None

@@ -80,11 +80,16 @@ class NotedCalls:
         from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
         with contextlib.ExitStack() as stack:
-            stack.enter_context(wrapped(type(os.environ), "__getitem__", self._variable))
             stack.enter_context(wrapped(TorchInGraphFunctionVariable, "call_function", self._evaluation))
             if dist.is_available():
                 for name, function in (("rank", dist.get_rank), ("size", dist.get_world_size)):
                     stack.enter_context(wrapped(dist.ProcessGroup, name, partial(self._read, function)))
+            yield
+
+    @contextlib.contextmanager
+    def variables_noted(self) -> Iterator[None]:
+        """Note the environment variables that are read within the context, in which Dynamo traces nothing."""
+        with wrapped(type(os.environ), "__getitem__", self._variable):
             yield
 
     def _evaluation(self, original: Callable[..., Any]) -> Callable[..., Any]:

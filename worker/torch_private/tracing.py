@@ -164,7 +164,7 @@ def trace(
         environment = output.get_runtime_env()
         context = TracingContext(backend_input.fake_mode)
         context.tensor_to_context = backend_input.tensor_to_context
-        with tracing(context):
+        with tracing(context), evaluated.lowering():
             lowered = lower(backend_input.graph_module, decompositions)
             lowered_at = perf_counter()
             call = CapturedCall(
