@@ -23,6 +23,7 @@ from worker.partition_paths import model_directory, partition_name
 from worker.present_sources import missing_operators
 from worker.request import Request, request
 from worker.settings import settings
+from worker.torch_private.prepared import prepare
 from worker.variant import StoredArtifact
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ class FunctionLookup:
         Raises:
             TypeError: the function's signature does not take these arguments.
         """
+        prepare()
         asked = self.request()
 
         def misfits(stored: StoredArtifact) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ GROUPS = (
     ("llama-eager", "llama-sdpa", "qwen3-sdpa", "gpt2-eager", "gpt2-sdpa"),
     ("mixtral-eager", "qwen3_moe-sdpa", "bert-eager", "bert-sdpa"),
 )
-MORE = ("llama-eager", "qwen3-sdpa", "gpt2-sdpa", "qwen3_moe-sdpa", "bert-eager")
+MORE = ("llama-eager", "qwen3-sdpa", "gpt2-sdpa", "qwen3_moe-sdpa", "bert-eager", "bert-sdpa")
 MODELS = [
     pytest.param(name, marks=[pytest.mark.slow] if name in MORE else []) for group in GROUPS for name in group
 ]

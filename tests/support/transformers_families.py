@@ -1,8 +1,4 @@
-"""Families of transformers, tiny and with random weights, each as its own ``generate`` or a server calls it.
-
-``transformers_families CACHE_DIR MODE FAMILY`` prints JSON. A family has a process of its own: some of the
-package's tables grow with every model that a process makes.
-"""
+"""Families of transformers, tiny and with random weights, called as their ``generate`` or a server does."""
 
 from __future__ import annotations
 
@@ -10,22 +6,17 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-import json
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from torch import nn
 
+from tests.support.families import Cached, Calls, furthest
 from worker.cached_function import CachedFunction
-from worker.configs.compiler_config import CompilerConfig
-from worker.inference import cache_compile
 
-Calls = tuple[list[CachedFunction], float]
 SIZES: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "max_position_embeddings": 70, "pad_token_id": 0, "bos_token_id": 1,
@@ -88,13 +79,14 @@ def following(step: Callable[[torch.Tensor], torch.Tensor], logits: torch.Tensor
     return found
 
 
-def causal(model: Any, cached: Callable[[Any], CachedFunction], *, static: bool = False) -> Calls:
+def causal(model: Any, cached: Cached, *, whole: bool, static: bool = False) -> Calls:
     holder = Holder(model)
-    functions = [cached(holder.prefill), cached(holder.decode)]
+    decode = cached(holder.decode)
+    prefill = cached(holder.prefill) if whole else holder.prefill
 
     def run(prefill: Any, decode: Any, batch: int, length: int) -> Any:
         kv: Any
-        if static:
+        if static or (not whole and model._can_compile_fullgraph):
             kv = transformers.StaticCache(config=model.config, max_cache_len=24)
         else:
             kv = transformers.DynamicCache(config=model.config)
@@ -102,16 +94,20 @@ def causal(model: Any, cached: Callable[[Any], CachedFunction], *, static: bool 
 
     def compared(batch: int, length: int) -> float:
         wanted = run(holder.prefill, holder.decode, batch, length)
-        return furthest(wanted, run(functions[0], functions[1], batch, length))
+        return furthest(wanted, run(prefill, decode, batch, length))
 
-    return functions, max(compared(*size) for size in BATCHES)
-
-
-def windowed(model: Any, cached: Callable[[Any], CachedFunction]) -> Calls:
-    return causal(model, cached, static=True)
+    return _cached(decode, prefill), max(compared(*size) for size in BATCHES)
 
 
-def recurrent(model: Any, cached: Callable[[Any], CachedFunction]) -> Calls:
+def _cached(*functions: Any) -> list[CachedFunction]:
+    return [function for function in functions if isinstance(function, CachedFunction)]
+
+
+def windowed(model: Any, cached: Cached, *, whole: bool) -> Calls:
+    return causal(model, cached, whole=whole, static=True)
+
+
+def recurrent(model: Any, cached: Cached, *, whole: bool) -> Calls:
     holder = Holder(model)
     function = cached(holder.recur)
 
@@ -122,7 +118,7 @@ def recurrent(model: Any, cached: Callable[[Any], CachedFunction]) -> Calls:
     return [function], max(furthest(run(holder.recur, *size), run(function, *size)) for size in BATCHES)
 
 
-def encoder(model: Any, cached: Callable[[Any], CachedFunction]) -> Calls:
+def encoder(model: Any, cached: Cached, *, whole: bool) -> Calls:
     holder = Holder(model)
     function = cached(holder.understand)
 
@@ -134,32 +130,34 @@ def encoder(model: Any, cached: Callable[[Any], CachedFunction]) -> Calls:
     return [function], max(furthest(run(holder.understand, *size), run(function, *size)) for size in BATCHES)
 
 
-def vision(model: Any, cached: Callable[[Any], CachedFunction]) -> Calls:
+def vision(model: Any, cached: Cached, *, whole: bool) -> Calls:
     holder = Holder(model)
     function = cached(holder.look)
     images = [torch.randn(batch, 3, 32, 32) for batch in (2, 3, 2)]
     return [function], max(furthest(holder.look(image), function(image)) for image in images)
 
 
-def translating(model: Any, cached: Callable[[Any], CachedFunction]) -> Calls:
+def translating(model: Any, cached: Cached, *, whole: bool) -> Calls:
     holder = Holder(model)
-    functions = [cached(holder.encode), cached(holder.write)]
+    written = cached(holder.write)
+    encoded = cached(holder.encode) if whole else holder.encode
 
     def run(encode: Any, write: Any, batch: int, length: int) -> Any:
         hidden = encode(tokens(batch, length)).clone()
         caches = [transformers.DynamicCache(config=model.config) for _ in range(2)]
         kv = transformers.EncoderDecoderCache(*caches)
-        first = write(torch.ones(batch, 1, dtype=torch.long), hidden, kv).clone()
+        begun = write if whole else holder.write  # fills the cache of the encoder's keys
+        first = begun(torch.ones(batch, 1, dtype=torch.long), hidden, kv).clone()
         return [hidden, *following(lambda ids: write(ids, hidden, kv), first)]
 
     def compared(batch: int, length: int) -> float:
         wanted = run(holder.encode, holder.write, batch, length)
-        return furthest(wanted, run(functions[0], functions[1], batch, length))
+        return furthest(wanted, run(encoded, written, batch, length))
 
-    return functions, max(compared(*size) for size in BATCHES)
+    return _cached(written, encoded), max(compared(*size) for size in BATCHES)
 
 
-def generating(model: Any, cached: Callable[[Any], CachedFunction]) -> Calls:
+def generating(model: Any, cached: Cached, *, whole: bool) -> Calls:
     """The package's own ``generate``, whose steps of one token are a cached function."""
     plain = type(model)
 
@@ -196,7 +194,7 @@ def generating(model: Any, cached: Callable[[Any], CachedFunction]) -> Calls:
     Served.__name__ = plain.__name__  # generate looks the class up by name
 
     def run() -> Any:
-        asked = {"max_new_tokens": 6, "do_sample": False, "output_logits": True}
+        asked = {"min_new_tokens": 6, "max_new_tokens": 6, "do_sample": False, "output_logits": True}
         made = model.generate(tokens(2, 5), **asked, return_dict_in_generate=True)
         return made.sequences, made.logits
 
@@ -213,7 +211,7 @@ class Family:
     config: str
     model: str
     options: dict[str, Any] = field(default_factory=dict)
-    serve: Callable[[Any, Callable[[Any], CachedFunction]], Calls] = causal
+    serve: Callable[..., Calls] = causal
 
 
 def _decoder(name: str, options: dict[str, Any], serve: Any = causal) -> Family:
@@ -289,45 +287,14 @@ FAMILIES: dict[str, Family] = {
 }  # fmt: skip
 
 
-def tensors(value: Any) -> list[torch.Tensor]:
-    """The tensors of an output, however it is packed."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [one for item in value for one in tensors(item)] if isinstance(value, list | tuple) else []
+def load(names: Iterable[str]) -> None:
+    """Import what families are made of, without making one."""
+    for name in names:
+        getattr(transformers, FAMILIES[name].model)
 
 
-def furthest(wanted: Any, got: Any) -> float:
-    """Largest absolute difference; that of other shapes or types is infinite."""
-    pairs = list(zip(tensors(wanted), tensors(got), strict=True))
-    if any((one.shape, one.dtype) != (other.shape, other.dtype) for one, other in pairs):
-        return float("inf")
-    return max(float((one.double() - other.double()).abs().max()) for one, other in pairs)
-
-
-def served(name: str, cache: Path, mode: str) -> dict[str, Any]:
-    """What the cached functions of a family did, and how far they are from eager."""
+def calls(name: str, cached: Cached, *, whole: bool) -> Calls:
+    """Build a family, and call its cached functions and what they stand for."""
     family = FAMILIES[name]
-    options = family.options
-    model = getattr(transformers, family.model)(getattr(transformers, family.config)(**options)).eval()
-    config = CompilerConfig()
-    config.mode = mode
-
-    def cached(method: Any) -> CachedFunction:
-        return cache_compile(method, cache_dir=cache / name, config=config, ge_cache=mode == "max-autotune")
-
-    with torch.no_grad():
-        functions, far = family.serve(model, cached)
-    outcomes = [function.last_result.outcome for function in functions if function.last_result]
-    return {"outcomes": outcomes, "far": far}
-
-
-def main(cache: str, mode: str, name: str) -> None:
-    torch.set_num_threads(1)
-    torch.manual_seed(os.getpid())  # each process has other weights
-    sys.stdout.write(json.dumps(served(name, Path(cache), mode)))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    config = getattr(transformers, family.config)(**family.options)
+    return family.serve(getattr(transformers, family.model)(config).eval(), cached, whole=whole)

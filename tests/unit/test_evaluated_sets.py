@@ -17,6 +17,7 @@ from torch import nn
 from tests.support.releases import since
 from tests.support.tracing import compiled, misfits
 from worker.artifact import parse
+from worker.inference import cache_compile
 
 ROOT = Path(__file__).parents[2]
 X = torch.ones(2)
@@ -25,6 +26,13 @@ GLOBAL = {"a", "b", "c", "dd", "ee"}
 
 def weighed(members: Any) -> int:
     return sum(place * ord(member[0]) for place, member in enumerate(members))
+
+
+def less_one(members: list[str]) -> set[str]:
+    made = set(members)
+    made.add("q")
+    made.remove("q")
+    return made
 
 
 ORDERED: dict[str, Callable[[Any], Any]] = {
@@ -37,6 +45,8 @@ ORDERED: dict[str, Callable[[Any], Any]] = {
     "popped": lambda self: ord(set(self.members).pop()[0]),
     "sorted by a key": lambda self: weighed(sorted(self.members, key=len)),
     "made here": lambda self: weighed({"a", "b", "c", "dd", "ee"}),
+    "made of a list": lambda self: weighed(set(["a", "b", "c", "dd", "ee"])),  # noqa: C405 - as said
+    "made of a list, less one": lambda self: weighed(less_one(["a", "b"])),
 }
 HASHED: dict[str, Callable[[Any], Any]] = {
     "hash": lambda self: hash("abc") % 1000,
@@ -95,6 +105,12 @@ def test_what_relies_on_order_or_hash_does_not_fit_another_process(fits: dict[st
 @pytest.mark.parametrize("name", INDIFFERENT)
 def test_what_relies_on_neither_fits_another_process(fits: dict[str, bool], name: str) -> None:
     assert fits[name]
+
+
+@pytest.mark.parametrize("members", [["a", "b", "c", "dd", "ee"], (0, "a", 8, 16, b"b")])
+def test_set_made_of_a_sequence_is_traced_in_the_order_that_it_has(members: Any, tmp_path: Path) -> None:
+    module = Asks(lambda self: float("".join(str(members.index(each)) for each in set(members))))
+    assert torch.equal(cache_compile(module.forward, cache_dir=tmp_path)(X), module(X))
 
 
 def test_set_of_the_same_members_in_another_order_does_not_fit() -> None:

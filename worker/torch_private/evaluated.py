@@ -12,7 +12,7 @@ from worker.torch_private.evaluated_classes import NotedClasses
 from worker.torch_private.evaluated_dicts import noted_dict_reads
 from worker.torch_private.evaluated_folds import NotedFolds
 from worker.torch_private.evaluated_names import HeldNames
-from worker.torch_private.evaluated_sets import HASHED, NotedSets
+from worker.torch_private.evaluated_sets import NotedSets
 from worker.torch_private.evaluated_values import values_guarded
 from worker.values import Value
 
@@ -52,11 +52,7 @@ class Evaluations:
         self._names, self._calls = HeldNames(), NotedCalls()
         self._classes = NotedClasses(self._note, self.refused.append)
         self._folds = NotedFolds(self._calls.note, self.refused.append)
-        self._sets = NotedSets(
-            self._note,
-            lambda: self._calls.note(hash, ((HASHED,), {}), hash(HASHED)),
-            self.refused.append,
-        )
+        self._sets = NotedSets(self._note, self._calls.note, self.refused.append)
         self.calls, self.group_names = self._calls.calls, self._names.held
 
     @contextlib.contextmanager

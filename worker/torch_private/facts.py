@@ -52,6 +52,7 @@ GROUPS: Final = {
         "operators",
         "patching",
         "places",
+        "prepared",
         "process_groups",
         "python_objects",
         "python_operators",

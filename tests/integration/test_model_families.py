@@ -1,0 +1,65 @@
+"""Models of transformers and blocks of diffusers in both modes: compiled, and loaded with other weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from itertools import product
+from typing import Any
+
+import pytest
+
+from tests.support.families import Found, run
+
+FAMILIES = {
+    "transformers": (
+        "llama", "llama-generate", "mistral", "qwen2", "gemma2", "gemma3", "phi3", "gptneox", "opt", "falcon",
+        "bloom", "gpt2", "qwen2_moe", "olmoe", "mamba", "mamba2", "bert", "roberta", "distilbert", "albert",
+        "electra", "modernbert", "t5", "bart", "vit", "dinov2", "clip", "convnext", "swin",
+    ),
+    "diffusers": ("transformer", "resnet", "joint", "down", "up"),
+}  # fmt: skip
+FAST = ("llama-generate", "mamba", "distilbert", "vit")
+# Attention of a model with a cache runs another kernel while traced; fused kernels round otherwise.
+TOLERANCE = {"reduce-overhead": 2e-6, "max-autotune": 1e-4}
+
+
+def case(package: str, mode: str, name: str) -> object:
+    marks = [] if mode == "reduce-overhead" and name in FAST else [pytest.mark.slow]
+    if find_spec(package) is None:
+        marks.append(pytest.mark.skip(reason=f"{package} comes with pip install 'warmrank[test]'"))
+    return pytest.param(package, mode, name, marks=marks)
+
+
+@pytest.fixture(scope="module")
+def found(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, str], dict[str, Found]]:
+    """What the models of a package that this session asks for do in a mode, by phase; run once."""
+    items: list[Any] = [item for item in request.session.items if item.path == request.path]
+
+    @cache
+    def of(package: str, mode: str) -> dict[str, Found]:
+        asked = [item.callspec.params for item in items]
+        names = [each["name"] for each in asked if (each["package"], each["mode"]) == (package, mode)]
+        return run(f"tests.support.{package}_families", tmp_path_factory.mktemp(mode), mode, names)
+
+    return of
+
+
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize(
+    ("package", "mode", "name"),
+    [case(*asked, name) for asked in product(FAMILIES, TOLERANCE) for name in FAMILIES[asked[0]]],
+)
+def test_model_is_compiled_and_loaded_with_other_weights(
+    found: Callable[[str, str], dict[str, Found]], package: str, mode: str, name: str
+) -> None:
+    phases = found(package, mode)
+    for phase, outcome in (("cold", "compiled"), ("warm", "loaded")):
+        ran = phases[phase][name]
+        assert "error" not in ran, ran["error"]
+        assert set(ran["outcomes"]) == {outcome}
+        assert ran["far"] <= TOLERANCE[mode]
+    assert not phases["warm"][name]["imported"]
