@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from tests.support.tracing import compiled, misfits
 
 ROWS = torch.ones(2, 4)
 SHARED = [2.0]
+NAMELESS = (lambda x: x, lambda x: x)
 
 
 def counters() -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -107,8 +109,9 @@ class Holder(nn.Module):
         ("sets", lambda: {"a": 1.0}),
         ("attributes", Counted),
         ("compares", lambda: [1.0]),
+        ("compares", itertools.cycle(NAMELESS).__next__),
     ],
-    ids=["list", "deque", "set", "dict", "object", "is"],
+    ids=["list", "deque", "set", "dict", "object", "is", "functions without a name"],
 )
 @pytest.mark.parametrize("same", [False, True], ids=["distinct first", "same first"])
 def test_objects_that_become_one_or_two_are_noticed(method: str, make: Callable[[], Any], same: bool) -> None:

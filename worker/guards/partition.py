@@ -7,6 +7,8 @@ is an input of its own. So every path to an object that could be told from its e
 from __future__ import annotations
 
 import enum
+import inspect
+import sys
 import types
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -31,13 +33,23 @@ _COPIES = ("dict", "fields")
 
 
 def has_identity(value: Any) -> bool:
-    """Whether an object differs from its equals, as functions and classes do that each call makes anew."""
+    """Whether an object differs from its equals, as functions and classes do that no name leads to."""
     kind = type(value)  # not isinstance: some objects raise when they are asked for their class
     if issubclass(kind, type | types.FunctionType):
-        return "<locals>" in value.__qualname__
+        return not _is_found_by_name(value)
     if issubclass(kind, tuple) and kind not in (tuple, torch.Size):
         return True  # a named tuple, which may hold anything
     return not issubclass(kind, _INTERCHANGEABLE) and not _is_group(kind)
+
+
+def _is_found_by_name(value: Any) -> bool:
+    """Whether a function or class is the only one of its name: what its module has under that."""
+    if "<" in value.__qualname__:  # made by a call, or without a name
+        return False
+    found: Any = sys.modules.get(value.__module__)
+    for part in value.__qualname__.split("."):
+        found = inspect.getattr_static(found, part, None)
+    return found is value or getattr(found, "__func__", None) is value
 
 
 def is_object_of_value(value: Any) -> bool:
