@@ -8,6 +8,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,14 +80,14 @@ def following(step: Callable[[torch.Tensor], torch.Tensor], logits: torch.Tensor
     return found
 
 
-def causal(model: Any, cached: Cached, *, whole: bool, static: bool = False) -> Calls:
+def causal(model: Any, cached: Cached, *, whole: bool, static: bool | None = None) -> Calls:
     holder = Holder(model)
     decode = cached(holder.decode)
     prefill = cached(holder.prefill) if whole else holder.prefill
 
     def run(prefill: Any, decode: Any, batch: int, length: int) -> Any:
         kv: Any
-        if static or (not whole and model._can_compile_fullgraph):
+        if static or (static is None and not whole):
             kv = transformers.StaticCache(config=model.config, max_cache_len=24)
         else:
             kv = transformers.DynamicCache(config=model.config)
@@ -101,10 +102,6 @@ def causal(model: Any, cached: Cached, *, whole: bool, static: bool = False) -> 
 
 def _cached(*functions: Any) -> list[CachedFunction]:
     return [function for function in functions if isinstance(function, CachedFunction)]
-
-
-def windowed(model: Any, cached: Cached, *, whole: bool) -> Calls:
-    return causal(model, cached, whole=whole, static=True)
 
 
 def recurrent(model: Any, cached: Cached, *, whole: bool) -> Calls:
@@ -234,11 +231,13 @@ FAMILIES: dict[str, Family] = {
     "llama-generate": _decoder("Llama", GROUPED, generating),
     "mistral": _decoder("Mistral", WINDOWED),
     "qwen2": _decoder("Qwen2", GROUPED),
-    "gemma2": _decoder("Gemma2", WINDOWED, windowed),
+    "gemma2": _decoder("Gemma2", WINDOWED, partial(causal, static=True)),
     "gemma3": Family(config="Gemma3TextConfig", model="Gemma3ForCausalLM", options=WINDOWED),
     "phi3": _decoder("Phi3", GROUPED),
     "gptneox": _decoder("GPTNeoX", SIZES),
-    "opt": _decoder("OPT", {**SIZES, "ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "opt": _decoder(  # slices by the length of a static cache, which is a tensor
+        "OPT", {**SIZES, "ffn_dim": 48, "word_embed_proj_dim": 32}, partial(causal, static=False)
+    ),
     "falcon": _decoder("Falcon", SIZES),
     "bloom": _decoder("Bloom", {"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
     "gpt2": Family(config="GPT2Config", model="GPT2LMHeadModel", options=_GPT2),
