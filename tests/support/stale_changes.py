@@ -169,7 +169,7 @@ PATCH = {
         config="definition.Norm.spread = original",
         reason=r"Norm",
     ),
-    "function of torch replaced": Change(build="torch.tanh = torch.sin", reason=r"tanh|decorated"),
+    "function of torch replaced": Change(build="torch.tanh = torch.sin", reason=r"torch was patched"),
 }
 CALL = {
     "type of an input": Change(
