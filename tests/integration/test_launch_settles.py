@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from orchestrator.config.reading import parse
 from orchestrator.errors import LaunchFailed
@@ -13,6 +15,14 @@ from orchestrator.gang.in_process import InProcessLauncher
 from orchestrator.launch.driver import launch
 from orchestrator.show.report import Report
 from tests.support.stored import store_config
+
+
+@pytest.fixture(autouse=True)
+def modules_as_before() -> Iterator[None]:
+    """Transformers leaves a function in `nn.Module`, which is a condition of all that is compiled later."""
+    yield
+    if "smart_apply" in vars(nn.Module):
+        del nn.Module.smart_apply
 
 
 class House:
