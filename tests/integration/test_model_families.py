@@ -16,7 +16,7 @@ FAMILIES = {
     "transformers": (
         "llama", "llama-generate", "mistral", "qwen2", "gemma2", "gemma3", "phi3", "gptneox", "opt", "falcon",
         "bloom", "gpt2", "qwen2_moe", "olmoe", "mamba", "mamba2", "bert", "roberta", "distilbert", "albert",
-        "electra", "modernbert", "t5", "bart", "vit", "dinov2", "clip", "convnext", "swin",
+        "electra", "modernbert", "t5", "bart", "vit", "dinov2", "clip", "convnext",
     ),
     "diffusers": ("transformer", "resnet", "joint", "down", "up"),
 }  # fmt: skip

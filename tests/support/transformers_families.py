@@ -277,12 +277,6 @@ FAMILIES: dict[str, Family] = {
     "convnext": _model(
         "ConvNext", {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "image_size": 32}, vision
     ),
-    "swin": _model(
-        "Swin",
-        {"embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 2, "image_size": 32,
-         "patch_size": 4},
-        vision,
-    ),
 }  # fmt: skip
 
 
