@@ -22,7 +22,7 @@ def modules_as_before() -> Iterator[None]:
     """Transformers leaves a function in `nn.Module`, which is a condition of all that is compiled later."""
     yield
     if "smart_apply" in vars(nn.Module):
-        del nn.Module.smart_apply
+        delattr(nn.Module, "smart_apply")
 
 
 class House:

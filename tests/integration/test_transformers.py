@@ -3,8 +3,7 @@
 The package imports the tracer by itself, so what counts is that a warm process imports no more of it, and
 that compiling is forbidden there. Each group has a process of its own, because some of the package's tables
 grow with every model that a process makes, and traced code reads them. The process of the tests imports
-nothing of the package, which adds a method to ``nn.Module``. Models marked ``slow`` are variants of
-the others; only those that a session runs are compiled.
+nothing of the package, which adds a method to ``nn.Module``. Only those that a session runs are compiled.
 """
 
 from __future__ import annotations
@@ -22,16 +21,14 @@ from typing import Any
 import pytest
 
 pytest.importorskip("transformers", reason="transformers comes with pip install 'warmrank[test]'")
+pytestmark = pytest.mark.slow  # in `make test` stand other families of it, in `test_model_families.py`
 
 ROOT = Path(__file__).parents[2]
 GROUPS = (
     ("llama-eager", "llama-sdpa", "qwen3-sdpa", "gpt2-eager", "gpt2-sdpa"),
     ("mixtral-eager", "qwen3_moe-sdpa", "bert-eager", "bert-sdpa"),
 )
-MORE = ("llama-eager", "qwen3-sdpa", "gpt2-sdpa", "qwen3_moe-sdpa", "bert-eager", "bert-sdpa")
-MODELS = [
-    pytest.param(name, marks=[pytest.mark.slow] if name in MORE else []) for group in GROUPS for name in group
-]
+MODELS = [name for group in GROUPS for name in group]
 EAGER, DECORATED = "refused", "decorated"
 CHECKED_EACH_TIME = "gpt2-eager"
 ALWAYS = f"{CHECKED_EACH_TIME}@always"  # served from what the model has kept
