@@ -153,8 +153,9 @@ class _Run:
                 found.eager = eager
                 return found
         result = self.cached.last_result
-        outcome = "ran" if result is before else result.outcome
-        return Calls(outcome, result.reason, eager)
+        if result is None or result is before:
+            return Calls("ran", eager=eager)
+        return Calls(result.outcome, result.reason, eager)
 
     def _call(self, call: int) -> tuple[Calls | None, str]:
         """One call of both; how it ended if that was not equal, and eager's result in brief."""
