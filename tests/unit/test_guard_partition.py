@@ -166,3 +166,20 @@ def test_functions_that_no_longer_share_a_variable_are_noticed() -> None:
     assert not misfits(artifact, holder.counted, ROWS)
     holder.read = counters()[1]
     assert misfits(artifact, holder.counted, ROWS)
+
+
+def test_attribute_that_was_looked_for_and_walked_is_noticed_when_it_goes() -> None:
+    class Looks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.held: Any = Counted()
+            self.held.sizes = {"a": 1}
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * len(list((self.held.sizes if hasattr(self.held, "sizes") else {}).keys()))
+
+    looks = Looks()
+    artifact = compiled(looks.forward, ROWS)
+    assert not misfits(artifact, looks.forward, ROWS)
+    del looks.held.sizes
+    assert misfits(artifact, looks.forward, ROWS)

@@ -62,7 +62,11 @@ def unguarded(
         yield table.add_attribute(node, "__func__"), "identity", describe(values[node].__func__)
     table.add_cells([(node, num_cells(value)) for node, value in enumerate(values.all())])
     yield from ((node, "present", None) for node in looked_up)
-    yield from ((node, *_names(values[node])) for node in ordered)
+    for node in ordered:
+        kind = type(values[node])
+        own = issubclass(kind, type) or hasattr(kind, "keys") or hasattr(kind, "__iter__")
+        names = node if own else table.add_attribute(node, "__dict__")  # which the tree names like its object
+        yield names, *_names(values[names])
     yield from partition(table.nodes, values.all(), held)
 
 
