@@ -42,6 +42,7 @@ def ranks_of(tmp_path: Path, command: tuple[str, ...], **changes: object) -> tup
     return sorted(done.stdout.splitlines()), done.stderr
 
 
+@pytest.mark.slow
 def test_second_node_compiles_nothing(tmp_path: Path) -> None:
     alone = {"ranks": 1, "parallel": {}}
     ranks, said = ranks_of(tmp_path, ALONE, **alone)
@@ -53,6 +54,7 @@ def test_second_node_compiles_nothing(tmp_path: Path) -> None:
     assert "1 partition in the cache" in said
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_second_node_compiles_nothing_under_torchrun(tmp_path: Path) -> None:
     ranks, said = ranks_of(tmp_path, TORCHRUN)

@@ -56,7 +56,7 @@ class House:
         ("lazy", {}, 2),
         ("counting", {"limit": 2}, 3),
         ("growing", {}, 3),
-        ("decoder", {"cache": "static"}, 4),
+        pytest.param("decoder", {"cache": "static"}, 4, marks=pytest.mark.slow),
         pytest.param("decoder", {"cache": "dynamic"}, 4, marks=pytest.mark.slow),
         ("within", {}, 4),
     ],

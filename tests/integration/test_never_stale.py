@@ -18,10 +18,10 @@ from tests.support.stale_child import Result
 
 
 def a_third(cases: Mapping[str, Change]) -> list[Any]:
-    """The names of all cases, of which two in three are slow unless they share a process with others."""
+    """The names of all cases, of which two in three are slow."""
     return [
-        name if change.together or place % 3 == 0 else pytest.param(name, marks=pytest.mark.slow)
-        for place, (name, change) in enumerate(cases.items())
+        name if place % 3 == 0 else pytest.param(name, marks=pytest.mark.slow)
+        for place, name in enumerate(cases)
     ]
 
 
