@@ -55,7 +55,6 @@ def test_second_node_compiles_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_second_node_compiles_nothing_under_torchrun(tmp_path: Path) -> None:
     ranks, said = ranks_of(tmp_path, TORCHRUN)
     assert ranks == ["rank 0 compiled", "rank 1 compiled"]

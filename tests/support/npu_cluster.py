@@ -49,6 +49,8 @@ def two_nodes(tools: Tools) -> Iterator[None]:
             patch.setenv(name, value)
         node: dict[str, Any] = {"num_cpus": CPUS_PER_NODE, "object_store_memory": _OBJECT_STORE_BYTES}
         head = {**node, "include_dashboard": False, "temp_dir": temp_dir}
+        # It notes its address there, whatever its directory is, and does not make the place.
+        Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray").mkdir(exist_ok=True)  # noqa: S108 - Ray's own place
         cluster = Cluster(initialize_head=True, head_node_args=head)
         try:
             cluster.add_node(**node)

@@ -178,7 +178,7 @@ def test_attribute_that_was_looked_for_and_walked_is_noticed_when_it_goes() -> N
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * len(list((self.held.sizes if hasattr(self.held, "sizes") else {}).keys()))
 
-    looks = Looks()
+    looks: Any = Looks()
     artifact = compiled(looks.forward, ROWS)
     assert not misfits(artifact, looks.forward, ROWS)
     del looks.held.sizes
