@@ -173,7 +173,7 @@ def test_attribute_that_was_looked_for_and_walked_is_noticed_when_it_goes() -> N
         def __init__(self) -> None:
             super().__init__()
             self.held: Any = Counted()
-            self.held.sizes = {"a": 1}
+            vars(self.held)["sizes"] = {"a": 1}
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * len(list((self.held.sizes if hasattr(self.held, "sizes") else {}).keys()))
