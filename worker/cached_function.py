@@ -39,6 +39,11 @@ from worker.variant import StoredArtifact, Variant, function_of
 _log = logging.getLogger("torchair")
 
 
+# Another thread may change something between a check and the look at what it noted: TorchAir's compile puts a
+# function of its own into torch for a while.
+_OWN_CHECKS = 5
+
+
 class CachedFunction(FunctionLookup):
     """A bound method whose compiled form is kept across processes."""
 
@@ -279,10 +284,14 @@ class CachedFunction(FunctionLookup):
 
     def _check_own_guards(self, variant: Variant, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Conditions that do not hold where they were made would mean a compile on every call."""
-        wrong = variant.check(args, kwargs)
-        if not wrong and variant.fits(args, kwargs):
+        for _ in range(_OWN_CHECKS):
+            wrong = variant.check(args, kwargs)
+            if wrong or variant.fits(args, kwargs):
+                break
+        else:
+            wrong = ("a condition on its arguments",)
+        if not wrong:
             return
-        wrong = wrong or ("a condition on its arguments",)
         self._variants.remove(variant)
         msg = (
             f"{self.name} was compiled, but its conditions do not hold for the very call it was made for: "

@@ -27,6 +27,7 @@ QUICK = (
     "body of an operator that is taken apart (`CompositeImplicitAutograd`)",
     "flag on the module",
     "forward hook",
+    "strides of a parameter",
     "a buffer's tensor replaced",
     "`use_deterministic_algorithms`",
     "environment variable that the code reads",
