@@ -89,7 +89,7 @@ def test_only_ranks_that_are_named_are_called(launcher: Launcher) -> None:
 
 
 def test_arguments_reach_their_own_rank(launcher: Launcher) -> None:
-    answers = call(launcher, "compile", {0: (FUNCTIONS[:1],), 1: (FUNCTIONS[1:],)})
+    answers = call(launcher, "compile", {0: (FUNCTIONS[:1], ()), 1: (FUNCTIONS[1:], ())})
     assert {rank: [found.function for found in results] for rank, results in answers.items()} == {
         0: [FUNCTIONS[0]],
         1: [FUNCTIONS[1]],
