@@ -25,6 +25,7 @@ from worker.results import (
     RankPlace,
     TraceResult,
     Verification,
+    unit_name,
 )
 
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ class RankWorker:
 
     def _free_name(self, function: CachedFunction) -> str:
         num = sum(unit.function.name == function.name for unit in self._units.values())
-        return f"{function.name}[{num}]" if num else function.name
+        return unit_name(function.name, num)
 
     def verify(self) -> Verification:
         """Compare the warm model with its reference, if the workload has one."""

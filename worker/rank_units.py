@@ -18,7 +18,7 @@ from cache_store.errors import StoreError
 from worker.errors import ArtifactCorrupt, WorkerError, WorkloadError
 from worker.function_lookup import OFFERED
 from worker.lookup import Found, other_request
-from worker.results import FunctionProbe, FunctionResult, Retraced, StageSeconds, TraceResult
+from worker.results import FunctionProbe, FunctionResult, Retraced, StageSeconds, TraceResult, unit_name
 from worker.runtime_state import declared_for
 from worker.withheld import is_withheld, release
 
@@ -330,7 +330,7 @@ def units_of(calls: Iterable[Call], cache_dir: Path) -> dict[str, RankUnit]:
     for call in calls:
         _check_cache_dir(call.function, cache_dir)
         base = call.function.name
-        name = f"{base}[{seen[base]}]" if seen[base] else base
+        name = unit_name(base, seen[base])
         seen[base] += 1
         units[name] = RankUnit(
             name=name,

@@ -18,6 +18,16 @@ RetraceOutcome = Literal["equal", "differs", "missing", "failed"]
 Outcome = Literal["compiled", "loaded", "adopted"]
 
 
+def unit_name(function: str, number: int) -> str:
+    """Name of a function's call in a launch, counted from 0: ``Llama.decode``, ``Llama.decode[1]``."""
+    return f"{function}[{number}]" if number else function
+
+
+def function_of_unit(name: str) -> str:
+    """Name of the function that a unit's name is made of."""
+    return name.partition("[")[0]
+
+
 class FunctionProbe(Value):
     """What one rank found for one cached function, before anything was compiled.
 

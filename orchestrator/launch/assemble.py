@@ -12,7 +12,7 @@ from orchestrator.seats import Seat
 from orchestrator.show.course import Course
 from orchestrator.show.report import SCHEMA_VERSION, FunctionReport, RankReport, Report, totals
 from orchestrator.show.store_report import Committed, NodeFetch, NodeReport
-from worker.results import FunctionProbe, FunctionResult, RankPlace, Verification
+from worker.results import FunctionProbe, FunctionResult, RankPlace, Verification, function_of_unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ def _functions(rank: int, warm: Warm) -> tuple[FunctionReport, ...]:
             function=result.function,
             outcome=result.outcome,
             reason=result.reason,
-            request_key=keys.get(result.function) or keys.get(result.function.partition("[")[0], ""),
+            request_key=keys.get(result.function) or keys.get(function_of_unit(result.function), ""),
             digest=result.digest,
             size_bytes=result.size_bytes,
             beside=result.beside,

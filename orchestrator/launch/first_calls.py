@@ -14,7 +14,7 @@ from orchestrator.causes import WorkerFailure
 from orchestrator.launch import steps
 from orchestrator.launch.rounds import Ledger, settle_all
 from orchestrator.launch.stages import Stages
-from worker.results import FunctionProbe, FunctionResult
+from worker.results import FunctionProbe, FunctionResult, function_of_unit
 
 Probes = Mapping[int, tuple[FunctionProbe, ...]]
 """Found by each rank that is named."""
@@ -95,7 +95,7 @@ def _run(
 
 
 def _unsettled(rank: int, probe: FunctionProbe) -> WorkerFailure:
-    function = probe.function.partition("[")[0]
+    function = function_of_unit(probe.function)
     return WorkerFailure(
         rank=rank,
         stage="first_call",

@@ -44,6 +44,7 @@ from orchestrator.launch.situation import (
     Slot,
 )
 from orchestrator.show.events import ClassAction, RankClass
+from worker.results import function_of_unit
 
 __all__ = [
     "MAX_LEADERS", "Action", "Adopt", "Attempt", "Avoided", "AwaitLeader", "Compile", "Demand", "Failed",
@@ -228,7 +229,7 @@ class _Auditors:
         willing = [demand for demand in others if takes in demand.takes] or others
         ranks = {demand.rank for demand in willing}
         # Calls of one function have one auditor: what it traced for the first may cover the others.
-        family = others[0].function.partition("[")[0], maker
+        family = function_of_unit(others[0].function), maker
         auditor = self._chosen.get(family)
         if auditor not in ranks:
             leader = maker if maker is not None else others[0].rank
@@ -244,7 +245,7 @@ def _leaders(
     # Calls of one function have one leader: the artifact of the first may cover the others.
     families: dict[ClassKey, list[ClassKey]] = {}
     for key in needy:
-        families.setdefault((key[0].partition("[")[0], *key[1:]), []).append(key)
+        families.setdefault((function_of_unit(key[0]), *key[1:]), []).append(key)
     costs = {family: sum(_cost(needy[key]) for key in keys) for family, keys in families.items()}
     found: dict[ClassKey, int] = {}
     for family in sorted(families, key=lambda family: -costs[family]):  # stable: equal ones in call order

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.processes import printed_by
 
 
 def notebook(cache: Path, *edit: str) -> str:
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.support.notebook", str(cache), *edit],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    return printed_by("tests.support.notebook", str(cache), *edit, OMP_NUM_THREADS="1")
 
 
 @pytest.fixture(scope="module")

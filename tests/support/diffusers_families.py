@@ -18,7 +18,7 @@ from torch import nn
 from tests.support.families import Cached, Calls, furthest
 
 SIZES = ((2, 8), (3, 12), (2, 8))
-_LAYERS = {"temb_channels": 16, "resnet_groups": 4, "num_layers": 1}
+_LAYERS: dict[str, Any] = {"temb_channels": 16, "resnet_groups": 4, "num_layers": 1}
 
 
 class Holder(nn.Module):

@@ -1,11 +1,30 @@
-"""Which processes are there: those that carry a mark in their environment, and whether a process is gone."""
+"""New processes; which are there by a mark in their environment, and whether a process is gone."""
 
 from __future__ import annotations
 
 import os
 import select
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def printed_by(module: str, *arguments: str, **environment: str) -> str:
+    """What a module of the tests prints that runs in a new process; it has to end well."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def marked(mark: str) -> dict[int, str]:

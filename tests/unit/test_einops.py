@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.processes import printed_by
 from worker.configs.compiler_config import CompilerConfig
 from worker.inference import cache_compile
 
 einops = pytest.importorskip("einops", reason="einops comes with pip install 'warmrank[test]'")
-ROOT = Path(__file__).parents[2]
 
 
 class Rearranges(nn.Module):
@@ -41,17 +39,10 @@ class Rearranges(nn.Module):
 @pytest.mark.parametrize("mode", ["reduce-overhead", pytest.param("max-autotune", marks=pytest.mark.slow)])
 def test_einops_is_loaded_by_a_process_that_hashes_otherwise(mode: str, tmp_path: Path) -> None:
     for seed, environment, outcome in (("1", {}, "compiled"), ("2", {"WARMRANK_NO_COMPILE": "1"}, "loaded")):
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.unit.test_einops", str(tmp_path), mode],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed, **environment},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
+        printed = printed_by(
+            "tests.unit.test_einops", str(tmp_path), mode, PYTHONHASHSEED=seed, **environment
         )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == f"{outcome}\n"
+        assert printed == f"{outcome}\n"
 
 
 def _main(directory: str, mode: str) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +12,12 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.processes import printed_by
 from tests.support.releases import since
 from tests.support.tracing import compiled, misfits
 from worker.artifact import parse
 from worker.inference import cache_compile
 
-ROOT = Path(__file__).parents[2]
 X = torch.ones(2)
 GLOBAL = {"a", "b", "c", "dd", "ee"}
 
@@ -81,17 +79,8 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bool]:
     """For each case, True if a process with other hashes may load what another one compiled."""
     directory = tmp_path_factory.mktemp("artifacts")
     for seed in ("1", "2"):
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.unit.test_evaluated_sets", str(directory)],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr
-    found: dict[str, bool] = json.loads(done.stdout.splitlines()[-1])
+        printed = printed_by("tests.unit.test_evaluated_sets", str(directory), PYTHONHASHSEED=seed)
+    found: dict[str, bool] = json.loads(printed.splitlines()[-1])
     return found
 
 
