@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from types import MethodType
 from typing import Any
@@ -30,6 +31,7 @@ from worker.gears.carried import geared_arguments
 from worker.gears.misses import refuse_arguments
 from worker.guards import ambient
 from worker.lookup import Found
+from worker.request import code_in_options
 from worker.results import FunctionResult, Outcome, StageSeconds
 from worker.settings import settings
 from worker.torch_private.switches import is_followed, is_symbolic_trace
@@ -319,6 +321,7 @@ class CachedFunction(FunctionLookup):
                 backend=backend_for(self.device_kind),
                 guards=self._guards,
                 on_gear_miss=self._options.on_gear_miss,
+                code_in_options=partial(code_in_options, self._options),
             )
         self._variants.insert(0, variant)
         return variant

@@ -58,6 +58,17 @@ def request(module: torch.nn.Module, options: CacheOptions, engine: Engine) -> R
     return Request(components=components, key=key_of(components)[:_KEY_CHARS], engine=engine)
 
 
+def code_in_options(options: CacheOptions) -> tuple[str, ...]:
+    """Digests of the functions in the options that run in a compile, with the state they read; () for none.
+
+    No call of compiled code runs them, so no condition of an artifact is about what they read.
+    """
+    functions = any(callable(value) for _, _, value in changed(options.config))
+    return ((_config(options.config),) if functions else ()) + (
+        (_decompositions(options.custom_decompositions),) if options.custom_decompositions else ()
+    )
+
+
 def _kernels(engine: Engine, options: CacheOptions) -> dict[str, str]:
     """What decides on compiled kernels: instructions and threads that they use, and whether they are kept.
 

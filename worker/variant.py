@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -160,7 +160,18 @@ class Variant:
         backend: DeviceBackend,
         guards: GuardMode,
         on_gear_miss: OnGearMiss = "error",
+        code_in_options: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
+        """Load an artifact and bind it.
+
+        Args:
+            stored: the artifact.
+            site: the method that it runs for, and how that is cached.
+            backend: of the device that it runs on.
+            guards: when conditions are asked.
+            on_gear_miss: what happens to sizes that no gear stands for.
+            code_in_options: `worker.request.code_in_options` of the present moment.
+        """
         started = perf_counter()
         artifact, method = stored.artifact, site.method
         function = function_of(method)
@@ -180,6 +191,8 @@ class Variant:
         self._calls = CallGuards(rules, function, method.__self__, guards)  # type: ignore[arg-type]
         declared = artifact.guards.runtime_state
         self._runtime_state = RuntimeStateGuard(self._module, declared)  # type: ignore[arg-type]
+        self._known_code = code_in_options()
+        self._code_in_options = code_in_options if self._known_code and guards == "always" else None
         self._geared: GearedRunner | None = None
         if artifact.facts.gears is not None:
             plain = DirectRunner(graph, artifact.facts, backend)
@@ -204,7 +217,8 @@ class Variant:
             TypeError: the function's signature does not take these arguments.
         """
         return (
-            self._guards == "skip" or (state == self._ambient and self._runtime_state.holds())
+            self._guards == "skip"
+            or (state == self._ambient and self._runtime_state.holds() and not self._code_changed())
         ) and self.fits(args, kwargs)
 
     def fits(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -212,6 +226,10 @@ class Variant:
         return self._calls.hold(args, kwargs) and (
             self._guards == "skip" or self._gears.suit(self._module, args, kwargs)
         )
+
+    def _code_changed(self) -> bool:
+        """Whether another compile would use other decompositions or passes than those this was found under."""
+        return self._code_in_options is not None and self._code_in_options() != self._known_code
 
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
         """Check all conditions anew, and note what they hold for; in words, those that do not hold.
@@ -225,6 +243,8 @@ class Variant:
             if not wrong:
                 self.settle()
             return wrong
+        if self._code_changed():
+            return ("a decomposition or pass in the options, or what it reads, changed since",)
         snapshot = self._calls.observe(arguments_of(self._method, args, kwargs))
         wrong = self.stored.mismatches(self._method, args, kwargs, self._device_kind, self._gears.rule)
         if not wrong and snapshot is None:
@@ -267,6 +287,8 @@ class Variant:
     def settle(self) -> None:
         """Note the state of the module for which all conditions were just found to hold."""
         self._calls.settle()
+        if self._code_in_options is not None:
+            self._known_code = self._code_in_options()
         self.runner.settled.renew(self._settled_positions(self._calls.asked))
 
     def refuse_gear_miss(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

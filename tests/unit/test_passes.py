@@ -165,6 +165,33 @@ def test_another_global_that_a_pass_reads_is_another_request(
         torch.testing.assert_close(run(function, x), run(function.module.linear, x) * factor)
 
 
+def test_what_a_pass_reads_may_change_after_a_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, x = cached(tmp_path, with_pass(times_global)), torch.ones(2, 4)
+    for factor in (2.0, 5.0, 2.0):
+        monkeypatch.setitem(times_global.__globals__, "FACTOR", [factor])
+        torch.testing.assert_close(run(function, x), run(function.module.linear, x) * factor)
+    assert len(function.variants) == 2
+
+
+def multiplied(x: torch.Tensor, y: Any) -> torch.Tensor:
+    return x / (1.0 / FACTOR[0])
+
+
+def test_what_a_decomposition_reads_may_change_after_a_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decompositions = {torch.ops.aten.mul.Tensor: multiplied}
+    method = Doubling().forward
+    function, x = (
+        cache_compile(method, custom_decompositions=decompositions, cache_dir=tmp_path),
+        torch.ones(2, 4),
+    )
+    for factor in (2.0, 5.0, 2.0):
+        monkeypatch.setitem(times_global.__globals__, "FACTOR", [factor])
+        torch.testing.assert_close(run(function, x), run(function.module.linear, x) * factor)
+    assert len(function.variants) == 2
+
+
 @dataclass(frozen=True)
 class Times:
     factor: float
