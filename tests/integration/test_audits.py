@@ -112,6 +112,7 @@ def audited(config: Path) -> tuple[int, dict[str, Any]]:
     return result.exit_code, json.loads(result.stdout)
 
 
+@pytest.mark.slow  # four processes
 def test_build_audits_and_a_cache_is_proven_fresh_and_found_stale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ def fake_torch(directory: Path, text: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(directory)}
 
 
+@pytest.mark.slow
 def test_torch_of_this_machine_imports():
     import torch
 
