@@ -228,7 +228,7 @@ class Variant:
         )
 
     def _code_changed(self) -> bool:
-        """Whether another compile would use other decompositions or passes than those this was found under."""
+        """Whether a compile would now use other decompositions or passes than this artifact."""
         return self._code_in_options is not None and self._code_in_options() != self._known_code
 
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
