@@ -101,13 +101,19 @@ lint: $(STAMP)  ## every linter CI runs
 bench: $(STAMP) ## every benchmark, as ratios
 	for b in benchmarks/*.py; do $(BIN)/python $$b || exit 1; done
 
+# Of what pip prints: packages from 10 MB on when they come, and when it unpacks. A failure goes to stderr.
+PIP_PROGRESS := /(Downloading|Using cached) .*\([0-9.]+ MB\)/ && substr($$(NF - 1), 2) + 0 >= 10 \
+	{ sub(".*/", "", $$(NF - 2)); print "  " $$(NF - 2), $$(NF - 1), $$NF; fflush() } \
+	/^Installing collected packages/ { print "  unpacking " NF - 3 " packages"; fflush() }
+
 $(STAMP): pyproject.toml constraints.txt
-	@echo "installing torch, Ray and the tools into $(VENV): one to two minutes, once"
+	@echo "installing torch, Ray and the tools into $(VENV): one to two minutes, once; the largest packages:"
 	$(PYTHON) -m venv $(VENV)
 	grep -vE '$(if $(TORCH),^torch(_npu)?==,^$$)' constraints.txt > $(VENV)/constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt \
-		-e '.[test]' $(if $(TORCH),torch==$(TORCH))
-	touch $@
+	@rm -f $@
+	@{ PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-color \
+		-c $(VENV)/constraints.txt -e '.[test]' $(if $(TORCH),torch==$(TORCH)) && touch $@; } | awk '$(PIP_PROGRESS)'
+	@test -e $@
 
 # All that is installed in $(VENV) is importable in it too; torch_npu itself must stay out of $(VENV).
 $(NPU_STAMP): $(STAMP) constraints.txt

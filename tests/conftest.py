@@ -45,6 +45,7 @@ def environment_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             if _OF_THE_DEVELOPER.fullmatch(name):
                 patch.delenv(name)
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         patch.setenv("COLUMNS", "1000")
         yield
 

@@ -28,6 +28,8 @@ class Settings(Value):
             its own, or None; ``WARMRANK_JOURNAL`` comes first.
         keyring: ``warmrank/keys`` below ``XDG_CONFIG_HOME``, or below ``~/.config``; None for a user without
             a home.
+        last_report: the report of the last launch: in ``warmrank`` below ``XDG_STATE_HOME``, or below
+            ``~/.local/state``; None likewise.
         compiler: ``CXX``: the C++ compiler, a name or a path; ``g++`` where it is not set.
         cuda_home: ``CUDA_HOME``, where the CUDA toolkit is; empty where it is not set.
         ascend_home: ``ASCEND_HOME_PATH`` or ``ASCEND_TOOLKIT_HOME``: where CANN is; empty where none is set.
@@ -44,6 +46,7 @@ class Settings(Value):
     no_compile: bool
     journal: Path | None
     keyring: Path | None
+    last_report: Path | None
     compiler: str
     cuda_home: str
     ascend_home: str
@@ -63,7 +66,8 @@ def settings() -> Settings:
         cache_home=Path(os.environ.get("TORCHAIR_CACHE_HOME") or DEFAULT_CACHE_DIR),
         no_compile=os.environ.get("WARMRANK_NO_COMPILE") == "1",
         journal=Path(journal) if journal else None,
-        keyring=_keyring(),
+        keyring=_home("XDG_CONFIG_HOME", "~/.config", "warmrank/keys"),
+        last_report=_home("XDG_STATE_HOME", "~/.local/state", "warmrank/last-launch.json"),
         compiler=os.environ.get("CXX") or "g++",
         cuda_home=os.environ.get("CUDA_HOME", ""),
         ascend_home=os.environ.get("ASCEND_HOME_PATH") or os.environ.get("ASCEND_TOOLKIT_HOME", ""),
@@ -90,11 +94,12 @@ def expanded(path: str) -> str:
         return path
 
 
-def _keyring() -> Path | None:
-    config_home = Path(os.environ.get("XDG_CONFIG_HOME", ""))
-    if not config_home.is_absolute():  # not set, or to be ignored: XDG Base Directory Specification
+def _home(variable: str, usual: str, path: str) -> Path | None:
+    """A path of this user's, below the directory that a variable names, or else below the usual one."""
+    home = Path(os.environ.get(variable, ""))
+    if not home.is_absolute():  # not set, or to be ignored: XDG Base Directory Specification
         try:
-            config_home = Path("~/.config").expanduser()
+            home = Path(usual).expanduser()
         except RuntimeError:
             return None
-    return config_home / "warmrank" / "keys"
+    return home / path

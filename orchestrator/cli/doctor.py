@@ -8,6 +8,7 @@ import typer
 
 from orchestrator.cli.console import ExitCode, answer, session
 from orchestrator.cli.options import AsJson, Debug, OptionalConfig, Overrides, load_config
+from orchestrator.show.others_output import others_on_stderr
 
 
 def doctor(
@@ -38,7 +39,8 @@ def doctor(
         if all_nodes and loaded is not None:
             from orchestrator.doctor.nodes import diagnose_nodes
 
-            found = diagnose_nodes(loaded, device)
+            with others_on_stderr():
+                found = diagnose_nodes(loaded, device)
         else:
             from orchestrator.doctor.examine import diagnose_here
 

@@ -11,6 +11,7 @@ import typer
 
 from orchestrator.cli.console import output, plain, session, show_error
 from orchestrator.cli.options import ConfigFile, Debug, Overrides, load_config
+from orchestrator.show.others_output import others_on_stderr
 
 if TYPE_CHECKING:
     from orchestrator.config.reading import Config
@@ -93,7 +94,7 @@ def _launch(config: Config) -> None:
     from orchestrator.launch.driver import launch
     from orchestrator.show.progress import progress
 
-    with progress(output(stderr=True), config.ranks, name=config.name) as listener:
+    with progress(output(stderr=True), config.ranks, name=config.name) as listener, others_on_stderr():
         launch(config, listener=listener)
 
 
@@ -105,11 +106,14 @@ def _execute(config: Config, words: list[str], options: Options) -> Outcome:
     def say(line: str) -> None:
         output(stderr=True).print(f"warmrank: {line}", soft_wrap=True, markup=False)
 
+    out, err = sys.stdout.buffer, sys.stderr.buffer
+
     def streams(names: tuple[str, ...]) -> Streams:
-        return Streams(names, sys.stdout.buffer, sys.stderr.buffer)
+        return Streams(names, out, err)
 
     try:
-        return execute(config, words, options, say=say, streams=streams)
+        with others_on_stderr():
+            return execute(config, words, options, say=say, streams=streams)
     except CannotRun as error:
         show_error(error)
         raise typer.Exit(error.exit_code) from None

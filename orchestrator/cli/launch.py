@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +11,7 @@ import typer
 from orchestrator.cli.console import exit_code_of, output, session
 from orchestrator.cli.options import ConfigFile, Debug, Overrides, check_script, load_config
 from orchestrator.leaving import leave_at_once_later
+from orchestrator.show.others_output import others_on_stderr
 from orchestrator.signals import named, undisturbed
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
         from orchestrator.show.outputs import Outputs
         from orchestrator.show.progress import progress
         from orchestrator.show.ray_metrics import RayMetrics
+        from orchestrator.show.read_report import keep_last
         from orchestrator.show.report import to_json
         from orchestrator.show.report_table import render
 
@@ -67,7 +68,10 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
         outputs.prepare()
         console = output(stderr=outputs.json_to_stdout)
 
+        named_by = (str(config), *(word for each in overrides or () for word in ("--set", each)))
+
         def tell(report: Report) -> None:
+            keep_last(report)
             if outputs.json_to_stdout:
                 typer.echo(to_json(report), nl=False)
             for what, path in outputs.write(report):
@@ -76,14 +80,13 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
         with progress(console, loaded.ranks, name=loaded.name) as shown:
             run = Launch(loaded, no_compile=no_compile, listener=all_of(shown, RayMetrics(loaded.name)))
             try:
-                # Ray writes to stdout, whatever it is told, who died.
-                with redirect_stdout(sys.stderr), named():
+                with others_on_stderr(), named():
                     refuse_for_ranks(loaded)
-                    report = run.run()
+                    report = replace(run.run(), config=named_by)
             except (Exception, KeyboardInterrupt) as error:
                 if isinstance(error, KeyboardInterrupt):
                     leave_at_once_later()  # all has ended; a Ray that was cut short may crash at the end
-                failed = run.failed(error, exit_code=exit_code_of(error))
+                failed = replace(run.failed(error, exit_code=exit_code_of(error)), config=named_by)
                 with undisturbed():
                     try:
                         tell(failed)
@@ -97,9 +100,13 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
 
 def report(
     json_file: Annotated[
-        Path,
-        typer.Argument(metavar="REPORT.json", help="What launch --json wrote.", show_default=False),
-    ],
+        Path | None,
+        typer.Argument(
+            metavar="[REPORT.json]",
+            help="What launch --json wrote; else the last launch of this user on this machine.",
+            show_default=False,
+        ),
+    ] = None,
     html_file: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE.html", help="One page for a browser.")
     ] = None,
@@ -110,10 +117,10 @@ def report(
     """Show the report of a launch again: as a table, a page, a trace, metrics."""
     with session(debug=debug):
         from orchestrator.show.outputs import Outputs
-        from orchestrator.show.read_report import read_report
+        from orchestrator.show.read_report import read_last, read_report
         from orchestrator.show.report_table import render
 
-        found = read_report(json_file)
+        found = read_report(json_file) if json_file else read_last()
         outputs = Outputs(html=html_file, trace=trace_file, metrics=metrics_file)
         outputs.prepare()
         console = output()

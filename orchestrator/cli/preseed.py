@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -14,6 +13,7 @@ import typer
 from orchestrator.cli.console import ExitCode, output, plain, print_json, session
 from orchestrator.cli.options import AsJson, ConfigFile, Debug, Overrides, load_config
 from orchestrator.cli.terminal import defused_json
+from orchestrator.show.others_output import others_on_stderr
 
 if TYPE_CHECKING:
     from orchestrator.config.reading import Config
@@ -109,8 +109,7 @@ def _once(config: Config, names: Sequence[str], options: SeedOptions) -> tuple[N
     if seeding.is_this_machine(config):
         choose((this_node(),), names)
         return _here(config, options)
-    # Ray says on stdout that a process on a node died, and there is nothing but results.
-    with seed_display(output(stderr=True)) as tell, redirect_stdout(sys.stderr):
+    with seed_display(output(stderr=True)) as tell, others_on_stderr():
         return seeding.preseed(config, names, options=options, tell=tell)
 
 

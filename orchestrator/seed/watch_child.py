@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import sys
-from contextlib import redirect_stdout
 from multiprocessing.connection import Connection
 
 from orchestrator.config.reading import Config
@@ -18,6 +16,7 @@ from orchestrator.seed.events import Away, SeedEvent
 from orchestrator.seed.options import SeedOptions
 from orchestrator.seed.preseed import STEP_S, plan_of, seed_cluster
 from orchestrator.seed.seeding import Seeding
+from orchestrator.show.others_output import others_on_stderr
 from orchestrator.signals import undisturbed
 
 _STOP_S = 10.0
@@ -34,7 +33,7 @@ def run_child(
     plan = plan_of(config, wanted, options, watch=True, seeded=seeded)
     # What Ray's core would print into the parent's terminal when a head is away is said there in words.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    with undisturbed(), redirect_stdout(sys.stderr):  # Ray says on stdout that a process on a node died
+    with undisturbed(), others_on_stderr():
         try:
             with seed_cluster(config, options) as cluster:
                 seeding = Seeding(cluster, plan, tell=connection.send)

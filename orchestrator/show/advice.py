@@ -10,7 +10,7 @@ import shlex
 from orchestrator.show.advice_failed import Level, Step, failure_steps
 from orchestrator.show.figures import count_text
 from orchestrator.show.folding import brief_names, brief_ranks
-from orchestrator.show.report import Report
+from orchestrator.show.report import Report, config_words
 from orchestrator.show.slow_ranks import slow_ranks
 
 MAX_REASONS = 4
@@ -50,7 +50,8 @@ def _queued(report: Report) -> list[Step]:
             level="do",
             title=f"{waiting} wait to be published",
             text=f"The store was away. When it answers again, run this {order}.",
-            command=f"warmrank publish CONFIG --set {shlex.quote(f'cache_dir={report.cache_dir}')}",
+            command=f"warmrank publish {config_words(report)} --set "
+            + shlex.quote(f"cache_dir={report.cache_dir}"),
         )
     ]
 
@@ -61,7 +62,7 @@ def _places(report: Report) -> list[Step]:
             level="look",
             title=f"The store's place {tier.location} was away",
             text=f"The launch went on without it: {tier.reason}",
-            command="warmrank doctor CONFIG --all-nodes",
+            command=f"warmrank doctor {config_words(report)} --all-nodes",
         )
         for tier in report.tiers
         if tier.state == "away"
@@ -80,7 +81,7 @@ def _environments(report: Report) -> list[Step]:
             text="Ranks in different environments share no artifacts, so each kind compiles its own:\n"
             + "\n".join(found[:MAX_REASONS])
             + more,
-            command="warmrank doctor CONFIG --all-nodes",
+            command=f"warmrank doctor {config_words(report)} --all-nodes",
         )
     ]
 
@@ -149,7 +150,7 @@ def _slow(report: Report) -> list[Step]:
             title=f"Rank {slow.rank} was slow in {slow.stage}" + (f" on {slow.host}" if slow.host else ""),
             text=f"It took {slow.seconds:.1f} s, half of the ranks at most {slow.median_s:.1f} s; "
             "all of them waited for it.",
-            command="warmrank doctor CONFIG --all-nodes",
+            command=f"warmrank doctor {config_words(report)} --all-nodes",
         )
         for slow in slow_ranks(report.course, report.ranks)[:3]
     ]
@@ -169,7 +170,7 @@ def _compiled(report: Report) -> list[Step]:
     compiled = count_text(report.totals.num_compiled, "function")
     if report.record:
         title = f"The next launch loads what was compiled now ({compiled})"
-        command = "warmrank launch CONFIG --no-compile"
+        command = f"warmrank launch {config_words(report)} --no-compile"
         text = "It was compiled because nothing stored fitted:\n" + "\n".join(lines)
         return [Step(level="good", title=title, text=text, command=command)]
     if report.store:
@@ -189,6 +190,6 @@ def _warm(report: Report) -> list[Step]:
             level="good",
             title="Nothing was compiled",
             text=text,
-            command="warmrank launch CONFIG --no-compile",
+            command=f"warmrank launch {config_words(report)} --no-compile",
         )
     ]

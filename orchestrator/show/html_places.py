@@ -8,7 +8,7 @@ from orchestrator.show.figures import count_text, seconds_text, size_text
 from orchestrator.show.folding import runs_text
 from orchestrator.show.html_tables import closed, table
 from orchestrator.show.markup import Html, join, tag
-from orchestrator.show.report import Report
+from orchestrator.show.report import Report, config_words, verified_text
 from orchestrator.show.slow_ranks import node_lags
 
 
@@ -63,7 +63,6 @@ def problems(report: Report) -> Html | None:
 
 def facts(report: Report) -> Html:
     """What was launched where, in named components."""
-    checks = [rank.verification for rank in report.ranks if rank.verification and rank.verification.compared]
     plain = {
         "launch key": report.launch_key,
         "launch record": report.record or "none",
@@ -74,12 +73,10 @@ def facts(report: Report) -> Html:
         or report.store
         or "none"
     )
-    if checks:
-        worst = max(checks, key=lambda check: check.max_error)
-        plain["verified"] = (
-            f"on {count_text(len(checks), 'rank')}: {worst.compared}; largest difference "
-            f"{worst.max_error:.3g}, allowed {worst.tolerance:.3g}"
-        )
+    if verified := verified_text(report):
+        plain["check"] = verified
+    if report.config:
+        plain["config"] = config_words(report)
     shown = [_pairs(plain)]
     for title, pairs in (("Identity", report.identity), ("Environment of rank 0", report.environment)):
         if pairs:

@@ -1,13 +1,45 @@
-"""Reads a launch's report back from a file that a person named."""
+"""Reads a launch's report back: from a file that a person named, or the last one of this user here."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from orchestrator.errors import ConfigError, ConfigProblem
-from orchestrator.show.report import SCHEMA_VERSION, Report, from_json
+from orchestrator.errors import ConfigError, ConfigProblem, NothingThere
+from orchestrator.show.report import SCHEMA_VERSION, Report, from_json, to_json
+from orchestrator.show.whole_file import write_whole
+from worker.settings import settings
+
+logger = logging.getLogger(__name__)
+
+
+def keep_last(report: Report) -> None:
+    """Keep the report of this launch as the last one; without a home, or room in it, there is none."""
+    path = settings().last_report
+    try:
+        if path is not None:
+            write_whole(path, to_json(report))
+    except OSError as error:
+        logger.debug("Report of the last launch not kept: %s", error)
+
+
+def read_last() -> Report:
+    """Read what `keep_last` kept.
+
+    Raises:
+        NothingThere: no launch of this user's ended on this machine.
+        ConfigError: its report is of another version.
+    """
+    path = settings().last_report
+    if path is None or not path.is_file():
+        msg = (
+            f"no launch of this user is known on this machine (no file {path}); name a report that "
+            "launch --json wrote, or launch first"
+        )
+        raise NothingThere(msg)
+    return read_report(path)
 
 
 def read_report(path: Path) -> Report:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -19,6 +20,7 @@ from cache_store.backends.tier import TierState
 from orchestrator.causes import Cause
 from orchestrator.show.course import Course
 from orchestrator.show.described import described
+from orchestrator.show.figures import count_text
 from orchestrator.show.store_report import Committed, NodeFetch, NodePublish, NodeReport, Nondeterministic
 from worker.results import Outcome, StageSeconds, Verification
 
@@ -175,6 +177,8 @@ class Report:
         stages: every stage, in order.
         totals: sums.
         problems: what did not stop the launch, but should be looked at.
+        config: the words that named the config on the command line, its path and each ``--set``; empty where
+            none did.
     """
 
     schema_version: int
@@ -202,6 +206,7 @@ class Report:
     totals: Totals
     problems: tuple[str, ...]
     node_artifacts: tuple[NodeReport, ...] = ()
+    config: tuple[str, ...] = ()
 
 
 @cache
@@ -248,6 +253,26 @@ def sum_seconds(parts: Iterable[StageSeconds]) -> StageSeconds:
         for name in sums:
             sums[name] += getattr(part, name)
     return StageSeconds(**sums)
+
+
+def config_words(report: Report) -> str:
+    """The config as a command names it: as the launch's own did."""
+    return shlex.join(report.config) or "CONFIG"
+
+
+def verified_text(report: Report) -> str:
+    """Which comparison with a reference held; or that nothing was compared, and how it would be."""
+    checks = [rank.verification for rank in report.ranks if rank.verification and rank.verification.compared]
+    if checks:
+        worst = max(checks, key=lambda check: check.max_error)
+        return (
+            f"verified on {count_text(len(checks), 'rank')}: {worst.compared}; "
+            f"largest difference {worst.max_error:.3g}, allowed {worst.tolerance:.3g}"
+        )
+    if report.outcome != "warm":
+        return ""
+    how = "" if "script" in report.identity else "; an entrypoint may return worker.Workload(check=...)"
+    return f"nothing was verified: no check compares the warm model with a reference{how}"
 
 
 def totals(

@@ -16,7 +16,7 @@ from orchestrator.show.failure_lines import attempt_lines, failure_lines
 from orchestrator.show.figures import count_text, seconds_text, size_text
 from orchestrator.show.folding import brief_ranks, runs_text
 from orchestrator.show.plain_table import plain_table
-from orchestrator.show.report import FunctionReport, Report
+from orchestrator.show.report import FunctionReport, Report, config_words, verified_text
 from orchestrator.show.store_report import NodeArtifacts
 from worker.results import StageSeconds
 from worker.runtime_state import in_words
@@ -202,16 +202,8 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _verification(report: Report) -> list[Text]:
-    checks = [rank.verification for rank in report.ranks if rank.verification and rank.verification.compared]
-    if not checks:
-        return []
-    worst = max(checks, key=lambda check: check.max_error)
-    return [
-        Text(
-            f"verified on {count_text(len(checks), 'rank')}: {worst.compared}; "
-            f"largest difference {worst.max_error:.3g}, allowed {worst.tolerance:.3g}"
-        )
-    ]
+    text = verified_text(report)
+    return [Text(text, style="" if text.startswith("verified") else "yellow")] if text else []
 
 
 def _store(report: Report) -> list[Text]:
@@ -267,7 +259,8 @@ def _queued(report: Report) -> list[Text]:
     return [
         Text(
             f"queued for the store: {waiting}. When it answers again, "
-            f"run {where}: warmrank publish CONFIG --set {shlex.quote(f'cache_dir={report.cache_dir}')}",
+            f"run {where}: warmrank publish {config_words(report)} "
+            f"--set {shlex.quote(f'cache_dir={report.cache_dir}')}",
             style="bold yellow",
         )
     ]

@@ -57,6 +57,12 @@ def test_what_waits_is_to_be_published_in_order() -> None:
     assert step.command == "warmrank publish CONFIG --set 'cache_dir=/my cache'"
 
 
+def test_commands_name_the_config_as_the_launch_did():
+    report = calm(config=("my configs/a.yaml", "--set", "ranks=4"))
+    (step,) = next_steps(report)
+    assert step.command == "warmrank launch 'my configs/a.yaml' --set ranks=4 --no-compile"
+
+
 def test_place_that_was_away_is_named() -> None:
     tier = TierState(location="s3://bucket", mode="rw", state="away", reason="no answer in 5 s")
     assert "no answer in 5 s" in step_of(calm(tiers=(tier,)), "place s3://bucket was away").text

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.main import app
 from orchestrator.errors import BadArgument, ConfigError
 from orchestrator.show.outputs import STDOUT, Outputs
-from orchestrator.show.read_report import read_report
+from orchestrator.show.read_report import keep_last, read_report
 from orchestrator.show.report import to_json
 from tests.support.made_reports import made_report
 
@@ -104,6 +104,17 @@ def test_report_command_alone_prints_the_table(report_file: Path) -> None:
     assert "ranks 0-7 (node-0): node lost: node-0 gave no sign of life for 10 s" in output
     assert "remedy: look whether node-0 is up and reachable, and launch again" in output
     assert "attempt 2: 18.5 s, failed in compile (because attempt 1 failed: node node-0 was lost)" in output
+
+
+def test_report_command_without_a_file_shows_the_last_launch(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    code, output = run()
+    assert code == 2
+    assert "no launch of this user is known on this machine" in output
+    keep_last(made_report(8))
+    code, output = run()
+    assert code == 0
+    assert "llama-70b: 8 ranks" in output
 
 
 def test_table_of_many_ranks_is_short(tmp_path: Path) -> None:

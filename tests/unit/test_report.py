@@ -236,6 +236,11 @@ def test_worst_verification_is_shown() -> None:
     assert "logits with eager; largest difference 1e-06, allowed 0.0001" in text_of(report(), 200)
 
 
+def test_launch_without_a_check_says_that_nothing_was_verified() -> None:
+    unchecked = replace(rank(0), verification=None)
+    assert "nothing was verified: no check" in text_of(report(unchecked), 200)
+
+
 def test_nondeterministic_compiles_are_counted_and_named() -> None:
     assert "nondeterministic compiles: 1: Model.decode (ranks 0-1)" in text_of(report(), 200)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
 from orchestrator.cli.terminal import SafeConsole, SafeFormatter, defused, defused_json
+from orchestrator.show.others_output import others_on_stderr
 from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import FUNCTIONS
 from worker.environment import environment
@@ -61,6 +63,25 @@ def test_styles_stay():
     file = io.StringIO()
     SafeConsole(file=file, force_terminal=True, color_system="standard").print(Text("a", style="bold"))
     assert file.getvalue() == "\x1b[1ma\x1b[0m\n"
+
+
+def test_codes_for_colours_that_a_library_writes_at_the_end_print_nothing():
+    file = io.StringIO()
+    SafeConsole(file=file, force_terminal=True).print("\x1b[0m")
+    assert not file.getvalue()
+
+
+def test_lines_of_libraries_are_folded_and_go_to_stderr(capsys):
+    with others_on_stderr():
+        sys.stdout.write(f"(raylet) A worker died. {'Worker ID: 0123456789abcdef ' * 40}\n")
+        sys.stdout.write("short")
+    out, err = capsys.readouterr()
+    assert not out
+    told, short = err.splitlines()
+    assert told.startswith("(raylet) A worker died. ")
+    assert told.endswith("characters more, with --debug)")
+    assert len(told) < 250
+    assert short == "short"
 
 
 def test_progress_moves_its_own_cursor():
