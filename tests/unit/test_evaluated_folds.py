@@ -18,6 +18,7 @@ from tests.support.tracing import compiled, misfits
 from worker.errors import NotPortable
 
 X = torch.ones(3)
+NUMBERS = [1]
 NEWER = pytest.mark.skipif(torch.__version__ < "2.13", reason="Dynamo before 2.13 breaks the graph there")
 
 
@@ -131,6 +132,10 @@ ADDRESSES: dict[str, Callable[[], Any]] = {
     "hash of an object": lambda: hash(PLAIN) % 7,
     "hash of a class": lambda: hash(Plain) % 7,
     "hash of a dtype": lambda: hash((torch.float32, 1)) % 7,
+    "hash of a frozen set": lambda: hash(frozenset([None, 1])) % 7,
+    "id of a list": lambda: id(NUMBERS) % 7,
+    "id of a function": lambda: id(metaclass_of) % 7,
+    "ids as keys": lambda: {id(NUMBERS): 3}[id(NUMBERS)],
     "order of classes": lambda: list({Plain, Indexed}).index(Plain),
 }
 

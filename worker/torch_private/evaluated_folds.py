@@ -124,6 +124,11 @@ class NotedFolds:
         if result is None or not (called := _constants(variable)):
             return
         given, function = _constants(*args, *kwargs.values()), called[0]
+        if function is id and answer.is_python_constant():
+            self._refuse(
+                "id() of an object that was there before the call is an address, which no other process has; "
+                "compare objects with `is`, or key them by a name"
+            )
         if given is None or (isinstance(function, type) and not issubclass(function, enum.Enum)):
             return  # what a class makes holds its arguments, and answers nothing
         positional, named = given[: len(args)], dict(zip(kwargs, given[len(args) :], strict=True))

@@ -260,12 +260,20 @@ def _is_number(variable: Any) -> bool:
 
 def _has_hash_of_address(variable: Any) -> bool:
     variable = variable.realize()
-    if isinstance(members := vars(variable).get("items"), list | tuple | set):
+    if isinstance(members := vars(variable).get("items"), list | tuple | set | dict):
         return any(_has_hash_of_address(getattr(member, "vt", member)) for member in members)
-    kind: Any = variable.python_type()
     if variable.is_python_constant():
-        value = variable.as_python_constant()
-        kind = _BOUND[0] if isinstance(value, float) and math.isnan(value) else type(value)
+        return _is_hashed_by_address(variable.as_python_constant())
+    return _hash_by_address(variable.python_type())
+
+
+def _is_hashed_by_address(value: Any) -> bool:
+    if isinstance(value, tuple | frozenset):
+        return any(map(_is_hashed_by_address, value))
+    return (isinstance(value, float) and math.isnan(value)) or _hash_by_address(type(value))
+
+
+def _hash_by_address(kind: Any) -> bool:
     return kind.__hash__ is object.__hash__ or issubclass(kind, _BOUND)
 
 
