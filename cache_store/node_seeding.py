@@ -6,7 +6,7 @@ which they can be had. A node cache that the trust policy refuses gets none, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -27,11 +27,13 @@ class NodeWanted:
     """What a node is about to run, as far as its own artifacts depend on it.
 
     Attributes:
+        environment: this node's.
         world_size: number of ranks.
         ranks: this node's; None stands for all.
         destinations: the node caches of this node.
     """
 
+    environment: Mapping[str, str]
     world_size: int
     ranks: tuple[int, ...] | None
     destinations: Destinations
@@ -89,8 +91,12 @@ def seed_node(
     try:
         sources: dict[PartitionRef, None] = {}
         for record in records[:MAX_NODE_LAUNCHES]:
-            ranks = wanted.ranks if record.world_size == wanted.world_size else None
-            sources |= dict.fromkeys(store.node_sources(record.partitions, ranks))
+            here = record.made_in(wanted.environment)
+            known = record.world_size == wanted.world_size and {ref.rank for ref in here}.issuperset(
+                wanted.ranks or ()
+            )
+            ranks = wanted.ranks if known else None
+            sources |= dict.fromkeys(store.node_sources(here, ranks))
         found = _lay_out(store, tuple(sources), destinations, room) if sources else NodeSeedReport()
     except StoreError as error:
         if is_final(error):

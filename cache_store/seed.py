@@ -100,11 +100,12 @@ def seed(
 ) -> SeedReport:
     """Lay out what the newest fitting launches stored.
 
-    A launch fits when its environment is equal. Those of the same world size are preferred, and then the
-    partitions of the node's ranks are laid out: of the newest first, and as further variants those of up to
-    `MAX_LAUNCHES` - 1 earlier ones, so that a rollback of the sources finds its artifacts. Of launches of
-    other worlds, one partition for each distinct set of artifacts is laid out, whatever the ranks. The newest
-    launch counts as used today.
+    A launch fits when some of its ranks ran in this environment, and only their partitions count. Launches of
+    the same world size are preferred, and then the partitions of the node's ranks are laid out: of the newest
+    first, and as further variants those of up to `MAX_LAUNCHES` - 1 earlier ones, so that a rollback of the
+    sources finds its artifacts. Of launches of other worlds, and where a rank of the node ran in another
+    environment then, one partition for each distinct set of artifacts is laid out, whatever the ranks. The
+    newest launch counts as used today.
 
     Args:
         store: the store.
@@ -156,7 +157,7 @@ def pick_launch(
     records: Iterable[LaunchRecord], *, environment: Mapping[str, str], world_size: int
 ) -> LaunchRecord | None:
     """Of records, newest first, the newest with this environment; one of this world size before any other."""
-    fitting = [record for record in records if record.environment == environment]
+    fitting = [record for record in records if environment in record.environments]
     return next((record for record in fitting if record.world_size == world_size), next(iter(fitting), None))
 
 
@@ -167,7 +168,7 @@ def pick_launches(
 
     All manifests of other worlds have to be read, so there the number of their ranks is bounded too.
     """
-    fitting = [item for item in launches if item.environment == environment]
+    fitting = [item for item in launches if environment in item.environments]
     same_world = [item for item in fitting if item.world_size == world_size]
     if same_world:
         return tuple(same_world[:MAX_LAUNCHES])
@@ -212,25 +213,31 @@ def _taken(chosen: Sequence[StoredLaunch], wanted: Wanted) -> str:
 def _none_fits(launches: Sequence[LaunchSummary], wanted: Wanted, faults: Sequence[str]) -> str:
     launch = f"no launch {wanted.launch_key[:12]}"
     skipped = f"; {len(faults)} records could not be used, the first: {faults[0]}" if faults else ""
-    others = [item for item in launches if item.environment != wanted.environment]
+    others = [item for item in launches if wanted.environment not in item.environments]
     if not others:
         return f"{launch} is in the store{skipped}"
-    candidates = [(f"the launch made {item.created}", item.environment) for item in others]
+    candidates = [
+        (f"the launch made {item.created}", stored) for item in others for stored in item.environments
+    ]
     return f"{launch} has this environment; {explain_miss(wanted.environment, candidates)}"
 
 
 def _choose(
     store: Store, records: Sequence[LaunchRecord], wanted: Wanted, cache_root: Path, faults: list[str]
 ) -> tuple[PartitionRef, ...]:
-    """What to fetch: of the own world the partitions of its ranks, of another one each distinct set."""
+    """What to fetch: of the own world the partitions of its ranks, else each distinct set of artifacts."""
     there = {path.name for path in cache_root.glob("*/world*")}  # of equal sets, what need not be brought
     refs = [
         ref
         for record in records
-        for ref in sorted(record.partitions, key=lambda ref: (ref.partition not in there, ref.rank))
+        for ref in sorted(
+            record.made_in(wanted.environment), key=lambda ref: (ref.partition not in there, ref.rank)
+        )
     ]
-    if not records or records[0].world_size == wanted.world_size:
-        return tuple(dict.fromkeys(ref for ref in refs if wanted.ranks is None or ref.rank in wanted.ranks))
+    own = dict.fromkeys(ref for ref in refs if wanted.ranks is None or ref.rank in wanted.ranks)
+    is_own_world = not records or records[0].world_size == wanted.world_size
+    if is_own_world and {ref.rank for ref in own}.issuperset(wanted.ranks or ()):
+        return tuple(own)
     try:
         distinct = store.distinct_partitions(refs)
     except StoreError as error:
@@ -268,7 +275,12 @@ def _seed_node(
 ) -> NodeSeedReport:
     if wanted.node_caches is None:
         return NodeSeedReport()
-    needs = NodeWanted(world_size=wanted.world_size, ranks=wanted.ranks, destinations=wanted.node_caches)
+    needs = NodeWanted(
+        environment=wanted.environment,
+        world_size=wanted.world_size,
+        ranks=wanted.ranks,
+        destinations=wanted.node_caches,
+    )
     return seed_node(store, records, needs, NodeRoom(cache_root=room.cache_root, intake=room.intake), faults)
 
 

@@ -7,10 +7,14 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
     from tests.support.s3_server import S3Server
+
+hypothesis.settings.register_profile("on busy machines", deadline=None)
+hypothesis.settings.load_profile("on busy machines")
 
 FAULT_ROUNDS = 1
 CHAOS_LAUNCHES, CHAOS_SEED = 2, 123241

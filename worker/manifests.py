@@ -181,6 +181,7 @@ def publish(
     report = store.publish_partition(launch_key, manifest, root)
     return Published(
         ref=report.ref,
+        environment=manifest.environment,
         partition=manifest.partition,
         key=report.key,
         conflicts=report.conflicts,

@@ -207,6 +207,7 @@ class Published(Value):
         conflicts: functions that compiled to other bytes than the store holds.
         num_blobs_new: blobs that the store did not have before this rank compiled or published them.
         bytes_new: their size.
+        environment: that it was made in.
         partition: its name.
         key: its key.
         queued: why it waits on this node's disk to be published; empty when it does not.
@@ -214,6 +215,7 @@ class Published(Value):
     """
 
     ref: PartitionRef | None
+    environment: dict[str, str]
     partition: str
     key: str
     conflicts: tuple[str, ...] = ()

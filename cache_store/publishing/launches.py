@@ -76,9 +76,9 @@ def _write(documents: Documents, name: str, sealed: bytes) -> None:
 
 def _standing(documents: Documents, record: LaunchRecord) -> str | None:
     # Only the newest counts: an older equal record must be made the newest again.
-    wanted = (record.world_size, record.environment)
+    wanted = (record.world_size, record.environments)
     for summary in summarize_launches(documents, record.launch_key, []):
-        if (summary.world_size, summary.environment) != wanted:
+        if (summary.world_size, summary.environments) != wanted:
             continue
         # Its name is the digest of its bytes: an equal one need not be read.
         same = record.model_copy(update={"created": summary.created})

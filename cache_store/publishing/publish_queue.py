@@ -49,7 +49,13 @@ from cache_store.records.fields import (
     Utc,
     WorldSize,
 )
-from cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef, partition_key
+from cache_store.records.manifest import (
+    Environments,
+    LaunchRecord,
+    PartitionManifest,
+    PartitionRef,
+    partition_key,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -82,14 +88,13 @@ class AwaitedPartition(Document):
     manifest_key: Sha256
 
 
-class WaitingLaunch(Document):
+class WaitingLaunch(Environments):
     """A launch record without the digests of its manifests."""
 
     format: Literal[1] = FORMAT
     launch_key: Sha256
     identity: dict[str, str]
     world_size: WorldSize
-    environment: dict[str, str]
     partitions: tuple[AwaitedPartition, ...]
     created: Utc
 
@@ -106,6 +111,7 @@ class WaitingLaunch(Document):
             identity=self.identity,
             world_size=self.world_size,
             environment=self.environment,
+            others=self.others,
             partitions=tuple(refs[awaited.manifest_key] for awaited in self.partitions),
             created=self.created,
         )

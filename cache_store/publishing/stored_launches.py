@@ -21,7 +21,7 @@ from cache_store.layout import LAUNCHES, launch_prefix, split_launch_name
 from cache_store.parsing import parse_document
 from cache_store.records.documents import Documents
 from cache_store.records.fields import Components, Sha256, Utc, WorldSize
-from cache_store.records.manifest import FORMAT, LaunchRecord, created_at, parse_launch_record
+from cache_store.records.manifest import FORMAT, NEWEST_FORMAT, LaunchRecord, created_at, parse_launch_record
 from cache_store.records.taking import take_usable
 
 
@@ -39,18 +39,24 @@ class LaunchSummary:
 
     name: str
     world_size: int
-    environment: Mapping[str, str]
+    environments: tuple[Mapping[str, str], ...]
     created: str
+
+
+class _Other(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    environment: Components
 
 
 class _Head(BaseModel):
     """A launch record without its partitions, whose validation takes nine tenths of the time."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
-    format: Literal[1]
+    format: Literal[1, 2]
     launch_key: Sha256
     world_size: WorldSize
     environment: Components
+    others: tuple[_Other, ...] = ()
     created: Utc
 
 
@@ -116,10 +122,13 @@ def _names(documents: Documents, launch_key: str | None) -> list[str]:
 
 def _summarize(documents: Documents, name: str) -> LaunchSummary:
     launch_key, payload = _read(documents, name)
-    head = parse_document(_Head, payload, supported_format=FORMAT, what="launch record", where=name)
+    head = parse_document(
+        _Head, payload, supported_format=NEWEST_FORMAT, what="launch record", where=name, oldest_format=FORMAT
+    )
     _check_key(name, expected=launch_key, actual=head.launch_key)
+    environments = head.environment, *(other.environment for other in head.others)
     return LaunchSummary(
-        name=name, world_size=head.world_size, environment=head.environment, created=head.created
+        name=name, world_size=head.world_size, environments=environments, created=head.created
     )
 
 

@@ -8,13 +8,14 @@ Layout: canonical JSON of the models below (field by field as declared), sealed 
                         (format 2 has node artifacts: "scope":"node" in an entry; or runtime state)
     LaunchRecord        {"format":1,"launch_key":"...","identity":{...},"world_size":2,
                          "environment":{...},"partitions":[...],"created":"..."}
+                        (format 2 has "others": the ranks of other environments than rank 0's)
 
 Invariants: every number, size and length has a limit, so that no document, not even a signed one, fills a
 node's disk or memory; a document gives no modes, owners or links, so what a fetch writes is private whatever
 it says; every path in a manifest may be joined to a directory (`cache_store.paths`), and names a variant of
 ``compiled_module``, a file beside it (`cache_store.node.companions`) or, of a node artifact and of nothing
 else, a file of a node cache (`cache_store.node.node_files`); a launch record names each rank of its world
-exactly once. A manifest that says what format 1 cannot is of format 2, so that an earlier release passes it
+exactly once. A document that says what format 1 cannot is of format 2, so that an earlier release passes it
 over as a newer one, and does not take it for a damaged one; all others are of format 1, and have the bytes
 that they always had.
 """
@@ -22,6 +23,7 @@ that they always had.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar
@@ -63,7 +65,7 @@ from cache_store.records.fields import (
 )
 
 FORMAT: Final = 1
-MANIFEST_FORMAT: Final = 2
+NEWEST_FORMAT: Final = 2
 
 
 def _artifact_path(path: str, entry: ValidationInfo) -> str:
@@ -173,7 +175,7 @@ class PartitionManifest(Document):
     @model_validator(mode="after")
     def _check(self) -> PartitionManifest:
         if "format" not in self.model_fields_set and self._is_of_format_2():
-            self.__dict__["format"] = MANIFEST_FORMAT  # it is still being made, so not frozen yet
+            self.__dict__["format"] = NEWEST_FORMAT  # it is still being made, so not frozen yet
             self.model_fields_set.add("format")
         if self.format == FORMAT and self.node_files():
             raise ValueError("node artifacts in a manifest of format 1")
@@ -206,19 +208,82 @@ class PartitionRef(Document):
     manifest_sha256: Sha256
 
 
-class LaunchRecord(Document):
-    """All partitions of one launch; committed last, so a launch is whole in the store or absent."""
+class RankEnvironment(Document):
+    """An environment other than rank 0's, and the ranks of a launch that ran in it."""
 
-    format: Literal[1] = FORMAT
+    ranks: Annotated[tuple[Count, ...], Field(min_length=1, max_length=MAX_RANKS)]
+    environment: Components
+
+
+class Environments(Document):
+    """The environments of a launch's ranks.
+
+    Attributes:
+        environment: of rank 0, and of every rank that ``others`` does not name.
+        others: the other ones; left out of the JSON where there are none.
+    """
+
+    environment: Components
+    others: Annotated[tuple[RankEnvironment, ...], Field(max_length=MAX_RANKS)] = ()
+
+    @model_validator(mode="after")
+    def _each_rank_once(self) -> Environments:
+        ranks = [rank for other in self.others for rank in other.ranks]
+        if len(set(ranks)) < len(ranks) or 0 in ranks:
+            raise ValueError(f"ranks {_summary(ranks)} of other environments: each once, and never rank 0")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_no_others(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
+        found: dict[str, object] = dump(self)
+        if not self.others:
+            found.pop("others", None)
+        return found
+
+    @property
+    def environments(self) -> tuple[Mapping[str, str], ...]:
+        """Each environment once, rank 0's first."""
+        return self.environment, *(other.environment for other in self.others)
+
+
+def environments_of(ranks: Mapping[int, Mapping[str, str]]) -> Environments:
+    """The environments of a launch, from each rank's own."""
+    first = dict(ranks[min(ranks)])
+    others: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    for rank in sorted(ranks):
+        if ranks[rank] != first:
+            others.setdefault(tuple(sorted(ranks[rank].items())), []).append(rank)
+    return Environments(
+        environment=first,
+        others=tuple(
+            RankEnvironment(ranks=tuple(found), environment=dict(items)) for items, found in others.items()
+        ),
+    )
+
+
+class LaunchRecord(Environments):
+    """All partitions of one launch; committed last, so a launch is whole in the store or absent.
+
+    Attributes:
+        format: 2 for what format 1 cannot say; found by itself where it is not given.
+    """
+
+    format: Literal[1, 2] = FORMAT
     launch_key: Sha256
     identity: Components
     world_size: WorldSize
-    environment: Components
     partitions: Annotated[tuple[PartitionRef, ...], Field(max_length=MAX_RANKS)]
     created: Utc
 
     @model_validator(mode="after")
     def _check(self) -> LaunchRecord:
+        if "format" not in self.model_fields_set and self.others:
+            self.__dict__["format"] = NEWEST_FORMAT  # it is still being made, so not frozen yet
+            self.model_fields_set.add("format")
+        if self.format == FORMAT and self.others:
+            raise ValueError("several environments in a launch record of format 1")
+        if any(rank >= self.world_size for other in self.others for rank in other.ranks):
+            raise ValueError(f"environments of ranks that are not below world size {self.world_size}")
         ranks = [ref.rank for ref in self.partitions]
         if sorted(ranks) != list(range(self.world_size)):
             raise ValueError(f"ranks {_summary(ranks)} are not each of 0..{self.world_size - 1} once")
@@ -226,6 +291,11 @@ class LaunchRecord(Document):
         if twice := sorted(name for name, count in names.items() if count > 1):
             raise ValueError(f"partition {twice[0]!r} appears twice")
         return self
+
+    def made_in(self, environment: Mapping[str, str]) -> tuple[PartitionRef, ...]:
+        """The partitions of ranks that ran in an environment."""
+        others = {rank: other.environment for other in self.others for rank in other.ranks}
+        return tuple(ref for ref in self.partitions if others.get(ref.rank, self.environment) == environment)
 
 
 def _summary(ranks: list[int]) -> str:
@@ -274,15 +344,15 @@ def parse_manifest(data: bytes, where: str) -> PartitionManifest:
         Corrupt: it is too large, no JSON, or breaks an invariant; names the field.
         NewerFormat: a later release wrote it.
     """
-    return _parse(PartitionManifest, data, what="manifest", where=where, newest=MANIFEST_FORMAT)
+    return _parse(PartitionManifest, data, what="manifest", where=where, newest=NEWEST_FORMAT)
 
 
 def parse_launch_record(data: bytes, where: str) -> LaunchRecord:
     """Read a launch record's canonical JSON; raises as `parse_manifest` does."""
-    return _parse(LaunchRecord, data, what="launch record", where=where)
+    return _parse(LaunchRecord, data, what="launch record", where=where, newest=NEWEST_FORMAT)
 
 
-def _parse(model: type[_D], data: bytes, *, what: str, where: str, newest: int = FORMAT) -> _D:
+def _parse(model: type[_D], data: bytes, *, what: str, where: str, newest: int) -> _D:
     if len(data) > MAX_DOCUMENT_BYTES:
         expected = f"at most {MAX_DOCUMENT_BYTES} bytes"
         raise Corrupt(what=what, where=where, expected=expected, actual=f"{len(data)} bytes")

@@ -159,7 +159,9 @@ class RankHost:
 
         manifest = self._worker.manifest()
         key = add_partition(self._opening.config.cache_dir, launch_key, manifest)
-        return Published(ref=None, partition=manifest.partition, key=key, queued=reason)
+        return Published(
+            ref=None, environment=manifest.environment, partition=manifest.partition, key=key, queued=reason
+        )
 
     def compile(
         self, functions: tuple[str, ...], audits: tuple[str, ...] = ()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cache_store.backends.tier import TierState
+from cache_store.records.manifest import environments_of
 from orchestrator.launch.identity import identity, launch_key
 from orchestrator.launch.stages import Stages
 from orchestrator.seats import Seat
@@ -80,6 +81,8 @@ def put_together(
 ) -> Report:
     """What the reports of all launches have in common; that of a warm one is whole."""
     config = stages.config
+    ranks_in = {place.rank: place.environment for place in known.places}
+    found = environments_of(ranks_in) if ranks_in else None
     return Report(
         schema_version=SCHEMA_VERSION,
         outcome="warm",
@@ -89,7 +92,8 @@ def put_together(
         name=config.name,
         launch_key=launch_key(config),
         identity=identity(config),
-        environment=dict(known.places[0].environment) if known.places else {},
+        environment=found.environment if found else {},
+        other_environments=found.others if found else (),
         world_size=config.ranks,
         parallel=config.parallel.model_dump(),
         started=known.started,

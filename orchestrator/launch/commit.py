@@ -11,16 +11,17 @@ from collections.abc import Mapping
 
 from cache_store.errors import StoreError, StoreUnavailable, UnusableCache
 from cache_store.publishing.publish_queue import AwaitedPartition, WaitingLaunch, add_launch
-from cache_store.records.manifest import LaunchRecord, utc_now
+from cache_store.records.manifest import LaunchRecord, environments_of, utc_now
+from orchestrator.config.reading import Config
 from orchestrator.errors import ranks_text
 from orchestrator.launch.identity import identity, launch_key
 from orchestrator.launch.stages import Stages
 from orchestrator.show.store_report import Committed, by_node, nondeterministic
 from orchestrator.store.stores import Access, is_writable, may_publish
-from worker.results import Published, RankPlace
+from worker.results import Published
 
 
-def commit(stages: Stages, access: Access, first: RankPlace, *, is_new: bool) -> Committed:
+def commit(stages: Stages, access: Access, *, is_new: bool) -> Committed:
     """Publish every rank's partition, then the record of the whole launch.
 
     Where the store is away, and only its place asks for signatures, what cannot be signed waits all the same:
@@ -29,7 +30,6 @@ def commit(stages: Stages, access: Access, first: RankPlace, *, is_new: bool) ->
     Args:
         stages: the launch.
         access: the driver's own access to the store.
-        first: rank 0's place, whose environment stands for the launch.
         is_new: some rank ended with an artifact that it did not have before; otherwise nothing is left for
             later, and what is not committed is no problem.
 
@@ -51,7 +51,7 @@ def commit(stages: Stages, access: Access, first: RankPlace, *, is_new: bool) ->
         answers: dict[int, Published | None] = stages.ask_store("commit", "publish", everyone)
         published = {rank: answer for rank, answer in answers.items() if answer is not None}
         _tell(stages, published)
-        record, is_queued = _record(stages, access, first, published, is_new=is_new)
+        record, is_queued = _record(stages, access, published, is_new=is_new)
         return Committed(
             record=record,
             publishes=by_node(stages.gang, published),
@@ -96,7 +96,7 @@ def _tell(stages: Stages, published: Mapping[int, Published]) -> None:
 
 
 def _record(
-    stages: Stages, access: Access, first: RankPlace, published: Mapping[int, Published], *, is_new: bool
+    stages: Stages, access: Access, published: Mapping[int, Published], *, is_new: bool
 ) -> tuple[str, bool]:
     """Commit the launch record, or leave it for later.
 
@@ -108,39 +108,48 @@ def _record(
     if missing:
         stages.problem(f"not committed: {ranks_text(missing)} could not publish to the store")
         return "", False
-    key = _commit(stages, access, first, published)
+    launch = waiting_launch(config, published)
+    key = _commit(stages, access, launch, published)
     waits = not key or any(part.queued for part in published.values()) or access.is_behind
     if not (waits and is_new):
         return key, False
-    launch = WaitingLaunch(
+    add_launch(config.cache_dir, launch)
+    return key, True
+
+
+def waiting_launch(config: Config, published: Mapping[int, Published]) -> WaitingLaunch:
+    """The record of a launch, but for the digests that its manifests have in the store.
+
+    Args:
+        config: the launch.
+        published: every rank's partition, in the store or not.
+    """
+    environments = environments_of({rank: part.environment for rank, part in published.items()})
+    return WaitingLaunch(
         launch_key=launch_key(config),
         identity=identity(config),
         world_size=config.ranks,
-        environment=first.environment,
+        environment=environments.environment,
+        others=environments.others,
         partitions=tuple(
             AwaitedPartition(partition=part.partition, rank=rank, manifest_key=part.key)
             for rank, part in sorted(published.items())
         ),
         created=utc_now(),
     )
-    add_launch(config.cache_dir, launch)
-    return key, True
 
 
-def _commit(stages: Stages, access: Access, first: RankPlace, published: Mapping[int, Published]) -> str:
+def complete(launch: WaitingLaunch, published: Mapping[int, Published]) -> LaunchRecord | None:
+    """The record of a launch all of whose partitions are in the store; None where some are not."""
+    refs = {part.key: part.ref for part in published.values() if part.ref is not None}
+    return launch.record(refs) if len(refs) == launch.world_size else None
+
+
+def _commit(stages: Stages, access: Access, launch: WaitingLaunch, published: Mapping[int, Published]) -> str:
     """Commit the launch record if all its partitions are in the store; its key, or empty."""
-    config = stages.config
-    refs = tuple(part.ref for _, part in sorted(published.items()) if part.ref is not None)
-    if access.store is None or len(refs) < config.ranks:
+    record = complete(launch, published)
+    if access.store is None or record is None:
         return ""
-    record = LaunchRecord(
-        launch_key=launch_key(config),
-        identity=identity(config),
-        world_size=config.ranks,
-        environment=first.environment,
-        partitions=refs,
-        created=utc_now(),
-    )
     try:
         return access.store.commit_launch(record)
     except StoreError as error:

@@ -124,7 +124,7 @@ class Launch:
         )
         moved = Moved()
         if access is not None:
-            committed = commit(stages, access, known.places[0], is_new=warm.is_new)
+            committed = commit(stages, access, is_new=warm.is_new)
             moved = Moved(
                 tiers=access.found(),
                 fetches=fetched.nodes,

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from cache_store.keys import changed_components
 from cache_store.records.manifest import LaunchRecord
 from orchestrator.config.reading import Config
 from orchestrator.show.figures import count_text, time_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherRanks:
+    """Ranks of a launch in the store that ran in an environment which is not this one.
+
+    Attributes:
+        ranks: which.
+        changes: components that differ, from stored to here.
+    """
+
+    ranks: tuple[int, ...]
+    changes: tuple[str, ...]
+
 
 Outlook = Literal["load", "adopt", "compile"]
 
@@ -28,9 +43,11 @@ def judge(
             "compile: no store is configured: ranks load what their own cache directory holds, or compile",
         )
     if chosen and chosen.world_size == config.ranks:
+        num_here = len(chosen.made_in(here))
+        of = "" if num_here == chosen.world_size else f"the {num_here} in this environment of "
         return "load", (
             "load, if the model's code is unchanged: a launch here loads what "
-            f"{count_text(chosen.world_size, 'rank')} stored at {time_text(chosen.created)}"
+            f"{of}{count_text(chosen.world_size, 'rank')} stored at {time_text(chosen.created)}"
         )
     if chosen:
         return "adopt", (
@@ -47,7 +64,7 @@ def judge(
             "compile: this launch is not in the store: a launch here compiles, unless its cache holds it"
         )
     near = nearest_record(records, here)
-    changes = changes_of(near.environment, here) if near else ()
+    changes = record_changes(near, here) if near else ()
     return "compile", f"compile: stored for another environment only: {'; '.join(changes)}"
 
 
@@ -57,8 +74,24 @@ def judge_away(reason: str) -> tuple[Outlook, str]:
 
 
 def nearest_record(records: Sequence[LaunchRecord], here: Mapping[str, str]) -> LaunchRecord | None:
-    """The record whose environment differs least; none without records."""
-    return min(records, key=lambda record: len(changes_of(record.environment, here)), default=None)
+    """The record with the environment that differs least; none without records."""
+    return min(records, key=lambda record: len(record_changes(record, here)), default=None)
+
+
+def record_changes(record: LaunchRecord, here: Mapping[str, str]) -> tuple[str, ...]:
+    """Components that differ, from the nearest environment of a record to here; none where one is equal."""
+    return min((changes_of(stored, here) for stored in record.environments), key=len)
+
+
+def other_ranks(record: LaunchRecord, here: Mapping[str, str]) -> tuple[OtherRanks, ...]:
+    """The ranks of other environments than this one; empty where all ranks ran in a single environment."""
+    if not record.others:
+        return ()
+    return tuple(
+        OtherRanks(ranks=tuple(ref.rank for ref in record.made_in(stored)), changes=changes)
+        for stored in record.environments
+        if (changes := changes_of(stored, here))
+    )
 
 
 def changes_of(stored: Mapping[str, str], here: Mapping[str, str]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from cache_store.keys import changed_components
+from cache_store.records.manifest import environments_of
 from orchestrator.causes import WorkerFailure
 from orchestrator.errors import ranks_text
 from orchestrator.gang.opening import Opened, Opening
@@ -256,10 +257,7 @@ def _odd_number(rank: int, number: int) -> WorkerFailure:
 
 def _compare_environments(stages: Stages, places: tuple[RankPlace, ...]) -> None:
     """Ranks in different environments share nothing, which is worth knowing."""
-    differing: dict[str, list[int]] = {}
-    for place in places[1:]:
-        changes = changed_components(places[0].environment, place.environment)
-        if changes:
-            differing.setdefault("; ".join(f"{change}" for change in changes), []).append(place.rank)
-    for changes_text, ranks in differing.items():
-        stages.problem(f"{ranks_text(ranks)}: another environment than rank 0: {changes_text}")
+    found = environments_of({place.rank: place.environment for place in places})
+    for other in found.others:
+        changes = "; ".join(map(str, changed_components(found.environment, other.environment)))
+        stages.problem(f"{ranks_text(other.ranks)}: another environment than rank 0: {changes}")

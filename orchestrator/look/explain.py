@@ -21,7 +21,16 @@ from cache_store.seed import pick_launch
 from cache_store.store import Store
 from orchestrator.config.reading import Config
 from orchestrator.launch.identity import identity, launch_key
-from orchestrator.launch.outlook import Outlook, changes_of, judge, judge_away, nearest_record
+from orchestrator.launch.outlook import (
+    OtherRanks,
+    Outlook,
+    changes_of,
+    judge,
+    judge_away,
+    nearest_record,
+    other_ranks,
+    record_changes,
+)
 from orchestrator.look.store_contents import StateView, num_artifacts, open_if_there, states_of
 from orchestrator.look.verify import cached_files
 from worker.environment import environment
@@ -41,13 +50,15 @@ class RecordView:
         created: ISO 8601, UTC.
         world_size: number of ranks.
         chosen: a launch here would take this one.
-        changes: components of the environment that differ, from stored to here; empty when it fits.
+        changes: components that differ, from the nearest environment stored to here; empty when one fits.
+        others: its ranks of other environments.
     """
 
     created: str
     world_size: int
     chosen: bool
     changes: tuple[str, ...]
+    others: tuple[OtherRanks, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +209,8 @@ def explain(
                 created=record.created,
                 world_size=record.world_size,
                 chosen=record is chosen,
-                changes=changes_of(record.environment, here),
+                changes=record_changes(record, here),
+                others=other_ranks(record, here),
             )
             for record in records
         ),

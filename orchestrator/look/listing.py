@@ -11,7 +11,9 @@ from cache_store.records.manifest import PartitionManifest, PartitionRef
 from cache_store.store import Store
 from orchestrator.config.reading import Config
 from orchestrator.launch.identity import launch_key
-from orchestrator.look.store_contents import changes_here, num_artifacts
+from orchestrator.launch.outlook import OtherRanks, other_ranks, record_changes
+from orchestrator.look.store_contents import num_artifacts
+from worker.environment import environment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,8 @@ class LaunchLine:
         num_files: these, the distinct files beside them, and node artifacts.
         size_bytes: size of the files.
         num_node_files: how many of them are node artifacts.
-        changes: components of the environment that differ here, such as ``torch 2.13.0 -> 2.13.1``.
+        changes: components that differ here from the nearest environment, such as ``torch 2.13.0 -> 2.13.1``.
+        others: ranks of other environments.
         partitions: every rank's partition.
     """
 
@@ -63,6 +66,7 @@ class LaunchLine:
     num_files: int
     size_bytes: int
     changes: tuple[str, ...]
+    others: tuple[OtherRanks, ...]
     partitions: tuple[PartitionLine, ...]
     num_node_files: int = 0
 
@@ -138,7 +142,8 @@ def _launch_line(
         num_files=len(distinct),
         num_node_files=sum(entry.scope == "node" for entry in distinct.values()),
         size_bytes=sum(entry.size_bytes for entry in distinct.values()),
-        changes=changes_here(record.environment),
+        changes=record_changes(record, environment()),
+        others=other_ranks(record, environment()),
         partitions=tuple(
             PartitionLine(
                 partition=ref.partition,

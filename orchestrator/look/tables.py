@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.errors import ranks_text
+from orchestrator.launch.outlook import OtherRanks
 from orchestrator.look.captures import short_signature
 from orchestrator.look.explain import CachedView, Explanation, FunctionView
 from orchestrator.look.listing import LaunchLine, Listing
@@ -90,7 +91,7 @@ def render_explanation(found: Explanation) -> RenderableType:
         table = _table("", "made", "ranks", "environment")
         for record in found.records:
             mark = "*" if record.chosen else ""
-            differs = _environment(record.changes, shown=3)
+            differs = _environment(record.changes, record.others, shown=3)
             table.add_row(mark, time_text(record.created), str(record.world_size), differs)
         parts += [_heading("this launch in the store"), table]
     if found.nearest_launch:
@@ -142,7 +143,7 @@ def _launch_cells(line: LaunchLine) -> tuple[Text | str, ...]:
         str(line.world_size),
         str(line.num_files),
         size_text(line.size_bytes),
-        _environment(line.changes, shown=1),
+        _environment(line.changes, line.others, shown=1),
     )
 
 
@@ -153,7 +154,11 @@ def _launch_details(line: LaunchLine) -> list[RenderableType]:
         partitions.add_row(Text(part.partition), *cells, size_text(part.size_bytes))
     ranks = count_text(line.world_size, "rank")
     title = f"launch {line.launch_key[:KEY_CHARS]} of {ranks}, made {time_text(line.created)}"
-    return [_heading(title), _pairs(line.identity.items()), partitions]
+    elsewhere = [(ranks_text(other.ranks), "; ".join(other.changes)) for other in line.others]
+    parts: list[RenderableType] = [_heading(title), _pairs(line.identity.items())]
+    if elsewhere:
+        parts += [_heading("ranks of other environments"), _pairs(elsewhere)]
+    return [*parts, partitions]
 
 
 def _functions(functions: Sequence[FunctionView], environment: dict[str, str]) -> list[RenderableType]:
@@ -210,9 +215,10 @@ def _cached(cached: Iterable[CachedView]) -> list[str]:
     ]
 
 
-def _environment(changes: Sequence[str], *, shown: int) -> Text:
+def _environment(changes: Sequence[str], others: Sequence[OtherRanks], *, shown: int) -> Text:
     if not changes:
-        return _AS_HERE
+        ranks = sorted(rank for other in others for rank in other.ranks)
+        return _AS_HERE + Text(f", but {ranks_text(ranks)}", style="yellow") if ranks else _AS_HERE
     more = f" (and {len(changes) - shown} more)" if len(changes) > shown else ""
     return Text("; ".join(changes[:shown]) + more, style="yellow")
 

@@ -37,13 +37,11 @@ class Prepared:
         found: the store has the launch.
         said: what is worth a line.
         problems: what went wrong.
-        environment: named components of the node's environment.
     """
 
     found: bool
     said: tuple[str, ...]
     problems: tuple[str, ...]
-    environment: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

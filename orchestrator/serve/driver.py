@@ -89,7 +89,7 @@ class _Run:
     def run(self, words: tuple[str, ...], streams: MakeStreams) -> Outcome:
         where = self._places()
         prepared = self._prepare(where)
-        first = {index: prepared[index].environment for index, place in enumerate(where) if place.world == 0}
+        first = [index for index, place in enumerate(where) if place.world == 0]
         publisher = Publisher(self._config, self._crew, first, self._say)
         started = time.monotonic()
         with _signals() as arrived:

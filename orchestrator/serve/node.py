@@ -90,13 +90,13 @@ class ServingNode:
         self._tools = tool_directories(config, place)
         if config.store is None:
             said = ("the config names no store: nothing is fetched, and nothing published",)
-            return Prepared(found=False, said=said, problems=(), environment=environment())
+            return Prepared(found=False, said=said, problems=())
         try:
             return self._fetch(config.store)
         except StoreError as error:
             if is_final(error) or isinstance(error, UnusableCache):
                 raise
-            return Prepared(found=False, said=(), problems=(str(error),), environment=environment())
+            return Prepared(found=False, said=(), problems=(str(error),))
 
     def _fetch(self, config: StoreConfig) -> Prepared:
         """Partitions of all ranks, because the command may place them as it likes; then the directories."""
@@ -118,7 +118,6 @@ class ServingNode:
             found=report.found,
             said=(_seeded(report), *said),
             problems=(*report.faults, *problems),
-            environment=environment(),
         )
 
     def start(self, order: Order) -> None:

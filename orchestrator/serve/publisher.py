@@ -10,7 +10,7 @@ problem, and never ends the command.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -57,11 +57,11 @@ class Publisher:
     Args:
         config: the launch.
         crew: the nodes.
-        nodes: those of the first world, by position, and the environment of each.
+        nodes: positions of those of the first world.
         say: takes lines for people.
     """
 
-    def __init__(self, config: Config, crew: Crew, nodes: Mapping[int, Mapping[str, str]], say: Say) -> None:
+    def __init__(self, config: Config, crew: Crew, nodes: Collection[int], say: Say) -> None:
         self.phase: Phase = "waiting"
         self.record = ""
         self.problems: list[str] = []
@@ -192,9 +192,8 @@ class Publisher:
         threading.Thread(target=self._write_record, name="exec-commit", daemon=True).start()
 
     def _write_record(self) -> None:
-        home = next(index for index, ranks in self._homes.items() if 0 in ranks)
         try:
-            found = commit_launch(self._config, self._store(), self._nodes[home], self._published)
+            found = commit_launch(self._config, self._store(), self._published)
         except Exception as error:  # noqa: BLE001 - the thread's edge: nothing may stop the command
             self._committed.append(_Committed(problem=f"not committed: {error}"))
         else:

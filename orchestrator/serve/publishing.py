@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING
 
 from cache_store.errors import StoreError, StoreUnavailable, is_final
 from cache_store.publishing.publish_queue import (
-    AwaitedPartition,
-    WaitingLaunch,
     add_launch,
     add_partition,
     discard_partition,
 )
-from cache_store.records.manifest import LaunchRecord, utc_now
 from orchestrator.config.models import Config
 from orchestrator.errors import OrchestratorError, ranks_text
-from orchestrator.launch.identity import identity, launch_key
+from orchestrator.launch.commit import complete, waiting_launch
+from orchestrator.launch.identity import launch_key
 from worker import journal
 from worker.manifests import of_journals, publish, with_node_files
 from worker.results import Published
@@ -105,7 +103,9 @@ def publish_ranks(
         _check_environment(manifest)
         if keeper is not None and not done:
             manifest = with_node_files(manifest, keeper.collect(manifest))
-        queued = Published(ref=None, partition=manifest.partition, key="", queued=_AWAY)
+        queued = Published(
+            ref=None, environment=manifest.environment, partition=manifest.partition, key="", queued=_AWAY
+        )
         if store is not None:
             try:
                 found = publish(store, launch_key(config), manifest, config.cache_dir)
@@ -135,15 +135,12 @@ def _check_environment(manifest: PartitionManifest) -> None:
                 raise OtherEnvironment(msg)
 
 
-def commit_launch(
-    config: Config, store: Store | None, environment: Mapping[str, str], published: Mapping[int, Published]
-) -> tuple[str, str]:
+def commit_launch(config: Config, store: Store | None, published: Mapping[int, Published]) -> tuple[str, str]:
     """Commit the record of a world whose partitions are all published, or let it wait on this disk.
 
     Args:
         config: the launch.
         store: None where it is away.
-        environment: of the node of rank 0, which stands for the launch.
         published: every rank's.
 
     Returns:
@@ -152,17 +149,10 @@ def commit_launch(
     Raises:
         StoreError: a place that is required is away.
     """
-    key, reason = "", next((part.queued for part in published.values() if part.queued), "")
-    refs = tuple(part.ref for _, part in sorted(published.items()) if part.ref is not None)
-    if store is not None and len(refs) == config.ranks:
-        record = LaunchRecord(
-            launch_key=launch_key(config),
-            identity=identity(config),
-            world_size=config.ranks,
-            environment=dict(environment),
-            partitions=refs,
-            created=utc_now(),
-        )
+    reason = next((part.queued for part in published.values() if part.queued), "")
+    launch, key = waiting_launch(config, published), ""
+    record = complete(launch, published)
+    if store is not None and record is not None:
         try:
             key = store.commit_launch(record)
         except StoreError as error:
@@ -171,24 +161,8 @@ def commit_launch(
             reason = str(error)
     reason = reason or ("" if key and store is not None and not store.is_behind else _AWAY)
     if reason:
-        add_launch(config.cache_dir, _waiting(config, environment, published))
+        add_launch(config.cache_dir, launch)
     return key, reason
-
-
-def _waiting(
-    config: Config, environment: Mapping[str, str], published: Mapping[int, Published]
-) -> WaitingLaunch:
-    return WaitingLaunch(
-        launch_key=launch_key(config),
-        identity=identity(config),
-        world_size=config.ranks,
-        environment=dict(environment),
-        partitions=tuple(
-            AwaitedPartition(partition=part.partition, rank=rank, manifest_key=part.key)
-            for rank, part in sorted(published.items())
-        ),
-        created=utc_now(),
-    )
 
 
 def not_whole(work: Sequence[RankWork], num_ranks: int) -> str:

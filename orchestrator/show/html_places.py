@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from orchestrator.errors import ranks_text
 from orchestrator.show.figures import count_text, seconds_text, size_text
 from orchestrator.show.folding import runs_text
 from orchestrator.show.html_tables import closed, table
@@ -78,7 +79,12 @@ def facts(report: Report) -> Html:
     if report.config:
         plain["config"] = config_words(report)
     shown = [_pairs(plain)]
-    for title, pairs in (("Identity", report.identity), ("Environment of rank 0", report.environment)):
+    parts = [("Identity", report.identity), ("Environment of rank 0", report.environment)]
+    parts += [
+        (f"Environment of {ranks_text(other.ranks)}", other.environment)
+        for other in report.other_environments
+    ]
+    for title, pairs in parts:
         if pairs:
             shown.append(
                 tag(

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError
 
 from cache_store.backends.tier import TierState
+from cache_store.records.manifest import RankEnvironment
 from orchestrator.causes import Cause
 from orchestrator.show.course import Course
 from orchestrator.show.described import described
@@ -161,6 +162,7 @@ class Report:
         launch_key: hash of ``identity``.
         identity: named components of what was launched.
         environment: named components of rank 0's environment; empty where no rank came up.
+        other_environments: those of ranks that ran in others, with the ranks.
         world_size: number of ranks.
         parallel: sizes of the parallel axes, by name.
         started: ISO 8601 in UTC.
@@ -190,6 +192,7 @@ class Report:
     launch_key: str
     identity: dict[str, str]
     environment: dict[str, str]
+    other_environments: tuple[RankEnvironment, ...]
     world_size: int
     parallel: dict[str, int]
     started: str

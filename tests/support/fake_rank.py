@@ -84,8 +84,10 @@ class FakeRank:
 
     def start(self) -> RankPlace:
         self._enter("start")
-        environment = self.world.environments.get(self.spec.rank, {"python": "cpython 3.11"})
-        return RankPlace(rank=self.spec.rank, host="here", pid=1, environment=environment)
+        return RankPlace(rank=self.spec.rank, host="here", pid=1, environment=self.environment())
+
+    def environment(self) -> dict[str, str]:
+        return self.world.environments.get(self.spec.rank, {"python": "cpython 3.11"})
 
     def build(self) -> tuple[str, ...]:
         self._enter("build")
@@ -238,7 +240,7 @@ class FakeRank:
             partition=f"world{world_size}global_rank{rank}",
             rank=rank,
             world_size=world_size,
-            environment={},
+            environment=self.environment(),
             requests=(),
             artifacts=(),
             captures=(),
@@ -251,6 +253,7 @@ class FakeRank:
         conflicts = self.world.conflicts.get(self.spec.rank, ())
         return Published(
             ref=report.ref,
+            environment=self.environment(),
             partition=report.ref.partition,
             key=report.key,
             conflicts=conflicts,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import yaml
 
@@ -39,6 +40,7 @@ def store_launch(
     *,
     world_size: int = 2,
     here: Mapping[str, str] | None = None,
+    elsewhere: Mapping[int, Mapping[str, str]] = MappingProxyType({}),
     created: str = "2026-01-31T12:00:00+00:00",
     functions: Mapping[str, bytes] = FUNCTIONS,
 ) -> LaunchRecord:
@@ -49,11 +51,16 @@ def store_launch(
     refs = []
     for rank in range(world_size):
         manifest = make_partition(
-            work, rank=rank, world_size=world_size, environment=here, created=created, functions=functions
+            work,
+            rank=rank,
+            world_size=world_size,
+            environment=elsewhere.get(rank, here),
+            created=created,
+            functions=functions,
         )
         refs.append(store.publish_partition(launch_key(config), manifest, work).ref)
     record = make_record(
-        tuple(refs), launch_key=launch_key(config), environment=here, created=created
+        tuple(refs), launch_key=launch_key(config), environment=here, elsewhere=elsewhere, created=created
     ).model_copy(update={"identity": identity(config)})
     store.commit_launch(record)
     return record
@@ -100,6 +107,7 @@ def make_report(outcome: Outcome = "loaded", *, trace_s: float = 0.0, wall_s: fl
         launch_key="ef" * 32,
         identity={},
         environment={},
+        other_environments=(),
         world_size=2,
         parallel={"tp": 2, "pp": 1, "dp": 1},
         started="2026-01-31T12:00:00+00:00",

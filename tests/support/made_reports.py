@@ -252,6 +252,7 @@ def made_report(num_ranks: int, *, per_node: int = 8, failed: bool = False) -> R
         launch_key="cd" * 32,
         identity={"entrypoint": "examples.llama:build", "ranks": str(num_ranks)},
         environment={"python": "3.11.9", "torch": "2.13.1", "device": "npu"},
+        other_environments=(),
         world_size=num_ranks,
         parallel={"tp": min(8, num_ranks), "pp": 4 if num_ranks >= 32 else 1, "dp": max(num_ranks // 32, 1)},
         started="2026-11-21T12:00:00+00:00",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from cache_store.backends.backend import BlobBackend
@@ -20,6 +21,7 @@ from cache_store.records.manifest import (
     PartitionManifest,
     PartitionRef,
     RequestEntry,
+    environments_of,
 )
 from cache_store.signing.trust import Trust
 from cache_store.store import Store
@@ -100,13 +102,16 @@ def make_record(
     *,
     launch_key: str = LAUNCH_KEY,
     environment: Mapping[str, str] = ENVIRONMENT,
+    elsewhere: Mapping[int, Mapping[str, str]] = MappingProxyType({}),
     created: str = CREATED,
 ) -> LaunchRecord:
+    environments = environments_of({ref.rank: elsewhere.get(ref.rank, environment) for ref in refs})
     return LaunchRecord(
         launch_key=launch_key,
         identity={"entrypoint": "sample:workload"},
         world_size=len(refs),
-        environment=dict(environment),
+        environment=environments.environment,
+        others=environments.others,
         partitions=refs,
         created=created,
     )
@@ -119,9 +124,13 @@ def publish_launch(
     world_size: int = 1,
     functions: Mapping[int, Mapping[str, bytes]] | None = None,
     environment: Mapping[str, str] = ENVIRONMENT,
+    elsewhere: Mapping[int, Mapping[str, str]] = MappingProxyType({}),
     created: str = CREATED,
 ) -> LaunchRecord:
-    """Publish every rank's partition and commit the launch; ``functions`` are by rank."""
+    """Publish every rank's partition and commit the launch; ``functions`` are by rank.
+
+    Ranks in ``elsewhere`` ran in the environment that it gives.
+    """
     refs = []
     for rank in range(world_size):
         manifest = make_partition(
@@ -129,12 +138,12 @@ def publish_launch(
             rank=rank,
             world_size=world_size,
             functions=(functions or {}).get(rank, FUNCTIONS),
-            environment=environment,
+            environment=elsewhere.get(rank, environment),
             created=created,
         )
         launch_key = key_of({"launch": LAUNCH_KEY, **environment})
         refs.append(store.publish_partition(launch_key, manifest, cache_root).ref)
-    record = make_record(tuple(refs), environment=environment, created=created)
+    record = make_record(tuple(refs), environment=environment, elsewhere=elsewhere, created=created)
     store.commit_launch(record)
     return record
 

@@ -61,7 +61,7 @@ class FakeCrew:
         if method == "poll":
             answers = self._polls[index]
             return answers.pop(0) if len(answers) > 1 else answers[0]
-        prepared = Prepared(found=True, said=("fetched",), problems=(), environment={})
+        prepared = Prepared(found=True, said=("fetched",), problems=())
         if method == "added":
             return self.added
         return {"port": 29500, "prepare": prepared, "work": self.work.get(index, ())}.get(method)
@@ -164,7 +164,8 @@ def publishing_crew() -> FakeCrew:
     }
     crew.added = Added(
         published={
-            rank: Published(ref=None, partition=f"world2global_rank{rank}", key="k") for rank in (0, 1)
+            rank: Published(ref=None, environment={}, partition=f"world2global_rank{rank}", key="k")
+            for rank in (0, 1)
         }
     )
     return crew

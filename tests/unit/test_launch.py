@@ -319,9 +319,12 @@ def test_report_has_the_stages_in_order(launches: Launches) -> None:
 
 def test_ranks_in_different_environments_become_a_problem(launches: Launches) -> None:
     launches.world.environments = {1: {"python": "cpython 3.12"}, 0: {"python": "cpython 3.11"}}
-    (problem,) = launches().problems
+    report = launches()
+    (problem,) = report.problems
     assert "rank 1: another environment than rank 0: " in problem
     assert "cpython 3.11" in problem
+    (other,) = report.other_environments
+    assert (other.ranks, other.environment) == ((1,), {"python": "cpython 3.12"})
 
 
 def test_listener_hears_of_every_stage_rank_and_function(launches: Launches) -> None:

@@ -158,6 +158,21 @@ def test_what_waits_is_published_when_the_store_answers_again(house: House) -> N
     assert house.waiting() == (0, 0)
 
 
+@pytest.mark.parametrize("hangs", [False, True])
+def test_record_says_in_which_environment_each_rank_ran(house: House, hangs: bool) -> None:
+    first, other = {"cpu": "one"}, {"cpu": "another"}
+    house.world.environments = {0: first, 1: other}
+    house.place.hangs = hangs
+    house.launch()
+    if hangs:
+        house.comes_back(house.place)
+        publish_late(house.config())
+    store = house.config().store
+    assert store is not None
+    (record,) = open_store(store).launches(launch_key(house.config()))
+    assert [[ref.rank for ref in record.made_in(found)] for found in (first, other)] == [[0], [1]]
+
+
 OPEN = {"path": "/store", "answer_s": ANSWER_S}
 """A store whose config leaves the policy open; what is asked for there is chosen by the place."""
 

@@ -111,10 +111,10 @@ def test_summaries_come_newest_first_and_say_what_the_records_do(store, ref):
     for created in (LATE, LATEST, EARLY):
         store.commit_launch(make_record((ref,), created=created, environment={"made": created}))
     assert [
-        (item.name, item.world_size, item.environment, item.created)
+        (item.name, item.world_size, item.environments, item.created)
         for item in store.launch_summaries(LAUNCH_KEY)
     ] == [
-        (found.name, found.record.world_size, found.record.environment, found.record.created)
+        (found.name, found.record.world_size, found.record.environments, found.record.created)
         for found in store.stored_launches(LAUNCH_KEY)
     ]
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from cache_store.errors import StoreUnavailable
 from cache_store.records.manifest import ArtifactEntry
 from orchestrator.config.reading import Config
 from orchestrator.errors import NothingThere
+from orchestrator.look.explain import explain_if_away
 from orchestrator.look.listing import list_store
 from orchestrator.look.store_contents import num_artifacts, open_if_there, open_to_look, show_partition
+from orchestrator.look.tables import render_explanation, render_listing
 from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import stored
 from worker.environment import environment
@@ -75,6 +79,22 @@ def test_listing_names_what_differs_in_the_environment(tmp_path: Path):
     store_launch(config, tmp_path / "work", here={**environment(), "torch": "2.12.0"})
     (line,) = list_store(open_to_look(config, None)).launches
     assert line.changes == (f"torch 2.12.0 -> {environment()['torch']}",)
+
+
+def test_ranks_of_other_environments_are_named(tmp_path: Path):
+    config, old = loaded_config(tmp_path), {**environment(), "torch": "2.12.0"}
+    store_launch(config, tmp_path / "work", elsewhere={1: old})
+    listing = list_store(open_to_look(config, None))
+    (other,) = listing.launches[0].others
+    assert (listing.launches[0].changes, other.ranks) == ((), (1,))
+    assert other.changes == (f"torch 2.12.0 -> {environment()['torch']}",)
+    found = explain_if_away(config)
+    assert (found.outlook, found.records[0].others) == ("load", (other,))
+    assert "the 1 in this environment of 2 ranks" in found.verdict
+    for shown in (render_listing(listing), render_explanation(found)):
+        console = Console(width=200, file=io.StringIO())
+        console.print(shown)
+        assert "as here, but rank 1" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_listing_tells_of_a_manifest_that_is_gone(config: Config, tmp_path: Path):

@@ -105,7 +105,8 @@ def records(draw: st.DrawFn) -> LaunchRecord:
         PartitionRef(partition=f"rank{rank}", rank=rank, manifest_key=draw(HEX), manifest_sha256=draw(HEX))
         for rank in draw(st.permutations(range(draw(st.integers(1, 4)))))
     )
-    return make_record(refs, launch_key=draw(HEX), environment=draw(COMPONENTS))
+    elsewhere = {ref.rank: draw(COMPONENTS) for ref in refs[: draw(st.integers(0, len(refs)))]}
+    return make_record(refs, launch_key=draw(HEX), environment=draw(COMPONENTS), elsewhere=elsewhere)
 
 
 @given(manifests())
@@ -286,6 +287,31 @@ def test_parse_manifest_refuses_deep_nesting():
 
 def test_launch_record_has_each_rank_once():
     assert len(make_record((ref(1), ref(0))).partitions) == 2
+
+
+OTHER = {"torch": "2.13.1"}
+
+
+def test_launch_record_of_one_environment_keeps_its_bytes():
+    document = json.loads(make_record((ref(0), ref(1)), elsewhere={1: dict(ENVIRONMENT)}).to_bytes())
+    assert document["format"] == 1
+    assert "others" not in document
+
+
+def test_launch_record_of_two_environments_is_newer_to_earlier_releases():
+    record = make_record((ref(0), ref(1)), elsewhere={1: OTHER})
+    assert json.loads(record.to_bytes())["format"] == 2
+    assert record.made_in(OTHER) == (ref(1),)
+    assert record.made_in(ENVIRONMENT) == (ref(0),)
+    assert record.made_in({}) == ()
+
+
+@pytest.mark.parametrize("ranks", [(0,), (1, 1), (2,)])
+def test_launch_record_with_environments_of_other_ranks_is_refused(ranks):
+    fields = make_record((ref(0), ref(1)), elsewhere={1: OTHER}).model_dump()
+    fields["others"] = ({"ranks": ranks, "environment": OTHER},)
+    with pytest.raises(ValidationError, match="environments"):
+        LaunchRecord(**fields)
 
 
 @pytest.mark.parametrize("ranks", [(0, 0), (0, 2), (1, 2)])

@@ -84,6 +84,7 @@ def report(*ranks: RankReport, **changes: Any) -> Report:
         launch_key="cd",
         identity={"entrypoint": "a:b"},
         environment={"python": "3.11"},
+        other_environments=(),
         world_size=len(ranks),
         parallel={"tp": len(ranks), "pp": 1, "dp": 1},
         started="2026-01-31T12:00:00+00:00",

@@ -337,6 +337,39 @@ def test_seed_puts_a_private_copy_beside_a_file_that_is_not_private(store, sourc
     assert path.with_name("compiled_module.1").read_bytes() == path.read_bytes()
 
 
+TWO = {0: b"first", 1: b"second"}
+
+
+def publish_two_environments(store: Store, source: Path) -> None:
+    functions = {rank: {"forward": data} for rank, data in TWO.items()}
+    publish_launch(store, source, world_size=2, functions=functions, elsewhere={1: OTHER_ENVIRONMENT})
+
+
+@pytest.mark.parametrize(("environment", "rank"), [(ENVIRONMENT, 0), (OTHER_ENVIRONMENT, 1)])
+@pytest.mark.parametrize("ranks", [None, (0,), (1,), (0, 1)])
+def test_seed_lays_out_the_partitions_that_were_made_in_its_environment(
+    store, source, cache, environment, rank, ranks
+):
+    publish_two_environments(store, source)
+    report = run(store, cache, environment=environment, ranks=ranks)
+    assert (report.found, report.faults) == (True, ())
+    assert partitions(report) == [f"world2global_rank{rank}"]
+    assert [*tree(cache).values()] == [TWO[rank]]
+
+
+def test_seed_of_another_world_takes_its_own_environment_only(store, source, cache):
+    publish_two_environments(store, source)
+    report = run(store, cache, environment=OTHER_ENVIRONMENT, world_size=4)
+    assert partitions(report) == ["world2global_rank1"]
+
+
+def test_none_of_several_environments_names_the_nearest(store, source, cache):
+    publish_two_environments(store, source)
+    report = run(store, cache, environment=ENVIRONMENT | {"torch": "2.14.0"})
+    assert not report.found
+    assert "torch" in report.reason
+
+
 def test_pick_launch_of_nothing_is_nothing():
     assert pick_launch([], environment=ENVIRONMENT, world_size=1) is None
 
