@@ -6,9 +6,10 @@ An entrypoint is named in a config as ``module:function`` and has the signature
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +103,12 @@ def build_workload(entrypoint: str, context: RankContext, arguments: Mapping[str
             something else.
     """
     function = _import_entrypoint(entrypoint)
-    _check_arguments(entrypoint, function, context, arguments)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        signature = None  # a callable that does not say what it takes
+    if signature is not None:
+        check_arguments(entrypoint, signature, context, arguments)
     workload = function(context, **arguments)
     if not isinstance(workload, Workload):
         msg = (
@@ -119,14 +125,14 @@ def build_workload(entrypoint: str, context: RankContext, arguments: Mapping[str
     return workload
 
 
-def _check_arguments(
-    entrypoint: str, function: Callable[..., object], context: RankContext, arguments: Mapping[str, Any]
+def check_arguments(
+    entrypoint: str, signature: inspect.Signature, context: RankContext | None, arguments: Mapping[str, Any]
 ) -> None:
-    """Tell arguments that do not fit from a `TypeError` of the entrypoint itself."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return  # a callable that does not say what it takes
+    """Tell arguments that do not fit from a `TypeError` of the entrypoint itself.
+
+    Raises:
+        WorkloadError: an argument is unknown, or one without a default is missing.
+    """
     try:
         signature.bind(context, **arguments)
     except TypeError as error:
@@ -178,6 +184,16 @@ def not_imported(entrypoint: str, reason: str) -> WorkloadError:
     return WorkloadError(msg, entrypoint=entrypoint)
 
 
+def no_function(entrypoint: str, known: Iterable[str]) -> WorkloadError:
+    """Error of an entrypoint whose module has no such function, with the nearest of those that it has."""
+    module, _, function = entrypoint.partition(":")
+    nearest = difflib.get_close_matches(function, list(known), n=1)
+    hint = f"; did you mean {module}:{nearest[0]}?" if nearest else ""
+    return WorkloadError(
+        f"entrypoint {entrypoint}: {module!r} has no function {function!r}{hint}", entrypoint=entrypoint
+    )
+
+
 def _import_entrypoint(entrypoint: str) -> Callable[..., object]:
     module_name, colon, function_name = entrypoint.partition(":")
     if not (colon and module_name and function_name):
@@ -189,6 +205,5 @@ def _import_entrypoint(entrypoint: str) -> Callable[..., object]:
         raise not_imported(entrypoint, str(error)) from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        msg = f"entrypoint {entrypoint}: {module_name!r} has no function {function_name!r}"
-        raise WorkloadError(msg, entrypoint=entrypoint)
+        raise no_function(entrypoint, [name for name, value in vars(module).items() if callable(value)])
     return function  # type: ignore[no-any-return]

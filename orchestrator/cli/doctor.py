@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from orchestrator.cli.console import ExitCode, answer, session
-from orchestrator.cli.options import AsJson, Debug, OptionalConfig, Overrides, load_config
+from orchestrator.cli.options import AsJson, Debug, OptionalConfig, Overrides, load_config, refuse_shadows
 from orchestrator.show.others_output import others_on_stderr
 
 
@@ -39,6 +39,7 @@ def doctor(
         if all_nodes and loaded is not None:
             from orchestrator.doctor.nodes import diagnose_nodes
 
+            refuse_shadows()
             with others_on_stderr():
                 found = diagnose_nodes(loaded, device)
         else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli.console import output, plain, session, show_error
-from orchestrator.cli.options import ConfigFile, Debug, Overrides, load_config
+from orchestrator.cli.options import ConfigFile, Debug, Overrides, load_config, refuse_what_fails
 from orchestrator.show.others_output import others_on_stderr
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
             grace_s=grace,
         )
         loaded = load_config(config, overrides)
+        refuse_what_fails(loaded, str(config), reads_only=publish_when == "none", starts_ray=launch_first)
         if json_file is not None:
             json_file.parent.mkdir(parents=True, exist_ok=True)  # before, lest the run's end be an error
         if launch_first:
@@ -91,10 +92,12 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
 
 
 def _launch(config: Config) -> None:
+    from orchestrator.launch.before_ray import refuse_for_ranks
     from orchestrator.launch.driver import launch
     from orchestrator.show.progress import progress
 
     with progress(output(stderr=True), config.ranks, name=config.name) as listener, others_on_stderr():
+        refuse_for_ranks(config)
         launch(config, listener=listener)
 
 

@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli.console import exit_code_of, output, session
-from orchestrator.cli.options import ConfigFile, Debug, Overrides, check_script, load_config
+from orchestrator.cli.options import (
+    ConfigFile,
+    Debug,
+    Overrides,
+    check_script,
+    load_config,
+    refuse_what_fails,
+)
 from orchestrator.leaving import leave_at_once_later
 from orchestrator.show.others_output import others_on_stderr
 from orchestrator.signals import named, undisturbed
+from worker.settings import settings
 
 if TYPE_CHECKING:
     from orchestrator.show.report import Report
@@ -64,6 +72,7 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
         check_script(loaded, str(config))
         if emulate_npu:
             emulate(loaded)
+        refuse_what_fails(loaded, str(config), reads_only=no_compile or settings().no_compile)
         outputs = Outputs(json=json_file, html=html_file, trace=trace_file, metrics=metrics_file)
         outputs.prepare()
         console = output(stderr=outputs.json_to_stdout)

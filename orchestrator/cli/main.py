@@ -26,7 +26,7 @@ from orchestrator.cli import publish as cli_publish
 from orchestrator.cli import sync as cli_sync
 from orchestrator.cli.completion import for_bash
 from orchestrator.cli.console import output, session
-from orchestrator.cli.options import ConfigFile, Debug, Overrides, load_config
+from orchestrator.cli.options import ConfigFile, Debug, Overrides, load_config, refuse_what_fails
 from orchestrator.leaving import leave_at_once_if_needed
 from worker.settings import settings
 
@@ -118,14 +118,29 @@ def submit(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
         Path | None,
         typer.Option("--metrics", metavar="FILE.prom", help=f"Metrics, for node_exporter. {_WHERE}"),
     ] = None,
+    no_wait: Annotated[
+        bool,
+        typer.Option("--no-wait", help="End once the job is submitted."),
+    ] = False,
+    job_id: Annotated[
+        str | None, typer.Option("--job-id", metavar="ID", help="The job's id on the cluster; else Ray's.")
+    ] = None,
+    metadata: Annotated[
+        list[str] | None,
+        typer.Option("--metadata", metavar="KEY=VALUE", help="Kept with the job by Ray. Repeatable."),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Run a launch as a Ray job and follow its log; Ctrl-C stops the job."""
     with session(debug=debug):
+        from orchestrator.config.reading import relative_places
         from orchestrator.gang import upload
         from orchestrator.jobs import submit as jobs
 
         loaded = load_config(config, overrides)
+        upload.refuse_in_job(relative_places(config, tuple(overrides or ())), str(config))
+        refuse_what_fails(loaded, str(config), is_elsewhere=True)
+        named = jobs.JobNames(job_id=job_id, metadata=jobs.parse_metadata(metadata or ()))
         no_compile = no_compile or settings().no_compile  # the job has an environment of its own
         here = Path.cwd()
         files = {
@@ -138,11 +153,15 @@ def submit(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
             config, overrides or (), directory=here, no_compile=no_compile, files=files
         )
         notes = output(stderr=True)
-        for line in (*upload.upload_notes(here, loaded), *upload.place_notes(loaded, here)):
+        for line in upload.upload_notes(here, loaded):
             notes.print(f"note: {line}", soft_wrap=True, markup=False)
         client = jobs.connect(address, environ=os.environ)
         env = upload.runtime_env(here, upload.package_root(), loaded)
-        outcome = jobs.run_job(client, entrypoint=entrypoint, env=env, write=_write)
+        job = jobs.submit_job(client, entrypoint=entrypoint, env=env, names=named)
+        _write(f"job {job} submitted; follow it also with: ray job logs -f {job}\n")
+        if no_wait:
+            raise typer.Exit
+        outcome = jobs.follow_job(client, job, write=_write)
         notes.print(f"job {outcome.job} {outcome.status}: {outcome.message}", soft_wrap=True, markup=False)
     raise typer.Exit(outcome.exit_code)
 

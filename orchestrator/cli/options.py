@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,6 +60,65 @@ def load_config(config: Path, overrides: list[str] | None) -> Config:
     from orchestrator.config.reading import load
 
     return load(config, tuple(overrides or ()))
+
+
+def refuse_what_fails(
+    config: Config,
+    place: str,
+    *,
+    reads_only: bool = False,
+    starts_ray: bool = True,
+    is_elsewhere: bool = False,
+) -> None:
+    """Refuse, before Ray starts, what `config check` calls an error; the entrypoint is `refuse_for_ranks`'s.
+
+    Args:
+        config: what is about to begin.
+        place: the file that it is from.
+        reads_only: nothing will be published.
+        starts_ray: a Ray of its own may be started here.
+        is_elsewhere: it runs as a job of a cluster, whose nodes have what is missing on this machine.
+
+    Raises:
+        ConfigError: something in it can never work.
+    """
+    from orchestrator.config.doubts import doubts
+    from orchestrator.config.machine import look
+    from orchestrator.errors import ConfigError, ConfigProblem
+    from orchestrator.gang.ray_session import way_in_now
+    from orchestrator.gang.upload import own_places, refuse_in_job
+
+    if way_in_now(config.ray) == "job":
+        refuse_in_job(own_places(config, Path.cwd()), place)
+    judged = config.model_copy(update={"no_compile": True}) if reads_only else config
+    if is_elsewhere or not starts_ray:
+        judged = judged.model_copy(update={"ray": config.ray.model_copy(update={"address": "auto"})})
+    machine = look(judged)
+    if is_elsewhere:
+        machine = replace(machine, requires_signature="", has_signing_key=True)
+    problems = [
+        ConfigProblem(place=place, key=", ".join(doubt.keys), found=doubt.found, expected=doubt.remedy)
+        for doubt in doubts(judged, machine)
+        if doubt.level == "error" and (is_elsewhere or doubt.keys != ("workload.entrypoint",))
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def refuse_shadows() -> None:
+    """Refuse a directory whose modules ranks and nodes would import in place of ours.
+
+    Raises:
+        BadArgument: there is such a module.
+    """
+    from orchestrator.config.doubts import shadow_doubt
+    from orchestrator.config.entrypoint import shadows
+    from orchestrator.errors import BadArgument
+
+    for path in shadows(Path.cwd()):
+        doubt = shadow_doubt(path)
+        msg = f"{doubt.found}: {doubt.remedy}"
+        raise BadArgument(msg)
 
 
 def check_script(config: Config, place: str) -> None:

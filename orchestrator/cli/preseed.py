@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from orchestrator.cli.console import ExitCode, output, plain, print_json, session
-from orchestrator.cli.options import AsJson, ConfigFile, Debug, Overrides, load_config
+from orchestrator.cli.options import AsJson, ConfigFile, Debug, Overrides, load_config, refuse_shadows
 from orchestrator.cli.terminal import defused_json
 from orchestrator.show.others_output import others_on_stderr
 
@@ -109,6 +109,7 @@ def _once(config: Config, names: Sequence[str], options: SeedOptions) -> tuple[N
     if seeding.is_this_machine(config):
         choose((this_node(),), names)
         return _here(config, options)
+    refuse_shadows()
     with seed_display(output(stderr=True)) as tell, others_on_stderr():
         return seeding.preseed(config, names, options=options, tell=tell)
 
@@ -126,6 +127,7 @@ def _watch(
     if is_this_machine(config):
         msg = "--watch: expected a cluster, because nodes join one; set ray.address, or RAY_ADDRESS"
         raise BadArgument(msg)
+    refuse_shadows()
     results: tuple[NodeSeed, ...] = ()
     try:
         with _shown(as_json=as_json) as tell:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from orchestrator.config.machine import Machine, module_of
+from orchestrator.config.machine import Machine, is_shipped
 from orchestrator.config.models import Config, ScriptWorkload
-from orchestrator.config.store import StoreConfig, TrustConfig, is_url
+from orchestrator.config.store import StoreConfig, is_url
 
 Level = Literal["error", "warning"]
 
@@ -49,7 +49,7 @@ def doubts(config: Config, machine: Machine) -> tuple[Doubt, ...]:
     ]
     if config.store is not None:
         found += [*_overlaps(config, config.store), *_reach(config, config.store, machine)]
-        found += _trust(config.store.trust, config.store)
+        found += _trust(config, config.store, machine)
     return tuple(sorted(found, key=lambda doubt: doubt.level != "error"))
 
 
@@ -94,22 +94,38 @@ _STARTED_IN = "start the command in the directory that a launch is started in, o
 
 def _code(config: Config, machine: Machine) -> Iterator[Doubt]:
     """What ranks run that is not here; on a cluster, the nodes may have what this machine lacks."""
-    only_there = "; where the nodes alone have it, all is well" if config.ray.address is not None else ""
+    is_cluster = config.ray.address is not None
+    only_there = "; where the nodes alone have it, all is well" if is_cluster else ""
+    level: Level = "warning" if is_cluster else "error"
     if isinstance(config.workload, ScriptWorkload) and not machine.script:
         yield Doubt(
-            level="warning",
+            level=level,
             keys=("workload.script",),
             found=f"no file {config.workload.script} from this directory",
             remedy=f"{_STARTED_IN} the path{only_there}",
         )
-    if machine.missing_module:
+    if (fault := machine.entrypoint) is not None:
+        is_certain = not is_cluster or is_shipped(fault, config)
+        where = f", read in {fault.source}" if fault.source else ""
         yield Doubt(
-            level="warning",
+            level="error" if is_certain else "warning",
             keys=("workload.entrypoint",),
-            found=f"module {module_of(config)} is not found from this directory, nor on the import paths: "
-            f"{machine.missing_module}",
-            remedy=f"{_STARTED_IN} the name{only_there}",
+            found=f"{fault.error.message}{where}",
+            remedy=f"{_STARTED_IN} the config or the code{'' if is_certain else only_there}",
         )
+    for path in machine.shadows:
+        yield shadow_doubt(path)
+
+
+def shadow_doubt(path: Path) -> Doubt:
+    """A module that bears the name of one of our packages."""
+    package = path.parent.name if path.stem == "__init__" else path.name.partition(".")[0]
+    return Doubt(
+        level="error",
+        keys=("workload",),
+        found=f"ranks would import {path} in place of warmrank's own package {package}",
+        remedy="rename it, or start the command in another directory",
+    )
 
 
 def _cache_dir(config: Config, machine: Machine) -> Iterator[Doubt]:
@@ -183,10 +199,18 @@ def _reach(config: Config, store: StoreConfig, machine: Machine) -> Iterator[Dou
         )
 
 
-def _trust(trust: TrustConfig, store: StoreConfig) -> Iterator[Doubt]:
-    if trust.policy != "require" or trust.signing_key is not None:
+def _trust(config: Config, store: StoreConfig, machine: Machine) -> Iterator[Doubt]:
+    trust = store.trust
+    if trust.signing_key is not None and not machine.has_signing_key:
+        yield Doubt(
+            level="error",
+            keys=("store.trust.signing_key",),
+            found=f"no file {trust.signing_key}",
+            remedy="make the key with warmrank keys generate, or name another",
+        )
+    if not (trust.policy == "require" or machine.requires_signature) or trust.signing_key is not None:
         return
-    if not trust.trusted_keys and trust.keyring is None:
+    if trust.policy and not trust.trusted_keys and trust.keyring is None:
         yield Doubt(
             level="error",
             keys=("store.trust.policy", "store.trust.trusted_keys"),
@@ -194,9 +218,11 @@ def _trust(trust: TrustConfig, store: StoreConfig) -> Iterator[Doubt]:
             remedy="name a key that signs or keys that are trusted, see `warmrank keys`",
         )
     elif any(tier.mode in {"rw", "required"} for tier in store.tiers):
+        why = f" ({machine.requires_signature})" if machine.requires_signature else ""
         yield Doubt(
-            level="warning",
+            level="warning" if config.no_compile else "error",
             keys=("store.trust.policy", "store.trust.signing_key"),
-            found="policy require, and no key that signs: nothing that is compiled is published",
-            remedy="name store.trust.signing_key, or say that it only reads with mode: ro",
+            found=f"policy require{why}, and no key that signs: nothing that is compiled could be published",
+            remedy="name store.trust.signing_key (warmrank keys generate makes a key), or say with mode: ro "
+            "that the store is only read",
         )

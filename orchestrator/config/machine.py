@@ -1,27 +1,21 @@
 """Looks at what can be known of a launch on the machine that it is started on, before anything is started.
 
-Invariants: nothing is made or changed. A module that its path leads to is found without running any code of
-the user's; only where it does not are its parent packages imported, because they may look elsewhere. What is
-not certain to be missing counts as there: ranks look again, on their nodes.
+Invariant: nothing is made or changed.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import stat
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
-from importlib.machinery import PathFinder
 from pathlib import Path
 
 from orchestrator.bounded import all_within
+from orchestrator.config.entrypoint import EntrypointFault, entrypoint_fault, shadows
 from orchestrator.config.models import Config, EntrypointWorkload, RayConfig, ScriptWorkload
 from orchestrator.config.store import is_url
-from orchestrator.config.trust import LOOK_S
+from orchestrator.config.trust import LOOK_S, choice_of
 
 _MOUNTS = Path("/proc/self/mounts")
 
@@ -34,21 +28,28 @@ class Machine:
         num_cpus: that a Ray started here counts.
         usable_cpus: that this process may run on.
         local_stores: places of the store that are there, on a disk of this machine alone.
-        missing_module: what an import of the entrypoint's module says; empty where it is found, or is none.
+        entrypoint: why the entrypoint cannot be called; None where it can, or there is none.
         script: whether the workload's script is there; true where it is none.
         obstacle: what is no directory, at or above the cache directory; empty for nothing.
+        shadows: modules of the current directory that bear the name of one of our packages.
+        requires_signature: why nothing unsigned is taken from the store, where the config leaves that open.
+        has_signing_key: whether the file of the signing key is there; true where none is named.
     """
 
     num_cpus: int
     usable_cpus: int
     local_stores: tuple[str, ...] = ()
-    missing_module: str = ""
+    entrypoint: EntrypointFault | None = None
     script: bool = True
     obstacle: str = ""
+    shadows: tuple[Path, ...] = ()
+    requires_signature: str = ""
+    has_signing_key: bool = True
 
 
 def look(config: Config) -> Machine:
     """Look at this machine; a disk that does not answer is taken for a shared one, with all in order."""
+    trust = config.store.trust if config.store is not None else None
     paths = [tier.path for tier in config.store.tiers if not is_url(tier.path)] if config.store else []
     mounts = _MOUNTS.read_text(encoding="utf-8")
     found = all_within([partial(_is_local, Path(path), mounts) for path in paths], timeout_s=LOOK_S)
@@ -58,31 +59,34 @@ def look(config: Config) -> Machine:
         num_cpus=_cpus_of_ray(config.ray),
         usable_cpus=len(os.sched_getaffinity(0)),
         local_stores=tuple(path for path, is_local in zip(paths, found, strict=True) if is_local),
-        missing_module=missing_module(module) if (module := module_of(config)) else "",
+        entrypoint=fault_of(config),
         script=not script or Path(script).is_file(),
         obstacle=obstacle or "",
+        shadows=shadows(Path.cwd()),
+        requires_signature=choice_of(config.store.trust, [tier.path for tier in config.store.tiers])[1]
+        if config.store
+        else "",
+        has_signing_key=trust is None or trust.signing_key is None or trust.signing_key.exists(),
     )
 
 
-def module_of(config: Config) -> str:
-    """Name of the module that the entrypoint is in; empty for a script."""
+def _why_signed(config: Config) -> str:
+    store = config.store
+    return choice_of(store.trust, [tier.path for tier in store.tiers])[1] if store is not None else ""
+
+
+def fault_of(config: Config) -> EntrypointFault | None:
+    """Why the config's entrypoint cannot be called; None where it can, or there is none."""
     workload = config.workload
-    return workload.entrypoint.partition(":")[0] if isinstance(workload, EntrypointWorkload) else ""
+    if not isinstance(workload, EntrypointWorkload):
+        return None
+    return entrypoint_fault(workload.entrypoint, workload.arguments)
 
 
-def missing_module(name: str) -> str:
-    """What an import of a module would say that is not there; empty where it is, or may be."""
-    importlib.invalidate_caches()
-    with _current_directory_first(), redirect_stdout(sys.stderr):
-        try:
-            is_found = _leads_to(name) or importlib.util.find_spec(name) is not None
-            if is_found or name in sys.modules:  # a parent package may have put it there
-                return ""
-        except ModuleNotFoundError as error:
-            return _words(error, name)
-        except Exception:  # noqa: BLE001 - a parent package raised: the ranks tell of it, as of any code
-            return ""
-    return f"No module named {name!r}"
+def is_shipped(fault: EntrypointFault, config: Config) -> bool:
+    """Whether ranks of a cluster run the very file that is at fault, because this directory goes along."""
+    source = fault.source
+    return config.ray.ship_code and source is not None and source.is_relative_to(Path.cwd())
 
 
 def obstacle_to(path: Path) -> str:
@@ -96,41 +100,6 @@ def obstacle_to(path: Path) -> str:
             return ""
         return "" if stat.S_ISDIR(mode) else str(place)
     return ""
-
-
-@contextmanager
-def _current_directory_first() -> Iterator[None]:
-    """Look for modules where ranks do, who have the directory that a launch is started in on their path."""
-    here, before = str(Path.cwd()), list(sys.path)
-    sys.path.insert(0, here)
-    try:
-        yield
-    finally:
-        sys.path[:] = before
-
-
-def _leads_to(name: str) -> bool:
-    """Whether the import path leads to a module, as far as can be said without importing its parents."""
-    places, so_far = None, ""
-    for part in name.split("."):
-        so_far = f"{so_far}.{part}" if so_far else part
-        try:
-            spec = PathFinder.find_spec(so_far, places)
-        except KeyError:  # a namespace package in another one looks for that among what is imported
-            return False
-        if spec is None:
-            return False
-        places = spec.submodule_search_locations or []
-    return True
-
-
-def _words(error: ModuleNotFoundError, name: str) -> str:
-    """The words of an import; empty where a parent package is there, and misses something else."""
-    if isinstance(error.__cause__, AttributeError):
-        parent = name.rpartition(".")[0]
-        return f"No module named {name!r}; {parent!r} is not a package"
-    is_asked_for = error.name == name or name.startswith(f"{error.name}.")
-    return str(error) if is_asked_for else ""
 
 
 def _is_local(path: Path, mounts: str) -> bool:

@@ -60,6 +60,22 @@ def read_data(path: Path | str, overrides: tuple[str, ...] = ()) -> dict[str, An
     return data
 
 
+def relative_places(path: Path | str, overrides: tuple[str, ...] = ()) -> dict[str, str]:
+    """The cache directory and the store's directories that a config gives by relative paths, by their keys.
+
+    Raises:
+        ConfigError: as of `load`.
+    """
+    data = read_data(path, overrides)
+    config = parse(data, place=str(path), overrides=overrides)
+    tiers = config.store.tiers if config.store else ()
+    names = ["store.path"] if is_short(data) else [f"store.tiers.{index}.path" for index in range(len(tiers))]
+    places = {"cache_dir": str(config.cache_dir)} | {
+        name: tier.path for name, tier in zip(names, tiers, strict=False) if not is_url(tier.path)
+    }
+    return {key: place for key, place in places.items() if not Path(place).expanduser().is_absolute()}
+
+
 def parse(data: Mapping[str, Any], *, place: str = "config", overrides: tuple[str, ...] = ()) -> Config:
     """Check plain data, such as a parsed file; paths stay as they are.
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator import PACKAGES
 from orchestrator.bounded import all_within
 from orchestrator.config.reading import Config
 from orchestrator.config.store import StoreConfig, is_url
 from orchestrator.config.trust import LOOK_S
+from orchestrator.errors import ConfigError, ConfigProblem
 from orchestrator.show.figures import size_text
 
 EXCLUDED_NAMES = (
@@ -43,8 +45,6 @@ LARGE_UPLOAD_BYTES = 100 * 2**20
 
 _PRIVATE_KEY = re.compile(rb"\s*-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----")
 _HEADER_BYTES = 128
-
-PACKAGES = ("cache_store", "worker", "orchestrator")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,13 +189,31 @@ def _keys_note(keys: Sequence[str]) -> str:
     )
 
 
-def place_notes(config: Config, directory: Path) -> tuple[str, ...]:
-    """Warn of a store or cache that lies in the current directory: it stays here."""
-    return tuple(
-        f"{key} lies in the current directory and is not uploaded; on the cluster it starts empty, and Ray "
-        "deletes it in the end. Give an absolute path outside of this directory to keep it"
-        for key in own_places(config, directory)
+def refuse_in_job(places: Mapping[str, str], place: str) -> None:
+    """Refuse a cache or store in the directory of a job, which starts as a copy, and which Ray deletes.
+
+    Args:
+        places: what the config gives, by its keys.
+        place: the config's file.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    expected = (
+        "an absolute path on the nodes, such as --set {key}=/var/tmp/warmrank/{name} (a store: what all "
+        "nodes mount, or a URL); a relative one lies in Ray's copy of this directory, which goes with the job"
     )
+    problems = [
+        ConfigProblem(
+            place=place,
+            key=key,
+            found=repr(found),
+            expected=expected.format(key=key, name="cache" if key == "cache_dir" else "store"),
+        )
+        for key, found in places.items()
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def package_root() -> Path:

@@ -13,7 +13,7 @@ import os
 import shlex
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,7 +40,14 @@ class JobLost(SubmitFailed):
 class JobClient(Protocol):
     """The part of Ray's `JobSubmissionClient` that is used here."""
 
-    def submit_job(self, *, entrypoint: str, runtime_env: dict[str, Any]) -> str:
+    def submit_job(
+        self,
+        *,
+        entrypoint: str,
+        runtime_env: dict[str, Any],
+        submission_id: str | None,
+        metadata: dict[str, str],
+    ) -> str:
         """Upload the working directory, start the job, and return its submission id."""
 
     def get_job_info(self, job_id: str) -> Any:
@@ -51,6 +58,19 @@ class JobClient(Protocol):
 
     def stop_job(self, job_id: str) -> bool:
         """Ask the job to end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobNames:
+    """What the user calls a job.
+
+    Attributes:
+        job_id: its submission id; None lets Ray choose one.
+        metadata: kept with it by Ray.
+    """
+
+    job_id: str | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,26 +172,52 @@ def connect(address: str | None, *, environ: Mapping[str, str]) -> JobClient:
     return client
 
 
-def run_job(
-    client: JobClient,
-    *,
-    entrypoint: str,
-    env: dict[str, Any],
-    write: Callable[[str], object],
-    pause: Callable[[float], None] = time.sleep,
-) -> JobOutcome:
-    """Submit, follow the log to the end, and say how the job ended; Ctrl-C stops the job.
+def parse_metadata(pairs: Sequence[str]) -> dict[str, str]:
+    """Read ``KEY=VALUE`` words.
+
+    Raises:
+        BadArgument: one has another form.
+    """
+    for pair in pairs:
+        if not pair.partition("=")[0] or "=" not in pair:
+            msg = f"--metadata {pair!r}: expected KEY=VALUE"
+            raise BadArgument(msg)
+    return {key: value for key, _, value in (pair.partition("=") for pair in pairs)}
+
+
+def submit_job(
+    client: JobClient, *, entrypoint: str, env: dict[str, Any], names: JobNames | None = None
+) -> str:
+    """Submit a job, and return its id.
 
     Raises:
         SubmitFailed: the cluster refused the upload or the job.
-        JobLost: the cluster went away.
     """
+    names = names or JobNames()
     try:
-        job = client.submit_job(entrypoint=entrypoint, runtime_env=env)
+        return client.submit_job(
+            entrypoint=entrypoint,
+            runtime_env=env,
+            submission_id=names.job_id,
+            metadata=dict(names.metadata),
+        )
     except (RuntimeError, ValueError, OSError) as error:
         msg = f"the cluster refused the job: {_first_line(error)}"
         raise SubmitFailed(msg) from error
-    write(f"job {job} submitted; follow it also with: ray job logs -f {job}\n")
+
+
+def follow_job(
+    client: JobClient,
+    job: str,
+    *,
+    write: Callable[[str], object],
+    pause: Callable[[float], None] = time.sleep,
+) -> JobOutcome:
+    """Follow a job's log to the end, and say how it ended; Ctrl-C stops the job.
+
+    Raises:
+        JobLost: the cluster went away.
+    """
     try:
         asyncio.run(_follow(client, job, write, pause))
         return _outcome(client, job, pause, timeout_s=None)

@@ -1,7 +1,7 @@
 """Finds, before a launch starts a Ray of its own, what every rank would find on this machine seconds later.
 
 Invariants: what is raised is what would come from the ranks, so that reports and exit codes are the same;
-and only where this process starts Ray itself, because elsewhere the nodes may have what is missing here.
+and only where ranks are certain to find the same, because elsewhere the nodes may have what is missing here.
 """
 
 from __future__ import annotations
@@ -12,29 +12,30 @@ from pathlib import Path
 from cache_store.errors import UnusableCache
 from cache_store.node.private_files import ensure_cache_dir
 from orchestrator.bounded import all_within
-from orchestrator.config.machine import missing_module, module_of
-from orchestrator.config.models import Config, EntrypointWorkload
+from orchestrator.config.machine import fault_of, is_shipped
+from orchestrator.config.models import Config
 from orchestrator.config.trust import LOOK_S
 from orchestrator.errors import LaunchFailed
 from orchestrator.gang.rank_host import failure_of
 from orchestrator.gang.ray_session import way_in_now
-from worker.workload import not_imported
 
 
 def refuse_for_ranks(config: Config) -> None:
-    """Look for what all ranks of an own Ray need.
+    """Look for what all ranks need.
 
     Raises:
-        LaunchFailed: the cache directory cannot be used, or the entrypoint's module is not there.
+        LaunchFailed: the cache directory cannot be used, or the entrypoint cannot be called.
     """
-    if way_in_now(config.ray) != "local":
+    way = way_in_now(config.ray)
+    fault = fault_of(config)
+    if fault is not None and (way in {"local", "job"} or (way == "address" and is_shipped(fault, config))):
+        _refuse(config, "build", fault.error)
+    if way != "local":
         return
     # A disk that does not answer is left to the ranks, whose stages have time-outs.
     (unusable,) = all_within([partial(_unusable, config.cache_dir)], timeout_s=LOOK_S)
     if unusable:
         _refuse(config, "start", *unusable)
-    if isinstance(config.workload, EntrypointWorkload) and (reason := missing_module(module_of(config))):
-        _refuse(config, "build", not_imported(config.workload.entrypoint, reason))
 
 
 def _unusable(cache_dir: Path) -> tuple[UnusableCache, ...]:

@@ -96,10 +96,10 @@ def test_check_finds_what_is_missing_on_this_machine(file: Path, tmp_path: Path)
     (tmp_path / "plain").touch()
     changes = ("--set", "workload.entrypoint=absent_of_all:f", "--set", f"cache_dir={tmp_path}/plain/below")
     result = run("config", "check", file, *changes)
-    assert result.exit_code == 0
-    assert "warning: workload.entrypoint" in result.stdout
+    assert result.exit_code == 2
+    assert "error: workload.entrypoint" in result.stdout
     assert "warning: cache_dir" in result.stdout
-    assert run("config", "check", file, "--set", "workload={script: absent.py}", "--strict").exit_code == 2
+    assert run("config", "check", file, "--set", "workload={script: absent.py}").exit_code == 2
 
 
 @pytest.mark.parametrize("command", ["up", "down"])

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
+from cache_store.signing.signing_keys import generate_key_pair
 from orchestrator import leaving
 from orchestrator.cli.console import ExitCode
 from orchestrator.cli.main import app
@@ -23,6 +24,7 @@ from orchestrator.gang.in_process import InProcessLauncher
 from orchestrator.launch import driver
 from orchestrator.show import outputs
 from tests.support.fake_rank import FakeWorld
+from tests.support.key_pairs import save_key_pair
 from worker.errors import WorkloadError
 
 
@@ -33,8 +35,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> FakeWorld:
     return found
 
 
-def launch(tmp_path: Path, *options: str, workload: dict[str, Any] | None = None) -> Result:
+def launch(tmp_path: Path, *options: str, workload: dict[str, Any] | None = None, **more: Any) -> Result:
     data: dict[str, Any] = {
+        **more,
         "workload": workload or {"entrypoint": "json:dumps"},
         "ranks": 1,
         "cache_dir": str(tmp_path / "cache"),
@@ -65,6 +68,30 @@ def test_interrupted_launch_ends_without_what_libraries_do_at_the_end(
     world.raises["build", 0] = KeyboardInterrupt()  # type: ignore[assignment]
     assert launch(tmp_path).exit_code == ExitCode.INTERRUPTED
     assert leaving._at_once
+
+
+def test_launch_that_could_publish_nothing_is_refused_unless_it_is_told_to_read_only(
+    tmp_path: Path, world: FakeWorld
+) -> None:
+    _, public = save_key_pair(generate_key_pair("ci"), tmp_path)
+    trust = {"policy": "require", "trusted_keys": {"ci": str(public)}}
+    store = {"path": str(tmp_path / "store"), "trust": trust}
+    result = launch(tmp_path, store=store)
+    assert (result.exit_code, world.called("build")) == (ExitCode.BAD_INPUT, [])
+    assert "store.trust.signing_key" in result.stderr
+    assert "mode: ro" in result.stderr
+    assert launch(tmp_path, store={**store, "mode": "ro"}).exit_code != ExitCode.BAD_INPUT
+    assert launch(tmp_path, "--no-compile", store=store).exit_code != ExitCode.BAD_INPUT
+
+
+def test_launch_beside_a_module_with_the_name_of_a_package_is_refused(
+    tmp_path: Path, world: FakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "worker.py").touch()
+    result = launch(tmp_path)
+    assert (result.exit_code, world.called("build")) == (ExitCode.BAD_INPUT, [])
+    assert "worker.py in place of warmrank's own package worker" in result.stderr
 
 
 def test_script_that_is_not_there_is_bad_input_before_anything_starts(

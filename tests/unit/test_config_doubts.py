@@ -10,12 +10,15 @@ import pytest
 import yaml
 
 from orchestrator.config.doubts import doubts
+from orchestrator.config.entrypoint import EntrypointFault
 from orchestrator.config.machine import Machine
 from orchestrator.config.models import Config
 from orchestrator.config.origins import as_plain, key_lines, origins
 from orchestrator.config.reading import load, parse
+from worker.workload import not_imported
 
 MACHINE = Machine(num_cpus=8, usable_cpus=8)
+MISSING = EntrypointFault(error=not_imported("a:b", "No module named 'a'"))
 
 
 def config(**data: Any) -> Config:
@@ -58,7 +61,7 @@ CPUS = ("ranks", "ray.num_cpus_per_rank", "ray.num_cpus")
         ),
         (
             {"store": {"path": "/a", "trust": {"policy": "require", "trusted_keys": {"ci": "/k.pem"}}}},
-            "warning",
+            "error",
             ("store.trust.policy", "store.trust.signing_key"),
         ),
     ],
@@ -100,17 +103,17 @@ def test_store_on_a_disk_of_one_machine_is_named_where_the_ranks_are_on_a_cluste
 
 def test_script_that_is_not_there_is_named():
     machine = replace(MACHINE, script=False)
-    assert found(machine, workload={"script": "x.py"}) == [("warning", ("workload.script",))]
+    assert found(machine, workload={"script": "x.py"}) == [("error", ("workload.script",))]
 
 
 def test_module_that_is_not_found_is_named_with_the_words_of_an_import():
-    (doubt,) = doubts(config(), replace(MACHINE, missing_module="No module named 'a'"))
-    assert (doubt.level, doubt.keys) == ("warning", ("workload.entrypoint",))
-    assert doubt.found.endswith("on the import paths: No module named 'a'")
+    (doubt,) = doubts(config(), replace(MACHINE, entrypoint=MISSING))
+    assert (doubt.level, doubt.keys) == ("error", ("workload.entrypoint",))
+    assert "does not import: No module named 'a'" in doubt.found
 
 
 def test_code_that_only_nodes_have_is_granted_to_a_cluster():
-    machine = replace(MACHINE, missing_module="No module named 'a'")
+    machine = replace(MACHINE, entrypoint=MISSING)
     (here,), (there,) = (doubts(config(ray=ray), machine) for ray in ({}, {"address": "auto"}))
     assert "nodes" not in here.remedy
     assert "where the nodes alone have it, all is well" in there.remedy

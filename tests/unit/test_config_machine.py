@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.machine import Machine, look, missing_module, obstacle_to
+from orchestrator.config.entrypoint import missing_module
+from orchestrator.config.machine import Machine, look, obstacle_to
 from orchestrator.config.models import Config
 from orchestrator.config.reading import parse
 
@@ -31,9 +32,10 @@ def test_look_finds_directories_on_local_disks_and_the_script(tmp_path: Path):
 
 def test_look_finds_the_module_and_the_way_to_the_cache_directory(tmp_path: Path):
     (tmp_path / "file").touch()
-    assert (seen().missing_module, seen().obstacle) == ("", "")
+    assert (seen().entrypoint, seen().obstacle) == (None, "")
     machine = seen(workload={"entrypoint": "absent_of_all:f"}, cache_dir=str(tmp_path / "file" / "below"))
-    assert machine.missing_module == "No module named 'absent_of_all'"
+    assert machine.entrypoint is not None
+    assert "No module named 'absent_of_all'" in machine.entrypoint.error.message
     assert machine.obstacle == str(tmp_path / "file")
 
 

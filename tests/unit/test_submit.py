@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,10 @@ from orchestrator.jobs.submit import (
     JobOutcome,
     connect,
     exit_code_of,
+    follow_job,
     job_entrypoint,
-    run_job,
+    parse_metadata,
+    submit_job,
 )
 from orchestrator.signals import Terminated
 
@@ -84,14 +87,13 @@ class FakeClient:
 class Written(list[str]):
     @property
     def text(self) -> str:
-        return "".join(self[1:])  # the first line is ours
+        return "".join(self)
 
 
 def ran(client: FakeClient) -> tuple[JobOutcome, Written]:
     written = Written()
-    outcome = run_job(
-        client, entrypoint="python x", env={"working_dir": "."}, write=written.append, pause=lambda _: None
-    )
+    job = submit_job(client, entrypoint="python x", env={"working_dir": "."})
+    outcome = follow_job(client, job, write=written.append, pause=lambda _: None)
     return outcome, written
 
 
@@ -191,7 +193,7 @@ def test_command_refuses_such_a_file_before_it_asks_the_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
-    Path("a.yaml").write_text("workload: {entrypoint: a:b}\nranks: 1\nparallel: {}\n")
+    Path("a.yaml").write_text("workload: {entrypoint: a:b}\nranks: 1\ncache_dir: /there\n")
     for option in ("--json", "--report", "--trace", "--metrics"):
         result = CliRunner().invoke(app, ["submit", "a.yaml", option, "out/x", "--address", "127.0.0.1:9"])
         assert result.exit_code == 2
@@ -208,3 +210,44 @@ def test_no_job_server_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "")
     with pytest.raises(SubmitFailed, match=r"at http://127\.0\.0\.1:9.*ray start --head"):
         connect("127.0.0.1:9", environ={})
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({}, "cache_dir"),
+        ({"cache_dir": "here"}, "cache_dir"),
+        ({"cache_dir": "/there", "store": {"path": "store"}}, "store.path"),
+        (
+            {"cache_dir": "/there", "store": {"tiers": [{"path": "s3://b/c"}, {"path": "a/b"}]}},
+            "store.tiers.1.path",
+        ),
+    ],
+)
+def test_place_that_would_lie_in_the_directory_of_the_job_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], key: str
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_text(json.dumps({"workload": {"script": "a.py"}, "ranks": 1, **changes}))
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["submit", "a.yaml"])
+    assert result.exit_code == 2
+    assert f"a.yaml: {key}" in result.stderr
+    assert f"--set {key}=/var/tmp/warmrank/" in result.stderr
+
+
+def test_job_has_the_id_and_the_metadata_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    client = FakeClient([], ["RUNNING"])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("orchestrator.jobs.submit.connect", lambda _address, environ: client)
+    data = {"workload": {"script": "a.py"}, "ranks": 1, "cache_dir": "/there"}
+    (tmp_path / "a.yaml").write_text(json.dumps(data))
+    words = ["submit", "a.yaml", "--no-wait", "--job-id", "mine", "--metadata", "team=a=b"]
+    result = CliRunner().invoke(app, words)
+    assert (result.exit_code, client.submitted["submission_id"]) == (0, "mine")
+    assert client.submitted["metadata"] == {"team": "a=b"}
+    assert "job raysubmit_1 submitted" in result.stdout
+
+
+def test_metadata_without_a_value_is_refused():
+    with pytest.raises(BadArgument, match="expected KEY=VALUE"):
+        parse_metadata(["team"])

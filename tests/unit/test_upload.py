@@ -12,7 +12,6 @@ from orchestrator.gang import upload
 from orchestrator.gang.upload import (
     measure_upload,
     package_root,
-    place_notes,
     private_keys,
     runtime_env,
     upload_notes,
@@ -115,13 +114,3 @@ def test_large_cache_in_the_directory_is_not_counted(tmp_path: Path, monkeypatch
     monkeypatch.setattr(upload, "LARGE_UPLOAD_BYTES", 1000)
     fill(tmp_path, cache__weights=2048)
     assert upload_notes(tmp_path, loaded_config(tmp_path)) == ()
-
-
-def test_places_in_the_current_directory_are_told_of(tmp_path: Path):
-    notes = place_notes(loaded_config(tmp_path), tmp_path)
-    assert [note.split()[0] for note in notes] == ["cache_dir", "store.path"]
-    assert all("is not uploaded; on the cluster it starts empty" in note for note in notes)
-
-
-def test_places_elsewhere_need_no_note(tmp_path: Path):
-    assert place_notes(loaded_config(tmp_path), tmp_path / "project") == ()

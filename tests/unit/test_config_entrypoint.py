@@ -1,0 +1,94 @@
+"""Entrypoints that are certain to fail, found without running them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.config.entrypoint import entrypoint_fault, shadows
+
+MODULE = """
+import functools
+from collections.abc import Callable
+from there import build as imported, decorated as imported_too
+from there import build as maybe
+
+raise RuntimeError("it ran")
+
+try:
+    from absent import maybe
+except ImportError:
+    pass
+
+def workload(context, layers=2, *, dim): ...
+def anything(context, **arguments): ...
+def nothing(): ...
+
+@functools.cache
+def cached(context): ...
+
+other = workload
+size: int = 3
+number = 3
+class Builds:
+    def __call__(self, context): ...
+builds = Builds()
+def _set():
+    global late
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "qwen.py").write_text(MODULE)
+    (tmp_path / "there.py").write_text("def build(context, *, layers): ...\ndecorated = map\n")
+    (tmp_path / "broken.py").write_text("def workload(:\n")
+    (tmp_path / "open.py").write_text("from there import *\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "arguments", "said"),
+    [
+        ("qwen:wrkload", {"dim": 1}, "has no function 'wrkload'; did you mean qwen:workload?"),
+        ("qwen:workload", {"dim": 1, "layerz": 2}, "unexpected keyword argument 'layerz'"),
+        ("qwen:workload", {"layers": 2}, "it takes the rank's context and layers=2, dim"),
+        ("qwen:nothing", {}, "too many positional arguments"),
+        ("qwen:other", {}, "'dim'"),
+        ("qwen:imported", {"layerz": 2}, "'layers'"),
+        ("qwen:number", {}, "has no function 'number'"),
+        ("broken:workload", {}, "does not import: SyntaxError"),
+        ("absent_of_all:f", {}, "No module named 'absent_of_all'"),
+    ],
+)
+def test_call_that_is_certain_to_fail_is_named(entrypoint: str, arguments: dict[str, object], said: str):
+    fault = entrypoint_fault(entrypoint, arguments)
+    assert fault is not None
+    assert said in str(fault.error)
+
+
+@pytest.mark.parametrize(
+    "entrypoint",
+    ["anything", "cached", "imported_too", "maybe", "Builds", "builds", "size", "late"],
+)
+def test_what_may_be_called_is_left_to_the_ranks(entrypoint: str):
+    assert entrypoint_fault(f"qwen:{entrypoint}", {"layerz": 2}) is None
+
+
+def test_module_that_takes_names_from_elsewhere_is_left_to_the_ranks():
+    assert entrypoint_fault("open:wrkload", {}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "is_found"), [("worker.py", True), ("worker/__init__.py", True), ("worker/a.py", False)]
+)
+def test_module_with_the_name_of_a_package_of_ours_is_found(here: Path, name: str, is_found: bool):
+    (here / name).parent.mkdir(exist_ok=True)
+    (here / name).touch()
+    assert shadows(here) == ((here / name,) if is_found else ())
+
+
+def test_own_packages_shadow_nothing():
+    assert shadows(Path(__file__).parents[2]) == ()
