@@ -59,6 +59,11 @@ class StoreUnavailable(StoreError):
 
 
 @dataclass(eq=False, kw_only=True)
+class NoStoreYet(StoreUnavailable):
+    """The place answers and holds no store: nobody made one yet, or its disk is not mounted."""
+
+
+@dataclass(eq=False, kw_only=True)
 class Corrupt(StoreError):
     """Bytes are not what their name, digest or format says; they must not be used."""
 

@@ -231,11 +231,13 @@ class Store(StorePlaces):
         """Store a directory of another tool; see `cache_store.sync.push.push`."""
         return self._write(lambda documents: push(documents, tool, root, components))
 
-    def pull_directory(self, tool: str, root: Path, components: Mapping[str, str]) -> PullReport:
+    def pull_directory(
+        self, tool: str, root: Path, components: Mapping[str, str], *, replace: bool = False
+    ) -> PullReport:
         """Restore a directory of another tool; see `cache_store.sync.pull`."""
         plan = self._run(lambda documents: plan_pull(documents, tool, root, components))
         with pull_lock(plan.root):
-            return self._run(lambda documents: pull(documents, plan))
+            return self._run(lambda documents: pull(documents, plan, replace=replace))
 
     def verify(self, *, repair: bool = False, on_progress: OnProgress | None = None) -> VerifyReport:
         """Read every place again and say what is wrong; see `places.verify_places`."""

@@ -4,7 +4,8 @@ A name is a posix path relative to the store's root (`cache_store.layout` makes 
 
 Invariants every implementation keeps (``tests/contract/test_backend.py``): a name appears with all its
 bytes or not at all, is never overwritten, and survives a power cut once `put_new` returned; correctness
-rests on no lock. Any number of threads may call one backend at once; a forked child opens its own.
+rests on no lock. Any number of threads may call one backend at once; a forked child opens its own, where
+that is possible (`objects.connection`).
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ class FileInfo:
         content_bytes: the number of bytes that `BlobBackend.open` gives; None where only reading tells,
             because the place keeps it compressed.
         modified_s: when it was created or moved here, in seconds since the epoch by the *place's* clock.
+        written_s: when its bytes were written, by that clock; where a move copies them, as `modified_s`.
         is_regular: it is a file; something else, which somebody put there, can only be moved or removed.
     """
 
@@ -85,6 +87,7 @@ class FileInfo:
     stored_bytes: int
     content_bytes: int | None
     modified_s: float
+    written_s: float
     is_regular: bool = True
 
 

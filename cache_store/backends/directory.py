@@ -31,7 +31,7 @@ from cache_store.backends.directory_moves import Mover
 from cache_store.backends.durability import Flush, FlushChoice, choose_flush, flush_all
 from cache_store.canonical import canonical_json
 from cache_store.digests import TooLong, copy_and_digest, digest_bytes
-from cache_store.errors import Corrupt, NotInStore, StoreUnavailable, os_errors_are_unavailable
+from cache_store.errors import Corrupt, NoStoreYet, NotInStore, StoreUnavailable, os_errors_are_unavailable
 from cache_store.layout import FORMAT_FILE, TMP, TOP_LEVEL, TRASH
 from cache_store.node.private_files import discard_tree, sweep_debris, temporary_name
 from cache_store.parallel import each, each_short, threads_for
@@ -160,7 +160,7 @@ class DirectoryBackend:
             with open_regular(path, FORMAT_FILE) as file:
                 data = file.read(_MAX_FORMAT_BYTES)
         except FileNotFoundError:
-            raise StoreUnavailable(
+            raise NoStoreYet(
                 what="store",
                 where=str(self.root),
                 reason=f"there is no store here (no {FORMAT_FILE} file)",

@@ -57,6 +57,7 @@ def info_of(name: str, status: os.stat_result) -> FileInfo:
         stored_bytes=status.st_size,
         content_bytes=status.st_size,
         modified_s=status.st_ctime,
+        written_s=min(status.st_mtime, status.st_ctime),  # a time of change can be set, but to no later one
         is_regular=stat.S_ISREG(status.st_mode),
     )
 

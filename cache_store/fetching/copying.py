@@ -27,6 +27,7 @@ from cache_store.digests import CHUNK_BYTES, Digest, TooLong, copy_and_digest, d
 from cache_store.errors import Corrupt, NotInStore, os_errors_are_unavailable
 from cache_store.fetching.pace import Pace
 from cache_store.layout import blob_name
+from cache_store.node.admission import Permit
 from cache_store.node.private_files import create_private, open_private, os_errors_are_unusable
 from cache_store.records.documents import quarantine_if_damaged
 from cache_store.records.fields import MAX_FILE_BYTES
@@ -43,24 +44,42 @@ CountBytes = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Blobs:
+    """Blobs of a store, on their way into one directory of this node.
+
+    Attributes:
+        backend: the store.
+        permit: where copies may go.
+        pace: the bandwidth limit for reading them; None for none.
+    """
+
+    backend: BlobBackend
+    permit: Permit
+    pace: Pace | None = None
+
+    def copy(self, digest: Digest, path: Path, count: CountBytes) -> Digest:
+        """Copy a blob of known size; see `copy_blob`."""
+        source = BlobSource(blobs=self, sha256=digest.sha256, size_bytes=digest.size_bytes)
+        return copy_blob(source, path, count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BlobSource:
     """A blob of a store.
 
     Attributes:
-        backend: the store.
+        blobs: whose it is one of.
         sha256: the blob's name.
         size_bytes: its size, None where nobody has said it.
-        pace: the bandwidth limit for reading it; None for none.
     """
 
-    backend: BlobBackend
+    blobs: Blobs
     sha256: str
     size_bytes: int | None
-    pace: Pace | None = None
 
 
 def copy_blob(source: BlobSource, path: Path, count: CountBytes) -> Digest:
-    """Copy a blob into the new private file ``path``, verified.
+    """Copy a blob into the new private file ``path``, below where it may go, verified.
 
     A damaged blob goes into quarantine, and is asked for once more: another place may hold a good one. One
     that its place cannot read is asked of the next.
@@ -77,17 +96,18 @@ def copy_blob(source: BlobSource, path: Path, count: CountBytes) -> Digest:
         UnusableCache: ``path`` cannot be written.
     """
     name = blob_name(source.sha256)
+    assert path.is_relative_to(source.blobs.permit.root)  # noqa: S101 - another directory bears no marks of it
     try:
         return _copy_once(source, path, count)
     except Corrupt as error:
-        quarantine_if_damaged(source.backend, name, error)
+        quarantine_if_damaged(source.blobs.backend, name, error)
         first = error
     try:
         return _copy_once(source, path, count)
     except NotInStore:
         raise first from None
     except Corrupt as error:
-        quarantine_if_damaged(source.backend, name, error)
+        quarantine_if_damaged(source.blobs.backend, name, error)
         raise
 
 
@@ -143,7 +163,7 @@ def _copy_once(source: BlobSource, path: Path, count: CountBytes) -> Digest:
     name = blob_name(source.sha256)
 
     def copy(file: BinaryIO) -> Digest:
-        reader = _StoreReader(file=file, name=name, count=count, pace=source.pace)
+        reader = _StoreReader(file=file, name=name, count=count, pace=source.blobs.pace)
         try:
             return _pour(reader, source, path)
         except BaseException:
@@ -151,7 +171,7 @@ def _copy_once(source: BlobSource, path: Path, count: CountBytes) -> Digest:
             _give_up(path)
             raise
 
-    return read_from_any(source.backend, name, copy)
+    return read_from_any(source.blobs.backend, name, copy)
 
 
 def _pour(reader: _StoreReader, source: BlobSource, path: Path) -> Digest:

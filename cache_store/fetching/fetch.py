@@ -21,7 +21,7 @@ from cache_store.digests import Digest
 from cache_store.errors import NotInStore, StoreError, UnusableCache
 from cache_store.fetching.arrivals import Arrivals
 from cache_store.fetching.completeness import blob_faults, bring_back
-from cache_store.fetching.copying import BlobSource, copy_blob
+from cache_store.fetching.copying import Blobs, BlobSource, copy_blob
 from cache_store.fetching.fetch_plan import Partition, Target, by_digest, partition_of
 from cache_store.fetching.intake import Intake, receive
 from cache_store.fetching.laying_out import NUM_THREADS, staging, sweep_staging
@@ -29,13 +29,11 @@ from cache_store.fetching.pinned import take_pinned
 from cache_store.fetching.progress import Meter, OnProgress
 from cache_store.fetching.reports import FetchFault, FetchOutcome, FetchReport
 from cache_store.layout import blob_name
-from cache_store.node.admission import admit
+from cache_store.node.admission import admit, permit_copies
 from cache_store.node.companions import find_companion, place_companion
 from cache_store.node.digest_index import DigestIndex
 from cache_store.node.local import find_variant, place, temporary_file
-from cache_store.node.private_files import make_private_directories, os_errors_are_unusable
-from cache_store.node.signers import mark_signers
-from cache_store.node.unverified import mark_unverified
+from cache_store.node.private_files import make_directories_below
 from cache_store.parallel import each
 from cache_store.records.documents import Documents
 from cache_store.records.manifest import PartitionRef
@@ -77,11 +75,11 @@ def fetch_blob(
         known = find_companion(function_dir, beside, wanted) if beside else find_variant(function_dir, wanted)
         if known is not None:
             return known
-    mark_unverified(cache_root, trust.policy)
-    with os_errors_are_unusable("directory", function_dir):
-        make_private_directories(function_dir)
+    # Whose word named the blob is not known here, so it may have been any key's that is believed.
+    permit = permit_copies(cache_root, trust.policy, trust.believed)
+    make_directories_below(cache_root, function_dir)
     staged = temporary_file(function_dir)
-    source = BlobSource(backend=backend, sha256=sha256, size_bytes=size_bytes)
+    source = BlobSource(blobs=Blobs(backend=backend, permit=permit), sha256=sha256, size_bytes=size_bytes)
     digest = copy_blob(source, staged, _count_nothing)
     if beside:
         return place_companion(function_dir, beside, staged, digest)
@@ -98,8 +96,6 @@ def fetch_partitions(
     clock: Callable[[], float] = time.monotonic,
 ) -> FetchOutcome:
     """Lay out all artifacts of the partitions that ``refs`` name below ``cache_root``.
-
-    Where the trust policy does not ask for signatures, the directory is marked so before the first copy.
 
     Args:
         documents: the store.
@@ -124,15 +120,15 @@ def fetch_partitions(
     job.faults |= {target: missing[target.digest] for target in job.absent if target.digest in missing}
     reached(Step.FETCH_CHECKED)
     if wanted := job.wanted():
-        mark_unverified(cache_root, documents.trust.policy)
-        mark_signers(cache_root, pinned.signers)
+        permit = permit_copies(cache_root, documents.trust.policy, pinned.signers)
         meter = _meter(cache_root, wanted, on_progress, clock)
         every = (target.digest for target in job.whole())
-        receive(intake, documents.backend, list(by_digest(wanted)), every=every, count=meter.count)
-        with staging(cache_root, wanted, intake) as staged:
-            job.faults |= staged.fill(documents.backend, meter)
+        blobs = Blobs(backend=documents.backend, permit=permit, pace=intake.pace)
+        receive(intake, blobs, list(by_digest(wanted)), every=every, count=meter.count)
+        with staging(permit, wanted, intake) as staged:
+            job.faults |= staged.fill(blobs, meter)
             reached(Step.FETCH_STAGED)
-            job.copied, failed = staged.place(cache_root, job.wanted(), index)
+            job.copied, failed = staged.place(job.wanted(), index)
             job.faults |= failed
         meter.finish()
     index.save()

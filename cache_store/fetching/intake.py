@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from cache_store.backends.backend import BlobBackend, NewFile
+from cache_store.backends.backend import NewFile
 from cache_store.digests import Digest
 from cache_store.fetching.arrivals import Arrivals
-from cache_store.fetching.copying import BlobSource, copy_blob
+from cache_store.fetching.copying import Blobs
 from cache_store.fetching.pace import Pace
 from cache_store.fetching.progress import OnProgress, Progress
 from cache_store.node.single_flight import Flight
@@ -81,7 +81,7 @@ class Intake:
 
 def receive(
     intake: Intake,
-    backend: BlobBackend,
+    blobs: Blobs,
     digests: Sequence[Digest],
     *,
     every: Iterable[Digest],
@@ -91,7 +91,7 @@ def receive(
 
     Args:
         intake: how bytes come in.
-        backend: the store.
+        blobs: the store's.
         digests: the blobs that the node lacks.
         every: these and those that it has.
         count: as that of `Delivery`.
@@ -107,10 +107,7 @@ def receive(
         return
 
     def read(digest: Digest, path: Path) -> None:
-        source = BlobSource(
-            backend=backend, sha256=digest.sha256, size_bytes=digest.size_bytes, pace=intake.pace
-        )
-        copy_blob(source, path, count)
+        blobs.copy(digest, path, count)
 
     every = tuple(dict.fromkeys(every))
     supply.bring(Delivery(missing=missing, every=every, arrivals=arrivals, count=count, read=read))

@@ -16,18 +16,20 @@ import itertools
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from cache_store.backends.backend import BlobBackend
 from cache_store.digests import Digest
 from cache_store.errors import Corrupt, StoreError, UnusableCache, is_final
-from cache_store.fetching.copying import BlobSource, clone, copy_blob
+from cache_store.fetching.copying import Blobs, clone
 from cache_store.fetching.fetch_plan import Target, by_digest, by_function_dir
 from cache_store.fetching.intake import Intake
 from cache_store.fetching.progress import Meter
+from cache_store.node.admission import Permit
 from cache_store.node.companions import place_companion
 from cache_store.node.digest_index import DigestIndex
 from cache_store.node.local import place, place_directory, variant_name
 from cache_store.node.private_files import (
+    date_back,
     discard_tree,
+    make_directories_below,
     make_private_directories,
     os_errors_are_unusable,
     sweep_debris,
@@ -45,7 +47,8 @@ _STAGING = ".tmp-"
 class Staging:
     """Where ``targets`` are made before they get their names; `staging` makes one."""
 
-    def __init__(self, directory: Path, targets: Collection[Target], intake: Intake) -> None:
+    def __init__(self, permit: Permit, directory: Path, targets: Collection[Target], intake: Intake) -> None:
+        self._cache_root = permit.root
         self._directories: dict[str, Path] = {}
         self._num_planned: dict[str, int] = {}
         self._paths: dict[Target, Path] = {}
@@ -59,7 +62,7 @@ class Staging:
                 name = target.name or variant_name(next(numbers))
                 self._paths[target] = directory / str(number) / name
 
-    def fill(self, backend: BlobBackend, meter: Meter) -> dict[Target, StoreError]:
+    def fill(self, blobs: Blobs, meter: Meter) -> dict[Target, StoreError]:
         """Copy everything out of the store, verified.
 
         Returns:
@@ -74,18 +77,18 @@ class Staging:
                 make_private_directories(directory)
 
         def run(copies: list[Target]) -> dict[Target, StoreError]:
-            return self._copy(backend, copies, meter)
+            return self._copy(blobs, copies, meter)
 
         faults: dict[Target, StoreError] = {}
-        num_threads = NUM_THREADS if self._intake.pace is None else NUM_PACED_THREADS
+        num_threads = NUM_THREADS if blobs.pace is None else NUM_PACED_THREADS
         for found in each(run, list(by_digest(self._paths).values()), num_threads=num_threads):
             faults.update(found)
         return faults
 
-    def _copy(self, backend: BlobBackend, targets: list[Target], meter: Meter) -> dict[Target, StoreError]:
+    def _copy(self, blobs: Blobs, targets: list[Target], meter: Meter) -> dict[Target, StoreError]:
         first, *others = targets
         try:
-            origin = self._receive(backend, first, meter)
+            origin = self._receive(blobs, first, meter)
         except StoreError as error:
             if is_final(error):
                 raise
@@ -107,24 +110,21 @@ class Staging:
         if self._intake.arrivals is not None:
             self._intake.arrivals.note_fault(error)
 
-    def _receive(self, backend: BlobBackend, target: Target, meter: Meter) -> Path:
+    def _receive(self, blobs: Blobs, target: Target, meter: Meter) -> Path:
         """A verified copy of a target's blob: its staged file, or one that has yet to be moved there."""
         digest, arrivals = target.digest, self._intake.arrivals
-        source = BlobSource(
-            backend=backend, sha256=digest.sha256, size_bytes=digest.size_bytes, pace=self._intake.pace
-        )
         if arrivals is None:
-            copy_blob(source, self._paths[target], meter.count)
+            blobs.copy(digest, self._paths[target], meter.count)
             return self._paths[target]
         if not arrivals.has(digest):
             part = arrivals.part()
-            copy_blob(source, part, meter.count)
+            blobs.copy(digest, part, meter.count)
             arrivals.keep(part, digest)
         self._waiting[target] = digest
         return arrivals.path(digest)
 
     def place(
-        self, cache_root: Path, targets: Collection[Target], index: DigestIndex
+        self, targets: Collection[Target], index: DigestIndex
     ) -> tuple[dict[Target, Path], dict[Target, StoreError]]:
         """Give those of the staged ``targets`` their names.
 
@@ -136,12 +136,16 @@ class Staging:
         for function_dir, mine in by_function_dir(targets).items():
             try:
                 self._take_over(mine)
-                found = self._place(cache_root / function_dir, mine, index)
+                with os_errors_are_unusable("directory", self._cache_root / function_dir):
+                    for target in mine:
+                        date_back(self._paths[target])
+                make_directories_below(self._cache_root, self._cache_root / Path(function_dir).parent)
+                found = self._place(self._cache_root / function_dir, mine, index)
             except (Corrupt, UnusableCache) as error:
                 faults.update(dict.fromkeys(mine, error))
                 continue
             for target, path in found.items():
-                index.remember(path, target.digest)
+                index.remember_own(path, target.digest)
             placed.update(found)
             reached(Step.FETCH_PLACED)
         return placed, faults
@@ -163,10 +167,9 @@ class Staging:
 
     def _place_one(self, function_dir: Path, target: Target, index: DigestIndex) -> Path:
         staged = self._paths[target]
+        make_directories_below(self._cache_root, function_dir)
         if not target.name:
             return place(function_dir, staged, target.digest, digest_of=index.digest)
-        with os_errors_are_unusable("directory", function_dir):
-            make_private_directories(function_dir)
         return place_companion(function_dir, target.name, staged, target.digest, digest_of=index.digest)
 
 
@@ -176,16 +179,16 @@ def sweep_staging(cache_root: Path) -> None:
 
 
 @contextlib.contextmanager
-def staging(cache_root: Path, targets: Collection[Target], intake: Intake) -> Iterator[Staging]:
+def staging(permit: Permit, targets: Collection[Target], intake: Intake) -> Iterator[Staging]:
     """A staging directory, gone afterwards.
 
     Raises:
         UnusableCache: it cannot be made.
     """
-    path = cache_root / f"{_STAGING}{temporary_name()}"
+    path = permit.root / f"{_STAGING}{temporary_name()}"
     with os_errors_are_unusable("directory", path):
         make_private_directories(path)
     try:
-        yield Staging(path, targets, intake)
+        yield Staging(permit, path, targets, intake)
     finally:
         discard_tree(path)

@@ -22,12 +22,12 @@ from cache_store.backends.backend import NewFile
 from cache_store.digests import Digest
 from cache_store.errors import StoreError, is_final
 from cache_store.fetching.completeness import blob_faults
-from cache_store.fetching.copying import BlobSource, copy_blob
+from cache_store.fetching.copying import Blobs
 from cache_store.fetching.intake import Intake, receive
 from cache_store.fetching.node_offers import Offers
 from cache_store.fetching.pinned import artifacts_key, take_pinned
 from cache_store.layout import blob_name
-from cache_store.node.admission import admit
+from cache_store.node.admission import admit, permit_copies
 from cache_store.node.digest_index import DigestIndex
 from cache_store.node.node_files import (
     NodeFile,
@@ -38,8 +38,6 @@ from cache_store.node.node_files import (
     temporary_kept,
 )
 from cache_store.node.placing import Destinations
-from cache_store.node.signers import mark_signers
-from cache_store.node.unverified import mark_unverified
 from cache_store.parallel import each
 from cache_store.records.documents import Documents
 from cache_store.records.manifest import PartitionManifest, PartitionRef
@@ -85,18 +83,14 @@ class _Seen:
 class _Room:
     """Where node artifacts go, and how."""
 
-    cache_root: Path
+    blobs: Blobs
     index: DigestIndex
     intake: Intake
 
-    def source(self, documents: Documents, digest: Digest) -> BlobSource:
-        """The blob in the store."""
-        return BlobSource(
-            backend=documents.backend,
-            sha256=digest.sha256,
-            size_bytes=digest.size_bytes,
-            pace=self.intake.pace,
-        )
+    @property
+    def cache_root(self) -> Path:
+        """The cache directory."""
+        return self.blobs.permit.root
 
     def count(self, num_bytes: int) -> None:
         """Say that it gets on; nobody follows how far, since they come before the long copies."""
@@ -153,12 +147,13 @@ def fetch_node_files(
     skipped = [f"node artifacts of {ref.partition}: {error}" for ref, error in pinned.errors.items()]
     found = [file for ref in refs for file in pinned.kept.get(ref, ())]
     offers = Offers(found, destinations)
-    if offers:  # copies that are there already may have come from a tool of this node
-        mark_unverified(cache_root, trust.policy)
-        mark_signers(cache_root, pinned.signers)
+    if not offers:
+        return NodeFetch(skipped=(*skipped, *offers.left_out), signers=pinned.signers)
     intake = intake or Intake()
+    # Also where nothing will be copied: what is there already may have come from a tool of this node.
+    permit = permit_copies(cache_root, trust.policy, pinned.signers)
     room = _Room(
-        cache_root=cache_root,
+        blobs=Blobs(backend=documents.backend, permit=permit, pace=intake.pace),
         index=DigestIndex.open(cache_root, INDEX_NAME, reread=intake.reread),
         intake=intake,
     )
@@ -192,8 +187,8 @@ def _keep_all(
     absent = [digest for digest, path in known.items() if path is None]
     faults = blob_faults(documents.backend, absent)
     copyable = [digest for digest in absent if digest not in faults]
-    receive(room.intake, documents.backend, copyable, every=known, count=room.count)
-    faults |= _copy_all(documents, copyable, room)
+    receive(room.intake, room.blobs, copyable, every=known, count=room.count)
+    faults |= _copy_all(copyable, room)
     return faults, [digest for digest in copyable if digest not in faults]
 
 
@@ -240,15 +235,15 @@ def _look(documents: Documents, refs: Sequence[PartitionRef]) -> dict[PartitionR
     return {ref: kept[ref] for ref in refs if ref in kept}
 
 
-def _copy_all(documents: Documents, digests: Sequence[Digest], room: _Room) -> dict[Digest, StoreError]:
+def _copy_all(digests: Sequence[Digest], room: _Room) -> dict[Digest, StoreError]:
     def copy(digest: Digest) -> StoreError | None:
         staged, arrivals = temporary_kept(room.cache_root), room.intake.arrivals
         try:
             if arrivals is not None and arrivals.has(digest):
                 arrivals.hand_over(digest, staged)
             else:
-                copy_blob(room.source(documents, digest), staged, room.count)
-            room.index.remember(place_kept(room.cache_root, staged, digest), digest)
+                room.blobs.copy(digest, staged, room.count)
+            room.index.remember_own(place_kept(room.cache_root, staged, digest), digest)
         except StoreError as error:
             if is_final(error):
                 raise

@@ -1,4 +1,8 @@
-"""Whether copies may go into a cache directory, and be used out of it: one question, asked before all else.
+"""May copies go into a cache directory, and be used out of it: asked first, and noted before a copy.
+
+Invariants: every copy out of a store needs a `Permit`, which only `permit_copies` gives, after the directory
+bears the marks of those by whose word the copy comes; so a later revocation, or a stricter policy, reaches it
+whatever brought it.
 
 A rank's opening imports this module, so it needs the standard library only.
 """
@@ -6,11 +10,19 @@ A rank's opening imports this module, so it needs the standard library only.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 from cache_store.node.private_files import ensure_cache_dir
-from cache_store.node.signers import refuse_revoked
-from cache_store.node.unverified import refuse_unverified
+from cache_store.node.signers import mark_signers, refuse_revoked
+from cache_store.node.unverified import mark_unverified, refuse_unverified
+
+
+@dataclass(frozen=True, slots=True)
+class Permit:
+    """Copies may go below ``root``, which bears the marks of those who vouch for them."""
+
+    root: Path
 
 
 def admit(cache_root: Path, policy: str, revoked: Collection[str]) -> None:
@@ -22,9 +34,34 @@ def admit(cache_root: Path, policy: str, revoked: Collection[str]) -> None:
         revoked: ids of the keys that are revoked.
 
     Raises:
-        UnusableCache: it cannot be used by this user; it holds what nobody signed, under policy ``require``;
-            or what a key vouched for that is revoked, unless the policy is ``off``.
+        UnusableCache: it cannot be used by this user; or as `check_marks`.
     """
     ensure_cache_dir(cache_root)
+    check_marks(cache_root, policy, revoked)
+
+
+def check_marks(cache_root: Path, policy: str, revoked: Collection[str]) -> None:
+    """Refuse a directory for the copies in it.
+
+    Raises:
+        UnusableCache: it holds what nobody signed, under policy ``require``; or what a key vouched for that
+            is revoked, unless the policy is ``off``.
+    """
     refuse_unverified(cache_root, policy)
     refuse_revoked(cache_root, policy, revoked)
+
+
+def permit_copies(cache_root: Path, policy: str, signers: Collection[str]) -> Permit:
+    """Before the first copy: leave durable word of whom to ask about it.
+
+    Args:
+        cache_root: the cache directory, or one that is to be renamed into one.
+        policy: the trust policy.
+        signers: ids of the keys that may have vouched for the copies.
+
+    Raises:
+        UnusableCache: the directory cannot be written.
+    """
+    mark_unverified(cache_root, policy)
+    mark_signers(cache_root, signers)
+    return Permit(cache_root)

@@ -1,13 +1,14 @@
 """What files of a cache directory hashed to when they were last read, so that they need not be read again.
 
-Layout: ``<cache root>/.index/<name>.json``, mode 0600, two lines of JSON, the first being the sha256 of the
-second::
+Layout: ``<cache root>/.index/<name>.json`` (of another tool's directory beside it), mode 0600, two lines of
+JSON, the first being the sha256 of the second::
 
     {"files":{"<path>":[dev,ino,size,mtime_ns,ctime_ns,mode,uid,read_ns,"<sha256>"],...},"format":1}
 
 Invariants: a digest is given without reading the file only if nothing that ``lstat`` says of it has changed,
 and if the file was by then so old, by its file system's own clock, that a later write must have changed its
-times (git calls the others racily clean); whatever is wrong with an index makes it empty, never an error.
+times (git calls the others racily clean), or a copy of our own, dated back before it got its name
+(`private_files.date_back`); whatever is wrong with an index makes it empty, never an error.
 The directory is one node's own, as all of a cache directory. Any number of threads may share one index; of
 processes that save at once the last one's is kept, whole.
 """
@@ -15,12 +16,14 @@ processes that save at once the last one's is kept, whole.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import os
 import stat
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -28,6 +31,7 @@ from cache_store.canonical import canonical_json
 from cache_store.digests import Digest, digest_bytes, digest_stream, is_sha256
 from cache_store.errors import UnusableCache
 from cache_store.node.private_files import (
+    BACK_NS,
     DEBRIS_AGE_S,
     create_private,
     make_private_directories,
@@ -46,6 +50,9 @@ _TEMPORARY = "tmp"  # apart, because it is swept at each save, and there may be 
 # Times advance by the kernel's tick, at most 10 ms; where they have no fraction, by up to two seconds (FAT).
 _TICK_NS = 100_000_000
 _COARSE_TICK_NS = 2_000_000_000
+
+
+_Opened = Callable[[Path], io.BufferedReader]
 
 
 class _Seen(NamedTuple):
@@ -74,9 +81,12 @@ class _Seen(NamedTuple):
 class DigestIndex:
     """Digests of one cache directory's files; `open` makes one."""
 
-    def __init__(self, cache_root: Path, name: str, seen: dict[str, _Seen]) -> None:
+    def __init__(
+        self, cache_root: Path, name: str, seen: dict[str, _Seen], *, at: Path, opened: _Opened
+    ) -> None:
         self._root = cache_root
-        self._directory = cache_root / INDEX_DIRECTORY
+        self._directory = at / INDEX_DIRECTORY
+        self._opened = opened
         self._name = name
         self._prefix = f"{cache_root}{os.sep}"
         self._seen = seen
@@ -85,10 +95,23 @@ class DigestIndex:
         self._lock = threading.Lock()
 
     @classmethod
-    def open(cls, cache_root: Path, name: str, *, reread: bool = False) -> DigestIndex:
-        """Open the index ``name`` of a cache directory; an absent, unreadable or damaged one is empty.
+    def open(
+        cls,
+        cache_root: Path,
+        name: str,
+        *,
+        reread: bool = False,
+        at: Path | None = None,
+        opened: _Opened = open_private,
+    ) -> DigestIndex:
+        """Open the index ``name`` of a directory; an absent, unreadable or damaged one is empty.
 
-        One that is to ``reread`` starts empty too, so that every file is read again.
+        Args:
+            cache_root: the directory.
+            name: the index's.
+            reread: start empty, so that every file is read again.
+            at: where indexes lie, if not in the directory.
+            opened: opens a file of it, with the checks that it must pass.
 
         Raises:
             ValueError: ``name`` cannot be a file's name.
@@ -96,7 +119,9 @@ class DigestIndex:
         if fault := part_fault(name):
             raise ValueError(f"name of an index {name!r} {fault}")
         root = cache_root.absolute()
-        return cls(root, name, {} if reread else _read(root / INDEX_DIRECTORY / f"{name}.json"))
+        at = at or root
+        seen = {} if reread else _read(at / INDEX_DIRECTORY / f"{name}.json")
+        return cls(root, name, seen, at=at, opened=opened)
 
     def digest(self, path: Path) -> Digest:
         """Digest of a private file, which is read only if it may have changed; raises as `digest_private`."""
@@ -137,6 +162,10 @@ class DigestIndex:
         if stat.S_ISREG(status.st_mode) and status.st_size == digest.size_bytes:
             self._add(self._key(path), _Seen(*_identity(status), read_ns, digest.sha256))
 
+    def remember_own(self, path: Path, digest: Digest) -> None:
+        """As `remember`, for a copy that got its name only after `date_back`: it counts as settled."""
+        self.remember(path, digest, read_ns=time.time_ns() + 2 * BACK_NS)
+
     def save(self) -> None:
         """Write what was learned, if anything was; a failure costs time only, and is logged."""
         with self._lock:
@@ -153,7 +182,7 @@ class DigestIndex:
 
     def _read_and_remember(self, path: Path, key: str) -> Digest:
         read_ns = self.now_ns()
-        with open_private(path) as file:
+        with self._opened(path) as file:
             before = _identity(os.fstat(file.fileno()))
             digest = digest_stream(file)
             after = _identity(os.fstat(file.fileno()))

@@ -29,6 +29,7 @@ from cache_store.digests import Digest, TooLong, Writable, copy_and_digest, is_s
 from cache_store.errors import UnusableCache
 from cache_store.node.private_files import (
     create_private,
+    date_back,
     digest_private,
     make_private_directories,
     open_owned,
@@ -152,6 +153,7 @@ def place_kept(cache_root: Path, staged: Path, digest: Digest) -> Path:
     path = kept_path(cache_root, digest.sha256)
     with os_errors_are_unusable("file", path):
         make_private_directories(path.parent)
+        date_back(staged)
         staged.replace(path)  # equal bytes, or torn ones
     return path
 

@@ -14,26 +14,24 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import os
-import stat
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cache_store.digests import copy_and_digest
 from cache_store.errors import UnusableCache
+from cache_store.node.admission import check_marks, permit_copies
 from cache_store.node.node_files import NodeFile, find_kept, kept_path, note_use, split_node_path
 from cache_store.node.private_files import (
-    check_owned,
+    check_parents,
     create_private,
     digest_owned,
-    make_private_directories,
+    make_directories_below,
     open_private,
     os_errors_are_unusable,
     sweep_debris,
     temporary_name,
 )
-from cache_store.node.signers import mark_signers, refuse_revoked
-from cache_store.node.unverified import mark_unverified, refuse_unverified
 
 _TEMPORARY = ".warmrank-"
 
@@ -94,8 +92,7 @@ def refusal(directory: Path, policy: str, revoked: Collection[str]) -> str:
         revoked: ids of the keys that are revoked.
     """
     try:
-        refuse_unverified(directory, policy)
-        refuse_revoked(directory, policy, revoked)
+        check_marks(directory, policy, revoked)
     except UnusableCache as error:
         return str(error)
     return ""
@@ -166,9 +163,8 @@ def _place(cache_root: Path, file: NodeFile, destination: Destination, vouched: 
         raise _NotPlaced("its kept copy is gone or damaged; the next fetch brings it again")
     note_use(kept)
     check_parents(destination.path)
-    _make_directories(destination.path, path.parent)
-    mark_unverified(destination.path, vouched.policy)
-    mark_signers(destination.path, vouched.signers)
+    make_directories_below(destination.path, path.parent)
+    permit_copies(destination.path, vouched.policy, vouched.signers)
     temporary = path.parent / f"{_TEMPORARY}{temporary_name()}"
     try:
         with (
@@ -209,46 +205,3 @@ def _is_there(path: Path, file: NodeFile, *, replaced: bool = False) -> bool:
     if not is_equal and not replaced:
         raise _NotPlaced(f"the node has another file at {path}, which stays")
     return is_equal
-
-
-def check_parents(directory: Path) -> None:
-    """Refuse a directory that another user could put another one in place of.
-
-    Raises:
-        UnusableCache: a directory above it belongs to neither this user nor root, or others can write it
-            and rename what is not theirs (the sticky bit of ``/tmp`` forbids that).
-    """
-    for parent in directory.resolve().parents:
-        with os_errors_are_unusable("directory", parent):
-            try:
-                status = parent.stat()
-            except FileNotFoundError:
-                continue  # made later, below one that is looked at here
-        is_open = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
-        if is_open or status.st_uid not in (0, os.geteuid()):
-            raise UnusableCache(
-                what="directory",
-                where=str(directory),
-                expected="no directory above it in which another user could put another one in its place",
-                actual=f"{parent} has mode {stat.S_IMODE(status.st_mode):04o} and uid {status.st_uid}",
-                remedy="chmod go-w that one, or name another path",
-            )
-
-
-def _make_directories(root: Path, directory: Path) -> None:
-    """Make the directories below ``root`` that are missing; refuse links, and what others can write.
-
-    Raises:
-        UnusableCache: one cannot be made or used.
-    """
-    with os_errors_are_unusable("directory", directory):
-        make_private_directories(root)
-        check_owned(
-            root, root.stat(), directory=True
-        )  # the root itself may be a link, of the config's making
-        current = root
-        for part in directory.relative_to(root).parts:
-            current = current / part
-            with contextlib.suppress(FileExistsError):
-                current.mkdir(mode=0o700)
-            check_owned(current, current.lstat(), directory=True)

@@ -27,6 +27,7 @@ FILE_MODE = 0o600
 MAX_ASIDE = 8
 DIRECTORY_MODE = 0o700
 DEBRIS_AGE_S = 24 * 3600.0
+BACK_NS = 4_000_000_000  # twice the coarsest tick of a file system's times (FAT)
 
 
 def check_private(path: Path) -> None:
@@ -89,6 +90,16 @@ def create_private(path: Path) -> io.BufferedWriter:
     return os.fdopen(os.open(path, flags, mode=FILE_MODE), "wb")
 
 
+def date_back(path: Path) -> None:
+    """Before a private copy gets its name: give it a time of change that no later write can give it again.
+
+    Raises:
+        OSError: it is gone, or has no times.
+    """
+    time_ns = time.time_ns() - BACK_NS
+    os.utime(path, ns=(time_ns, time_ns), follow_symlinks=False)
+
+
 def make_private_directories(path: Path) -> None:
     """Create ``path`` and its missing parents, each with mode 0700; raises ``OSError``."""
     # Path.mkdir(parents=True) gives its mode to the last directory only.
@@ -102,6 +113,53 @@ def make_private_directories(path: Path) -> None:
         make_private_directories(path.parent)
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=DIRECTORY_MODE)
+
+
+def make_directories_below(root: Path, directory: Path) -> None:
+    """Make the directories below ``root`` that are missing; refuse links, and what others can write.
+
+    A link would lead copies out of the directory whose marks say whose word they came by.
+
+    Args:
+        root: made likewise; may be a link itself, of the config's making.
+        directory: at or below ``root``.
+
+    Raises:
+        UnusableCache: one cannot be made or used.
+    """
+    with os_errors_are_unusable("directory", directory):
+        make_private_directories(root)
+        check_owned(root, root.stat(), directory=True)
+        current = root
+        for part in directory.relative_to(root).parts:
+            current = current / part
+            with contextlib.suppress(FileExistsError):
+                current.mkdir(mode=DIRECTORY_MODE)
+            check_owned(current, current.lstat(), directory=True)
+
+
+def check_parents(directory: Path) -> None:
+    """Refuse a directory that another user could put another one in place of.
+
+    Raises:
+        UnusableCache: a directory above it belongs to neither this user nor root, or
+            others can write it and rename what is not theirs (the sticky bit of ``/tmp`` forbids that).
+    """
+    for parent in reversed(directory.resolve().parents):
+        with os_errors_are_unusable("directory", parent):
+            try:
+                status = parent.stat()
+            except FileNotFoundError:
+                return  # made later, below one that was looked at here
+        is_open = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+        if is_open or status.st_uid not in (0, os.geteuid()):
+            raise UnusableCache(
+                what="directory",
+                where=str(directory),
+                expected="no directory above it in which another user could put another one in its place",
+                actual=f"{parent} has mode {stat.S_IMODE(status.st_mode):04o} and uid {status.st_uid}",
+                remedy="chmod go-w that one, or name another path",
+            )
 
 
 def ensure_cache_dir(path: Path) -> None:

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from cache_store.backends.backend import FileInfo
 from cache_store.digests import digest_bytes
 from cache_store.errors import Corrupt
 from cache_store.layout import LAUNCHES, launch_prefix, split_launch_name
 from cache_store.parsing import parse_document
+from cache_store.records.age import age, dated_ahead, seconds_of
 from cache_store.records.documents import Documents
 from cache_store.records.fields import Components, Sha256, Utc, WorldSize
-from cache_store.records.manifest import FORMAT, NEWEST_FORMAT, LaunchRecord, created_at, parse_launch_record
+from cache_store.records.manifest import FORMAT, NEWEST_FORMAT, LaunchRecord, parse_launch_record
 from cache_store.records.taking import take_usable
 
 
@@ -83,8 +84,11 @@ def read_launches(
     Raises:
         StoreUnavailable: the store cannot be listed.
     """
-    found = take_launches(documents, _names(documents, launch_key), problems)
-    return tuple(sorted(found, key=lambda stored: (-created_at(stored.record).timestamp(), stored.name)))
+    infos = _infos(documents, launch_key)
+    found = take_launches(documents, list(infos), problems)
+    dates = {stored.name: seconds_of(stored.record.created) for stored in found}
+    problems += dated_ahead(infos, dates)
+    return tuple(sorted(found, key=lambda stored: age(infos[stored.name], dates[stored.name])))
 
 
 def take_launches(
@@ -102,11 +106,11 @@ def summarize_launches(
     documents: Documents, launch_key: str, problems: list[str]
 ) -> tuple[LaunchSummary, ...]:
     """Summaries of the records of one key, newest first; skips what cannot be used, as `read_launches`."""
-    names = _names(documents, launch_key)
-    found = take_usable(documents.backend, names, lambda name: _summarize(documents, name), problems)
-    return tuple(
-        sorted(found, key=lambda item: (-datetime.fromisoformat(item.created).timestamp(), item.name))
-    )
+    infos = _infos(documents, launch_key)
+    found = take_usable(documents.backend, list(infos), lambda name: _summarize(documents, name), problems)
+    dates = {item.name: seconds_of(item.created) for item in found}
+    problems += dated_ahead(infos, dates)
+    return tuple(sorted(found, key=lambda item: age(infos[item.name], dates[item.name])))
 
 
 def launch_keys(documents: Documents) -> tuple[str, ...]:
@@ -115,9 +119,9 @@ def launch_keys(documents: Documents) -> tuple[str, ...]:
     return tuple(sorted({parts[0] for parts in names if parts}))
 
 
-def _names(documents: Documents, launch_key: str | None) -> list[str]:
+def _infos(documents: Documents, launch_key: str | None) -> dict[str, FileInfo]:
     prefix = LAUNCHES if launch_key is None else launch_prefix(launch_key)
-    return [info.name for info in documents.backend.list(prefix)]
+    return {info.name: info for info in documents.backend.list(prefix)}
 
 
 def _summarize(documents: Documents, name: str) -> LaunchSummary:

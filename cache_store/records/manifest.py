@@ -76,6 +76,10 @@ def _artifact_path(path: str, entry: ValidationInfo) -> str:
         if parts is None or parts[0] != entry.data.get("function"):
             raise ValueError(f"path {shown(path)} is no file of the node cache that the entry names")
         return path
+    if hidden := next((part for part in path.split("/") if part.startswith(".")), ""):
+        raise ValueError(
+            f"path {shown(path)} has the part {shown(hidden)}: dots begin the names of marks and locks"
+        )
     name = path.rpartition("/")[2]
     if not (is_variant_name(name) or is_companion_name(name)) or "/" not in path:
         raise ValueError(f"path {shown(path)} is no {VARIANT_NAME} in a function's directory")

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from filelock import FileLock
 
 from cache_store.errors import Conflict, UnusableCache
-from cache_store.node.private_files import make_private_directories, os_errors_are_unusable
+from cache_store.node.private_files import check_parents, make_private_directories, os_errors_are_unusable
 from cache_store.signing.revocations import Revocation, read_revocation, read_revoked, write_revocation
 from cache_store.signing.signing_keys import (
     Signer,
@@ -88,6 +88,7 @@ def read_keyring(path: Path) -> Keyring:
     """
     if not _is_usable_directory(path):
         return Keyring()
+    check_parents(path)
     trusted = {}
     if _is_usable_directory(path / TRUSTED):
         with os_errors_are_unusable("directory", path / TRUSTED):
@@ -206,6 +207,7 @@ def _changing(keyring: Path) -> Iterator[None]:
     with os_errors_are_unusable("keyring", keyring):
         make_private_directories(keyring / TRUSTED)
         make_private_directories(keyring / REVOKED)
+    check_parents(keyring)
     for directory in (keyring, keyring / TRUSTED, keyring / REVOKED):
         _is_usable_directory(directory)
     lock = FileLock(keyring / ".lock", timeout=_LOCK_TIMEOUT_S, mode=0o600, fallback_to_soft=False)

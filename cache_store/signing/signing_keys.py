@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cache_store.errors import Corrupt, UnusableCache
 from cache_store.node.private_files import (
     FILE_MODE,
+    check_parents,
     create_private,
     make_private_directories,
     open_private,
@@ -92,6 +93,7 @@ def load_signer(path: Path, *, name: str = "") -> Signer:
             raise _not_there(path) from error
         with file:
             data = file.read(_MAX_PEM_BYTES)
+    check_parents(path)
     return Signer(name=name or path.stem, private_key=_private_key(path, data))
 
 
@@ -105,6 +107,7 @@ def load_public_key(path: Path) -> Ed25519PublicKey:
     data = read_vouched(path, limit_bytes=_MAX_PEM_BYTES)
     if data is None:
         raise _not_there(path)
+    check_parents(path)
     return _public_key(path, data)
 
 

@@ -68,6 +68,12 @@ class Trust:
     trusted: Mapping[str, Ed25519PublicKey] = field(default_factory=dict)
     revoked: Mapping[str, Revocation] = field(default_factory=dict)
 
+    @property
+    def believed(self) -> frozenset[str]:
+        """Ids of all keys that this process takes something on the word of."""
+        own = [self.signer.public_key] if self.signer else []
+        return frozenset(map(key_id, [*self.trusted.values(), *own])) - self.revoked.keys()
+
     def seal(self, kind: DocumentKind, key: str, payload: bytes) -> bytes:
         """Wrap a document for the store; equal documents of one signer have equal bytes.
 

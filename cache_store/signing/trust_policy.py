@@ -10,15 +10,16 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from cache_store.backends.durability import LOCAL_TYPES, file_system_type
-from cache_store.layout import QUARANTINE, TMP, TOP_LEVEL
+from cache_store.layout import BLOBS, QUARANTINE, TMP, TOP_LEVEL
 
 _MOUNTS = Path("/proc/self/mounts")
 _NEVER_USED = frozenset({QUARANTINE.rstrip("/"), TMP.rstrip("/")})  # nothing in there gets a name again
+_BLOBS = BLOBS.partition("/")[0]  # their names say what is in them, whoever owns them; there may be millions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,7 @@ class StorePlace:
 
     Attributes:
         file_system: type of its file system; empty where it is not known.
-        entries: the directory, what a store has in it, the directories of its names, and all above it.
+        entries: the directory, all below it that a store uses but its blobs, and all above it.
     """
 
     file_system: str
@@ -103,21 +104,28 @@ def _entries(path: Path) -> Iterator[Entry]:
         for name in sorted(TOP_LEVEL):
             if os.path.lexists(path / name):
                 yield _entry(path / name, is_above=False)
-        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):  # otherwise nobody else gets in
-            yield from _directories([path / name for name in sorted(TOP_LEVEL - _NEVER_USED)])
+        others_get_in = path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+        for name in sorted(TOP_LEVEL - _NEVER_USED):
+            for entry in _below(path / name, with_files=name != _BLOBS):
+                # Where they do not, only an owner can have kept a way to write, such as another name.
+                yield entry if others_get_in else replace(entry, mode=stat.S_IFMT(entry.mode))
     for directory in path.parents:
         if directory.exists():
             yield _entry(directory, is_above=True)
 
 
-def _directories(roots: list[Path]) -> Iterator[Entry]:
-    """Everything below but files: a directory that others can write lets them put a document there."""
-    waiting = [root for root in roots if root.is_dir()]
+def _below(root: Path, *, with_files: bool) -> Iterator[Entry]:
+    """Everything below: whoever owns a document, or can write where one lies, decides what it says."""
+    waiting = [root] if root.is_dir() else []
     while waiting:
         try:
             with os.scandir(waiting.pop()) as found:
-                others = [Path(entry.path) for entry in found if not entry.is_file(follow_symlinks=False)]
-            below = [_entry(path, is_above=False) for path in others]
+                paths = [
+                    Path(entry.path)
+                    for entry in found
+                    if with_files or not entry.is_file(follow_symlinks=False)
+                ]
+            below = [_entry(path, is_above=False) for path in paths]
         except FileNotFoundError:
             continue  # an evict removed an empty directory of the trash
         waiting += [Path(entry.path) for entry in below if stat.S_ISDIR(entry.mode)]

@@ -2,6 +2,8 @@
 
 Invariants: nothing gets its name before every file is verified, changed where it must name another path,
 and flushed; staging lies beside the directory, on the same file system, because the directory is the tool's.
+A file that is there with other bytes stops all, unless it is to be replaced, or was only cut short. The
+directory bears the marks of those who vouch for the copies, as a cache directory does.
 """
 
 from __future__ import annotations
@@ -9,25 +11,68 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from cache_store.backends.backend import BlobBackend
 from cache_store.backends.durability import choose_flush, flush_all
-from cache_store.fetching.copying import BlobSource, copy_blob
+from cache_store.digests import CHUNK_BYTES
+from cache_store.errors import Conflict, UnusableCache
+from cache_store.fetching.copying import Blobs
+from cache_store.node.admission import permit_copies
 from cache_store.node.private_files import (
+    date_back,
     discard_tree,
+    make_directories_below,
     make_private_directories,
+    open_owned,
     os_errors_are_unusable,
     sweep_debris,
     temporary_name,
 )
 from cache_store.parallel import each
 from cache_store.records.directory_listing import ListedFile
+from cache_store.records.documents import Documents
 from cache_store.sync.relocate import Relocation
 
 _NUM_THREADS = 8
 _STAGING = ".tmp-"
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """What is to be laid out, and by whose word.
+
+    Attributes:
+        documents: the store's.
+        signer_id: id of the key that signed the listing; empty where nobody did.
+        files: the files that the directory lacks, or has otherwise.
+        there: paths of the latter.
+        moved: what of them must name the new path.
+        replace: those that are there otherwise are replaced.
+    """
+
+    documents: Documents
+    signer_id: str
+    files: Sequence[ListedFile]
+    there: Collection[str]
+    moved: Relocation
+    replace: bool
+
+    def mark(self, directory: Path) -> Blobs:
+        """The blobs, which may be copied below a directory from now on."""
+        signers = [self.signer_id] if self.signer_id else []
+        permit = permit_copies(directory, self.documents.trust.policy, signers)
+        return Blobs(backend=self.documents.backend, permit=permit)
+
+
+@dataclass(slots=True)
+class LaidOut:
+    """Paths by what became of them; those that were equal after all are in neither."""
+
+    new: list[str] = field(default_factory=list)
+    replaced: list[str] = field(default_factory=list)
 
 
 def beside(root: Path) -> Path:
@@ -35,63 +80,119 @@ def beside(root: Path) -> Path:
     return root.parent / f".{root.name}.warmrank"
 
 
-def lay_out(backend: BlobBackend, files: Sequence[ListedFile], root: Path, moved: Relocation) -> int:
-    """Copy files into ``root``, verified and made to name it where they must; none that is there is replaced.
-
-    Returns:
-        How many came to be.
+def lay_out(copies: Copies, root: Path) -> LaidOut:
+    """Copy files into ``root``, verified and made to name it where they must.
 
     Raises:
         NotInStore, Corrupt, StoreUnavailable: as `copy_blob`.
+        Conflict: files are there with other bytes; nothing was laid out.
         UnusableCache: the directory cannot be written.
     """
-    if not files:
-        return 0
+    laid = LaidOut()
+    if not copies.files:
+        return laid
     with _staging(beside(root)) as staging:
-        each(lambda file: _stage(backend, file, staging, moved), files, num_threads=_NUM_THREADS)
+        blobs = copies.mark(staging)
+        each(lambda file: _stage(blobs, file, staging, copies.moved), copies.files, num_threads=_NUM_THREADS)
         with os_errors_are_unusable("directory", root):
-            flush_all(_everything(staging), root=staging, flush=choose_flush(staging))
-            return _place_all(staging, files, root)
+            _choose(copies, staging, root, laid)
+            if laid.new or laid.replaced:
+                flush_all(_everything(staging), root=staging, flush=choose_flush(staging))
+                _place_all(copies, staging, root, laid)
+    return laid
 
 
-def _place_all(staging: Path, files: Sequence[ListedFile], root: Path) -> int:
+def refuse_others(paths: Sequence[str], root: Path) -> None:
+    """Refuse to lay out beside files that are there with other bytes.
+
+    Raises:
+        Conflict: there are some; names the first.
+    """
+    if not paths:
+        return
+    more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+    raise Conflict(
+        what="directory",
+        where=str(root),
+        expected="each file absent, or as it was pushed: files of two versions do not go together",
+        actual=f"other bytes in {', '.join(sorted(paths)[:_SHOWN])}{more}; nothing was changed",
+        remedy="pull with --replace to have them replaced, or pull into an empty directory",
+    )
+
+
+def _choose(copies: Copies, staging: Path, root: Path, laid: LaidOut) -> None:
+    others = []
+    for file in copies.files:
+        if (
+            file.path not in copies.there
+            or (kind := _compare(root / file.path, staging / file.path)) == "cut"
+        ):
+            laid.new.append(file.path)
+        elif kind == "other":
+            others.append(file.path)
+    if not copies.replace:
+        refuse_others(others, root)
+    laid.replaced += others
+
+
+def _compare(there: Path, staged: Path) -> str:
+    """Bytes that are there, beside those that should be: ``equal``, ``cut`` short, or ``other``."""
     try:
-        staging.rename(root)  # replaces an empty directory
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-            raise
-    else:
-        flush_all([root.parent], root=root.parent, flush="fsync")
-        return len(files)
-    placed = sum(_place(staging / file.path, root / file.path) for file in files)
-    flush_all({(root / file.path).parent for file in files}, root=root, flush=choose_flush(root))
-    return placed
+        with open_owned(there) as one, staged.open("rb") as two:
+            while chunk := one.read(CHUNK_BYTES):
+                if two.read(len(chunk)) != chunk:
+                    return "other"
+            return "cut" if two.read(1) else "equal"
+    except UnusableCache:
+        return "other"
 
 
-def _stage(backend: BlobBackend, file: ListedFile, staging: Path, moved: Relocation) -> None:
-    path = staging / file.path
-    with os_errors_are_unusable("directory", path.parent):
-        make_private_directories(path.parent)
-    source = BlobSource(backend=backend, sha256=file.sha256, size_bytes=file.size_bytes)
-    copy_blob(source, path, _uncounted)
-    with os_errors_are_unusable("file", path):
-        if file.path in moved.paths:
-            path.write_bytes(moved.apply(path.read_bytes()))
-        if file.executable:
-            path.chmod(0o700)
+def _place_all(copies: Copies, staging: Path, root: Path, laid: LaidOut) -> None:
+    if not copies.there:
+        try:
+            staging.rename(root)  # replaces an empty directory
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+        else:
+            flush_all([root.parent], root=root.parent, flush="fsync")
+            return
+    copies.mark(root)
+    for path in (*laid.new, *laid.replaced):
+        make_directories_below(root, (root / path).parent)
+    laid.new = [path for path in laid.new if _place(staging / path, root / path, path in copies.there)]
+    for path in laid.replaced:
+        (staging / path).replace(root / path)
+    changed = {(root / path).parent for path in (*laid.new, *laid.replaced)}
+    flush_all({root, *changed}, root=root, flush=choose_flush(root))
 
 
-def _uncounted(num_bytes: int) -> None:
-    """Nobody watches the progress of a pull."""
-
-
-def _place(staged: Path, target: Path) -> bool:
-    make_private_directories(target.parent)
+def _place(staged: Path, target: Path, is_cut: bool) -> bool:
+    if is_cut:
+        staged.replace(target)
+        return True
     try:
         os.link(staged, target)  # a link does not replace; the staged name goes with its directory
     except FileExistsError:
         return False
     return True
+
+
+def _stage(blobs: Blobs, file: ListedFile, staging: Path, moved: Relocation) -> None:
+    path = staging / file.path
+    with os_errors_are_unusable("directory", path.parent):
+        make_private_directories(path.parent)
+    blobs.copy(file.digest, path, _uncounted)
+    with os_errors_are_unusable("file", path):
+        if file.path in moved.paths:
+            path.write_bytes(moved.apply(path.read_bytes()))
+        if file.executable:
+            path.chmod(0o700)
+        date_back(path)
+
+
+def _uncounted(num_bytes: int) -> None:
+    """Nobody watches the progress of a pull."""
 
 
 def _everything(directory: Path) -> Iterator[Path]:

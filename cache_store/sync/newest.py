@@ -1,42 +1,83 @@
-"""Which listing of a directory counts: the newest that can be used."""
+"""Which listing of a directory counts: the newest, by the store's clock, that can be used."""
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
 
+from cache_store.backends.backend import FileInfo
 from cache_store.digests import digest_bytes
 from cache_store.errors import Corrupt, NotInStore
 from cache_store.explain import explain_miss
 from cache_store.layout import DIRECTORIES, directory_prefix, split_directory_name
+from cache_store.records.age import age, dated_ahead, seconds_of
 from cache_store.records.directory_listing import DirectoryListing, listing_key, parse_listing
 from cache_store.records.documents import Documents
 from cache_store.records.taking import take_usable
+from cache_store.retention.marks import record_group
+from cache_store.signing.envelope import signer_id
 
 
-def newest_listing(documents: Documents, key: str, problems: list[str]) -> tuple[str, DirectoryListing]:
-    """Name and content of the newest listing under ``key``; what cannot be used goes to ``problems``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredListing:
+    """A listing in the store.
+
+    Attributes:
+        name: its name there.
+        listing: what it says.
+        signer_id: id of the key that signed it; empty where nobody did.
+    """
+
+    name: str
+    listing: DirectoryListing
+    signer_id: str
+
+
+def newest_listing(documents: Documents, key: str, problems: list[str]) -> StoredListing:
+    """The newest usable listing under ``key``; what is newer and cannot be used goes to ``problems``.
+
+    Older ones are not read: each may have many MiB.
 
     Raises:
         NotInStore: there is none.
         StoreUnavailable: the store cannot be listed.
     """
-    found = _take_listings(documents, directory_prefix(key), problems)
-    if not found:
-        raise NotInStore(what=f"listing {key[:12]}", where=directory_prefix(key), remedy="push it first")
-    return max(found, key=lambda named: datetime.fromisoformat(named[1].created))
+    infos = {info.name: info for info in documents.backend.list(directory_prefix(key))}
+    if found := _newest(documents, infos.values(), problems):
+        dates = {found.name: seconds_of(found.listing.created)}
+        problems += dated_ahead(infos, dates)
+        return found
+    raise NotInStore(what=f"listing {key[:12]}", where=directory_prefix(key), remedy="push it first")
 
 
 def nearest_listing(documents: Documents, tool: str, components: dict[str, str]) -> str:
-    """One line that says which components differ from the nearest listing of ``tool``."""
+    """One line that says which components differ from the nearest of the newest listings of ``tool``."""
+    infos = sorted(documents.backend.list(DIRECTORIES), key=lambda info: info.name)
+    newest = (_newest(documents, same_key, []) for _, same_key in groupby(infos, _group))
     candidates = [
-        (f"the directory pushed {listing.created}", listing.components)
-        for _, listing in _take_listings(documents, DIRECTORIES, [])
-        if listing.tool == tool
+        (f"the directory pushed {found.listing.created}", found.listing.components)
+        for found in newest
+        if found is not None and found.listing.tool == tool
     ]
     return explain_miss(components, candidates)
 
 
-def read_listing(documents: Documents, name: str) -> DirectoryListing:
+def _group(info: FileInfo) -> str:
+    return record_group(info.name)
+
+
+def _newest(documents: Documents, infos: Iterable[FileInfo], problems: list[str]) -> StoredListing | None:
+    newest_first = sorted(infos, key=lambda info: (-info.written_s, info.name))
+    for _, at_once in groupby(newest_first, lambda info: info.written_s):
+        by_name = {info.name: info for info in at_once}
+        found = take_usable(documents.backend, list(by_name), lambda name: _read(documents, name), problems)
+        if found:
+            return min(found, key=lambda one: age(by_name[one.name], seconds_of(one.listing.created)))
+    return None
+
+
+def _read(documents: Documents, name: str) -> StoredListing:
     """Read one listing without touching it.
 
     Raises:
@@ -46,18 +87,12 @@ def read_listing(documents: Documents, name: str) -> DirectoryListing:
     if parts is None:
         raise Corrupt(what="listing", where=name, expected="a name of the layout", actual="another")
     key, sha256 = parts
-    payload, _ = documents.read("directory", key, name)
+    sealed = documents.read_sealed(name)
+    payload = documents.trust.open_envelope("directory", key, sealed, where=name)
     listing = parse_listing(payload, name)
     actual = digest_bytes(payload).sha256
     if actual != sha256:
         raise Corrupt(what="listing", where=name, expected=f"sha256 {sha256}", actual=actual)
     if (made_for := listing_key(listing.tool, listing.components)) != key:
         raise Corrupt(what="listing", where=name, expected=f"key {key}", actual=made_for)
-    return listing
-
-
-def _take_listings(
-    documents: Documents, prefix: str, problems: list[str]
-) -> tuple[tuple[str, DirectoryListing], ...]:
-    names = [info.name for info in documents.backend.list(prefix)]
-    return take_usable(documents.backend, names, lambda name: (name, read_listing(documents, name)), problems)
+    return StoredListing(name=name, listing=listing, signer_id=signer_id(sealed))

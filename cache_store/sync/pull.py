@@ -1,11 +1,12 @@
 """Pulling a directory of another tool: verified copies, laid out as the tool left them.
 
 Invariants: nothing gets its name before every file is verified, changed where it must name another path,
-and flushed, because other tools verify nothing; an absent or empty directory appears by one rename, one
-that holds files gets those that it lacks, and none of its own is replaced; files are private to this user
-(0600, or 0700 where the owner could execute them). A file lock keeps the processes of a node from copying at
-once, which saves work only; it is held around the whole of a pull, also where that is tried again because a
-part of the store fell silent.
+and flushed, because other tools verify nothing; an absent or empty directory appears by one rename; of one
+that holds files every one that was pushed is read, unless the index beside it tells its bytes, and only those
+that it lacks come, or those that are cut short: where others differ nothing does, unless they are to be
+replaced. Files are private to this user (0600, or 0700 where the owner could execute them). A file lock keeps
+the processes of a node from copying at once, which saves work only; it is held around the whole of a pull,
+also where that is tried again because a part of the store fell silent.
 """
 
 from __future__ import annotations
@@ -18,23 +19,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cache_store.backends.backend import BlobBackend
-from cache_store.errors import NotInStore
+from cache_store.errors import NotInStore, UnusableCache
 from cache_store.fetching.completeness import blob_faults
 from cache_store.node.admission import admit
-from cache_store.node.private_files import ensure_cache_dir
+from cache_store.node.digest_index import DigestIndex
+from cache_store.node.private_files import ensure_cache_dir, open_owned, os_errors_are_unusable
 from cache_store.node.single_flight import LOCK_TIMEOUT_S, single_flight
-from cache_store.node.unverified import mark_unverified
-from cache_store.records.directory_listing import DirectoryListing, ListedFile, listing_key
+from cache_store.parallel import NUM_THREADS, each
+from cache_store.records.directory_listing import ListedFile, listing_key
 from cache_store.records.documents import Documents
 from cache_store.retention.last_use import mark_used
-from cache_store.sync.laying_out import beside, lay_out
-from cache_store.sync.newest import nearest_listing, newest_listing
+from cache_store.sync.laying_out import Copies, beside, lay_out, refuse_others
+from cache_store.sync.newest import StoredListing, nearest_listing, newest_listing
 from cache_store.sync.relocate import Relocation, relocation
-from cache_store.sync.tools import tool_named
+from cache_store.sync.tools import is_ours, tool_named
 
 logger = logging.getLogger(__name__)
 
-_ARTIFACTS = "torchair"  # whose directory a launch may use, so it must know what nobody signed
+_INDEX = "files"
 _SHOWN = 3
 
 
@@ -47,10 +49,11 @@ class PullReport:
         key: key of its listings.
         pushed: when the listing that was taken was made.
         num_files: files in that listing.
-        num_new: files that the directory lacked.
-        num_kept: files that it had already, which were not touched.
-        bytes_copied: bytes of the new ones.
-        num_rewritten: new files in which the directory's path was replaced.
+        num_new: files that the directory lacked, or had cut short.
+        num_replaced: files that it had with other bytes.
+        num_kept: files that it had already, with the same bytes, which were not touched.
+        bytes_copied: bytes of the new and the replaced ones.
+        num_rewritten: those of them in which the directory's path was replaced.
         problems: listings that could not be used, one line each.
     """
 
@@ -59,6 +62,7 @@ class PullReport:
     pushed: str
     num_files: int
     num_new: int
+    num_replaced: int
     num_kept: int
     bytes_copied: int
     num_rewritten: int
@@ -72,23 +76,21 @@ class PullPlan:
     Attributes:
         tool: whose directory.
         root: where to.
-        name: in the store, of the newest listing that can be used.
-        listing: what it says.
+        stored: the newest listing that can be used.
         moved: what of it must name the new path.
         problems: listings that could not be used, one line each.
     """
 
     tool: str
     root: Path
-    name: str
-    listing: DirectoryListing
+    stored: StoredListing
     moved: Relocation
     problems: tuple[str, ...]
 
     @property
     def key(self) -> str:
         """Key of the directory's listings."""
-        return listing_key(self.tool, self.listing.components)
+        return listing_key(self.tool, self.stored.listing.components)
 
 
 def plan_pull(documents: Documents, tool: str, root: Path, components: Mapping[str, str]) -> PullPlan:
@@ -101,9 +103,9 @@ def plan_pull(documents: Documents, tool: str, root: Path, components: Mapping[s
     """
     root = Path(os.path.abspath(root))  # noqa: PTH100 - the tool sees this path, not the resolved one
     problems: list[str] = []
-    name, listing = _newest(documents, listing_key(tool, dict(components)), tool, dict(components), problems)
-    moved = relocation(tool_named(tool), listing.files, old=listing.root, new=str(root))
-    return PullPlan(tool=tool, root=root, name=name, listing=listing, moved=moved, problems=tuple(problems))
+    stored = _newest(documents, listing_key(tool, dict(components)), tool, dict(components), problems)
+    moved = relocation(tool_named(tool), stored.listing.files, old=stored.listing.root, new=str(root))
+    return PullPlan(tool=tool, root=root, stored=stored, moved=moved, problems=tuple(problems))
 
 
 @contextlib.contextmanager
@@ -119,43 +121,100 @@ def pull_lock(root: Path, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None
         yield
 
 
-def pull(documents: Documents, plan: PullPlan) -> PullReport:
+def pull(documents: Documents, plan: PullPlan, *, replace: bool = False) -> PullReport:
     """Restore what was planned; the caller holds `pull_lock`.
+
+    Args:
+        documents: the store's.
+        plan: what was planned.
+        replace: files that are there with other bytes are replaced.
 
     Raises:
         NotInStore: blobs of it are missing.
+        Conflict: files are there with other bytes; nothing was laid out.
         Corrupt: a blob is damaged, and now in quarantine; nothing was laid out.
-        UnusableCache: the directory cannot be written, or another user could.
+        UnusableCache: the directory cannot be written, or another user could; or as `admit`.
         StoreUnavailable: the store cannot be read.
     """
-    root, files = plan.root, plan.listing.files
-    for directory in (root, beside(root)):
-        ensure_cache_dir(directory)
-    if plan.tool == _ARTIFACTS:
-        admit(root, documents.trust.policy, documents.trust.revoked)
-    absent = [file for file in files if not (root / file.path).exists()]
-    _check_complete(documents.backend, absent)
-    if absent and plan.tool == _ARTIFACTS:
-        mark_unverified(root, documents.trust.policy)
-    placed = lay_out(documents.backend, absent, root, plan.moved)
-    mark_used(documents.backend, plan.name)
-    logger.info("Pulled %s of %s: %d files new, %d kept", root, plan.tool, placed, len(files) - placed)
+    root = plan.root
+    admit(root, documents.trust.policy, documents.trust.revoked)
+    ensure_cache_dir(beside(root))
+    # Our own names are none of the tool's: they would decide what may be done with the directory.
+    files = [file for file in plan.stored.listing.files if not is_ours(file.path)]
+    index = DigestIndex.open(root, _INDEX, at=beside(root), opened=open_owned)
+    wanted, there = _look(files, plan.moved, root, index, replace=replace)
+    _check_complete(documents.backend, wanted)
+    laid = lay_out(
+        Copies(
+            documents=documents,
+            signer_id=plan.stored.signer_id,
+            files=wanted,
+            there=there,
+            moved=plan.moved,
+            replace=replace,
+        ),
+        root,
+    )
+    come = {*laid.new, *laid.replaced}
+    for file in wanted:
+        if file.path in come and file.path not in plan.moved.paths:
+            index.remember_own(root / file.path, file.digest)
+    index.save()
+    mark_used(documents.backend, plan.stored.name)
+    logger.info("Pulled %s of %s: %d of %d files came", root, plan.tool, len(come), len(files))
     return PullReport(
         directory=str(root),
         key=plan.key,
-        pushed=plan.listing.created,
+        pushed=plan.stored.listing.created,
         num_files=len(files),
-        num_new=placed,
-        num_kept=len(files) - placed,
-        bytes_copied=sum(file.size_bytes for file in absent),
-        num_rewritten=len(plan.moved.paths & {file.path for file in absent}),
+        num_new=len(laid.new),
+        num_replaced=len(laid.replaced),
+        num_kept=len(files) - len(come),
+        bytes_copied=sum(file.size_bytes for file in wanted if file.path in come),
+        num_rewritten=len(plan.moved.paths & come),
         problems=plan.problems,
     )
 
 
+def _look(
+    files: list[ListedFile], moved: Relocation, root: Path, index: DigestIndex, *, replace: bool
+) -> tuple[list[ListedFile], frozenset[str]]:
+    """The files that have to be copied, to be laid out or to compare; and the paths of those that are there.
+
+    Raises:
+        Conflict: copies could not settle that a file is there with other bytes, and it is not to be replaced.
+    """
+    answers = each(lambda file: _is_there(file, root, index), files, num_threads=NUM_THREADS)
+    found = dict(zip(files, answers, strict=True))
+    others = [
+        file.path
+        for file, (size_bytes, is_equal) in found.items()
+        # What is shorter may be cut short; what is rewritten has other bytes than its blob.
+        if not is_equal and size_bytes >= file.size_bytes and file.path not in moved.paths
+    ]
+    if not replace:
+        refuse_others(others, root)
+    wanted = [file for file, (_, is_equal) in found.items() if not is_equal or file.path in moved.paths]
+    return wanted, frozenset(file.path for file in wanted if found[file][0] >= 0)
+
+
+def _is_there(file: ListedFile, root: Path, index: DigestIndex) -> tuple[int, bool]:
+    """Size of what has the file's name, -1 for nothing; and whether it holds the file's bytes."""
+    path = root / file.path
+    try:
+        with os_errors_are_unusable("file", path):
+            try:
+                size_bytes = path.lstat().st_size
+                return size_bytes, size_bytes == file.size_bytes and index.digest(path) == file.digest
+            except (FileNotFoundError, NotADirectoryError):
+                return -1, False
+    except UnusableCache:
+        return file.size_bytes, False
+
+
 def _newest(
     documents: Documents, key: str, tool: str, components: dict[str, str], problems: list[str]
-) -> tuple[str, DirectoryListing]:
+) -> StoredListing:
     try:
         return newest_listing(documents, key, problems)
     except NotInStore as error:

@@ -18,6 +18,7 @@ from cache_store.backends.backend import NewFile
 from cache_store.digests import digest_bytes, digest_stream
 from cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache
 from cache_store.layout import blob_name, directory_name
+from cache_store.node.admission import check_marks
 from cache_store.node.private_files import open_owned, os_errors_are_unusable
 from cache_store.parallel import NUM_THREADS, each
 from cache_store.paths import collisions
@@ -60,12 +61,14 @@ def push(documents: Documents, tool: str, root: Path, components: Mapping[str, s
     """Store the directory ``root`` of ``tool`` under named components.
 
     Raises:
-        UnusableCache: it cannot be read, another user could have written to it, or it is more than a listing
-            can hold; nothing was written.
+        UnusableCache: it cannot be read, another user could have written to it, it is more than a listing
+            can hold, or it has copies that the trust policy refuses; nothing was written.
         Untrusted: there is no key to sign with; nothing was written.
         StoreUnavailable: the store cannot be written; to try again is safe.
     """
     root = Path(os.path.abspath(root))  # noqa: PTH100 - the tool wrote this path, not the resolved one
+    # What it was not to be used for must not be signed anew either.
+    check_marks(root, documents.trust.policy, documents.trust.revoked)
     left_out: list[str] = []
     files = _read_all(root, left_out)
     make_listing(tool, components, root, files.values())  # refuses what it cannot hold before all else
@@ -196,7 +199,7 @@ def _drop_changed(
 
 def _write(documents: Documents, key: str, listing: DirectoryListing) -> bool:
     try:
-        _, newest = newest_listing(documents, key, [])
+        newest = newest_listing(documents, key, []).listing
         if newest.model_copy(update={"created": listing.created}) == listing:
             return False
     except NotInStore:

@@ -20,8 +20,13 @@ from __future__ import annotations
 import fnmatch
 from dataclasses import dataclass
 
+from cache_store.node.signers import SIGNERS
+from cache_store.node.single_flight import LOCKS
+from cache_store.node.unverified import UNVERIFIED
+
 _LEFT_OUT_FILES = ("*.lock", "*.tmp", "*.tmp.*", ".tmp*", "tmp.pid_*", ".nfs*", "*.swp", "*~", ".DS_Store")
-_LEFT_OUT_DIRECTORIES = ("locks", ".locks", "tmp.*", ".tmp*", "__pycache__", ".index", ".queue")
+_LEFT_OUT_DIRECTORIES = ("locks", "tmp.*", ".tmp*", "__pycache__")
+_OURS = frozenset({".index", ".queue", ".incoming", LOCKS, SIGNERS, UNVERIFIED})  # beside `.tmp*`
 _TRITON_GROUPS = "__grp__*.json"
 
 
@@ -61,6 +66,12 @@ def is_left_out(name: str, *, directory: bool) -> bool:
     """Whether a file or directory of this name is a lock or on its way in, and so nobody else's business."""
     patterns = _LEFT_OUT_DIRECTORIES if directory else _LEFT_OUT_FILES
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def is_ours(path: str) -> bool:
+    """Whether a path below a cache directory is one that warmrank keeps for itself: marks, locks, indexes."""
+    first = path.partition("/")[0].casefold()
+    return first in _OURS or first.startswith(".tmp")
 
 
 def is_rewritten(tool: Tool, path: str) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cache_store.node.private_files import check_owned, os_errors_are_unusable
 from cache_store.paths import path_fault
-from cache_store.sync.tools import is_left_out
+from cache_store.sync.tools import is_left_out, is_ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ def _walk(root: Path, prefix: str, left_out: list[str]) -> Iterator[FoundFile]:
         for entry in sorted(entries, key=lambda entry: entry.name):
             path = f"{prefix}{entry.name}"
             is_directory = entry.is_dir(follow_symlinks=False)
-            if is_left_out(entry.name, directory=is_directory):
+            if is_left_out(entry.name, directory=is_directory) or is_ours(path):
                 continue
             if fault := path_fault(path):
                 left_out.append(f"{path!r}: its name {fault}")

@@ -17,6 +17,7 @@ from typing import Literal
 from cache_store.backends.backend import FileInfo
 from cache_store.errors import EvictRefused
 from cache_store.layout import MANIFESTS
+from cache_store.records.age import age, dated_ahead
 from cache_store.retention.debris import DEBRIS_S
 from cache_store.retention.inventory import Inventory
 from cache_store.retention.last_use import RESOLUTION_S
@@ -112,8 +113,13 @@ def plan_evict(inventory: Inventory, policy: EvictPolicy) -> Plan:
         restore=tuple(sorted(restore, key=blobs_first)),
         delete=tuple(_spent(inventory, policy, needed)),
         remaining_bytes=room.remaining_bytes,
-        problems=(*nowhere, *inventory.problems),
+        problems=(*nowhere, *inventory.problems, *_dated_ahead(inventory)),
     )
+
+
+def _dated_ahead(inventory: Inventory) -> tuple[str, ...]:
+    dates = {name: item.created_s for name, item in inventory.documents.items() if is_record(name)}
+    return dated_ahead(inventory.files, dates)
 
 
 def last_use_s(inventory: Inventory, record: str) -> float:
@@ -175,8 +181,7 @@ def _protected(inventory: Inventory, policy: EvictPolicy) -> dict[str, str]:
         names.sort(
             key=lambda name: (
                 not is_believed(inventory, name),
-                -inventory.documents[name].created_s,
-                name,
+                age(inventory.files[name], inventory.documents[name].created_s),
             )
         )
         reasons.update(dict.fromkeys(names[: policy.keep], "among the newest of its key"))

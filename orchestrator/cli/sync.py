@@ -15,7 +15,6 @@ from orchestrator.cli.options import AsJson, Debug, load_optional
 
 if TYPE_CHECKING:
     from cache_store.store import Store
-    from orchestrator.config.store import StoreConfig
     from orchestrator.store.sync import Target
 
 app = typer.Typer(
@@ -118,24 +117,31 @@ def pull(  # noqa: PLR0913 - a command has one parameter for each option
     per: _Per = "node",
     rank: _Rank = None,
     world_size: _WorldSize = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace files that are there with other bytes.")
+    ] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Restore directories, verified; files that are there already are left alone.
+    """Restore directories, verified; nothing comes into one whose files differ from those that were pushed.
 
     Exit status 3 when nothing was pushed under these keys (all the others are restored all the same).
     """
-    from cache_store.errors import NotInStore
+    from cache_store.errors import NoStoreYet, NotInStore
 
     with session(debug=debug):
         from orchestrator.store.sync_tables import render_pulls
 
         wanted = _targets(directories, keys, per, rank, world_size)
-        opened = _open(config, store, None, to_push=False)
         reports, misses = [], []
+        try:
+            opened = _open(config, store, None, to_push=False)
+        except NoStoreYet as absent:
+            wanted = ()
+            misses.append(NotInStore(what="a store", where=absent.where, remedy="push first, which makes it"))
         for each in wanted:
             try:
-                reports.append(opened.pull_directory(name, each.directory, each.components))
+                reports.append(opened.pull_directory(name, each.directory, each.components, replace=replace))
             except NotInStore as miss:
                 misses.append(miss)
         if as_json:
@@ -178,7 +184,7 @@ def _targets(
 
 def _open(config: Path | None, location: str | None, key: Path | None, *, to_push: bool) -> Store:
     from orchestrator.errors import BadArgument
-    from orchestrator.store.stores import open_store, open_to_fetch
+    from orchestrator.store.stores import named_store, open_store, open_to_fetch
 
     loaded = load_optional(config, None)
     if (loaded is None) == (location is None):
@@ -187,18 +193,10 @@ def _open(config: Path | None, location: str | None, key: Path | None, *, to_pus
     if loaded is not None and key is not None:
         msg = "--signing-key goes with --store; a config names its own in store.trust.signing_key"
         raise BadArgument(msg)
-    store = _named_store(location, key) if location is not None else loaded.store if loaded else None
+    store = (
+        named_store(location, signing_key=key) if location is not None else loaded.store if loaded else None
+    )
     if store is None:
         msg = f"{config} names no store; expected store.path in it, or --store LOCATION"
         raise BadArgument(msg)
     return open_store(store) if to_push else open_to_fetch(store)
-
-
-def _named_store(location: str, key: Path | None) -> StoreConfig:
-    """A store without a config: whom to trust stands in the keyring."""
-    from orchestrator.config.store import StoreConfig, TrustConfig, tier_at
-    from orchestrator.config.trust import locate_trust
-
-    tier = tier_at(location)
-    trust = locate_trust(TrustConfig(signing_key=key), base=Path.cwd())
-    return StoreConfig(tiers=(tier,), trust=trust)

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from cache_store.backends.durability import file_system_type
 from cache_store.errors import UnusableCache
-from cache_store.node.placing import check_parents
-from cache_store.node.private_files import FILE_MODE, create_private, temporary_name
+from cache_store.node.private_files import FILE_MODE, check_parents, create_private, temporary_name
 from orchestrator.bounded import all_within
 from orchestrator.config.models import Config
 from orchestrator.config.node_caches import declared_caches, place_faults

@@ -27,7 +27,7 @@ from orchestrator.config.reading import Config
 from orchestrator.config.store import is_url
 from orchestrator.errors import NothingThere
 from orchestrator.launch.identity import launch_key
-from orchestrator.store.stores import open_store, open_unchecked, silent_places
+from orchestrator.store.stores import named_store, open_store, open_unchecked, silent_places
 from worker.environment import environment
 
 MIN_KEY_CHARS = 6
@@ -104,6 +104,16 @@ def open_to_look(config: Config | None, location: Path | str | None) -> Store:
         msg = f"config {config.name} names no store; expected store.path in it, or name one with --store PATH"
         raise NothingThere(msg)
     return open_store(config.store, create=False, to_sign=False)
+
+
+def open_to_evict(config: Config | None, location: Path | str | None) -> Store:
+    """As `open_to_look`, but also a store without a config is judged: by the keys of this user's keyring.
+
+    Records that nobody signed must not push out those that somebody did.
+    """
+    if location is not None and config is None:
+        return open_store(named_store(str(location)), create=False, to_sign=False)
+    return open_to_look(config, location)
 
 
 def open_if_there(config: Config) -> Store | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import cast
 
 from cache_store import connect
@@ -17,7 +18,7 @@ from cache_store.errors import StoreUnavailable
 from cache_store.signing.trust import Trust, TrustPolicy, load_trust
 from cache_store.store import Store
 from orchestrator.config.store import StoreConfig, TierConfig, TrustConfig, tier_at
-from orchestrator.config.trust import choice_of
+from orchestrator.config.trust import choice_of, locate_trust
 from orchestrator.errors import BadArgument
 
 logger = logging.getLogger(__name__)
@@ -144,6 +145,16 @@ def open_unchecked(location: str) -> Store:
         cache_store.errors.StoreError: there is no store, or it cannot be used.
     """
     return connect.open_store([_spec(tier_at(location))], trust=Trust(policy="off"), create=False)
+
+
+def named_store(location: str, *, signing_key: Path | None = None) -> StoreConfig:
+    """A store without a config: whom to trust stands in the keyring, the policy is chosen by the place.
+
+    Raises:
+        BadArgument: no store can be at such a location.
+    """
+    trust = locate_trust(TrustConfig(signing_key=signing_key), base=Path.cwd())
+    return StoreConfig(tiers=(tier_at(location),), trust=trust)
 
 
 def silent_places(config: StoreConfig) -> tuple[str, ...]:

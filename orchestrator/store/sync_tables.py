@@ -40,8 +40,9 @@ def render_pulls(reports: Sequence[PullReport], misses: Sequence[NotInStore]) ->
         rewritten = f", {report.num_rewritten} changed to name it" if report.num_rewritten else ""
         parts.append(
             Text(
-                f"  {count_text(report.num_new, 'file')} new ({size_text(report.bytes_copied)}{rewritten}), "
-                f"{report.num_kept} there before; pushed {time_text(report.pushed)}; key {report.key[:12]}"
+                f"  {count_text(report.num_new, 'file')} new, {report.num_replaced} replaced "
+                f"({size_text(report.bytes_copied)}{rewritten}), {report.num_kept} there before; "
+                f"pushed {time_text(report.pushed)}; key {report.key[:12]}"
             )
         )
         parts += _lines("not used", report.problems)

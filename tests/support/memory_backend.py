@@ -17,13 +17,15 @@ class MemoryBackend:
     def __init__(self) -> None:
         self._files: dict[str, bytes] = {}
         self._times: dict[str, float] = {}
-        self.now_s = 1_000_000.0
+        self.now_s = 4_000_000_000.0  # later than any record of a test is dated
+        self._written: dict[str, float] = {}
 
     def put_new(self, files: Sequence[NewFile]) -> tuple[str, ...]:
         data = {file.name: _bytes(file) for file in files if not self._has(file.name)}
         # setdefault is atomic under the GIL, and says who won.
         for name in data:
             self._times.setdefault(name, self.now_s)
+            self._written.setdefault(name, self.now_s)
         return tuple(name for name in data if self._files.setdefault(name, data[name]) is data[name])
 
     def open(self, name: str) -> BinaryIO:
@@ -41,9 +43,11 @@ class MemoryBackend:
         if not self._has(name) or (target is not None and self._has(target)):
             return False
         data = self._files.pop(name)
-        self._times.pop(name, None)
+        moved_s = self._times.pop(name, self.now_s)
+        written_s = self._written.pop(name, moved_s)
         if target is not None:
             self._times[target] = self.now_s
+            self._written[target] = written_s
             self._files[target] = data
         return True
 
@@ -53,7 +57,13 @@ class MemoryBackend:
 
     def _info(self, name: str) -> FileInfo:
         size = len(self._files[name])
-        return FileInfo(name=name, stored_bytes=size, content_bytes=size, modified_s=self._times[name])
+        return FileInfo(
+            name=name,
+            stored_bytes=size,
+            content_bytes=size,
+            modified_s=self._times[name],
+            written_s=self._written.get(name, self._times[name]),
+        )
 
 
 def _bytes(file: NewFile) -> bytes:

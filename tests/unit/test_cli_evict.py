@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from cache_store.signing.keyring import generate
+from cache_store.signing.trust import Trust
 from cache_store.store import Store
 from cache_store.upkeep import evict as evicting
 from orchestrator.cli.main import app
@@ -68,6 +70,18 @@ def old_record_digest(root: Path) -> str:
     """The record in the trash, by its first characters."""
     (path,) = [path for path in stored(root, "trash") if "launch" in path.parts]
     return path.name[:12]
+
+
+def test_evict_of_a_shared_store_judges_records_by_the_keyring(root, source, tmp_path, monkeypatch):
+    """What nobody signed is newer, and pushes out nothing."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    signer = generate(tmp_path / "config" / "warmrank" / "keys", "ci")
+    signed = publish_launch(open_store(root, Trust(policy="require", signer=signer)), source)
+    publish_launch(open_store(root), tmp_path / "other", functions={0: {"Llama.decode": b"unsigned"}})
+    root.chmod(0o775)
+    monkeypatch.setattr(evicting, "store_time_s", lambda backend: time.time() + 40 * DAY_S)
+    done("evict", "--store", root, "--max-size", "1B")
+    assert open_store(root).launches() == (signed,)
 
 
 def test_evict_without_limits_keeps_every_launch(store, root):

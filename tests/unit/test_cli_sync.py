@@ -42,6 +42,23 @@ def test_pull_of_what_was_not_pushed_exits_3_and_says_what_differs(cache, tmp_pa
     assert (code, "llama-8b -> llama-70b" in text) == (3, True)
 
 
+def test_pull_from_a_store_that_is_not_there_yet_exits_3(tmp_path):
+    code, text = run("pull", "mine", tmp_path / "new", "--store", tmp_path / "store")
+    assert (code, "push first" in text) == (3, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pull_over_other_files_exits_4_unless_they_are_to_be_replaced(cache, tmp_path):
+    store = ("--store", tmp_path / "store")
+    run("push", "mine", cache, *store)
+    (tmp_path / "new").mkdir(mode=0o700)
+    (tmp_path / "new" / "kernel").write_bytes(b"another")
+    code, text = run("pull", "mine", tmp_path / "new", *store)
+    assert (code, "--replace" in text) == (4, True)
+    assert run("pull", "mine", tmp_path / "new", *store, "--replace")[0] == 0
+    assert (tmp_path / "new" / "kernel").read_bytes() == b"compiled"
+
+
 def test_json_of_a_push_and_a_pull(cache, tmp_path):
     store = ("--store", tmp_path / "store")
     (pushed,) = json.loads(run("push", "mine", cache, *store, "--json")[1])

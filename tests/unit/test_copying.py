@@ -10,8 +10,9 @@ import pytest
 
 from cache_store.digests import CHUNK_BYTES, digest_bytes
 from cache_store.errors import Corrupt, NotInStore, UnusableCache
-from cache_store.fetching.copying import BlobSource, clone, copy_blob
+from cache_store.fetching.copying import Blobs, BlobSource, clone, copy_blob
 from cache_store.layout import blob_name
+from cache_store.node.admission import Permit
 from tests.support.memory_backend import MemoryBackend
 
 DATA = os.urandom(3 * CHUNK_BYTES + 17)
@@ -38,7 +39,8 @@ def store(backend: MemoryBackend, named: bytes, data: bytes) -> None:
 
 
 def blob(backend: MemoryBackend, size_bytes: int | None = len(DATA)) -> BlobSource:
-    return BlobSource(backend=backend, sha256=digest_bytes(DATA).sha256, size_bytes=size_bytes)
+    blobs = Blobs(backend=backend, permit=Permit(Path("/")))
+    return BlobSource(blobs=blobs, sha256=digest_bytes(DATA).sha256, size_bytes=size_bytes)
 
 
 def kernel_cannot(monkeypatch: pytest.MonkeyPatch, number: int) -> None:

@@ -23,7 +23,7 @@ from cache_store.signing.keyring import (
     trust_key,
 )
 from cache_store.signing.revocations import Revocation, revocation_of
-from cache_store.signing.signing_keys import generate_key_pair, key_id, load_signer
+from cache_store.signing.signing_keys import generate_key_pair, key_id, load_public_key, load_signer
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 OTHER = generate_key_pair("other")
@@ -54,6 +54,22 @@ def test_keyring_is_private(tmp_path):
 
 def test_keyring_that_is_not_there_is_empty(tmp_path):
     assert read_keyring(tmp_path / "gone") == Keyring()
+
+
+@pytest.mark.parametrize("use", [read_keyring, lambda keys: generate(keys, "other")])
+def test_keyring_below_a_directory_that_others_can_write_is_refused(tmp_path, use):
+    generate(tmp_path / "open" / "keys", "ci")
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(UnusableCache, match="open has mode 0777"):
+        use(tmp_path / "open" / "keys")
+
+
+@pytest.mark.parametrize(("name", "load"), [("ci.pem", load_signer), ("trusted/ci.pub.pem", load_public_key)])
+def test_key_file_below_a_directory_that_others_can_write_is_refused(tmp_path, name, load):
+    generate(tmp_path / "open" / "keys", "ci")
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(UnusableCache, match="open has mode 0777"):
+        load(tmp_path / "open" / "keys" / name)
 
 
 def test_generate_overwrites_no_key(tmp_path):

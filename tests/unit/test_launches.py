@@ -72,11 +72,19 @@ def test_launch_that_pins_another_manifest_is_refused(store, root, ref):
     assert stored(root, "launch") == []
 
 
-def test_launches_come_newest_first(store, ref):
-    for created in (LATE, LATEST, EARLY):
+def test_launches_come_newest_first_by_the_store_s_clock(store, ref):
+    for created in (LATE, LATEST, EARLY):  # whatever the clocks of their nodes say
         environment = {**ENVIRONMENT, "made": created}
         store.commit_launch(make_record((ref,), created=created, environment=environment))
-    assert [record.created for record in store.launches(LAUNCH_KEY)] == [LATEST, LATE, EARLY]
+    for found in (store.launches(LAUNCH_KEY), store.launch_summaries(LAUNCH_KEY)):
+        assert [record.created for record in found] == [EARLY, LATEST, LATE]
+    assert store.problems == []
+
+
+def test_launch_that_is_dated_in_the_future_is_reported(store, ref):
+    store.commit_launch(make_record((ref,), created="2099-01-31T12:00:00+00:00"))
+    store.launch_summaries(LAUNCH_KEY)
+    assert "dated in the future" in store.problems[0]
 
 
 def test_launches_of_all_keys_are_told_apart(store, ref):

@@ -170,6 +170,8 @@ def test_parse_manifest_refuses_or_keeps_any_field(field, value):
         "c/decode/other_module",
         "c/decode/compiled_module.0",
         "c/decode/compiled_module.tmp",
+        ".signers/decode/compiled_module",
+        "c/.decode/compiled_module",
     ],
 )
 def test_artifact_path_traversal_is_refused(path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import urllib.request
@@ -13,10 +14,13 @@ import pytest
 
 pytest.importorskip("obstore", reason="object stores are an extra: pip install 'warmrank[s3]'")
 
+from obstore.exceptions import AlreadyExistsError, GenericError
 from obstore.store import ObjectStore, from_url
 
 from cache_store.backends.backend import NewFile
 from cache_store.backends.directory import DirectoryBackend
+from cache_store.backends.objects.client import ObjectClient
+from cache_store.backends.objects.format import check_create_only
 from cache_store.backends.objects.store import WHOLE_BYTES, ObjectBackend
 from cache_store.digests import Digest, digest_bytes
 from cache_store.errors import Corrupt, NewerFormat, NotInStore, StoreUnavailable, UnusableCache
@@ -129,6 +133,26 @@ def test_damaged_format_is_refused(open_store, objects):
     objects.put(FORMAT_FILE, b"{")
     with pytest.raises(Corrupt, match="expected JSON"):
         open_store()
+
+
+def test_lost_answer_to_the_probe_is_not_taken_for_an_ignored_condition(backend, objects, monkeypatch):
+    """The client's next try finds the name taken: by its own first try, if the bytes are equal."""
+    objects.delete(PROBE)
+    client, real = backend._client, ObjectClient._retried
+    num_lost = 0
+
+    def losing(self, call, *, failed=None):
+        nonlocal num_lost
+        if failed is not None:
+            num_lost += 1
+            with contextlib.suppress(AlreadyExistsError):
+                call()
+            failed.append(GenericError("the connection was reset"))
+        return real(self, call, failed=failed)
+
+    monkeypatch.setattr(ObjectClient, "_retried", losing)
+    check_create_only(client)
+    assert num_lost == 2
 
 
 def test_probe_is_in_no_listing_but_its_own(backend):
@@ -278,8 +302,9 @@ def test_wrong_size_in_a_digest_is_refused(backend):
         backend.put_new([NewFile(name=blob_name(digest.sha256), source=b"data", expected=digest)])
 
 
-def test_forked_child_is_refused(backend):
+def test_forked_child_is_refused(backend, open_store):
     calls: list[Callable[[], object]] = [
+        open_store,  # a new client has the threads of the first one, which did not come along
         lambda: backend.open("ac/ab/x"),
         lambda: backend.stat(["ac/ab/x"]),
         lambda: backend.move("ac/ab/x", None),
@@ -287,7 +312,7 @@ def test_forked_child_is_refused(backend):
         lambda: backend.put_new([new_file("ac/ab/x", b"x")]),
         lambda: backend.put_new([new_blob(os.urandom(WHOLE_BYTES + 1))]),
     ]
-    assert list(in_forked_child(calls)) == ["and this is its forked child"] * len(calls)
+    assert list(in_forked_child(calls)) == ["start processes by spawn"] * len(calls)
 
 
 def in_forked_child(calls: list[Callable[[], object]]) -> Iterator[str]:
@@ -301,7 +326,7 @@ def in_forked_child(calls: list[Callable[[], object]]) -> Iterator[str]:
             try:
                 call()
             except StoreUnavailable as error:
-                os.write(writing, b"and this is its forked child\n" if "forked" in str(error) else b"?\n")
+                os.write(writing, b"start processes by spawn\n" if "by spawn" in str(error) else b"?\n")
             except NotInStore:
                 os.write(writing, b"asked\n")
         os._exit(0)

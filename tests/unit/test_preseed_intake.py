@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from cache_store.digests import Digest, digest_bytes
 from cache_store.errors import Corrupt, UnusableCache
 from cache_store.fetching import arrivals as arrivals_room
-from cache_store.fetching import copying, laying_out
+from cache_store.fetching import copying
 from cache_store.fetching.arrivals import INCOMING, Arrivals
 from cache_store.fetching.copying import BlobSource, CountBytes
 from cache_store.fetching.intake import Intake
@@ -185,7 +185,7 @@ def test_full_disk_is_not_kept_full(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             raise UnusableCache(what="f", where="w", expected="e", actual="a", remedy="r") from full
         return copy_blob(source, path, count)
 
-    monkeypatch.setattr(laying_out, "copy_blob", copy)
+    monkeypatch.setattr(copying, "copy_blob", copy)
     assert seed_here(config).faults
     assert list((config.cache_dir / INCOMING).rglob("*")) == []
 

@@ -12,8 +12,9 @@ from cache_store.backends.tier import Tier
 from cache_store.backends.tiers import TieredBackend
 from cache_store.digests import digest_bytes
 from cache_store.errors import NotInStore, StoreUnavailable
-from cache_store.fetching.copying import BlobSource, copy_blob
+from cache_store.fetching.copying import Blobs
 from cache_store.layout import blob_name
+from cache_store.node.admission import Permit
 from cache_store.records.documents import read_stored_form
 from cache_store.store import Store
 from tests.support.failing_backends import UnreadableBackend, new_file, unavailable
@@ -41,9 +42,7 @@ class Places:
     def copy(self, path: Path) -> list[int]:
         """What was counted while the blob was copied to ``path``."""
         counted: list[int] = []
-        copy_blob(
-            BlobSource(backend=self.view, sha256=DIGEST.sha256, size_bytes=len(DATA)), path, counted.append
-        )
+        Blobs(backend=self.view, permit=Permit(path.parent)).copy(DIGEST, path, counted.append)
         return counted
 
 

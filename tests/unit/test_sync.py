@@ -4,19 +4,27 @@ import errno
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 from cache_store.backends.directory import DirectoryBackend
 from cache_store.errors import Conflict, Corrupt, NotInStore, Untrusted, UnusableCache
 from cache_store.layout import DIRECTORIES
+from cache_store.node.admission import admit
+from cache_store.node.signers import mark_signers
+from cache_store.node.unverified import mark_unverified
+from cache_store.records import directory_listing
 from cache_store.records.directory_listing import DirectoryListing
 from cache_store.records.documents import Documents
+from cache_store.signing.signing_keys import key_id
 from cache_store.signing.trust import Trust, generate_key_pair
 from cache_store.sync.pull import PullReport, plan_pull
 from cache_store.sync.pull import pull as pull_planned
 from cache_store.sync.push import push
+from cache_store.sync.tools import is_ours
 from tests.support.stored import blob_path, overwrite, stored
 
 COMPONENTS = {"torch": "2.13.0", "per": "node"}
@@ -50,15 +58,17 @@ def cache(tmp_path: Path) -> Path:
     return directory
 
 
-def pull(documents: Documents, tool: str, target: Path, components: dict[str, str]) -> PullReport:
-    return pull_planned(documents, plan_pull(documents, tool, target, components))
+def pull(
+    documents: Documents, tool: str, target: Path, components: dict[str, str], *, replace: bool = False
+) -> PullReport:
+    return pull_planned(documents, plan_pull(documents, tool, target, components), replace=replace)
 
 
 def contents(directory: Path) -> dict[str, bytes]:
     return {
         path.relative_to(directory).as_posix(): path.read_bytes()
         for path in sorted(directory.rglob("*"))
-        if path.is_file()
+        if path.is_file() and not is_ours(path.relative_to(directory).as_posix())
     }
 
 
@@ -78,6 +88,7 @@ def test_pulled_files_are_private_and_keep_only_the_owner_s_right_to_execute(doc
     push(documents, "mine", cache, COMPONENTS)
     pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
     modes = {path.name: path.stat().st_mode & 0o7777 for path in (tmp_path / "elsewhere").rglob("*")}
+    assert modes.pop(".unverified") == 0o600
     private = dict.fromkeys(("kernel.json", "again.py", "empty"), 384)
     assert modes == {**private, "ab": 0o700, "kernel.so": 0o700, "graph.py": 0o700}
 
@@ -117,14 +128,59 @@ def test_other_tool_is_a_miss(documents, cache, tmp_path):
         pull(documents, "another", tmp_path / "elsewhere", COMPONENTS)
 
 
-def test_pull_leaves_files_that_are_there_alone_and_adds_the_others(documents, cache, tmp_path):
+def test_pull_adds_what_is_missing_beside_equal_files_and_the_tool_s_own(documents, cache, tmp_path):
     push(documents, "mine", cache, COMPONENTS)
     target = tmp_path / "elsewhere"
     target.mkdir(mode=0o700)
-    (target / "graph.py").write_bytes(b"the tool's own")
+    (target / "graph.py").write_bytes((cache / "graph.py").read_bytes())
+    (target / "own").write_bytes(b"the tool's own")
     report = pull(documents, "mine", target, COMPONENTS)
-    assert contents(target) == {**kept(cache), "graph.py": b"the tool's own"}
+    assert contents(target) == {**kept(cache), "own": b"the tool's own"}
     assert (report.num_new, report.num_kept) == (4, 1)
+
+
+def older_copy(documents: Documents, cache: Path, target: Path) -> None:
+    """A pulled directory, and a push since in which one file is another."""
+    push(documents, "mine", cache, COMPONENTS)
+    pull(documents, "mine", target, COMPONENTS)
+    (cache / "graph.py").write_bytes(b"def call(): return 1\n")
+    (cache / "more.py").write_bytes(b"")
+    push(documents, "mine", cache, COMPONENTS)
+
+
+def test_pull_over_an_older_copy_changes_nothing_and_names_what_differs(documents, cache, tmp_path):
+    older_copy(documents, cache, tmp_path / "elsewhere")
+    before = contents(tmp_path / "elsewhere")
+    with pytest.raises(Conflict, match=r"graph\.py.*--replace"):
+        pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
+    assert contents(tmp_path / "elsewhere") == before
+
+
+def test_pull_that_replaces_leaves_one_version(documents, cache, tmp_path):
+    older_copy(documents, cache, tmp_path / "elsewhere")
+    report = pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS, replace=True)
+    assert contents(tmp_path / "elsewhere") == kept(cache)
+    assert (report.num_new, report.num_replaced, report.num_kept) == (1, 1, 4)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 5])
+def test_file_that_was_cut_short_is_not_there(documents, cache, tmp_path, size_bytes):
+    push(documents, "mine", cache, COMPONENTS)
+    pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
+    os.truncate(tmp_path / "elsewhere" / "graph.py", size_bytes)
+    assert pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS).num_new == 1
+    assert contents(tmp_path / "elsewhere") == kept(cache)
+
+
+def test_link_among_the_directories_leads_no_copy_away(documents, cache, tmp_path):
+    push(documents, "mine", cache, COMPONENTS)
+    target = tmp_path / "elsewhere"
+    target.mkdir(mode=0o700)
+    (tmp_path / "away").mkdir(mode=0o700)
+    (target / "ab").symlink_to(tmp_path / "away")
+    with pytest.raises(UnusableCache, match="expected a directory"):
+        pull(documents, "mine", target, COMPONENTS)
+    assert contents(tmp_path / "away") == {}
 
 
 def test_damaged_blob_is_corrupt_nothing_is_laid_out_and_a_push_repairs_it(documents, cache, root, tmp_path):
@@ -237,10 +293,87 @@ def test_signed_push_is_pulled_by_who_trusts_the_signer(root, cache, tmp_path):
     assert contents(tmp_path / "elsewhere") == kept(cache)
 
 
-def test_pulled_artifacts_that_nobody_signed_mark_their_directory(documents, cache, tmp_path):
+@pytest.mark.parametrize("tool", ["torchair", "inductor", "mine"])
+@pytest.mark.parametrize("has_files", [False, True])
+def test_pulled_files_that_nobody_signed_mark_their_directory(documents, cache, tmp_path, tool, has_files):
+    push(documents, tool, cache, COMPONENTS)
+    target = tmp_path / "elsewhere"
+    target.mkdir(mode=0o700)
+    if has_files:
+        (target / "own").write_bytes(b"own")
+    pull(documents, tool, target, COMPONENTS)
+    with pytest.raises(UnusableCache, match="signed"):
+        admit(target, "require", ())
+
+
+@pytest.mark.parametrize("has_files", [False, True])
+def test_pulled_directory_is_refused_once_its_key_is_revoked(root, cache, tmp_path, has_files):
+    backend, signer = DirectoryBackend(root), generate_key_pair("ci")
+    trust = Trust(policy="require", signer=signer)
+    push(Documents(backend=backend, trust=trust), "torchair", cache, COMPONENTS)
+    target = tmp_path / "elsewhere"
+    target.mkdir(mode=0o700)
+    if has_files:
+        (target / "own").write_bytes(b"own")
+    pull(Documents(backend=backend, trust=trust), "torchair", target, COMPONENTS)
+    admit(target, "require", ())
+    with pytest.raises(UnusableCache, match="revoked"):
+        admit(target, "require", {key_id(signer.public_key)})
+
+
+def test_directory_that_nobody_signed_is_not_signed_anew_by_a_push(root, cache):
+    mark_unverified(cache, "off")
+    trust = Trust(policy="require", signer=generate_key_pair("ci"))
+    with pytest.raises(UnusableCache, match="signed"):
+        push(Documents(backend=DirectoryBackend(root), trust=trust), "mine", cache, COMPONENTS)
+
+
+def test_marks_and_indexes_of_a_directory_stay_where_they_are(documents, cache, tmp_path):
+    mark_unverified(cache, "off")
+    mark_signers(cache, ["0" * 32])
     push(documents, "torchair", cache, COMPONENTS)
-    pull(documents, "torchair", tmp_path / ".torchair_cache", COMPONENTS)
-    assert (tmp_path / ".torchair_cache" / ".unverified").exists()
+    report = pull(documents, "torchair", tmp_path / "elsewhere", COMPONENTS)
+    assert report.num_files == 5
+    assert not (tmp_path / "elsewhere" / ".signers").exists()
+
+
+def test_pull_takes_the_last_push_also_of_a_node_whose_clock_is_slow(documents, cache, tmp_path, monkeypatch):
+    push(documents, "mine", cache, COMPONENTS)
+    (cache / "graph.py").write_bytes(b"newer")
+    monkeypatch.setattr(directory_listing, "utc_now", lambda: "2020-01-31T12:00:00.000000+00:00")
+    push(documents, "mine", cache, COMPONENTS)
+    report = pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
+    assert (tmp_path / "elsewhere" / "graph.py").read_bytes() == b"newer"
+    assert report.problems == ()
+
+
+def test_push_of_a_fast_clock_is_not_the_newest_for_ever_and_is_reported(
+    documents, cache, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patched:
+        patched.setattr(directory_listing, "utc_now", lambda: "2099-01-31T12:00:00.000000+00:00")
+        push(documents, "mine", cache, COMPONENTS)
+    assert "dated in the future" in pull(documents, "mine", tmp_path / "first", COMPONENTS).problems[0]
+    (cache / "graph.py").write_bytes(b"newer")
+    push(documents, "mine", cache, COMPONENTS)
+    assert pull(documents, "mine", tmp_path / "second", COMPONENTS).problems == ()
+    assert (tmp_path / "second" / "graph.py").read_bytes() == b"newer"
+
+
+def test_pull_reads_only_the_newest_listing(documents, cache, tmp_path, monkeypatch):
+    for number in range(3):
+        (cache / "graph.py").write_bytes(b"%d" % number)
+        push(documents, "mine", cache, COMPONENTS)
+    opened: list[str] = []
+    real: Callable[[str], BinaryIO] = documents.backend.open
+
+    def noting(name: str) -> BinaryIO:
+        opened.append(name)
+        return real(name)
+
+    monkeypatch.setattr(documents.backend, "open", noting)
+    pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
+    assert sum(name.startswith(DIRECTORIES) for name in opened) == 1
 
 
 def test_listing_with_a_path_that_leaves_the_directory_is_refused():

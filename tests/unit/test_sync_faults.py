@@ -74,7 +74,7 @@ def test_names_that_are_one_where_case_is_ignored_are_left_out_with_a_word(docum
         "ab/x: 'AB' and 'ab' are one name where case is ignored",
         "graph.py: 'GRAPH.py' and 'graph.py' are one name where case is ignored",
     )
-    _, listing = newest_listing(documents, report.key, [])
+    listing = newest_listing(documents, report.key, []).listing
     assert [file.path for file in listing.files] == ["AB/y", "GRAPH.py"]
 
 

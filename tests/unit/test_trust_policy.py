@@ -86,6 +86,19 @@ def test_store_that_others_can_write_asks_for_signatures(local):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("mode", [0o700, 0o755])
+@pytest.mark.parametrize("name", ["ac/ab/key", "launch/ab/key/record", "trash/time/dir/ab/key/listing"])
+def test_store_with_a_document_of_another_user_asks_for_signatures(local, mode, name):
+    path = local / "store" / name
+    path.parent.mkdir(parents=True)
+    path.write_text("")
+    (local / "store").chmod(mode)
+    assert choose_policy(str(local / "store")).policy == "off"
+    os.chown(path, 12345, 12345)
+    assert f"{path} belongs to uid 12345" in choose_policy(str(local / "store")).reason
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_store_with_a_format_of_another_user_asks_for_signatures(local):
     (local / "store").mkdir()
     (local / "store" / "FORMAT").write_text("")

@@ -2,8 +2,7 @@
 
 Invariants: an object appears with all its bytes or not at all; `create` knows whether the object that stands
 there is its own, also when the server's answer was lost; a download that breaks off is gone on with where it
-broke off, as long as it gets on. A forked child is refused: the client's threads did not come along, so it
-would wait for ever.
+broke off, as long as it gets on. A forked child is refused (`connection.check_process`).
 """
 
 from __future__ import annotations
@@ -11,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import os
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from cache_store.backends.backend import FileInfo
-from cache_store.backends.objects.connection import Connections
+from cache_store.backends.objects.connection import Connections, check_process
 from cache_store.backends.objects.errors import (
     client_errors_are_ours,
     is_refused,
@@ -52,7 +50,6 @@ class ObjectClient:
     def __init__(self, url: str, connections: Connections) -> None:
         self.url = url
         self._connections = connections
-        self._pid = os.getpid()
 
     def read(self, name: str, *, limit_bytes: int | None = None) -> bytes:
         """All bytes of an object, or its first ``limit_bytes``; raises as `get`."""
@@ -123,7 +120,7 @@ class ObjectClient:
         Raises:
             StoreUnavailable: it was not made.
         """
-        self._check_process()
+        check_process(self.url)
         with self._errors(name):
             self._connections.bulk.put(
                 name, chunks, mode="overwrite", chunk_size=PART_BYTES, max_concurrency=_NUM_PARTS_AT_ONCE
@@ -152,7 +149,7 @@ class ObjectClient:
         Raises:
             StoreUnavailable: the listing is not complete.
         """
-        self._check_process()
+        check_process(self.url)
         with self._errors(f"listing of {directory or 'all'}"):
             for page in self._connections.again.list(directory or None, chunk_size=1000):
                 yield from map(_info, page)
@@ -187,7 +184,7 @@ class ObjectClient:
         """Call until it succeeds or time is over; the errors of earlier calls are added to ``failed``."""
         from obstore.exceptions import AlreadyExistsError, GenericError
 
-        self._check_process()
+        check_process(self.url)
         deadline = time.monotonic() + self._connections.retry_s
         for number in itertools.count():
             try:
@@ -201,15 +198,6 @@ class ObjectClient:
                     failed.append(error)
             time.sleep(pause_s)
         raise AssertionError("count() has no end")
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise StoreUnavailable(
-                what="store",
-                where=self.url,
-                reason=f"opened in process {self._pid}, and this is its forked child {os.getpid()}",
-                remedy="open the store in the child, or start processes by spawn",
-            )
 
     def _errors(self, name: str) -> contextlib.AbstractContextManager[None]:
         return client_errors_are_ours(name, self.url)
@@ -227,5 +215,6 @@ def _info(meta: ObjectMeta) -> FileInfo:
         name=meta["path"],
         stored_bytes=meta["size"],
         content_bytes=None,
-        modified_s=meta["last_modified"].timestamp(),
+        modified_s=(modified_s := meta["last_modified"].timestamp()),
+        written_s=modified_s,
     )

@@ -50,6 +50,8 @@ _RETRY_SHARE = 0.3
 # that is dead meanwhile is found out by the pings of the circuit, which are small requests.
 _BULK_SILENCE_S = 60.0
 _NEVER = "365days"  # the client's limit for a whole transfer cannot be taken away
+# The process whose threads answer its clients; they are one pool, whatever the number of clients.
+_opened_in: dict[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +82,11 @@ def connect(url: str, *, answer_s: float, options: Mapping[str, str]) -> Connect
     """Make the clients for ``url``; nothing is asked of the server yet.
 
     Raises:
-        StoreUnavailable: the extra is not installed, or the URL or an option cannot be used.
+        StoreUnavailable: the extra is not installed, the URL or an option cannot be used, or this is a
+            forked child of a process that made some.
     """
     _check_installed(url)
+    check_process(url)
     scheme = _checked_scheme(url)
     _check_options(url, options)
     _check_switches(url, scheme, options)
@@ -112,6 +116,24 @@ def connect(url: str, *, answer_s: float, options: Mapping[str, str]) -> Connect
         bulk=client(_BULK_SILENCE_S, num_retries=6),
         retry_s=retry_s,
     )
+
+
+def check_process(url: str) -> None:
+    """Refuse a forked child of a process that had a client; notes the process otherwise.
+
+    The threads that answer all clients of a process do not come along, so a new client would wait for ever
+    as well as an old one.
+
+    Raises:
+        StoreUnavailable: this process was forked after a client was made.
+    """
+    if (pid := _opened_in.setdefault("pid", os.getpid())) != os.getpid():
+        raise StoreUnavailable(
+            what="store",
+            where=url,
+            reason=f"this process was forked from process {pid} after that had opened an object store",
+            remedy="start processes by spawn (multiprocessing.set_start_method('spawn')), or fork before",
+        )
 
 
 def _client(url: str, **settings: Any) -> ObjectStore:

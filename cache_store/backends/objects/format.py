@@ -18,13 +18,14 @@ from pydantic import BaseModel, ConfigDict
 from cache_store.backends.objects.client import ObjectClient
 from cache_store.backends.objects.frames import STORED_FORM
 from cache_store.canonical import canonical_json
-from cache_store.errors import Corrupt, NotInStore, StoreUnavailable
+from cache_store.errors import Corrupt, NoStoreYet, NotInStore, StoreUnavailable
 from cache_store.layout import FORMAT_FILE, PROBE, TOP_LEVEL
 from cache_store.parsing import parse_document
 
 STORE_FORMAT: Final = 1
 _MAX_FORMAT_BYTES = 4096
 _PROBE_DATA = b"The server refused to replace this.\n"
+_OTHER_DATA = b"The server replaced what stood here, though it was asked not to.\n"
 _NUM_LOOKED_AT = 100
 
 
@@ -69,12 +70,13 @@ def check_format(client: ObjectClient, *, create: bool) -> None:
 def check_create_only(client: ObjectClient) -> None:
     """Make sure that the server refuses to create what exists; some ignore the condition in silence.
 
-    The probe stays, so that the next writer needs one request.
+    The probe stays, so that the next writer needs one request. The second create has other bytes: where its
+    answer is lost, equal ones would not tell whether they are its own.
 
     Raises:
         StoreUnavailable: it replaced the probe.
     """
-    if client.create(PROBE, _PROBE_DATA) and client.create(PROBE, _PROBE_DATA):
+    if client.create(PROBE, _PROBE_DATA) and client.create(PROBE, _OTHER_DATA):
         raise StoreUnavailable(
             what="store",
             where=client.url,
@@ -95,7 +97,7 @@ def _check_empty(client: ObjectClient) -> None:
 
 
 def _no_store(client: ObjectClient) -> StoreUnavailable:
-    return StoreUnavailable(
+    return NoStoreYet(
         what="store",
         where=client.url,
         reason=f"there is no store here (no {FORMAT_FILE} object)",
