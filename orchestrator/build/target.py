@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.config.models import Config, ScriptWorkload
+from orchestrator.config.reading import require_workload
 from orchestrator.errors import BadArgument
 from worker.environment import environment
 from worker.settings import settings
@@ -70,6 +71,7 @@ def check_target(config: Config, target: BuildTarget, *, real_tensors: bool) -> 
     Raises:
         BadArgument: says what, and what to do.
     """
+    require_workload(config, config.name)
     if isinstance(config.workload, ScriptWorkload):
         msg = f"workload.script {config.workload.script}: an offline build needs a workload.entrypoint"
         raise BadArgument(msg)

@@ -57,6 +57,7 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
 ) -> None:
     """Bring every rank to a warm state; compile only what is nowhere stored."""
     with session(debug=debug):
+        from orchestrator.config.reading import require_workload
         from orchestrator.launch.before_ray import refuse_for_ranks
         from orchestrator.launch.driver import Launch
         from orchestrator.launch.emulation import emulate
@@ -69,6 +70,7 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
         from orchestrator.show.report_table import render
 
         loaded = load_config(config, overrides)
+        require_workload(loaded, str(config))
         check_script(loaded, str(config))
         if emulate_npu:
             emulate(loaded)

@@ -133,11 +133,12 @@ def submit(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
 ) -> None:
     """Run a launch as a Ray job and follow its log; Ctrl-C stops the job."""
     with session(debug=debug):
-        from orchestrator.config.reading import relative_places
+        from orchestrator.config.reading import relative_places, require_workload
         from orchestrator.gang import upload
         from orchestrator.jobs import submit as jobs
 
         loaded = load_config(config, overrides)
+        require_workload(loaded, str(config))
         upload.refuse_in_job(relative_places(config, tuple(overrides or ())), str(config))
         refuse_what_fails(loaded, str(config), is_elsewhere=True)
         named = jobs.JobNames(job_id=job_id, metadata=jobs.parse_metadata(metadata or ()))

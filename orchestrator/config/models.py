@@ -108,6 +108,9 @@ class Timeouts(Strict):
     first_call_s: Seconds = Field(default=300.0, description="seconds for the first call of every function")
     verify_s: Seconds = Field(default=600.0, description="seconds for the comparison with the reference")
     script_s: Seconds = Field(default=3600.0, description="seconds for a script workload to end")
+    ready_s: Seconds = Field(
+        default=3600.0, description="seconds for a command of exec to be ready, if a port or file says so"
+    )
     commit_s: Seconds = Field(default=300.0, description="seconds to publish every rank's manifest")
     collective_s: Seconds = Field(default=300.0, description="seconds that a collective waits")
 
@@ -165,8 +168,10 @@ class Config(Strict):
         pattern=NAME_PATTERN,
         description="name for people: letters, digits, '.', '-', '_'",
     )
-    workload: Workload = Field(description="mapping with entrypoint (or script) and arguments")
-    ranks: int = Field(ge=1, description="number of ranks, a whole number from 1")
+    workload: Workload | None = Field(
+        default=None, description="mapping with entrypoint (or script) and arguments; none for exec and sync"
+    )
+    ranks: int = Field(default=1, ge=1, description="number of ranks, a whole number from 1")
     parallel: Parallel = Field(default=Parallel(), description="tp, pp and dp; their product is ranks")
     device: DeviceKind = Field(default="cpu", description="cpu, cuda or npu")
     cache_dir: Path = Field(

@@ -76,6 +76,17 @@ def relative_places(path: Path | str, overrides: tuple[str, ...] = ()) -> dict[s
     return {key: place for key, place in places.items() if not Path(place).expanduser().is_absolute()}
 
 
+def require_workload(config: Config, place: str = "config") -> None:
+    """Refuse a config that names nothing to launch.
+
+    Raises:
+        ConfigError: it has no workload.
+    """
+    if config.workload is None:
+        expected = "mapping with entrypoint (or script) and arguments; only exec and sync go without"
+        raise ConfigError([problem(place, "workload", "nothing", expected)])
+
+
 def parse(data: Mapping[str, Any], *, place: str = "config", overrides: tuple[str, ...] = ()) -> Config:
     """Check plain data, such as a parsed file; paths stay as they are.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cache_store.records.manifest import CaptureEntry, utc_now
-from orchestrator.config.reading import Config
+from orchestrator.config.reading import Config, require_workload
 from orchestrator.errors import CannotStart, LaunchFailed
 from orchestrator.gang.launcher import Launcher
 from orchestrator.launch import steps
@@ -56,6 +56,7 @@ class Launch:
         listener: Listener | None = None,
         launcher: Launcher | None = None,
     ) -> None:
+        require_workload(config, config.name)
         self._no_compile = no_compile or config.no_compile or settings().no_compile
         self._launcher = launcher or ray_launcher(config)
         self._recorder = Recorder()

@@ -2,7 +2,7 @@
 
 Left out on purpose: the number of ranks and the sizes of the parallel axes, so that a launch of another world
 size is found and adopted from; and whatever changes no artifact: the launch's name, Ray settings, paths of
-store and cache, time-outs.
+store and cache, time-outs. Only what `warmrank exec` runs of a config without a workload goes by its name.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ def identity(config: Config) -> dict[str, str]:
         for name, value in config.workload.arguments.items():
             components[f"argument {name}"] = canonical_json(value).decode()
         return components
+    if config.workload is None:
+        return components | {"name": config.name}
     components["script"] = _portable(config.workload.script)
     components["arguments"] = canonical_json(list(config.workload.arguments)).decode()
     return components

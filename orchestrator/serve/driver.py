@@ -182,11 +182,16 @@ class _Run:
             publisher.is_possible(self._config.store)
         running = set(range(len(self._crew.hosts)))
         next_look, give_up_at = 0.0, float("inf")
+        late_at = time.monotonic() + self._config.timeouts.ready_s if kind in {"file", "port"} else give_up_at
         while running and time.monotonic() < give_up_at:
             is_ready = self._poll(running, out)
             self._forward(arrived, running)
             if self._is_stopping and give_up_at == float("inf"):
                 give_up_at = time.monotonic() + self._options.grace_s + _UNENDING_S
+            if is_ready:
+                late_at = float("inf")
+            elif time.monotonic() > late_at and not self._is_stopping:
+                self._stop_late(running)
             if is_ready and publisher.phase == "waiting":
                 publisher.begin()
             elif publisher.phase != "looking" or time.monotonic() >= next_look:
@@ -230,6 +235,16 @@ class _Run:
             self._is_stopping = self._must_stop_others = True
         elif status == EXIT_LOST and self._statuses.get(index) is None:
             self._say(f"{self._name(index)}{what}")
+
+    def _stop_late(self, running: set[int]) -> None:
+        """End a command that is not ready in time."""
+        self._say(
+            f"stopped: after {self._config.timeouts.ready_s:g} s it is still not so that "
+            f"{self._options.when}; look at its output, correct --publish-when, or raise timeouts.ready_s"
+        )
+        self._exit_code = self._exit_code or EXIT_LOST
+        self._is_stopping = True
+        self._send("signal", running, signal.SIGTERM)
 
     def _forward(self, arrived: list[int], running: set[int]) -> None:
         """Hand signals on; the second Ctrl-C or SIGTERM kills."""

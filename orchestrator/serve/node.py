@@ -116,7 +116,7 @@ class ServingNode:
         said, problems = pull_all(store, self._tools)
         return Prepared(
             found=report.found,
-            said=(_seeded(report), *said),
+            said=(*([_seeded(report)] if report.found or self._config.workload else []), *said),
             problems=(*report.faults, *problems),
         )
 

@@ -84,6 +84,13 @@ def test_launch_that_could_publish_nothing_is_refused_unless_it_is_told_to_read_
     assert launch(tmp_path, "--no-compile", store=store).exit_code != ExitCode.BAD_INPUT
 
 
+def test_launch_of_a_config_without_a_workload_is_refused(tmp_path: Path, world: FakeWorld) -> None:
+    (tmp_path / "a.yaml").write_text("ranks: 1\n")
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["launch", str(tmp_path / "a.yaml")])
+    assert (result.exit_code, world.called("build")) == (ExitCode.BAD_INPUT, [])
+    assert "a.yaml: workload" in result.stderr
+
+
 def test_launch_beside_a_module_with_the_name_of_a_package_is_refused(
     tmp_path: Path, world: FakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

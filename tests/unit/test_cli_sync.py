@@ -97,6 +97,13 @@ def test_push_of_what_is_no_directory_is_bad_input(tmp_path):
     assert not (tmp_path / "store").exists()
 
 
+def test_config_of_a_sync_needs_no_workload(tmp_path, cache):
+    config = tmp_path / "store.yaml"
+    config.write_text(f"store: {{path: {tmp_path / 'store'}, trust: {{policy: 'off'}}}}\n")
+    assert run("push", "mine", cache, "--config", config, "--key", "a=b")[0] == 0
+    assert run("pull", "mine", tmp_path / "back", "--config", config, "--key", "a=b")[0] == 0
+
+
 def test_store_must_be_named_once(cache):
     code, _ = run("push", "mine", cache)
     assert code == 2

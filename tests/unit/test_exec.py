@@ -18,9 +18,9 @@ import pytest
 
 from cache_store.errors import StoreUnavailable
 from cache_store.publish_pending import publish_pending
-from orchestrator.config.reading import Config
+from orchestrator.config.reading import Config, parse
 from orchestrator.errors import BadArgument, UnknownNode
-from orchestrator.launch.identity import launch_key
+from orchestrator.launch.identity import identity, launch_key
 from orchestrator.look.verify import cached_files
 from orchestrator.serve import node
 from orchestrator.serve.answers import Order
@@ -33,7 +33,7 @@ from orchestrator.serve.streams import LONGEST_LINE, MOST_PENDING, Outlet, Strea
 from tests.support.launched import loaded_config
 from tests.support.processes import marked, still_there
 from tests.support.ray_cluster import free_ports
-from tests.support.stored import open_store
+from tests.support.stored import open_store, store_config
 
 ROOT = Path(__file__).parents[2]
 RANKS = (sys.executable, "-m", "tests.support.exec_rank")
@@ -100,6 +100,28 @@ def test_nothing_new_is_not_published_again(tmp_path: Path, run: Run, said: list
     outcome = run(config, (*RANKS, "--outcome", "loaded"))
     assert (outcome.record, outcome.problems) == ("", ())
     assert "nothing new to publish: 2 functions loaded, 0 compiled" in said
+
+
+def test_config_without_a_workload_is_enough_and_asks_for_no_launch(tmp_path, run: Run, said: list[str]):
+    config = parse({"cache_dir": str(tmp_path / "cache"), "store": store_config(tmp_path / "store")})
+    outcome = run(config, ("true",))
+    assert (outcome.exit_code, outcome.problems, said) == (0, (), [])
+
+
+def test_what_ranks_of_a_command_compile_goes_by_the_name_of_a_config_without_a_workload(
+    tmp_path: Path, run: Run
+):
+    config = loaded_config(tmp_path).model_copy(update={"workload": None})
+    outcome = run(config, RANKS)
+    assert (outcome.exit_code, outcome.problems, num_launches(config)) == (0, (), 1)
+    assert identity(config)["name"] == config.name
+
+
+def test_server_that_never_becomes_ready_is_stopped(tmp_path: Path, run: Run, said: list[str]):
+    config = loaded_config(tmp_path, timeouts={"ready_s": 0.1})
+    outcome = run(config, ("sleep", "600"), when=str(tmp_path / "never"))
+    assert outcome.exit_code == 1
+    assert "raise timeouts.ready_s" in " ".join(said)
 
 
 def test_command_without_cached_functions_publishes_nothing(tmp_path: Path, run: Run) -> None:

@@ -69,12 +69,12 @@ def test_home_in_paths_is_expanded(file: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_absolute_script_below_the_current_directory_becomes_relative(file: Path, tmp_path: Path) -> None:
     config = load(file, (f"workload={{script: {tmp_path}/jobs/run.py}}",))
-    assert config.workload.model_dump()["script"] == "jobs/run.py"
+    assert config.model_dump()["workload"]["script"] == "jobs/run.py"
 
 
 def test_override_sets_a_nested_value_as_yaml(file: Path) -> None:
     config = load(file, ("workload.arguments.names=[a, b]", "timeouts.compile_s=1.5"))
-    assert config.workload.model_dump()["arguments"] == {"layers": 4, "names": ["a", "b"]}
+    assert config.model_dump()["workload"]["arguments"] == {"layers": 4, "names": ["a", "b"]}
     assert config.timeouts.compile_s == 1.5
 
 
@@ -187,7 +187,7 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
 
 def test_merge_keys_of_yaml_work(file: Path) -> None:
     file.write_text(MINIMAL.replace("{layers: 4}", "{<<: {layers: 5}, width: 1}"))
-    assert load(file).workload.model_dump()["arguments"] == {"layers": 5, "width": 1}
+    assert load(file).model_dump()["workload"]["arguments"] == {"layers": 5, "width": 1}
 
 
 def test_error_survives_pickling(file: Path) -> None:
