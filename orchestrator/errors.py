@@ -127,11 +127,20 @@ class CannotStart(OrchestratorError):
         may_pass: another attempt may succeed: something did not come up, but nothing is known to lack.
         blames_cluster: a later launch may succeed, but none is tried at once: nothing answers where the
             cluster's head should, or the nodes that are missing were there when the launch began.
+        has_lost_node: a node was lost while ranks started on it.
     """
 
-    def __init__(self, message: str, *, may_pass: bool = False, blames_cluster: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        may_pass: bool = False,
+        blames_cluster: bool = False,
+        has_lost_node: bool = False,
+    ) -> None:
         self.may_pass = may_pass
         self.blames_cluster = blames_cluster
+        self.has_lost_node = has_lost_node
         super().__init__(message)
 
 

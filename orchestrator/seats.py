@@ -74,3 +74,21 @@ def distinct_hosts(seats: Sequence[Seat]) -> dict[int, str]:
         seat.rank: f"{seat.host} {seat.node_id[:SHORT_ID]}" if len(nodes[seat.host]) > 1 else seat.host
         for seat in seats
     }
+
+
+def straddling_groups(seats: Sequence[Seat], group_size: int) -> tuple[range, ...]:
+    """The groups of ranks that follow each other which are on more than one node."""
+    starts = range(0, len(seats) - group_size + 1, group_size)
+    groups = (range(start, start + group_size) for start in starts)
+    return tuple(group for group in groups if len({seats[rank].node_rank for rank in group}) > 1)
+
+
+def straddle_text(axis: str, groups: Sequence[range], seats: Sequence[Seat]) -> str:
+    """That groups are not on one node each, for people."""
+    first = groups[0]
+    hosts = ", ".join(dict.fromkeys(seats[rank].host for rank in first))
+    return (
+        f"{len(groups)} of {len(seats) // len(first)} {axis} groups straddle nodes, such as ranks {first[0]}-"
+        f"{first[-1]} on {hosts}: no node has room for a whole one. Their collectives take the network; free "
+        f"or add nodes, or let ray.pack name the axis that is to stay together (now {axis})"
+    )

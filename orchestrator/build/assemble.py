@@ -64,7 +64,7 @@ def assemble(
         environment=dict(target.environment),
         environment_source=target.source,
         world_size=config.ranks,
-        parallel=config.parallel.model_dump(),
+        parallel=config.parallel.sizes(),
         device=config.device,
         started=started,
         cache_dir=str(config.cache_dir),

@@ -19,7 +19,7 @@ from worker.results import FunctionProbe, FunctionResult
 
 def num_positions(config: Config) -> int:
     """Number of ranks that differ in more than their data-parallel position: ranks below it are the first."""
-    return config.parallel.tp * config.parallel.pp
+    return config.ranks // config.parallel.dp
 
 
 def built_ranks(config: Config, *, every_rank: bool) -> tuple[int, ...]:

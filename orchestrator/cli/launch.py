@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -47,6 +48,14 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     html_file: HtmlFile = None,
     trace_file: TraceFile = None,
     metrics_file: MetricsFile = None,
+    node: Annotated[
+        list[str] | None,
+        typer.Option("--node", metavar="NODE", help="Start ranks on this node alone. Repeatable."),
+    ] = None,
+    exclude_node: Annotated[
+        list[str] | None,
+        typer.Option("--exclude-node", metavar="NODE", help="Start no rank on this node. Repeatable."),
+    ] = None,
     no_compile: Annotated[
         bool, typer.Option("--no-compile", help="Never compile: a miss is an error that explains itself.")
     ] = False,
@@ -69,6 +78,7 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
         from orchestrator.show.report import to_json
         from orchestrator.show.report_table import render
 
+        overrides = [*(overrides or ()), *chosen_nodes(node, exclude_node)]
         loaded = load_config(config, overrides)
         require_workload(loaded, str(config))
         check_script(loaded, str(config))
@@ -79,7 +89,7 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
         outputs.prepare()
         console = output(stderr=outputs.json_to_stdout)
 
-        named_by = (str(config), *(word for each in overrides or () for word in ("--set", each)))
+        named_by = (str(config), *(word for each in overrides for word in ("--set", each)))
 
         def tell(report: Report) -> None:
             keep_last(report)
@@ -107,6 +117,12 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
         console.print()
         console.print(render(report))
         tell(report)
+
+
+def chosen_nodes(nodes: list[str] | None, excluded: list[str] | None) -> list[str]:
+    """Overrides of a config that let ranks start on nodes that are named on the command line."""
+    named = (("ray.nodes", nodes), ("ray.exclude_nodes", excluded))
+    return [f"{key}={json.dumps(names)}" for key, names in named if names]
 
 
 def report(

@@ -100,10 +100,10 @@ def _here(config: Config, options: SeedOptions) -> tuple[NodeSeed, ...]:
 
 
 def _once(config: Config, names: Sequence[str], options: SeedOptions) -> tuple[NodeSeed, ...]:
+    from orchestrator.nodes import choose, this_node
     from orchestrator.seed import preseed as seeding
     from orchestrator.seed.display import seed_display
     from orchestrator.seed.here import check_store
-    from orchestrator.seed.nodes import choose, this_node
 
     check_store(config)
     if seeding.is_this_machine(config):

@@ -5,6 +5,7 @@ Those of the store stand in `orchestrator.config.store`.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from orchestrator.config.serving import ExecConfig
+from orchestrator.config.serving import VARIABLE_PATTERN, ExecConfig
 from orchestrator.config.store import StoreConfig
 from orchestrator.config.strict import Seconds, Strict
 from worker import known_caches
@@ -31,6 +32,15 @@ Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
 ENTRYPOINT_PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 NODE_CACHE_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,63}$"
+AXIS_PATTERN = r"^[a-z][a-z0-9]{0,15}$"
+OWN_VARIABLES = {
+    **dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"), "ranks"),
+    **dict.fromkeys(("MASTER_ADDR", "MASTER_PORT", "PYTHONPATH", "WARMRANK_RANK_MARK"), ""),
+    "OMP_NUM_THREADS": "ray.omp_num_threads",
+    "WARMRANK_NO_COMPILE": "no_compile",
+}
+"""Variables that a launch sets itself, and the key that says to what; none where that is its own affair."""
+
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
@@ -50,12 +60,45 @@ class ScriptWorkload(Strict):
     arguments: tuple[str, ...] = Field(default=(), description="list of strings, the script's arguments")
 
 
+AxisName = Annotated[str, Field(pattern=AXIS_PATTERN)]
+
+
+VariableName = Annotated[str, Field(pattern=VARIABLE_PATTERN)]
+
+
 class Parallel(Strict):
-    """Sizes of the parallel axes; their product is the number of ranks. `tp` is innermost, `dp` outermost."""
+    """Sizes of the parallel axes; their product is the number of ranks.
+
+    From the innermost: `tp`, `cp`, `ep`, those of `axes` in their order, `pp`, and `dp` as the outermost.
+    """
 
     tp: int = Field(default=1, ge=1, description="tensor-parallel size, a whole number from 1")
+    cp: int = Field(default=1, ge=1, description="context-parallel size, a whole number from 1")
+    ep: int = Field(default=1, ge=1, description="expert-parallel size, a whole number from 1")
+    axes: dict[AxisName, Annotated[int, Field(ge=1)]] = Field(
+        default={}, description="mapping of the names of other axes to their sizes, from the innermost"
+    )
     pp: int = Field(default=1, ge=1, description="pipeline-parallel size, a whole number from 1")
     dp: int = Field(default=1, ge=1, description="data-parallel size, a whole number from 1")
+
+    @field_validator("axes")
+    @classmethod
+    def _names_are_free(cls, given: dict[str, int]) -> dict[str, int]:
+        if taken := given.keys() & {"world", "none", *cls.model_fields}:
+            msg = f"axes has {', '.join(sorted(taken))}, which stands for something else"
+            raise ValueError(msg)
+        return given
+
+    def sizes(self) -> dict[str, int]:
+        """The size of every axis, from the innermost; `cp` and `ep` only where they are given."""
+        return {
+            name: getattr(self, name) if name in type(self).model_fields else self.axes[name]
+            for name in ("tp", "cp", "ep", *self.axes, "pp", "dp")
+            if name in {"tp", "pp", "dp", *self.axes, *self.model_fields_set}
+        }
+
+
+NodeName = Annotated[str, Field(min_length=1)]
 
 
 class RayConfig(Strict):
@@ -65,12 +108,34 @@ class RayConfig(Strict):
         default=None,
         description="address of a running cluster; none starts a local one (a Ray job joins)",
     )
-    num_cpus_per_rank: float = Field(default=1.0, gt=0, description="CPUs reserved for each rank")
+    num_cpus_per_rank: float = Field(default=1.0, ge=0, description="CPUs reserved for each rank")
     num_cpus: int | None = Field(
         default=None, ge=1, description="CPUs of the local Ray; none counts those of the machine"
     )
     omp_num_threads: int = Field(default=1, ge=1, description="OMP_NUM_THREADS of every rank")
     placement: Placement = Field(default="PACK", description="Ray's placement strategy")
+    pack: str = Field(
+        default="tp",
+        pattern=AXIS_PATTERN,
+        description="axis whose groups, with the axes inside, are each on one node; none for no axis",
+    )
+    nodes: tuple[NodeName, ...] = Field(
+        default=(), description="list of nodes that may have ranks: id, address or host name; none for all"
+    )
+    exclude_nodes: tuple[NodeName, ...] = Field(
+        default=(), description="list of nodes that get no ranks: id, address or host name"
+    )
+    labels: dict[str, str] = Field(
+        default={}, description="mapping of Ray's label selectors that a node must meet to have ranks"
+    )
+    placement_group: str | None = Field(
+        default=None,
+        min_length=1,
+        description="id or name of a placement group that is there, to start ranks in; none reserves one",
+    )
+    runtime_env: dict[str, JsonValue] = Field(
+        default={}, description="mapping, Ray's runtime environment of every rank, such as {pip: [einops]}"
+    )
     ship_code: bool = Field(
         default=True, description="whether a cluster joined by address gets a copy of the current directory"
     )
@@ -185,6 +250,9 @@ class Config(Strict):
         default="auto",
         description="auto, graph, aoti or torchair: which engine compiles, for functions that do not say",
     )
+    env: dict[VariableName, str] = Field(
+        default={}, description="mapping of environment variables of every rank, such as HCCL_IF_BASE_PORT"
+    )
     node_caches: dict[NodeCacheName, NodeCacheConfig | None] = Field(
         default={},
         description="mapping of a name to {path, patterns, collect}, or to null to leave an engine's own out",
@@ -203,6 +271,16 @@ class Config(Strict):
         default=ExecConfig(), description="mapping with sync and keys, for warmrank exec"
     )
 
+    @field_validator("env")
+    @classmethod
+    def _no_variable_of_ours(cls, given: dict[str, str]) -> dict[str, str]:
+        for name in given:
+            if name in OWN_VARIABLES or name.startswith("RAY_"):
+                why = "of {name} nothing, because a launch sets it itself{instead}"
+                instead = f" (by {OWN_VARIABLES[name]})" if OWN_VARIABLES.get(name) else ""
+                raise PydanticCustomError("variable", why, {"name": name, "instead": instead})
+        return given
+
     @field_validator("node_caches")
     @classmethod
     def _known_ones_have_their_places(
@@ -220,25 +298,55 @@ class Config(Strict):
 
     @model_validator(mode="after")
     def _axes_fill_the_ranks(self) -> Config:
-        tp, pp, dp = self.parallel.tp, self.parallel.pp, self.parallel.dp
-        if tp * pp * dp != self.ranks:
-            msg = f"parallel tp {tp} x pp {pp} x dp {dp} = {tp * pp * dp}, but ranks = {self.ranks}"
+        sizes = self.parallel.sizes()
+        if (product := math.prod(sizes.values())) != self.ranks:
+            factors = " x ".join(f"{name} {size}" for name, size in sizes.items())
+            msg = f"parallel {factors} = {product}, but ranks = {self.ranks}"
+            raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
+    def _packed_axis_is_there(self) -> Config:
+        known = [*self.parallel.sizes(), "none"]
+        if self.ray.pack not in known:
+            msg = f"ray.pack is {self.ray.pack}; expected one of the axes, or none: {', '.join(known)}"
             raise ValueError(msg)
         return self
 
 
-def positions(config: Config) -> dict[int, tuple[int, int, int]]:
-    """Every rank's tp, pp and dp index; `groups` says how ranks are numbered."""
-    tp, pp = config.parallel.tp, config.parallel.pp
-    return {rank: (rank % tp, rank // tp % pp, rank // (tp * pp)) for rank in range(config.ranks)}
+def positions(config: Config) -> dict[int, tuple[int, ...]]:
+    """Every rank's index on each axis; `groups` says how ranks are numbered."""
+    strides = _strides(config)
+    return {
+        rank: tuple(rank // stride % size for stride, size in strides.values())
+        for rank in range(config.ranks)
+    }
 
 
 def groups(config: Config) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """Every process group by role, as global ranks; rank = (dp index * pp + pp index) * tp + tp index."""
-    tp, pp, dp = config.parallel.tp, config.parallel.pp, config.parallel.dp
-    return {
-        "world": (tuple(range(config.ranks)),),
-        "tp": tuple(tuple(start + t for t in range(tp)) for start in range(0, config.ranks, tp)),
-        "pp": tuple(tuple((d * pp + p) * tp + t for p in range(pp)) for d in range(dp) for t in range(tp)),
-        "dp": tuple(tuple((d * pp + p) * tp + t for d in range(dp)) for p in range(pp) for t in range(tp)),
-    }
+    """Every process group by role, as global ranks: the index on the innermost axis counts fastest."""
+    found: dict[str, tuple[tuple[int, ...], ...]] = {"world": (tuple(range(config.ranks)),)}
+    for name, (stride, size) in _strides(config).items():
+        found[name] = tuple(
+            tuple(range(begin, begin + stride * size, stride))
+            for begin in range(config.ranks)
+            if begin // stride % size == 0
+        )
+    return found
+
+
+def packed_ranks(config: Config) -> int:
+    """How many ranks that follow each other are to be on one node."""
+    if config.ray.pack == "none":
+        return 1
+    stride, size = _strides(config)[config.ray.pack]
+    return stride * size
+
+
+def _strides(config: Config) -> dict[str, tuple[int, int]]:
+    """For every axis, from the innermost, how far apart its neighbours are, and its size."""
+    found, stride = {}, 1
+    for name, size in config.parallel.sizes().items():
+        found[name] = stride, size
+        stride *= size
+    return found

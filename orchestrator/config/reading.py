@@ -123,7 +123,9 @@ def _fill_with_replicas(data: dict[str, Any], world_size: int) -> None:
     """Let the data-parallel size follow from the others; what is no mapping of numbers is refused later."""
     parallel = data.setdefault("parallel", {})
     if isinstance(parallel, dict):
-        sizes = [parallel.get(axis, 1) for axis in ("tp", "pp")]
+        more = parallel.get("axes")
+        others = (*parallel.items(), *(more.items() if isinstance(more, dict) else ()))
+        sizes = [size for axis, size in others if axis not in {"dp", "axes"}]
         if all(type(size) is int and size > 0 for size in sizes):
             parallel["dp"] = max(1, world_size // math.prod(sizes))
 

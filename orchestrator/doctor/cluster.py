@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from orchestrator.doctor.clocks import Clock
 from orchestrator.doctor.clocks import check as check_clocks
 from orchestrator.doctor.findings import Finding, NodeFindings, ok
-from orchestrator.seed.nodes import Node
+from orchestrator.nodes import Node
 from orchestrator.show.figures import count_text
 
 MAX_HOSTS_SHOWN = 8

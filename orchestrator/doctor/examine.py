@@ -28,7 +28,7 @@ from orchestrator.doctor import store as doctor_store
 from orchestrator.doctor import versions as doctor_versions
 from orchestrator.doctor.findings import Diagnosis, Finding, NodeFindings, diagnosis, unknown
 from orchestrator.gang import ray_session
-from orchestrator.seed.nodes import Node, this_node
+from orchestrator.nodes import Node, this_node
 from worker.devices.streams import Captures
 from worker.environment import environment
 from worker.settings import settings
@@ -204,8 +204,8 @@ class _Node:
         return doctor_clocks.check(self._clocks, self._launches.newest_ahead_s)
 
     def streams(self) -> Iterable[Finding]:
-        sizes = self._config().parallel
-        roles = frozenset(name for name in ("tp", "pp", "dp") if getattr(sizes, name) > 1)
+        sizes = self._config().parallel.sizes()
+        roles = frozenset(name for name, size in sizes.items() if size > 1)
         captures = tuple(
             Captures(name=name, num_graphs=count, roles=roles)
             for name, count in self._launches.num_captures.items()

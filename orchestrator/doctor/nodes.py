@@ -19,7 +19,7 @@ from orchestrator.doctor.findings import Diagnosis, Finding, NodeFindings, diagn
 from orchestrator.errors import first_line
 from orchestrator.gang import ray_session
 from orchestrator.gang.on_node import options_on
-from orchestrator.seed.nodes import Node
+from orchestrator.nodes import Node
 
 NODE_S = 180.0
 """Longest wait for a node: a first import of torch, and every place of the store silent, in one."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 
 from orchestrator.causes import CLUSTER_LOST, WorkerFailure
 from orchestrator.config.models import WatchConfig
+from orchestrator.gang.knocking import knock
 
 _CONNECT_S = 2.0
 _AGAIN_S = 0.2
@@ -76,24 +76,10 @@ class HeadWatch:
 
     def _reaches(self) -> bool:
         where = self._host.strip("[]"), self._port
-        try:
-            with socket.create_connection(where, timeout=self._connect_s) as connection:
-                return self._hears(connection)
-        except OSError:
+        heard = knock([where], timeout_s=self._connect_s)[where]
+        if heard in {"refuses", "silent"}:
             return False
-
-    def _hears(self, connection: socket.socket) -> bool:
-        """The kernel takes connections for a process that is stopped; gRPC greets, and then that is missed.
-
-        With TLS it waits for the client's word: a head that did not greet at first needs not to later.
-        """
-        if self._greets is False:
-            return True
-        try:
-            is_greeted = bool(connection.recv(1))
-        except OSError:
-            is_greeted = False
+        # With TLS nobody is greeted: a head that did not greet at first needs not to later.
         if self._greets is None:
-            self._greets = is_greeted
-            return True
-        return is_greeted
+            self._greets = heard == "greets"
+        return heard == "greets" or not self._greets

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from orchestrator.nodes import in_order
 from orchestrator.seats import Gang, Seat
 
 NOBODY_WAITS = frozenset({"fetch", "commit"})
@@ -108,8 +109,17 @@ class Process:
     pid: int
 
 
-def seat_ranks(processes: Sequence[Process]) -> tuple[tuple[int, ...], tuple[Seat, ...]]:
+def seat_ranks(
+    processes: Sequence[Process], *, group_size: int = 1
+) -> tuple[tuple[int, ...], tuple[Seat, ...]]:
     """Assign ranks node by node, so that neighbours in rank are neighbours in place.
+
+    Nodes come in the order of their host names, whatever order they are found in, and so in every launch; but
+    those that have no whole number of groups come last, for they would break the groups of all after them.
+
+    Args:
+        processes: one for each rank.
+        group_size: how many ranks that follow each other are to be on one node.
 
     Returns:
         For every rank the index of its process, and its seat.
@@ -117,9 +127,14 @@ def seat_ranks(processes: Sequence[Process]) -> tuple[tuple[int, ...], tuple[Sea
     nodes: dict[str, list[int]] = {}
     for index, process in enumerate(processes):
         nodes.setdefault(process.node_id, []).append(index)
+
+    def place(members: list[int]) -> tuple[Any, ...]:
+        first = processes[members[0]]
+        return len(members) % group_size > 0, in_order(first.host), in_order(first.address), first.node_id
+
     order: list[int] = []
     seats: list[Seat] = []
-    for node_rank, members in enumerate(nodes.values()):
+    for node_rank, members in enumerate(sorted(nodes.values(), key=place)):
         for local_rank, index in enumerate(members):
             seat = Seat(
                 rank=len(order),

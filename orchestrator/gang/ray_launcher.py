@@ -7,18 +7,21 @@ another attempt. Ray's exceptions end here: callers see `WorkerFailure` or `Cann
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from orchestrator.causes import DIED, NODE_LOST, WorkerFailure
-from orchestrator.config.models import Config
+from orchestrator.config.models import Config, packed_ranks
 from orchestrator.errors import CannotStart, LaunchFailed
 from orchestrator.gang import ray_session
 from orchestrator.gang.actor import RankActor
 from orchestrator.gang.beginning import Beginning, TookTooLong
+from orchestrator.gang.eligible import NodesUp, eligible, nodes_of_ray, silent_among
 from orchestrator.gang.guardian import MARK
 from orchestrator.gang.head_watch import HeadWatch
 from orchestrator.gang.launcher import NOBODY_WAITS, Process, logs_of, seat_ranks
@@ -26,7 +29,7 @@ from orchestrator.gang.node_watch import Charge
 from orchestrator.gang.rank_host import MakeWorker
 from orchestrator.gang.ray_answers import TICK_S, answer_of, await_all, await_some, left_s
 from orchestrator.gang.ray_watch import RayWatch
-from orchestrator.gang.reservation import Reservation
+from orchestrator.gang.reservation import GivenGroup, Reservation
 from orchestrator.gang.step_file import step_file
 from orchestrator.gang.supply import refuse_missing_devices
 from orchestrator.gang.watching import all_lost
@@ -38,6 +41,7 @@ GRACE_S = 1.0
 """How long other causes are collected after a first failure, before all ranks are ended."""
 
 _STOP_TIMEOUT_S = 10.0
+_GIVE_UP_S = 3.0  # several times as long as it takes until what is given up looks
 
 
 class RayLauncher:
@@ -54,10 +58,13 @@ class RayLauncher:
         self._session: ray_session.Session | None = None
         self._starts = 0
         self._has_lost_node = False
-        self._reservation: Reservation | None = None
+        self._reservation: Reservation | GivenGroup | None = None
         self._actors: list[Any] = []
         self._watch: RayWatch | None = None
         self._head: HeadWatch | None = None
+        self._nodes: NodesUp | None = None
+        self._is_abandoned = False
+        self._gives_up = threading.Event()
         self.on_wait: Callable[[str], None] = _say_nothing
 
     def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
@@ -65,14 +72,21 @@ class RayLauncher:
         deadline = time.monotonic() + timeout_s
         session = self._enter(num_ranks, deadline)
         self._starts += 1
+        return self._watched(lambda: self._start(session, num_ranks, deadline))
+
+    def _start(self, session: ray_session.Session, num_ranks: int, deadline: float) -> Gang:
         reservation = self._reserve(num_ranks, deadline)
         marks = [f"{uuid.uuid4().hex}.{index}" for index in range(num_ranks)]
         # Before the watches: Ray has as many processes ready as there are CPUs, and ranks import torch first.
         self._actors = self._rank_actors(marks, reservation, session.way_in)
-        environ = ray_session.runtime_env(session.way_in)
-        self._watch = RayWatch(self._config.watch, reservation.node_ids(), environ)
+        environ = ray_session.runtime_env(self._config.ray, session.way_in)
+        node_ids = reservation.node_ids()
+        self._nodes = NodesUp(
+            [node for node in nodes_of_ray() if node.node_id in node_ids], self._config.watch
+        )
+        self._watch = RayWatch(self._config.watch, node_ids, environ)
         processes = self._collect([actor.process.remote() for actor in self._actors], deadline)
-        order, seats = seat_ranks(processes)
+        order, seats = seat_ranks(processes, group_size=self._group_size)
         self._actors = [self._actors[index] for index in order]
         gang = self._gang(seats, processes[order[0]], deadline)
         node_ids = [processes[index].node_id for index in order]
@@ -114,19 +128,28 @@ class RayLauncher:
     def _failures(self, stage: str) -> tuple[WorkerFailure, ...]:
         """What nodes and head make known of ranks, whether or not these are called."""
         assert self._watch is not None  # noqa: S101 - `start` comes first
-        lost = self._head.failures(len(self._actors), stage) if self._head is not None else ()
-        if not lost and self._session is not None and ray_session.has_ended(self._session):
-            lost = all_lost(len(self._actors), stage)
-        return lost or self._watch.failures(stage)
+        return self._lost(len(self._actors), stage) or self._watch.failures(stage)
+
+    def _lost(self, num_ranks: int, stage: str) -> tuple[WorkerFailure, ...]:
+        """The failures of all ranks that stand for a cluster, or an own Ray, that is gone."""
+        if self._session is not None and (ended := ray_session.ended(self._session)):
+            return all_lost(num_ranks, stage, ended)
+        if self._head is None or not self._head.loss:
+            return ()
+        if self._is_own:
+            return all_lost(num_ranks, stage, f"its head does not answer: {self._head.loss}")
+        return self._head.failures(num_ranks, stage)
 
     def release(self) -> None:
         """Kill every actor and whatever it started, and free the resources."""
         actors, self._actors = self._actors, []
         reservation, self._reservation = self._reservation, None
         watch, self._watch = self._watch, None
-        if self._head is None or not self._head.is_there():
+        nodes, self._nodes = self._nodes, None
+        if not self._serves():
             return  # without a head nothing can be told to anybody: the guardians' leases run out
-        self._while_head_is_there(lambda: _take_down(actors, watch, reservation))
+        silent = frozenset(node.node_id for node in nodes.silent()) if nodes is not None else frozenset()
+        self._while_it_serves(lambda: _take_down(actors, watch, reservation, silent))
 
     def stop(self) -> None:
         """Release the ranks, and end an own Ray."""
@@ -135,59 +158,100 @@ class RayLauncher:
 
     def _leave(self) -> None:
         session, self._session = self._session, None
-        if session is not None:
-            left = self._head is None or (
-                self._head.is_there() and self._while_head_is_there(lambda: ray_session.leave(session))
-            )
-            if not left:
-                ray_session.abandon(session)
         head, self._head = self._head, None
+        if session is not None and head is not None and not _gets_off(session, head):
+            ray_session.abandon(session)
+            self._is_abandoned = True
         if head is not None:
             head.stop()
 
-    def _while_head_is_there(self, call: Callable[[], None]) -> bool:
-        """Whether a call ended; given up with the head, which Ray would wait for, then end this process."""
-        beginning = Beginning(call)
-        while True:
-            try:
-                beginning.wait(TICK_S)
-            except TookTooLong:
-                if self._head is not None and self._head.loss:
-                    return False
-            else:
-                beginning.end()
-                return True
+    def _serves(self) -> bool:
+        """Whether Ray can be told anything; waits for a head that may be lost until that is known."""
+        if self._session is not None and ray_session.ended(self._session):
+            return False
+        return self._head is not None and self._head.is_there()
+
+    def _while_it_serves(self, call: Callable[[], None]) -> None:
+        """Do what takes Ray; given up with the head, which Ray would wait for, then end this process."""
+        _has_ended(Beginning(call), lambda: not self._lost(1, "stop"))
+
+    def _watched(self, call: Callable[[], Gang]) -> Gang:
+        """What a call returns, given up with the head: Ray would wait for it, then end this process.
+
+        It goes on in its thread until it looks next whether it may.
+        """
+        found: list[Gang] = []
+        self._gives_up.clear()
+        beginning = Beginning(lambda: found.append(call()))
+        try:
+            while not _is_over(beginning):
+                self._check_head()
+        except BaseException:
+            self._gives_up.set()
+            with suppress(Exception):
+                beginning.wait(_GIVE_UP_S)
+            raise
+        finally:
+            beginning.end()
+        return found[0]
 
     def _enter(self, num_ranks: int, deadline: float) -> ray_session.Session:
         """Get onto Ray, unless this launcher is on one that still serves."""
-        if self._is_own and self._has_lost_node:
+        if self._is_own and (self._has_lost_node or not self._serves()):
             self._leave()  # an own Ray has no other node, and never gets one
+        if self._is_abandoned:
+            raise CannotStart("this process could not get off a Ray that had ended", blames_cluster=True)
         if self._session is None:
             self._has_lost_node = False
             if ray_session.way_in_now(self._config.ray) == "local":
-                refuse_missing_devices(self._bundle, num_ranks, self._config.ray)
+                refuse_missing_devices(self._need, num_ranks, self._config.ray)
             self._session = ray_session.enter(self._config.ray, timeout_s=left_s(deadline))
             self._head = HeadWatch(ray_session.head_address(), self._config.watch)
         return self._session
 
-    def _reserve(self, num_ranks: int, deadline: float) -> Reservation:
-        self._reservation = Reservation(
-            self._bundle, num_ranks, placement=self._config.ray.placement, is_own=self._is_own
+    def _reserve(self, num_ranks: int, deadline: float) -> Reservation | GivenGroup:
+        if self._config.ray.placement_group is not None:
+            self._reservation = GivenGroup(self._config.ray.placement_group, self._need, num_ranks)
+            return self._reservation
+        known = nodes_of_ray()
+        silent = () if self._is_own else silent_among(known)
+        self._reservation = reservation = Reservation(
+            self._need,
+            num_ranks,
+            group_size=self._group_size,
+            placement=self._config.ray.placement,
+            is_own=self._is_own,
+            eligible=eligible(self._config.ray, known, silent, strict=self._starts <= 1),
         )
-        self._reservation.hold(deadline, check=self._check_head, on_wait=self.on_wait)
-        return self._reservation
+        reservation.hold(deadline, check=self._check, on_wait=self.on_wait)
+        return reservation
 
     def _check_head(self) -> None:
-        if self._head is not None and self._head.loss:
-            num_ranks = self._config.ranks
-            raise LaunchFailed("start", self._head.failures(num_ranks, "start"), num_ranks=num_ranks)
+        num_ranks = self._config.ranks
+        if lost := self._lost(num_ranks, "start"):
+            self._has_lost_node |= self._is_own
+            raise LaunchFailed("start", lost, num_ranks=num_ranks)
+
+    def _check(self) -> None:
+        """Raise what ends the start."""
+        if self._gives_up.is_set():
+            raise TookTooLong
+        self._check_head()
 
     def _wait_on(self) -> None:
-        self._check_head()
+        self._check()
+        if self._nodes is not None and (lost := self._nodes.lost()):
+            self._has_lost_node = True
+            where = ", ".join(f"{node}" for node in lost)
+            raise CannotStart(f"Ray on {where} does not answer any more", may_pass=True, has_lost_node=True)
         self.on_wait("")
 
     @property
-    def _bundle(self) -> dict[str, float]:
+    def _group_size(self) -> int:
+        return packed_ranks(self._config)
+
+    @property
+    def _need(self) -> dict[str, float]:
         return ray_session.rank_resources(self._config.ray, self._config.device)
 
     @property
@@ -195,19 +259,20 @@ class RayLauncher:
         return self._session is not None and self._session.way_in == "local"
 
     def _rank_actors(
-        self, marks: Sequence[str], reservation: Reservation, way_in: ray_session.WayIn
+        self, marks: Sequence[str], reservation: Reservation | GivenGroup, way_in: ray_session.WayIn
     ) -> list[Any]:
         import ray
 
         environ = ray_session.rank_environ(self._config.ray, self._config.device, way_in)
-        resources = self._bundle
+        environ |= self._config.env
+        resources = self._need
         options = {
             "num_cpus": resources.pop("CPU"),
             "num_gpus": resources.pop("GPU", 0.0),
             "resources": resources,
             "max_restarts": 0,
             "max_task_retries": 0,
-            "runtime_env": ray_session.runtime_env(way_in),
+            "runtime_env": ray_session.runtime_env(self._config.ray, way_in),
         }
         exported = ray.remote(RankActor)  # once for all: each time costs 8 ms
         return [
@@ -265,6 +330,7 @@ class RayLauncher:
             raise CannotStart(
                 f"{len(failures)} of {len(refs)} rank processes did not start: {first.message}{remedy}",
                 may_pass=first.kind in {DIED, NODE_LOST},
+                has_lost_node=first.kind == NODE_LOST,
             )
         if late:
             raise CannotStart(
@@ -279,14 +345,46 @@ def _say_nothing(_text: str) -> None:
     """Where nobody listens."""
 
 
-def _take_down(actors: Iterable[Any], watch: RayWatch | None, reservation: Reservation | None) -> None:
+def _is_over(beginning: Beginning) -> bool:
+    """Whether something has ended, after a while at most."""
+    try:
+        beginning.wait(TICK_S)
+    except TookTooLong:
+        return False
+    return True
+
+
+def _gets_off(session: ray_session.Session, head: HeadWatch) -> bool:
+    """Get off Ray; whether that was possible."""
+    if session.way_in == "local":
+        return ray_session.ends_in_time(session, is_silent=bool(head.loss))
+    return head.is_there() and _has_ended(
+        Beginning(lambda: ray_session.leave(session)), lambda: not head.loss
+    )
+
+
+def _has_ended(beginning: Beginning, may_go_on: Callable[[], bool]) -> bool:
+    """Whether something ended as long as it might go on."""
+    while not _is_over(beginning):
+        if not may_go_on():
+            return False
+    beginning.end()
+    return True
+
+
+def _take_down(
+    actors: Iterable[Any],
+    watch: RayWatch | None,
+    reservation: Reservation | GivenGroup | None,
+    silent: frozenset[str],
+) -> None:
     import ray
 
     try:
         for actor in actors:
             ray.kill(actor, no_restart=True)
         if watch is not None:
-            watch.release(_STOP_TIMEOUT_S)
+            watch.release(_STOP_TIMEOUT_S, without=silent)
         if reservation is not None:
             reservation.release()
     except ray.exceptions.RayError as error:

@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,11 @@ logger = logging.getLogger(__name__)
 
 WayIn = joining.WayIn
 
+_LEAVE_S = 40.0
+"""Seconds to get off an own Ray; Ray itself ends a process 60 s after its head is gone."""
+
 _AUTOSCALER = b"/autoscaler/_private/monitor.py\0"
-_RAYLET = b"/raylet/raylet\0"
+_OWN_PROCESSES = {"raylet": b"/raylet/raylet\0", "GCS": b"/gcs/gcs_server\0"}
 _JOB_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray's job supervisor for the driver that it starts
 
 
@@ -51,14 +54,14 @@ class Session:
         temp_dir: private directory that an own Ray gets a directory in; empty otherwise.
         guarding: what ends an own Ray, and removes that directory, when this process is killed; else None.
         beginning: of the connection; None where Ray was up in this process.
-        raylet: the process of an own Ray that runs its others; else None.
+        own: the processes that an own Ray cannot be without, by name.
     """
 
     way_in: WayIn
     temp_dir: str = ""
     guarding: Guarding | None = None
     beginning: Beginning | None = None
-    raylet: guardian.Process | None = None
+    own: Mapping[str, guardian.Process] = field(default_factory=dict)
 
 
 def way_in(config: RayConfig, environ: Mapping[str, str], *, initialized: bool) -> WayIn:
@@ -118,7 +121,10 @@ def enter(config: RayConfig, *, timeout_s: float) -> Session:
         abandon(session)
         raise
     logger.info("On Ray, way in: %s", way)
-    return replace(session, raylet=_own(_RAYLET)) if way == "local" else session
+    if way != "local":
+        return session
+    found = {name: process for name, program in _OWN_PROCESSES.items() if (process := _own(program))}
+    return replace(session, own=found)
 
 
 def head_address() -> str:
@@ -147,12 +153,28 @@ def leave(session: Session) -> None:
             session.beginning.end()
 
 
-def has_ended(session: Session) -> bool:
-    """Whether an own Ray is over, because what runs its processes is gone; they would notice 15 s later.
+def ended(session: Session) -> str:
+    """Why an own Ray is over, because a process that it cannot be without is gone; empty where it is not.
 
-    They look whether it is there, and it is: as a zombie, until this process asks after it.
+    Its others would notice 15 s later: they look whether it is there, and it is, as a zombie, until this
+    process asks after it.
     """
-    return session.raylet is not None and not guardian.runs(session.raylet)
+    gone = [name for name, process in session.own.items() if not guardian.runs(process)]
+    return f"its {' and its '.join(gone)} {'is' if len(gone) == 1 else 'are'} gone" if gone else ""
+
+
+def ends_in_time(session: Session, *, is_silent: bool) -> bool:
+    """Get off an own Ray, whatever is left of it; whether that ended in time."""
+    if is_silent or ended(session):
+        # Ray's way out asks what is left to end, and gets no answer without the rest.
+        guardian.kill(set(session.own.values()))
+    leaving = Beginning(lambda: leave(session))
+    try:
+        leaving.wait(_LEAVE_S)
+    except TookTooLong:
+        return False
+    leaving.end()
+    return True
 
 
 def _own(program: bytes) -> guardian.Process | None:
@@ -208,13 +230,17 @@ def rank_environ(config: RayConfig, device: str, way: WayIn) -> dict[str, str]:
     return environ
 
 
-def runtime_env(way: WayIn) -> dict[str, Any]:
-    """What Ray must set up before a rank's process can import this package.
+def runtime_env(config: RayConfig, way: WayIn) -> dict[str, Any]:
+    """What Ray must set up before a rank's process runs.
 
-    A Ray that was up before this launch does not know its import paths. Elsewhere nothing is asked for,
-    because Ray's agent for it costs a second; an own Ray inherits the paths.
+    A Ray that was up before this launch does not know its import paths. Elsewhere nothing is asked for but
+    what the config wants, because Ray's agent for it costs a second; an own Ray inherits the paths.
     """
-    return {"env_vars": {"PYTHONPATH": joining.python_path()}} if way == "initialized" else {}
+    if way != "initialized":
+        return dict(config.runtime_env)
+    given = config.runtime_env.get("env_vars")
+    variables = given if isinstance(given, dict) else {}
+    return {**config.runtime_env, "env_vars": {"PYTHONPATH": joining.python_path(), **variables}}
 
 
 def _is_initialized() -> bool:

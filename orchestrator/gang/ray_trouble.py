@@ -34,11 +34,13 @@ class Supply:
         total: its resources.
         available: those that are free.
         nodes: host name and resources of each node; several may be on one host.
+        silent: nodes that Ray lists as alive and that do not answer, for people; they are not counted.
     """
 
     total: Mapping[str, float]
     available: Mapping[str, float]
     nodes: tuple[tuple[str, Mapping[str, float]], ...] = ()
+    silent: tuple[str, ...] = ()
 
 
 def describe_shortage(
@@ -65,8 +67,12 @@ def describe_shortage(
         )
         if name != "CPU" and supply.nodes:
             lines.append(f"  {name}s by node: {_by_node(name, supply.nodes)}")
+    if supply.silent:
+        lines.append(f"  not counted, because Ray there does not answer: {', '.join(supply.silent)}")
     short_of_devices = [name for name in bundle if name != "CPU" and total.get(name, 0.0) < num_ranks]
-    if short_of_devices:
+    if supply.silent and short_in_all:
+        remedy = "bring these nodes back or add others, or lower ranks"
+    elif short_of_devices:
         device = short_of_devices[0]
         remedy = f"lower ranks, or add nodes with {device}s that Ray sees (`ray status`); {_FOUND_BY[device]}"
     elif short_in_all:

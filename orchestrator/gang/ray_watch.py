@@ -147,16 +147,22 @@ class RayWatch:
         remedy = "do not stop or suspend the driver; watch.lease_s says how long its silence is borne"
         return replace(failure, message=message, remedy=remedy)
 
-    def release(self, timeout_s: float) -> None:
-        """End all ranks and what they started, on every node that answers, and the watches themselves."""
+    def release(self, timeout_s: float, *, without: Collection[str] = ()) -> None:
+        """End all ranks and what they started, on every node that answers, and the watches themselves.
+
+        Args:
+            timeout_s: how long that may take.
+            without: Ray's ids of nodes that do not answer.
+        """
         import ray
 
-        refs = [actor.release.remote() for actor in self._started.values()]
-        _, silent = ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
-        if silent:
+        there = [actor for node_id, actor in self._started.items() if node_id not in without]
+        refs = [actor.release.remote() for actor in there]
+        silent = ray.wait(refs, num_returns=len(refs), timeout=timeout_s)[1] if refs else []
+        if num_silent := len(silent) + len(self._started) - len(there):
             logger.warning(
                 "%d nodes did not say in %g s that their ranks ended; their guardians end them within %g s",
-                len(silent),
+                num_silent,
                 timeout_s,
                 self._settings.lease_s,
             )

@@ -1,27 +1,39 @@
-"""What there is for ranks: in a cluster that this process is on, and on this machine before there is one."""
+"""What there is for ranks: on nodes of a cluster, and on this machine before there is one."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from orchestrator.config.models import RayConfig
 from orchestrator.errors import LacksDevice
+from orchestrator.gang.eligible import Eligible
 from orchestrator.gang.ray_trouble import Supply, describe_shortage
+from orchestrator.nodes import Node
 
 _OVERRIDE = "RAY_OVERRIDE_RESOURCES"  # ray/_private/ray_constants.py: what a Ray offers, whatever it finds
 
 
-def supply_of_cluster() -> Supply:
-    """What the cluster has that this process is on."""
-    import ray
-
-    everyone = ray.nodes()  # type: ignore[no-untyped-call]
+def supply_of(eligible: Eligible) -> Supply:
+    """What the nodes have that may have ranks."""
+    free: dict[str, float] = {}
+    for resources in available_on(eligible.nodes):
+        for name, amount in resources.items():
+            free[name] = free.get(name, 0.0) + amount
     return Supply(
-        total=ray.cluster_resources(),  # type: ignore[no-untyped-call]
-        available=ray.available_resources(),  # type: ignore[no-untyped-call]
-        nodes=tuple((node["NodeManagerHostname"], node["Resources"]) for node in everyone if node["Alive"]),
+        total=eligible.total(),
+        available=free,
+        nodes=tuple((node.host, node.resources) for node in eligible.nodes),
+        silent=tuple(f"{node}" for node in eligible.silent),
     )
+
+
+def available_on(nodes: Iterable[Node]) -> list[Mapping[str, float]]:
+    """What of each node is free."""
+    from ray._private import state  # Ray has no public name for it
+
+    found = state.available_resources_per_node()  # type: ignore[no-untyped-call]
+    return [found.get(node.node_id, {}) for node in nodes]
 
 
 def lacks_devices(bundle: Mapping[str, float], num_ranks: int, total: Mapping[str, float]) -> bool:

@@ -180,10 +180,10 @@ class Watching:
         ]
 
 
-def all_lost(num_ranks: int, stage: str) -> tuple[WorkerFailure, ...]:
+def all_lost(num_ranks: int, stage: str, ended: str) -> tuple[WorkerFailure, ...]:
     """The failures of all ranks that stand for the end of the launch's own Ray, which is their node."""
-    message = "the launch's own Ray has ended: its raylet is gone"
-    return tuple(_failure(rank, stage, NODE_LOST, message, _ENDED_REMEDY) for rank in range(num_ranks))
+    message = f"the launch's own Ray has ended: {ended}"
+    return tuple(_failure(rank, stage, NODE_LOST, message, _OWN_ENDED_REMEDY) for rank in range(num_ranks))
 
 
 def _failure(rank: int, stage: str, kind: str, message: str, remedy: str) -> WorkerFailure:
@@ -193,5 +193,6 @@ def _failure(rank: int, stage: str, kind: str, message: str, remedy: str) -> Wor
 _DIED_REMEDY = "its log holds the last words; a kill by the system leaves none (see dmesg)"
 _LOST_REMEDY = "look at the node and its network; watch.node_silent_s says how long silence is borne"
 _ENDED_REMEDY = "look into Ray's logs there (raylet.out); a kill by the system leaves none (see dmesg)"
+_OWN_ENDED_REMEDY = "look whether the system killed it for want of memory (dmesg), then launch again"
 _STOPPED_MESSAGE = "its process is held by a signal (SIGSTOP) or a debugger"
 _STOPPED_REMEDY = "whoever stopped it can let it go on (SIGCONT); watch.stopped_s says how long that is borne"

@@ -95,7 +95,7 @@ def put_together(
         environment=found.environment if found else {},
         other_environments=found.others if found else (),
         world_size=config.ranks,
-        parallel=config.parallel.model_dump(),
+        parallel=config.parallel.sizes(),
         started=known.started,
         cache_dir=str(config.cache_dir),
         store=config.store.location if config.store else "",

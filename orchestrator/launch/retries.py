@@ -27,7 +27,9 @@ _BUDGETS: tuple[tuple[frozenset[str], Budget], ...] = (
 def budget_of(error: Exception) -> Budget | None:
     """What the error is counted against; None for one that ends the launch."""
     if isinstance(error, CannotStart):
-        return "start" if error.may_pass else None
+        if error.may_pass:
+            return "node" if error.has_lost_node else "start"
+        return None
     if not isinstance(error, LaunchFailed):
         return None
     kinds = {failure.kind for failure in error.failures}

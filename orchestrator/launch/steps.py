@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 from cache_store.keys import changed_components
 from cache_store.records.manifest import environments_of
 from orchestrator.causes import WorkerFailure
+from orchestrator.config.models import packed_ranks
 from orchestrator.errors import ranks_text
 from orchestrator.gang.opening import Opened, Opening
 from orchestrator.launch.capture_order import Proposals, num_calls, order
 from orchestrator.launch.identity import launch_key
 from orchestrator.launch.rounds import Ledger
 from orchestrator.launch.stages import Stages
+from orchestrator.seats import straddle_text, straddling_groups
 from orchestrator.show.store_report import NodeFetch, NodeReport
 from worker.results import FunctionProbe, FunctionResult, RankPlace, Verification
 
@@ -55,6 +57,8 @@ def start(stages: Stages, access: Access | None, *, no_compile: bool) -> tuple[R
         config = config.model_copy(update={"store": access.for_ranks or access.config})
     with stages.stage("start"):
         gang = stages.start()
+        if straddling := straddling_groups(gang.seats, packed_ranks(config)):
+            stages.problem(straddle_text(config.ray.pack, straddling, gang.seats))
         openings = {
             seat.rank: (
                 Opening(

@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cache_store.fetching.progress import Progress
+from orchestrator.nodes import Node, distinct_names
 from orchestrator.seed.events import Advanced, Away, Back, Began, Ended, Looked, SeedEvent, Tell
-from orchestrator.seed.nodes import Node, distinct_names
 from orchestrator.seed.outcome import word
 from orchestrator.seed.table import STYLES
 from orchestrator.show.fetch_progress import LINE_EVERY_S

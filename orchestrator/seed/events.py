@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cache_store.fetching.progress import Progress
-from orchestrator.seed.nodes import Node
+from orchestrator.nodes import Node
 from orchestrator.seed.outcome import NodeSeed
 
 

@@ -13,7 +13,7 @@ from orchestrator.config.store import StoreConfig
 from orchestrator.errors import NoStore
 from orchestrator.gang.node_artifacts import keeper_of
 from orchestrator.launch.identity import launch_key
-from orchestrator.seed.nodes import Node, this_node
+from orchestrator.nodes import Node, this_node
 from orchestrator.seed.options import SeedOptions
 from orchestrator.seed.other_launches import other_launches
 from orchestrator.seed.outcome import NodeSeed, summary

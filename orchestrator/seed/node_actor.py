@@ -14,8 +14,8 @@ from cache_store.errors import StoreError
 from cache_store.fetching.progress import Progress
 from orchestrator.config.reading import Config
 from orchestrator.errors import OrchestratorError, first_line
+from orchestrator.nodes import Node
 from orchestrator.seed.here import intake_of, seed_here
-from orchestrator.seed.nodes import Node
 from orchestrator.seed.options import SeedOptions
 from orchestrator.seed.outcome import NodeSeed, failed
 from orchestrator.seed.receiving import Receiver, SourceGone

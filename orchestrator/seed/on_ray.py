@@ -8,8 +8,8 @@ from typing import Any
 from cache_store.fetching.progress import Progress
 from orchestrator.config.reading import Config
 from orchestrator.gang.on_node import options_on
+from orchestrator.nodes import Node, alive
 from orchestrator.seed.node_actor import CONCURRENCY, NodeSeeder, in_short
-from orchestrator.seed.nodes import Node, alive
 from orchestrator.seed.options import SeedOptions
 from orchestrator.seed.outcome import NodeSeed, failed
 from orchestrator.seed.serving import Part

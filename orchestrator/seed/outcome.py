@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cache_store.seed import SeedReport
-from orchestrator.seed.nodes import Node
+from orchestrator.nodes import Node
 from orchestrator.show.store_report import NodeArtifacts
 
 Word = Literal["seeded", "miss", "faults"]

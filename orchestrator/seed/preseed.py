@@ -12,9 +12,9 @@ from contextlib import contextmanager
 
 from orchestrator.config.reading import Config
 from orchestrator.gang import ray_session
+from orchestrator.nodes import choose, this_node
 from orchestrator.seed.events import Tell, nobody
 from orchestrator.seed.here import check_store, intake_of, seed_here
-from orchestrator.seed.nodes import choose, this_node
 from orchestrator.seed.options import SeedOptions
 from orchestrator.seed.outcome import NodeSeed
 from orchestrator.seed.seeding import SeedCluster, Seeding, SeedPlan

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from cache_store.fetching.progress import Progress
+from orchestrator.nodes import Node, choose, is_called
 from orchestrator.seed.events import Advanced, Began, Ended, Looked, Tell
-from orchestrator.seed.nodes import Node, choose, is_called
 from orchestrator.seed.options import FanOut
 from orchestrator.seed.outcome import NodeSeed, failed, word
 from orchestrator.seed.waves import plan_wave, retry_in_s

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.seed.nodes import Node, distinct_names
+from orchestrator.nodes import Node, distinct_names
 from orchestrator.seed.outcome import NodeSeed, word
 from orchestrator.show.figures import seconds_text, size_text
 from orchestrator.show.report_table import node_artifacts_text

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from orchestrator.nodes import Node
 from orchestrator.seed.events import Away, Back, Ended, Looked, SeedEvent, Tell
-from orchestrator.seed.nodes import Node
 from orchestrator.seed.outcome import NodeSeed, word
 
 SILENT_S = 20.0

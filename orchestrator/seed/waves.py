@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.seed.nodes import Node
+from orchestrator.nodes import Node
 from orchestrator.seed.options import FanOut
 
 MIN_FAN_OUT = 8

@@ -18,7 +18,7 @@ from typing import Any
 from orchestrator.config.models import Config
 from orchestrator.errors import CannotStart
 from orchestrator.gang import ray_session
-from orchestrator.seed.nodes import choose, this_node
+from orchestrator.nodes import choose, this_node
 from orchestrator.serve.answers import Order, Prepared, State
 from orchestrator.serve.crew import Crew, LocalCrew, Lost
 from orchestrator.serve.outcome import NodeOutcome, Options, Outcome

@@ -15,7 +15,7 @@ from orchestrator.config.models import Config
 from orchestrator.errors import CannotStart, first_line
 from orchestrator.gang import ray_session
 from orchestrator.gang.on_node import options_on
-from orchestrator.seed.nodes import alive, choose
+from orchestrator.nodes import alive, choose
 from orchestrator.serve.crew import Lost
 from orchestrator.serve.node import ServingNode
 from orchestrator.serve.places import Host, choose_hosts

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.show.report import Report, from_json
 from tests.support.netns import Node, until
-from tests.support.netns_cluster import Cluster
+from tests.support.netns_cluster import Cluster, ray_nodes
 from tests.support.netns_commands import Running
 from tests.support.netns_store import CountingStore
 
@@ -167,6 +167,36 @@ def test_cut_link_is_a_lost_node_and_its_ranks_end_behind_it(whole: Cluster) -> 
     until(lambda: not has_ranks(node) and not has_watch(node), timeout_s=30, what="its guardian ends all")
     whole.net.mend(node)
     trial.check_nothing_left()
+
+
+def test_next_attempt_starts_no_rank_on_a_lost_node_that_ray_lists_as_alive(
+    whole: Cluster,
+) -> None:
+    # With Ray's own health checks, which take a minute.
+    more = {"ranks": 4, "parallel": {"tp": 2, "dp": 2}, "retries": {**NO_RETRIES, "node": 1}}
+    trial = Trial(whole, "stays", ("build",), **more)
+    trial.begin()
+    node = trial.reached("build")
+    whole.kill_node(node)
+    trial.running.await_said("attempt 1 was given up")
+    assert node.name in whole.alive()
+    report = trial.end(exit_code=0)
+    assert [attempt.failed_stage for attempt in report.course.attempts] == ["build", ""]
+    assert node.name not in {rank.host for rank in report.ranks}
+
+
+def test_head_that_stops_with_its_raylet_ends_the_launch_with_a_report() -> None:
+    # Not the cluster of the other tests, which would be over; the driver is on the head, as users start it.
+    with ray_nodes(2, num_cpus=2, has_dashboard=False) as cluster:
+        trial = Trial(cluster, "headless", ("build",), ranks=4, parallel={"tp": 2, "dp": 2})
+        trial.begin()
+        trial.reached("build")
+        stopped = cluster.head.run(*("pkill", "-KILL", "-f", "gcs_server|raylet/raylet"))
+        assert stopped.returncode == 0, stopped.stderr
+        report = trial.end(exit_code=LOST)
+        assert report.failure is not None
+        assert report.failure.causes[0].kind == "cluster lost"
+        assert "has not answered" in report.failure.message
 
 
 def test_driver_that_is_killed_leaves_no_process_on_any_node(whole: Cluster) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.causes import WorkerFailure
 from orchestrator.config.reading import Config, parse
+from orchestrator.errors import CannotStart
 from orchestrator.gang.in_process import InProcessLauncher
 from orchestrator.gang.launcher import Launcher, Sight
 from orchestrator.gang.opening import Opening
@@ -114,3 +115,27 @@ def test_stop_may_come_before_start_and_twice(make: MakeLauncher) -> None:
     launcher.start(1, timeout_s=BOUND_S)
     launcher.stop()
     launcher.stop()
+
+
+@pytest.mark.ray
+def test_ranks_start_in_a_placement_group_that_is_there_and_stays(cluster: str, config: Config) -> None:
+    from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+
+    del cluster
+    theirs = placement_group([{"CPU": 2}], name="theirs")
+    try:
+        assert theirs.wait(60)
+        ray = {"placement_group": "theirs"}
+        found = config.model_copy(update={"ray": config.ray.model_copy(update=ray)})
+        launcher = RayLauncher(found, make_alone)
+        gang = launcher.start(2, timeout_s=BOUND_S)
+        launcher.stop()
+        assert len(gang.seats) == 2
+        assert placement_group_table(theirs)["state"] == "CREATED"
+        with pytest.raises(CannotStart, match="room for 2 of 4 ranks with 1 CPU each"):
+            RayLauncher(found, make_alone).start(4, timeout_s=BOUND_S)
+        other = config.ray.model_copy(update={"placement_group": "others"})
+        with pytest.raises(CannotStart, match=r"no placement group .* called 'others' .* theirs"):
+            RayLauncher(config.model_copy(update={"ray": other}), make_alone).start(1, timeout_s=BOUND_S)
+    finally:
+        remove_placement_group(theirs)

@@ -31,8 +31,9 @@ def temp_dir() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-def test_own_ray_whose_raylet_is_killed_is_replaced_and_the_launch_ends_warm(
-    tmp_path: Path, temp_dir: Path
+@pytest.mark.parametrize("killed", [("raylet",), ("gcs_server",), ("gcs_server", "raylet")])
+def test_own_ray_without_raylet_or_gcs_is_replaced_and_the_launch_ends_warm(
+    tmp_path: Path, temp_dir: Path, killed: tuple[str, ...]
 ) -> None:
     marks = tmp_path / "marks"
     marks.mkdir()
@@ -41,8 +42,8 @@ def test_own_ray_whose_raylet_is_killed_is_replaced_and_the_launch_ends_warm(
     launch = LaunchProcess(tmp_path, data_of(tmp_path, workload=workload, watch=WATCH), temp_dir=temp_dir)
     try:
         assert await_true((marks / "fault0").exists, timeout_s=180), launch.said()
-        (raylet,) = launch.of_ray("raylet")
-        os.kill(raylet, signal.SIGKILL)
+        for process in [process for program in killed for process in launch.of_ray(program)]:
+            os.kill(process, signal.SIGKILL)
         assert launch.wait() == ExitCode.OK, launch.said()
         report = launch.report
         assert report is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cache_store.fetching.progress import Progress
-from orchestrator.seed.nodes import Node
+from orchestrator.nodes import Node
 from orchestrator.seed.outcome import NodeSeed, failed
 
 

@@ -17,9 +17,9 @@ from typing import Any
 from orchestrator.cli.console import plain
 from orchestrator.config.reading import Config, load
 from orchestrator.gang import ray_session
+from orchestrator.nodes import Node
 from orchestrator.seed.events import nobody
 from orchestrator.seed.node_actor import NodeSeeder
-from orchestrator.seed.nodes import Node
 from orchestrator.seed.on_ray import RaySeedCluster
 from orchestrator.seed.options import SeedOptions
 from orchestrator.seed.seeding import Seeding, SeedPlan

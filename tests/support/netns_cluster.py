@@ -27,14 +27,8 @@ ROOT = Path(__file__).parents[2]
 PORT = 6379
 DASHBOARD_PORT = 8265
 _RAY_START_S = 90.0
-# A node that does not answer is dead to Ray after about 6 s; by default after a minute.
-_HEALTH = {
-    "RAY_health_check_initial_delay_ms": "1000",
-    "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "1500",
-    "RAY_health_check_failure_threshold": "3",
-}
-_DEATH_S = 90.0
+# Ray's health checks stay as they are by default, as at users': a node is dead to it after about a minute.
+_DEATH_S = 180.0
 _FOREIGN = ("RAY_", "WARMRANK_", "AWS_", "XDG_")
 # Ray's own processes that come later than its start, and those that it keeps for the next task.
 _OF_RAY = (
@@ -190,7 +184,6 @@ class Cluster:
         kept = {name: text for name, text in os.environ.items() if not name.startswith(_FOREIGN)}
         return {
             **kept,
-            **_HEALTH,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
             "HOME": str(self.net.disk / "home"),

@@ -16,7 +16,7 @@ from orchestrator.doctor import look_disk as doctor_look_disk
 from orchestrator.doctor import look_limits as doctor_look_limits
 from orchestrator.doctor.findings import LEVELS
 from orchestrator.doctor.versions import RANGES, Probe
-from orchestrator.seed.nodes import Node
+from orchestrator.nodes import Node
 from tests.support.launched import loaded_config, store_launch, write_config
 
 ROOT = Path(__file__).parents[2]

@@ -22,7 +22,7 @@ from orchestrator.doctor.examine import Answer, Request
 from orchestrator.doctor.findings import Diagnosis, Finding, NodeFindings, diagnosis, fold, ok, unknown
 from orchestrator.doctor.nodes import diagnose_cluster
 from orchestrator.doctor.table import render_diagnosis
-from orchestrator.seed.nodes import Node
+from orchestrator.nodes import Node
 from tests.support.launched import loaded_config
 
 NODES = tuple(Node(node_id=f"{number:02x}" * 28, address="", host=f"atlas-{number}") for number in range(16))

@@ -20,7 +20,7 @@ from orchestrator.look.tables import (
     render_verified,
 )
 from orchestrator.look.verify import Verified
-from orchestrator.seed.nodes import Node
+from orchestrator.nodes import Node
 from orchestrator.seed.outcome import NodeSeed
 from orchestrator.seed.table import render_seeds
 from tests.support.launched import loaded_config, store_launch

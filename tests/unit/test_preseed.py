@@ -15,9 +15,9 @@ from orchestrator.config.reading import load
 from orchestrator.errors import NoStore, UnknownNode
 from orchestrator.launch.identity import launch_key
 from orchestrator.look.verify import cached_files
+from orchestrator.nodes import Node, choose, this_node
 from orchestrator.seed import other_launches
 from orchestrator.seed.here import seed_here
-from orchestrator.seed.nodes import Node, choose, this_node
 from orchestrator.seed.preseed import preseed
 from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import blob_path, open_store, overwrite

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from cache_store.digests import Digest
 from cache_store.fetching.pace import Pace
+from orchestrator.nodes import Node
 from orchestrator.seed import peer as peers
 from orchestrator.seed.chunks import Segment, plan_chunks, share_out, size_of
-from orchestrator.seed.nodes import Node
 from orchestrator.seed.peer import BEGIN_S, PATIENCE_S, Peer
 from orchestrator.seed.serving import Answer, Serving
 from orchestrator.seed.waves import LONGEST_RETRY_S, MIN_FAN_OUT, MIN_SOURCES, plan_wave, retry_in_s

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import UnknownNode
+from orchestrator.nodes import Node
 from orchestrator.seed.events import Began, Ended, Looked, SeedEvent
-from orchestrator.seed.nodes import Node
 from orchestrator.seed.outcome import NodeSeed, word, worst
 from orchestrator.seed.seeding import LOOK_EVERY_S, Seeding, SeedPlan
 from tests.support.fake_seed_cluster import Clock, FakeSeedCluster, make_node, seeded

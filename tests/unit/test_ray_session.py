@@ -79,7 +79,7 @@ def test_launcher_without_a_session_stops_without_importing_ray() -> None:
 
 
 def test_a_job_keeps_its_own_working_directory() -> None:
-    assert runtime_env("job") == {}
+    assert runtime_env(HERE, "job") == {}
 
 
 def test_import_paths_are_directories_outside_the_interpreter(tmp_path: Path) -> None:
@@ -253,11 +253,11 @@ def test_process_whose_ray_was_cut_short_by_ctrl_c_ends_without_ray_s_own_end(
 
 def test_own_ray_is_over_once_its_raylet_is_even_as_a_zombie() -> None:
     raylet = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    session = ray_session.Session(way_in="local", raylet=(raylet.pid, guardian.start_of(raylet.pid)))
-    assert not ray_session.has_ended(session)
+    session = ray_session.Session(way_in="local", own={"raylet": (raylet.pid, guardian.start_of(raylet.pid))})
+    assert ray_session.ended(session) == ""
     raylet.kill()
     os.waitid(os.P_PID, raylet.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie now, and stays one
-    assert ray_session.has_ended(session)
+    assert ray_session.ended(session) == "its raylet is gone"
     raylet.wait()
-    assert ray_session.has_ended(session)
-    assert not ray_session.has_ended(ray_session.Session(way_in="address"))
+    assert ray_session.ended(session) == "its raylet is gone"
+    assert ray_session.ended(ray_session.Session(way_in="address")) == ""

@@ -13,7 +13,8 @@ import ray
 from orchestrator.causes import CLUSTER_LOST, WorkerFailure
 from orchestrator.config.reading import parse
 from orchestrator.errors import CannotStart, LacksDevice, LaunchFailed
-from orchestrator.gang import reservation
+from orchestrator.gang import ray_launcher, reservation
+from orchestrator.gang.eligible import Eligible, nodes_of_ray
 from orchestrator.gang.ray_launcher import RayLauncher
 from orchestrator.gang.reservation import Reservation
 
@@ -70,13 +71,17 @@ def removed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def ray_gives(monkeypatch: pytest.MonkeyPatch, group: Any, total: Mapping[str, float]) -> None:
     groups = importlib.import_module("ray.util.placement_group")
     monkeypatch.setattr(groups, "placement_group", lambda *_arguments, **_options: group)
-    monkeypatch.setattr(ray, "cluster_resources", lambda: dict(total))
+    node = {"NodeID": "a" * 56, "NodeManagerAddress": "10.0.0.1", "NodeManagerHostname": "n1", "Alive": True}
+    monkeypatch.setattr(ray, "nodes", lambda: [{**node, "Resources": dict(total)}])
+    monkeypatch.setattr(reservation, "available_on", lambda nodes: [node.resources for node in nodes])
+    monkeypatch.setattr(ray_launcher, "silent_among", lambda _nodes: ())
 
 
 def hold(*, is_own: bool, timeout_s: float = 60.0) -> list[str]:
     """What is said while two bundles are waited for."""
     said: list[str] = []
-    wanted = Reservation(BUNDLE, 2, placement="PACK", is_own=is_own)
+    there = Eligible(nodes=nodes_of_ray(), labels={})
+    wanted = Reservation(BUNDLE, 2, placement="PACK", is_own=is_own, eligible=there)
     wanted.hold(time.monotonic() + timeout_s, check=lambda: None, on_wait=said.append)
     return said
 

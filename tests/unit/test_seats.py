@@ -10,7 +10,7 @@ from orchestrator.causes import DIED, WorkerFailure
 from orchestrator.errors import LaunchFailed
 from orchestrator.gang.launcher import Process, seat_ranks
 from orchestrator.launch.stage_failures import raise_failed
-from orchestrator.seats import Gang, distinct_hosts
+from orchestrator.seats import Gang, distinct_hosts, straddle_text, straddling_groups
 
 
 def processes(nodes: list[str]) -> list[Process]:
@@ -49,13 +49,13 @@ def test_each_process_gets_one_rank_and_its_node_is_counted(nodes: list[str]) ->
 def test_nodes_with_one_host_name_are_shown_with_the_beginning_of_their_ids() -> None:
     found = [
         Process(node_id=f"{name}{40 * '0'}", host=host, address="10.0.0.1", pid=1)
-        for name, host in (("a1", "vm"), ("a1", "vm"), ("b2", "vm"), ("c3", "other"))
+        for name, host in (("a1", "vm"), ("a1", "vm"), ("b2", "vm"), ("c3", "zz"))
     ]
     assert distinct_hosts(seat_ranks(found)[1]) == {
         0: "vm a10000000000",
         1: "vm a10000000000",
         2: "vm b20000000000",
-        3: "other",
+        3: "zz",
     }
 
 
@@ -65,3 +65,12 @@ def test_error_names_nodes_of_one_host_apart() -> None:
     failures = [WorkerFailure(rank=1, stage="build", kind=DIED, message="gone")]
     with pytest.raises(LaunchFailed, match="rank 1 on vm b00000000000: died: gone"):
         raise_failed("build", failures, gang=gang, num_ranks=2)
+
+
+def test_groups_on_more_than_one_node_are_counted_and_one_is_named() -> None:
+    _, seats = seat_ranks(processes(["a", "a", "a", "b", "b", "b"]), group_size=2)
+    found = straddling_groups(seats, 2)
+    assert found == (range(2, 4),)
+    text = straddle_text("tp", found, seats)
+    assert text.startswith("1 of 3 tp groups straddle nodes, such as ranks 2-3 on host-a, host-b:")
+    assert straddling_groups(seats, 3) == straddling_groups(seats, 1) == ()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.errors import UnknownNode
@@ -17,11 +18,23 @@ _MIN_PREFIX = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node of the cluster, by every name that people may use for it."""
+    """A node of the cluster, by every name that people may use for it.
+
+    Attributes:
+        node_id: Ray's id of it.
+        address: of Ray there.
+        host: its host name.
+        port: of Ray there; 0 where that is not known.
+        resources: all that it has, by Ray's names.
+        labels: by Ray's names of them.
+    """
 
     node_id: str
     address: str
     host: str
+    port: int = field(default=0, compare=False)
+    resources: Mapping[str, float] = field(default_factory=dict, compare=False)
+    labels: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __str__(self) -> str:
         return f"{self.host} ({self.address}, {self.node_id[:SHORT_ID]})" if self.node_id else self.host
@@ -68,8 +81,20 @@ def distinct_names(nodes: Iterable[Node]) -> dict[Node, str]:
 def alive(nodes: Iterable[dict[str, Any]]) -> tuple[Node, ...]:
     """The alive ones of what ``ray.nodes()`` returns, by host."""
     found = (
-        Node(node_id=node["NodeID"], address=node["NodeManagerAddress"], host=node["NodeManagerHostname"])
+        Node(
+            node_id=node["NodeID"],
+            address=node["NodeManagerAddress"],
+            host=node["NodeManagerHostname"],
+            port=node.get("NodeManagerPort", 0),
+            resources=node.get("Resources", {}),
+            labels=node.get("Labels", {}),
+        )
         for node in nodes
         if node["Alive"]
     )
-    return tuple(sorted(found, key=lambda node: (node.host, node.node_id)))
+    return tuple(sorted(found, key=lambda node: (in_order(node.host), node.node_id)))
+
+
+def in_order(host: str) -> tuple[tuple[int, str], ...]:
+    """Sorts host names as people do: ``n2`` before ``n10``."""
+    return tuple((int(part or 0), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", host))

@@ -1,0 +1,140 @@
+"""The nodes that may have ranks: those that are named, not excluded, labelled so, and that answer.
+
+Ray lists a node as alive for about a minute after it went down, and would
+place ranks there; so each is asked.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator.config.models import RayConfig, WatchConfig
+from orchestrator.errors import UnknownNode
+from orchestrator.gang.knocking import knock
+from orchestrator.nodes import Node, alive, choose, is_called
+
+KNOCK_S = 2.0
+"""Seconds that a node is waited for."""
+
+_NODE_ID = "ray.io/node-id"  # Ray's own label of each node
+_SELECTED = re.compile(r"(!?)(?:in\((.*)\)|(.*))")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eligible:
+    """Nodes of a cluster.
+
+    Attributes:
+        nodes: those that may have ranks, by host.
+        silent: those that Ray lists as alive, and that do not answer.
+        labels: what a node must be labelled with to be one of the first, in Ray's syntax.
+    """
+
+    nodes: tuple[Node, ...]
+    silent: tuple[Node, ...] = ()
+    labels: Mapping[str, str]
+
+    def total(self) -> dict[str, float]:
+        """All resources of the nodes."""
+        found: dict[str, float] = {}
+        for node in self.nodes:
+            for name, amount in node.resources.items():
+                found[name] = found.get(name, 0.0) + amount
+        return found
+
+
+def nodes_of_ray() -> tuple[Node, ...]:
+    """The nodes that Ray lists as alive."""
+    import ray
+
+    return alive(ray.nodes())  # type: ignore[no-untyped-call]
+
+
+def silent_among(nodes: Sequence[Node], *, timeout_s: float = KNOCK_S) -> tuple[Node, ...]:
+    """The nodes on which no Ray answers."""
+    heard = knock(((node.address, node.port) for node in nodes), timeout_s=timeout_s)
+    is_greeted = "greets" in heard.values()
+    fine = {"greets"} if is_greeted else {"greets", "connects"}
+    return tuple(node for node in nodes if heard[node.address, node.port] not in fine)
+
+
+class NodesUp:
+    """Looks whether nodes stay up while ranks start on them; their watches are starting as well.
+
+    Args:
+        nodes: that get ranks.
+        settings: how often they are looked at, and how long they may be silent.
+    """
+
+    def __init__(self, nodes: Sequence[Node], settings: WatchConfig) -> None:
+        self._nodes = tuple(nodes)
+        self._settings = settings
+        self._looked_s = self._heard_s = time.monotonic()
+
+    def silent(self) -> tuple[Node, ...]:
+        """The nodes that do not answer now."""
+        return silent_among(self._nodes)
+
+    def lost(self) -> tuple[Node, ...]:
+        """The nodes that have been silent for too long; looks now and then."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < self._settings.every_s:
+            return ()
+        silent = self.silent()
+        self._looked_s = time.monotonic()
+        if not silent:
+            self._heard_s = self._looked_s
+        return silent if self._looked_s - self._heard_s >= self._settings.node_silent_s else ()
+
+
+def eligible(config: RayConfig, known: Sequence[Node], silent: Iterable[Node], *, strict: bool) -> Eligible:
+    """Choose among nodes.
+
+    Args:
+        config: names nodes and labels.
+        known: the nodes that Ray lists as alive.
+        silent: those of them that do not answer.
+        strict: whether a name must be that of a node.
+
+    Raises:
+        UnknownNode: a name fits no node, or several.
+    """
+    named = set(_called(known, config.nodes, strict=strict)) if config.nodes else set(known)
+    named -= set(_called(known, config.exclude_nodes, strict=strict))
+    away = set(silent)
+    chosen = tuple(node for node in known if node in named - away and _is_labelled(node, config.labels))
+    labels = dict(config.labels)
+    if config.nodes:
+        labels[_NODE_ID] = f"in({', '.join(node.node_id for node in known if node in named - away)})"
+    elif left_out := [node.node_id for node in known if node not in named - away]:
+        labels[_NODE_ID] = f"!in({', '.join(left_out)})"  # nodes that join later may have ranks
+    return Eligible(nodes=chosen, silent=tuple(node for node in known if node in named & away), labels=labels)
+
+
+def _called(known: Sequence[Node], names: Iterable[str], *, strict: bool) -> list[Node]:
+    found: list[Node] = []
+    for name in names:
+        try:
+            found += choose(known, [name])
+        except UnknownNode:
+            if strict:
+                raise
+            found += [node for node in known if is_called(node, name)]  # an earlier attempt lost it
+    return found
+
+
+def _is_labelled(node: Node, wanted: Mapping[str, str]) -> bool:
+    return all(_is_selected(node.labels.get(name), value) for name, value in wanted.items())
+
+
+def _is_selected(found: str | None, wanted: str) -> bool:
+    """See Ray's label selectors: ``value``, ``!value``, ``in(a, b)``, ``!in(a, b)``."""
+    matched = _SELECTED.fullmatch(wanted)
+    if matched is None:
+        return False
+    negated, several, one = matched.groups()
+    values = [value.strip() for value in several.split(",")] if several is not None else [one]
+    return (found in values) is not bool(negated)
