@@ -27,7 +27,7 @@ class WorkerFailure:
         message: the error's text.
         function: cached function that it concerns; empty when it concerns the rank.
         store_fault: the store is at fault, not the rank, so a launch may go on without the store.
-        traceback: where it was raised, for the log; empty when it was not raised on the rank.
+        traceback: where it was raised, or what the rank's threads were doing; may be empty.
         remedy: what to do, where the launcher knows more than the message says.
     """
 
@@ -52,6 +52,8 @@ class Cause:
         message: the error's text.
         remedy: what to do; may be empty.
         hosts: the nodes of these ranks, in order; empty where they had none yet.
+        traceback: of the first of these ranks: where it was raised, or what its threads were doing; may be
+            empty.
     """
 
     ranks: tuple[int, ...]
@@ -60,6 +62,7 @@ class Cause:
     message: str
     remedy: str
     hosts: tuple[str, ...] = ()
+    traceback: str = ""
 
 
 def causes_of(failures: Iterable[WorkerFailure], hosts: Mapping[int, str]) -> tuple[Cause, ...]:
@@ -70,9 +73,11 @@ def causes_of(failures: Iterable[WorkerFailure], hosts: Mapping[int, str]) -> tu
         hosts: the node of each rank, as far as it has one.
     """
     groups: dict[tuple[str, str, str, str], list[int]] = {}
+    tracebacks: dict[tuple[str, str, str, str], str] = {}
     for failure in sorted(failures, key=lambda failure: failure.rank):
         cause = (failure.kind, failure.function, failure.message, failure.remedy)
         groups.setdefault(cause, []).append(failure.rank)
+        tracebacks[cause] = tracebacks.get(cause) or failure.traceback
     found = [
         Cause(
             ranks=tuple(ranks),
@@ -81,6 +86,7 @@ def causes_of(failures: Iterable[WorkerFailure], hosts: Mapping[int, str]) -> tu
             message=message,
             remedy=remedy,
             hosts=tuple(dict.fromkeys(hosts[rank] for rank in ranks if rank in hosts)),
+            traceback=tracebacks[kind, function, message, remedy],
         )
         for (kind, function, message, remedy), ranks in groups.items()
     ]

@@ -141,6 +141,8 @@ def session(*, debug: bool = False, bad_input: tuple[type[StoreError], ...] = ()
     except _EXPECTED as error:
         if debug:
             traceback.print_exc()
+            for cause in getattr(error, "causes", ()):
+                output(stderr=True).print(Text(f"rank {cause.ranks[0]}: {cause.traceback}".rstrip()))
         show_error(error)
         raise typer.Exit(
             ExitCode.BAD_INPUT if isinstance(error, bad_input) else exit_code_of(error)

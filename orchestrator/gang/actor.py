@@ -14,6 +14,7 @@ from typing import Any
 
 from cache_store.errors import StoreError
 from cache_store.node.private_files import ensure_cache_dir, make_private_directories
+from orchestrator.gang import last_words
 from orchestrator.gang.launcher import Process
 from orchestrator.gang.ports import free_port
 from orchestrator.gang.rank_host import MakeWorker, RankHost, answer
@@ -60,12 +61,11 @@ class RankActor:
         try:
             ensure_cache_dir(cache_dir)
             make_private_directories(log.parent)
-            for former in log.parent.glob(f"{log.stem}.attempt*"):
-                former.unlink(missing_ok=True)  # of a launch before this one, which begins with this log
             descriptor = os.open(log, _LOG_FLAGS, 0o600)
         except (StoreError, OSError):
             return  # stage start meets the same fault, and reports it
         self._step = StepFile(step_file(log))
+        last_words.begin(last_words.stacks_file(log))
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
             os.dup2(descriptor, stream.fileno())

@@ -6,7 +6,7 @@ or `stop` returns, no process that `start` made is left on any node that can be 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -18,10 +18,10 @@ NOBODY_WAITS = frozenset({"fetch", "commit"})
 """Stages in which each rank is alone with the store: that it fails one is no reason to stop the others."""
 
 
-def logs_of(cache_dir: Path, name: str, attempt: int) -> str:
-    """Pattern of the ranks' log files; no attempt writes over what the ranks of another said last."""
+def logs_of(cache_dir: Path, name: str, launch: str, attempt: int) -> str:
+    """Pattern of the ranks' log files: a directory for each launch, names of their own for each attempt."""
     again = f".attempt{attempt}" if attempt > 1 else ""
-    return str(cache_dir / ".logs" / name / f"rank*{again}.log")
+    return str(cache_dir / ".logs" / name / launch / f"rank*{again}.log")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,14 @@ class Waiting(Protocol):
     """
 
     on_wait: Callable[[str], None]
+
+
+@runtime_checkable
+class Dumping(Protocol):
+    """A launcher that can say where ranks stand that do not answer."""
+
+    def stacks(self, ranks: Collection[int]) -> dict[int, str]:
+        """The stacks of the threads of some of these ranks, by rank."""
 
 
 class Launcher(Protocol):

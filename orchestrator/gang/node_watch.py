@@ -8,14 +8,15 @@ can reach. The guardian is a process of its own, and outlives this one.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.gang import last_words
 from orchestrator.gang.guardian import fields_of, start_of
 from orchestrator.gang.guarding import Guarding, Lease
 from orchestrator.gang.launcher import Sight
-from orchestrator.gang.step_file import read_step
+from orchestrator.gang.step_file import read_step, step_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +26,12 @@ class Charge:
     Attributes:
         pid: its process.
         mark: what its environment says; see `orchestrator.gang.guardian.MARK`.
-        step_file: where it says what it does.
+        log: its log file; beside it are others of the rank's.
     """
 
     pid: int
     mark: str
-    step_file: str
+    log: Path
 
 
 class NodeWatch:
@@ -60,6 +61,8 @@ class NodeWatch:
         for charge in charges.values():
             self._started[charge.pid] = start_of(charge.pid)
         self._guarding = self._guard_anew()
+        for directory in {charge.log.parent.parent for charge in charges.values()}:
+            last_words.drop_old_logs(directory)
 
     def look(self) -> dict[int, Sight]:
         """See every rank of this node, and renew the lease."""
@@ -86,7 +89,21 @@ class NodeWatch:
         if guarding is not None:
             guarding.end()
             for charge in self._charges.values():  # of ranks that could not remove it themselves
-                Path(charge.step_file).unlink(missing_ok=True)
+                step_file(charge.log).unlink(missing_ok=True)
+                if not last_words.read(stacks := last_words.stacks_file(charge.log)):
+                    stacks.unlink(missing_ok=True)
+
+    def stacks(self, ranks: Iterable[int]) -> dict[int, str]:
+        """Where the threads of ranks stand, or stood when they crashed; see `last_words`."""
+        charges = {rank: self._charges[rank] for rank in ranks}
+        alive = {
+            charge.pid: last_words.stacks_file(charge.log)
+            for charge in charges.values()
+            if not look_at(charge).is_gone
+        }
+        said = last_words.ask(alive)
+        files = {rank: last_words.stacks_file(charge.log) for rank, charge in charges.items()}
+        return {rank: said.get(path) or last_words.read(path) for rank, path in files.items()}
 
 
 def look_at(charge: Charge) -> Sight:
@@ -99,5 +116,5 @@ def look_at(charge: Charge) -> Sight:
         state=fields[0].decode(),
         cpu_s=ticks / os.sysconf("SC_CLK_TCK"),
         resident_bytes=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
-        doing=read_step(Path(charge.step_file)),
+        doing=read_step(step_file(charge.log)),
     )

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,13 @@ from orchestrator.gang.beginning import Beginning, TookTooLong
 from orchestrator.gang.eligible import NodesUp, eligible, nodes_of_ray, silent_among
 from orchestrator.gang.guardian import MARK
 from orchestrator.gang.head_watch import HeadWatch
+from orchestrator.gang.last_words import launch_directory
 from orchestrator.gang.launcher import NOBODY_WAITS, Process, logs_of, seat_ranks
 from orchestrator.gang.node_watch import Charge
 from orchestrator.gang.rank_host import MakeWorker
 from orchestrator.gang.ray_answers import TICK_S, answer_of, await_all, await_some, left_s
 from orchestrator.gang.ray_watch import RayWatch
 from orchestrator.gang.reservation import GivenGroup, Reservation
-from orchestrator.gang.step_file import step_file
 from orchestrator.gang.supply import refuse_missing_devices
 from orchestrator.gang.watching import all_lost
 from orchestrator.seats import Gang, Seat
@@ -56,6 +56,7 @@ class RayLauncher:
         self._config = config
         self._make_worker = make_worker
         self._session: ray_session.Session | None = None
+        self._launch = launch_directory()
         self._starts = 0
         self._has_lost_node = False
         self._reservation: Reservation | GivenGroup | None = None
@@ -124,6 +125,10 @@ class RayLauncher:
                         deadline = min(deadline, time.monotonic() + GRACE_S)
                         self._watch.failed(rank, died=answer.kind == DIED)
                     yield rank, self._watch.explained(answer)
+
+    def stacks(self, ranks: Collection[int]) -> dict[int, str]:
+        """Where the threads of ranks stand that do not answer."""
+        return self._watch.stacks(ranks) if self._watch is not None else {}
 
     def _failures(self, stage: str) -> tuple[WorkerFailure, ...]:
         """What nodes and head make known of ranks, whether or not these are called."""
@@ -286,7 +291,7 @@ class RayLauncher:
         # Within one node the loopback address works whatever its host name resolves to.
         address = "127.0.0.1" if len(seats) == seats[0].local_world_size else first.address
         (port,) = self._collect([self._actors[0].free_port.remote(address)], deadline)
-        logs = logs_of(self._config.cache_dir, self._config.name, self._starts)
+        logs = logs_of(self._config.cache_dir, self._config.name, self._launch, self._starts)
         return Gang(seats=seats, master_addr=address, master_port=port, logs=logs)
 
     def _take_charge(
@@ -304,8 +309,7 @@ class RayLauncher:
         logs = {seat.rank: Path(gang.log_of(seat.rank)) for seat in gang.seats}
         nodes = {seat.node_rank: node_ids[seat.rank] for seat in gang.seats}
         charges = {
-            seat.rank: Charge(pid=seat.pid, mark=marks[seat.rank], step_file=str(step_file(logs[seat.rank])))
-            for seat in gang.seats
+            seat.rank: Charge(pid=seat.pid, mark=marks[seat.rank], log=logs[seat.rank]) for seat in gang.seats
         }
         refs = [self._actors[rank].log_to.remote(rank, self._config.cache_dir, logs[rank]) for rank in logs]
         self._collect([*self._watch.guard(gang, nodes, charges), *refs], deadline)

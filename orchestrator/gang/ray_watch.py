@@ -9,11 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from orchestrator.causes import DIED, WorkerFailure
 from orchestrator.config.models import WatchConfig
+from orchestrator.gang.last_words import crash_in
 from orchestrator.gang.launcher import Sight
 from orchestrator.gang.node_watch import Charge, NodeWatch
 from orchestrator.gang.on_node import options_on
@@ -23,6 +25,9 @@ from orchestrator.seats import Gang
 logger = logging.getLogger(__name__)
 
 _HURRY_S = 0.2
+_STACKS_S = 5.0
+_MOST_STACKS = 16
+"""Of more ranks than that, people look at no tracebacks."""
 
 
 class RayWatch:
@@ -48,6 +53,8 @@ class RayWatch:
         self._asked: dict[Any, tuple[int, float]] = {}
         self._next_s: dict[int, float] = {}
         self._watching: Watching | None = None
+        self._ranks: dict[int, frozenset[int]] = {}
+        self._num_crashes = 0
         self._looked_s = 0.0
         self._silence = _Silence(settings.lease_s)
 
@@ -68,6 +75,7 @@ class RayWatch:
             node: (seats[0].host, tuple(seat.rank for seat in seats))
             for node, seats in gang.by_node().items()
         }
+        self._ranks = {node: frozenset(ranks) for node, (_, ranks) in nodes.items()}
         self._looked_s = time.monotonic()
         limits = Limits(node_silent_s=self._settings.node_silent_s, stopped_s=self._settings.stopped_s)
         self._watching = Watching(nodes, limits, self._looked_s)
@@ -140,12 +148,39 @@ class RayWatch:
         return self._watching.failures(stage, time.monotonic()) if self._watching is not None else ()
 
     def explained(self, failure: WorkerFailure) -> WorkerFailure:
-        """A death that comes of this driver's own silence says so."""
-        if failure.kind != DIED or not self._silence.is_too_long:
+        """A death that comes of this driver's own silence says so, and a crash which one it is and where."""
+        if failure.kind != DIED:
             return failure
+        if not self._silence.is_too_long:
+            return self._with_crash(failure)
         message = f"its node ended it, because this driver had not looked for {self._silence.seconds:.0f} s"
         remedy = "do not stop or suspend the driver; watch.lease_s says how long its silence is borne"
         return replace(failure, message=message, remedy=remedy)
+
+    def _with_crash(self, failure: WorkerFailure) -> WorkerFailure:
+        if self._num_crashes >= _MOST_STACKS:
+            return failure
+        self._num_crashes += 1
+        said = self.stacks([failure.rank]).get(failure.rank, "")
+        if not (crash := crash_in(said)):
+            return failure
+        remedy = "native code crashed: the traceback says where it was called"
+        return replace(failure, message=f"its process crashed: {crash}", remedy=remedy, traceback=said)
+
+    def stacks(self, ranks: Collection[int]) -> dict[int, str]:
+        """Where the threads of some of these ranks stand; of those whose nodes say so in time."""
+        import ray
+
+        asked = sorted(ranks)[:_MOST_STACKS]
+        nodes = {node: [rank for rank in asked if rank in own] for node, own in self._ranks.items()}
+        there = {self._actors[node]: own for node, own in nodes.items() if own and node in self._actors}
+        refs = [actor.stacks.remote(own) for actor, own in there.items()]
+        ready = ray.wait(refs, num_returns=len(refs), timeout=_STACKS_S)[0] if refs else []
+        found: dict[int, str] = {}
+        for ref in ready:
+            with suppress(ray.exceptions.RayError):
+                found |= ray.get(ref)
+        return found
 
     def release(self, timeout_s: float, *, without: Collection[str] = ()) -> None:
         """End all ranks and what they started, on every node that answers, and the watches themselves.

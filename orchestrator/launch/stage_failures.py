@@ -11,7 +11,9 @@ from orchestrator.gang.launcher import Sight
 from orchestrator.seats import Gang, distinct_hosts
 
 
-def late(stage: str, rank: int, *, timeout_s: float, sight: Sight | None, needs_store: bool) -> WorkerFailure:
+def late(
+    stage: str, rank: int, *, timeout_s: float, sight: Sight | None, needs_store: bool, stacks: str = ""
+) -> WorkerFailure:
     """The failure of a rank that did not answer in time.
 
     Args:
@@ -20,6 +22,7 @@ def late(stage: str, rank: int, *, timeout_s: float, sight: Sight | None, needs_
         timeout_s: how long it was waited for.
         sight: what was seen of it last.
         needs_store: whether nothing goes on without some place of the store.
+        stacks: of its threads, as they stood then.
     """
     doing = f", last seen in {sight.doing!r}" if sight is not None and sight.doing else ""
     return WorkerFailure(
@@ -30,6 +33,7 @@ def late(stage: str, rank: int, *, timeout_s: float, sight: Sight | None, needs_
         remedy=f"raise timeouts.{stage}_s, or look into the rank's log for what it waits on",
         # The rank is warm by then: what hangs is the store.
         store_fault=stage == "commit" and not needs_store,
+        traceback=stacks,
     )
 
 

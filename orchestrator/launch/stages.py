@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from orchestrator.causes import WorkerFailure
 from orchestrator.config.models import Config, ScriptWorkload
 from orchestrator.errors import in_words
-from orchestrator.gang.launcher import Launcher, Sight, Waiting
+from orchestrator.gang.launcher import Dumping, Launcher, Sight, Waiting
 from orchestrator.launch.stage_failures import late, raise_failed
 from orchestrator.seats import Gang
 from orchestrator.show import events
@@ -165,7 +165,10 @@ class Stages:
                 self._tell(events.RankFinished(at_s=self.wall_s(), stage=stage, rank=rank, ok=is_ok))
         has_failed = any(isinstance(answer, WorkerFailure) for answer in answers.values())
         if not has_failed or self._clock() - began_s >= timeout_s:
-            answers.update({rank: self._late(stage, rank) for rank in arguments if rank not in answers})
+            late_ranks = [rank for rank in arguments if rank not in answers]
+            dumping = self._launcher if late_ranks and isinstance(self._launcher, Dumping) else None
+            stacks = dumping.stacks(late_ranks) if dumping is not None else {}
+            answers.update({rank: self._late(stage, rank, stacks.get(rank, "")) for rank in late_ranks})
         return dict(sorted(answers.items()))
 
     def fail(self, stage: str, failures: list[WorkerFailure], *, silent: tuple[int, ...] = ()) -> NoReturn:
@@ -291,13 +294,14 @@ class Stages:
                 )
             )
 
-    def _late(self, stage: str, rank: int) -> WorkerFailure:
+    def _late(self, stage: str, rank: int, stacks: str) -> WorkerFailure:
         return late(
             stage,
             rank,
             timeout_s=self._timeout_s(stage),
             sight=self._sights.get(rank),
             needs_store=self._needs_store,
+            stacks=stacks,
         )
 
 

@@ -26,6 +26,9 @@ def failure(report: Report) -> Html | None:
             tag("span", f" ({brief_names(cause.hosts)})", class_="soft") if cause.hosts else None,
             tag("p", f"Remedy: {cause.remedy}", class_="remedy") if cause.remedy else None,
             tag("pre", cause.message),
+            tag("details", tag("summary", f"Traceback of rank {cause.ranks[0]}"), tag("pre", cause.traceback))
+            if cause.traceback
+            else None,
             class_="cause",
         )
         for cause in found.causes[:MAX_CAUSES]

@@ -21,7 +21,7 @@ from tests.support.tiny_launches import data_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(480)]
 
-WATCH = {"every_s": 0.5, "node_silent_s": 3, "lease_s": 6}
+WATCH = {"every_s": 0.5}  # an own Ray is seen to be over by its processes, not by silence
 
 
 @pytest.fixture
@@ -50,7 +50,8 @@ def test_own_ray_without_raylet_or_gcs_is_replaced_and_the_launch_ends_warm(
         assert [attempt.failed_stage for attempt in report.course.attempts] == ["compile", ""]
         assert f": {NODE_LOST} (retries.node: 1 of 2)" in report.course.attempts[1].reason
         assert [Path(rank.log).name for rank in report.ranks] == ["rank0.attempt2.log", "rank1.attempt2.log"]
-        log = (tmp_path / "cache" / ".logs" / "tiny" / "rank0.log").read_text()
+        (log_file,) = (tmp_path / "cache" / ".logs" / "tiny").glob("*/rank0.log")
+        log = log_file.read_text()
         assert re.search(r"rank 0 .*: Process \d+ on ", log.splitlines()[0])
         assert "Tiny" in log
         assert launch.left_over() == []

@@ -14,6 +14,7 @@ import pytest
 
 from orchestrator.gang import guardian
 from orchestrator.gang.node_watch import Charge, NodeWatch
+from orchestrator.gang.step_file import step_file
 from tests.support.processes import marked, still_there
 
 LONG_S = 600.0
@@ -47,7 +48,7 @@ def guardians(mark: str) -> list[int]:
 
 
 def charge(rank: subprocess.Popen[bytes], tmp_path: Path) -> Charge:
-    return Charge(pid=rank.pid, mark=uuid.uuid4().hex, step_file=str(tmp_path / "rank0.step"))
+    return Charge(pid=rank.pid, mark=uuid.uuid4().hex, log=tmp_path / "name" / "launch" / "rank0.log")
 
 
 def test_guardian_that_is_killed_is_replaced_and_costs_no_rank(
@@ -68,11 +69,12 @@ def test_what_ranks_say_that_they_do_goes_with_them(
     rank: subprocess.Popen[bytes], watch: NodeWatch, tmp_path: Path
 ) -> None:
     own = charge(rank, tmp_path)
-    Path(own.step_file).write_text("compile Model.decode\n")
+    own.log.parent.mkdir(parents=True)
+    step_file(own.log).write_text("compile Model.decode\n")
     watch.guard({0: own}, LONG_S)
     assert watch.look()[0].doing == "compile Model.decode"
     watch.release()
-    assert not Path(own.step_file).exists()
+    assert not step_file(own.log).exists()
 
 
 def test_rank_is_gone_when_the_lease_ran_out_while_nobody_looked(

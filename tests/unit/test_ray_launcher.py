@@ -217,8 +217,8 @@ def test_death_that_comes_of_a_driver_that_stood_still_says_so() -> None:
 
 
 def test_attempts_have_logs_of_their_own() -> None:
-    logs = [logs_of(Path("/cache"), "tiny", attempt) for attempt in (1, 2)]
-    assert logs == ["/cache/.logs/tiny/rank*.log", "/cache/.logs/tiny/rank*.attempt2.log"]
+    logs = [logs_of(Path("/cache"), "tiny", "a launch", attempt) for attempt in (1, 2)]
+    assert logs == ["/cache/.logs/tiny/a launch/rank*.log", "/cache/.logs/tiny/a launch/rank*.attempt2.log"]
 
 
 class LostHead:
@@ -289,7 +289,7 @@ def test_node_that_ray_placed_ranks_on_after_another_was_lost_gets_a_watch(
         for node_id, pid in (("kept", 1), ("new", 2))
     )
     _, seats = seat_ranks([first, second])
-    charges = {seat.rank: Charge(pid=seat.pid, mark="", step_file="") for seat in seats}
+    charges = {seat.rank: Charge(pid=seat.pid, mark="", log=Path("/none/launch/rank0.log")) for seat in seats}
     watch = RayWatch(WatchConfig(), ["kept", "lost"], {})
     gang = Gang(seats=seats, master_addr="", master_port=0)
     assert watch.guard(gang, {0: "kept", 1: "new"}, charges) == [(0,), (1,)]

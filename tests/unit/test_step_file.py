@@ -57,7 +57,7 @@ def test_call_in_words(call: tuple[str, str, tuple[object, ...]], words: str) ->
 
 
 def test_process_that_is_not_there_is_seen_as_gone() -> None:
-    assert look_at(Charge(pid=2**22 + 1, mark="m", step_file="")).is_gone
+    assert look_at(Charge(pid=2**22 + 1, mark="m", log=Path("rank0.log"))).is_gone
 
 
 def test_own_process_is_seen_with_its_step(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_own_process_is_seen_with_its_step(tmp_path: Path) -> None:
 
     path = tmp_path / "rank0.step"
     StepFile(path).note("build")
-    sight = look_at(Charge(pid=os.getpid(), mark="m", step_file=str(path)))
+    sight = look_at(Charge(pid=os.getpid(), mark="m", log=path.with_suffix(".log")))
     assert (sight.is_gone, sight.is_stopped, sight.doing) == (False, False, "build")
     assert sight.resident_bytes > 0
     assert sight.cpu_s > 0

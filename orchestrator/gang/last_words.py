@@ -1,0 +1,97 @@
+"""Where a rank's threads stand when it hangs or crashes, in a file that its node reads.
+
+Written by `faulthandler` from a signal handler in C, so native code that holds the interpreter's lock does
+not prevent it. A rank that is stopped, or killed by SIGKILL, says nothing.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import shutil
+import signal
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+SIGNAL = signal.SIGRTMIN + 7
+"""Asks a rank where it stands; one that nobody else uses."""
+
+_WAIT_S = 2.0
+_TICK_S = 0.05
+_MOST_BYTES = 16_000
+_MOST_LAUNCHES = 10
+_LAUNCH = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{4}")
+_CRASH = re.compile(r"^Fatal Python error: (.*)", re.MULTILINE)
+
+
+def stacks_file(log: Path) -> Path:
+    """The file beside a rank's log."""
+    return log.with_suffix(".stacks")
+
+
+def begin(path: Path) -> None:
+    """Have this process write there; it cannot be undone, and lasts as long as the process."""
+    with suppress(OSError):
+        # faulthandler keeps the number alone: closed, it might become another file's.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        faulthandler.enable(descriptor)
+        faulthandler.register(SIGNAL, descriptor)
+
+
+def ask(files: Mapping[int, Path]) -> dict[Path, str]:
+    """Ask processes where their threads stand; what their files hold then, also of those that have ended.
+
+    Args:
+        files: by process.
+    """
+    before = {path: _size(path) for path in files.values()}
+    for pid in files:
+        with suppress(OSError):
+            os.kill(pid, SIGNAL)
+    deadline = time.monotonic() + _WAIT_S
+    sizes: dict[Path, int] = {}
+    while time.monotonic() < deadline:
+        time.sleep(_TICK_S)
+        found = {path: _size(path) for path in before}
+        if found == sizes and all(found[path] > before[path] for path in before):
+            break
+        sizes = found
+    return {path: read(path) for path in before}
+
+
+def read(path: Path) -> str:
+    """What a file holds, its end where that is much; empty where there is none."""
+    try:
+        return path.read_bytes()[-_MOST_BYTES:].decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def crash_in(text: str) -> str:
+    """The fault that a process ended with, such as ``Segmentation fault``; empty for none."""
+    found = _CRASH.search(text)
+    return found.group(1).strip() if found else ""
+
+
+def drop_old_logs(directory: Path) -> None:
+    """Remove the logs of all but the newest launches of one name."""
+    with suppress(OSError):
+        launches = sorted(path for path in directory.iterdir() if _LAUNCH.fullmatch(path.name))
+        for path in launches[:-_MOST_LAUNCHES]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def launch_directory() -> str:
+    """The name of a new launch's directory of logs; names sort by time."""
+    return time.strftime("%Y%m%dT%H%M%SZ-", time.gmtime()) + uuid.uuid4().hex[:4]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,69 @@
+"""Where a process stands when it hangs or crashes, and which launches' logs are kept."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.causes import WorkerFailure, causes_of
+from orchestrator.gang import last_words
+
+_CHILD = """
+import ctypes, sys
+from pathlib import Path
+from orchestrator.gang import last_words
+last_words.begin(Path(sys.argv[1]))
+def in_native_code():
+    print("up", flush=True)
+    ctypes.PyDLL(None).sleep(600)  # holds the interpreter's lock
+in_native_code()
+"""
+
+
+@pytest.fixture
+def hung(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    path = tmp_path / "rank0.stacks"
+    child = subprocess.Popen([sys.executable, "-c", _CHILD, str(path)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "up\n"
+    yield child, path
+    child.kill()
+    child.wait()
+    child.stdout.close()
+
+
+def test_process_that_hangs_in_native_code_says_where(hung: tuple[subprocess.Popen[str], Path]) -> None:
+    child, path = hung
+    said = last_words.ask({child.pid: path})[path]
+    assert "in in_native_code" in said
+    assert last_words.crash_in(said) == ""
+
+
+def test_process_that_crashes_has_said_which_fault_it_was(hung: tuple[subprocess.Popen[str], Path]) -> None:
+    child, path = hung
+    child.send_signal(signal.SIGSEGV)
+    child.wait()
+    assert last_words.crash_in(last_words.read(path)) == "Segmentation fault"
+
+
+def test_logs_of_the_newest_launches_are_kept_and_what_else_is_there(tmp_path: Path) -> None:
+    names = [f"20260101T0000{second:02}Z-abcd" for second in range(12)]
+    for name in [*names, "mine"]:
+        (tmp_path / name).mkdir()
+    last_words.drop_old_logs(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*names[2:], "mine"]
+    last_words.drop_old_logs(tmp_path / "none")
+
+
+def test_cause_has_the_traceback_of_the_first_rank_that_gave_one() -> None:
+    failures = [
+        WorkerFailure(rank=rank, stage="build", kind="E", message="m", traceback=text)
+        for rank, text in ((2, "of 2"), (0, ""), (1, "of 1"))
+    ]
+    (cause,) = causes_of(failures, {})
+    assert (cause.ranks, cause.traceback) == ((0, 1, 2), "of 1")
