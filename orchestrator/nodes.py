@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import socket
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.errors import UnknownNode
@@ -18,23 +18,11 @@ _MIN_PREFIX = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node of the cluster, by every name that people may use for it.
-
-    Attributes:
-        node_id: Ray's id of it.
-        address: of Ray there.
-        host: its host name.
-        port: of Ray there; 0 where that is not known.
-        resources: all that it has, by Ray's names.
-        labels: by Ray's names of them.
-    """
+    """A node of the cluster, by every name that people may use for it."""
 
     node_id: str
     address: str
     host: str
-    port: int = field(default=0, compare=False)
-    resources: Mapping[str, float] = field(default_factory=dict, compare=False)
-    labels: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __str__(self) -> str:
         return f"{self.host} ({self.address}, {self.node_id[:SHORT_ID]})" if self.node_id else self.host
@@ -85,9 +73,6 @@ def alive(nodes: Iterable[dict[str, Any]]) -> tuple[Node, ...]:
             node_id=node["NodeID"],
             address=node["NodeManagerAddress"],
             host=node["NodeManagerHostname"],
-            port=node.get("NodeManagerPort", 0),
-            resources=node.get("Resources", {}),
-            labels=node.get("Labels", {}),
         )
         for node in nodes
         if node["Alive"]

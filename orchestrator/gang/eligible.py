@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from orchestrator.config.models import RayConfig, WatchConfig
 from orchestrator.errors import UnknownNode
@@ -24,6 +25,23 @@ _SELECTED = re.compile(r"(!?)(?:in\((.*)\)|(.*))")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RayNode:
+    """A node as Ray knows it.
+
+    Attributes:
+        node: its names.
+        port: of Ray there.
+        resources: all that it has, by Ray's names.
+        labels: by Ray's names of them.
+    """
+
+    node: Node
+    port: int = 0
+    resources: Mapping[str, float] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Eligible:
     """Nodes of a cluster.
 
@@ -33,7 +51,7 @@ class Eligible:
         labels: what a node must be labelled with to be one of the first, in Ray's syntax.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[RayNode, ...]
     silent: tuple[Node, ...] = ()
     labels: Mapping[str, str]
 
@@ -46,19 +64,29 @@ class Eligible:
         return found
 
 
-def nodes_of_ray() -> tuple[Node, ...]:
-    """The nodes that Ray lists as alive."""
+def nodes_of_ray() -> tuple[RayNode, ...]:
+    """The nodes that Ray lists as alive, by host."""
     import ray
 
-    return alive(ray.nodes())  # type: ignore[no-untyped-call]
+    listed: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    by_id = {node["NodeID"]: node for node in listed}
+    return tuple(
+        RayNode(
+            node=node,
+            port=by_id[node.node_id]["NodeManagerPort"],
+            resources=by_id[node.node_id]["Resources"],
+            labels=by_id[node.node_id].get("Labels", {}),
+        )
+        for node in alive(listed)
+    )
 
 
-def silent_among(nodes: Sequence[Node], *, timeout_s: float = KNOCK_S) -> tuple[Node, ...]:
+def silent_among(nodes: Sequence[RayNode], *, timeout_s: float = KNOCK_S) -> tuple[Node, ...]:
     """The nodes on which no Ray answers."""
-    heard = knock(((node.address, node.port) for node in nodes), timeout_s=timeout_s)
+    heard = knock(((known.node.address, known.port) for known in nodes), timeout_s=timeout_s)
     is_greeted = "greets" in heard.values()
     fine = {"greets"} if is_greeted else {"greets", "connects"}
-    return tuple(node for node in nodes if heard[node.address, node.port] not in fine)
+    return tuple(known.node for known in nodes if heard[known.node.address, known.port] not in fine)
 
 
 class NodesUp:
@@ -69,7 +97,7 @@ class NodesUp:
         settings: how often they are looked at, and how long they may be silent.
     """
 
-    def __init__(self, nodes: Sequence[Node], settings: WatchConfig) -> None:
+    def __init__(self, nodes: Sequence[RayNode], settings: WatchConfig) -> None:
         self._nodes = tuple(nodes)
         self._settings = settings
         self._looked_s = self._heard_s = time.monotonic()
@@ -90,7 +118,9 @@ class NodesUp:
         return silent if self._looked_s - self._heard_s >= self._settings.node_silent_s else ()
 
 
-def eligible(config: RayConfig, known: Sequence[Node], silent: Iterable[Node], *, strict: bool) -> Eligible:
+def eligible(
+    config: RayConfig, known: Sequence[RayNode], silent: Iterable[Node], *, strict: bool
+) -> Eligible:
     """Choose among nodes.
 
     Args:
@@ -102,16 +132,22 @@ def eligible(config: RayConfig, known: Sequence[Node], silent: Iterable[Node], *
     Raises:
         UnknownNode: a name fits no node, or several.
     """
-    named = set(_called(known, config.nodes, strict=strict)) if config.nodes else set(known)
-    named -= set(_called(known, config.exclude_nodes, strict=strict))
+    nodes = [each.node for each in known]
+    named = set(_called(nodes, config.nodes, strict=strict)) if config.nodes else set(nodes)
+    named -= set(_called(nodes, config.exclude_nodes, strict=strict))
     away = set(silent)
-    chosen = tuple(node for node in known if node in named - away and _is_labelled(node, config.labels))
     labels = dict(config.labels)
     if config.nodes:
-        labels[_NODE_ID] = f"in({', '.join(node.node_id for node in known if node in named - away)})"
-    elif left_out := [node.node_id for node in known if node not in named - away]:
+        labels[_NODE_ID] = f"in({', '.join(node.node_id for node in nodes if node in named - away)})"
+    elif left_out := [node.node_id for node in nodes if node not in named - away]:
         labels[_NODE_ID] = f"!in({', '.join(left_out)})"  # nodes that join later may have ranks
-    return Eligible(nodes=chosen, silent=tuple(node for node in known if node in named & away), labels=labels)
+    return Eligible(
+        nodes=tuple(
+            each for each in known if each.node in named - away and _is_labelled(each, config.labels)
+        ),
+        silent=tuple(node for node in nodes if node in named & away),
+        labels=labels,
+    )
 
 
 def _called(known: Sequence[Node], names: Iterable[str], *, strict: bool) -> list[Node]:
@@ -126,7 +162,7 @@ def _called(known: Sequence[Node], names: Iterable[str], *, strict: bool) -> lis
     return found
 
 
-def _is_labelled(node: Node, wanted: Mapping[str, str]) -> bool:
+def _is_labelled(node: RayNode, wanted: Mapping[str, str]) -> bool:
     return all(_is_selected(node.labels.get(name), value) for name, value in wanted.items())
 
 

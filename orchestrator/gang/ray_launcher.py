@@ -83,7 +83,7 @@ class RayLauncher:
         environ = ray_session.runtime_env(self._config.ray, session.way_in)
         node_ids = reservation.node_ids()
         self._nodes = NodesUp(
-            [node for node in nodes_of_ray() if node.node_id in node_ids], self._config.watch
+            [known for known in nodes_of_ray() if known.node.node_id in node_ids], self._config.watch
         )
         self._watch = RayWatch(self._config.watch, node_ids, environ)
         processes = self._collect([actor.process.remote() for actor in self._actors], deadline)
@@ -339,7 +339,8 @@ class RayLauncher:
         if late:
             raise CannotStart(
                 f"{len(late)} of {len(refs)} rank processes did not start in time; "
-                f"raise timeouts.start_s (now {self._config.timeouts.start_s:g}), or look into Ray's logs",
+                f"raise timeouts.start_s (now {self._config.timeouts.start_s:g}), or look whether the "
+                f"{'machine is' if self._is_own else 'nodes are'} overloaded or out of memory",
                 may_pass=True,
             )
         return [ray.get(ref) for ref in refs]

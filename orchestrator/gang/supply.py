@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from orchestrator.config.models import RayConfig
 from orchestrator.errors import LacksDevice
-from orchestrator.gang.eligible import Eligible
+from orchestrator.gang.eligible import Eligible, RayNode
 from orchestrator.gang.ray_trouble import Supply, describe_shortage
-from orchestrator.nodes import Node
 
 _OVERRIDE = "RAY_OVERRIDE_RESOURCES"  # ray/_private/ray_constants.py: what a Ray offers, whatever it finds
 
@@ -23,17 +22,17 @@ def supply_of(eligible: Eligible) -> Supply:
     return Supply(
         total=eligible.total(),
         available=free,
-        nodes=tuple((node.host, node.resources) for node in eligible.nodes),
+        nodes=tuple((known.node.host, known.resources) for known in eligible.nodes),
         silent=tuple(f"{node}" for node in eligible.silent),
     )
 
 
-def available_on(nodes: Iterable[Node]) -> list[Mapping[str, float]]:
+def available_on(nodes: Iterable[RayNode]) -> list[Mapping[str, float]]:
     """What of each node is free."""
     from ray._private import state  # Ray has no public name for it
 
     found = state.available_resources_per_node()  # type: ignore[no-untyped-call]
-    return [found.get(node.node_id, {}) for node in nodes]
+    return [found.get(known.node.node_id, {}) for known in nodes]
 
 
 def lacks_devices(bundle: Mapping[str, float], num_ranks: int, total: Mapping[str, float]) -> bool:

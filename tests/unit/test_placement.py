@@ -13,14 +13,17 @@ from orchestrator.config.models import Config, RayConfig, groups, packed_ranks, 
 from orchestrator.config.reading import parse
 from orchestrator.errors import ConfigError, UnknownNode
 from orchestrator.gang.bundles import bundle_sizes, index_in, slots, times
-from orchestrator.gang.eligible import Eligible, eligible
+from orchestrator.gang.eligible import Eligible, RayNode, eligible
 from orchestrator.gang.knocking import knock
 from orchestrator.gang.launcher import Process, seat_ranks
 from orchestrator.nodes import Node, alive
 from tests.support.ray_cluster import free_ports
 
 NODES = tuple(
-    Node(node_id=f"{number}" * 56, address=f"10.0.0.{number}", host=f"n{number}", labels={"zone": zone})
+    RayNode(
+        node=Node(node_id=f"{number}" * 56, address=f"10.0.0.{number}", host=f"n{number}"),
+        labels={"zone": zone},
+    )
     for number, zone in ((1, "a"), (2, "a"), (3, "b"))
 )
 
@@ -30,7 +33,7 @@ def of(*, silent: tuple[Node, ...] = (), strict: bool = True, **config: Any) -> 
 
 
 def hosts(found: Eligible) -> list[str]:
-    return [node.host for node in found.nodes]
+    return [known.node.host for known in found.nodes]
 
 
 def test_places_are_told_apart_by_what_answers_there() -> None:
@@ -53,10 +56,10 @@ def test_places_are_told_apart_by_what_answers_there() -> None:
 
 
 def test_nodes_that_do_not_answer_get_no_ranks_and_nodes_that_join_later_may() -> None:
-    found = of(silent=NODES[1:2])
+    found = of(silent=(NODES[1].node,))
     assert hosts(found) == ["n1", "n3"]
     assert found.labels == {"ray.io/node-id": f"!in({'2' * 56})"}
-    assert found.silent == NODES[1:2]
+    assert found.silent == (NODES[1].node,)
 
 
 @pytest.mark.parametrize(

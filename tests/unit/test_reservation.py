@@ -71,7 +71,13 @@ def removed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def ray_gives(monkeypatch: pytest.MonkeyPatch, group: Any, total: Mapping[str, float]) -> None:
     groups = importlib.import_module("ray.util.placement_group")
     monkeypatch.setattr(groups, "placement_group", lambda *_arguments, **_options: group)
-    node = {"NodeID": "a" * 56, "NodeManagerAddress": "10.0.0.1", "NodeManagerHostname": "n1", "Alive": True}
+    node = {
+        "NodeID": "a" * 56,
+        "NodeManagerAddress": "10.0.0.1",
+        "NodeManagerHostname": "n1",
+        "Alive": True,
+        "NodeManagerPort": 1,
+    }
     monkeypatch.setattr(ray, "nodes", lambda: [{**node, "Resources": dict(total)}])
     monkeypatch.setattr(reservation, "available_on", lambda nodes: [node.resources for node in nodes])
     monkeypatch.setattr(ray_launcher, "silent_among", lambda _nodes: ())
