@@ -239,12 +239,19 @@ class Store(StorePlaces):
         with pull_lock(plan.root):
             return self._run(lambda documents: pull(documents, plan, replace=replace))
 
-    def verify(self, *, repair: bool = False, on_progress: OnProgress | None = None) -> VerifyReport:
+    def verify(
+        self,
+        *,
+        repair: bool = False,
+        cache_root: Path | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> VerifyReport:
         """Read every place again and say what is wrong; see `places.verify_places`."""
         return places.verify_places(
             self._supervisor.tiers,
             self._trust,
             repair=repair,
+            cache_root=cache_root,
             left_out=self._left_out,
             on_progress=on_progress,
         )

@@ -218,7 +218,7 @@ class TieredBackend:
                 name for name in names if name not in found and (tier.name, name) not in self._passed_over
             ]
             if not rest:
-                break
+                continue  # found, or passed over in this place only
             try:
                 found.update(self._ask(tier, lambda backend, rest=rest: backend.stat(rest)))  # type: ignore[misc]
                 num_answered += 1

@@ -79,7 +79,8 @@ def fetch_blob(
     permit = permit_copies(cache_root, trust.policy, trust.believed)
     make_directories_below(cache_root, function_dir)
     staged = temporary_file(function_dir)
-    source = BlobSource(blobs=Blobs(backend=backend, permit=permit), sha256=sha256, size_bytes=size_bytes)
+    # Of whatever size: one that a place tells may be that of a damaged copy, before a good one in the next.
+    source = BlobSource(blobs=Blobs(backend=backend, permit=permit), sha256=sha256, size_bytes=None)
     digest = copy_blob(source, staged, _count_nothing)
     if beside:
         return place_companion(function_dir, beside, staged, digest)

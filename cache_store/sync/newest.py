@@ -71,13 +71,15 @@ def _newest(documents: Documents, infos: Iterable[FileInfo], problems: list[str]
     newest_first = sorted(infos, key=lambda info: (-info.written_s, info.name))
     for _, at_once in groupby(newest_first, lambda info: info.written_s):
         by_name = {info.name: info for info in at_once}
-        found = take_usable(documents.backend, list(by_name), lambda name: _read(documents, name), problems)
+        found = take_usable(
+            documents.backend, list(by_name), lambda name: read_listing(documents, name), problems
+        )
         if found:
             return min(found, key=lambda one: age(by_name[one.name], seconds_of(one.listing.created)))
     return None
 
 
-def _read(documents: Documents, name: str) -> StoredListing:
+def read_listing(documents: Documents, name: str) -> StoredListing:
     """Read one listing without touching it.
 
     Raises:

@@ -1,21 +1,36 @@
 """Reading the whole store and saying everything that is wrong with it; repairs it where asked.
 
-Invariants: without ``repair`` nothing is changed. With it, what is damaged goes into quarantine, so that the
-next publish can put it again, and what is missing and lies in the trash comes back; what a document says is
-never changed. What was found damaged is read again directly before it is moved, because a publisher may have
-put it again since. Several files are read at a time, each in pieces.
+Invariants: without ``repair`` nothing is changed. With it, what is damaged goes into quarantine, and what is
+missing then comes back from the trash, from another place of the store, or from a cache directory, if it is
+good there; else the next publish puts it again. What a document says is never changed. What was found damaged
+is read again directly before it is moved, because a publisher may have put it again since. Several files are
+read at a time, each in pieces.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import shutil
+import stat
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
-from cache_store.backends.backend import BlobBackend, FileInfo
+from cache_store.backends.backend import BlobBackend, FileInfo, NewFile
 from cache_store.digests import Digest, digest_stream
-from cache_store.errors import NotInStore, StoreError, Untrusted, is_damage, os_errors_are_unavailable
+from cache_store.errors import (
+    Corrupt,
+    NotInStore,
+    StoreError,
+    Untrusted,
+    UnusableCache,
+    is_damage,
+    os_errors_are_unavailable,
+)
 from cache_store.fetching.progress import Meter, OnProgress
 from cache_store.layout import (
     BLOBS,
@@ -27,17 +42,41 @@ from cache_store.layout import (
     split_directory_name,
     split_fanned_name,
 )
+from cache_store.node.private_files import create_private
 from cache_store.parallel import each
 from cache_store.publishing.stored_launches import read_launch
 from cache_store.records.documents import Documents, StandingManifest, quarantine
 from cache_store.records.manifest import LaunchRecord
 from cache_store.retention.debris import DEBRIS_S, list_debris
-from cache_store.retention.marks import references
 from cache_store.retention.trash import restore
+from cache_store.sync.newest import read_listing
 from cache_store.upkeep.reports import VerifyReport
 
 READERS = 8
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """Where good copies may be of what is damaged or missing.
+
+    Attributes:
+        places: of the same store.
+        cache_root: a cache directory of this node; None for none.
+    """
+
+    places: Sequence[BlobBackend] = ()
+    cache_root: Path | None = None
+
+    def files(self, digests: Iterable[Digest]) -> dict[int, list[Path]]:
+        """Files of the cache directory by their size, as far as it is that of one of ``digests``."""
+        found: dict[int, list[Path]] = {digest.size_bytes: [] for digest in digests}
+        for path in self.cache_root.rglob("*") if found and self.cache_root else ():
+            with contextlib.suppress(OSError):  # gone meanwhile
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode) and status.st_size in found:
+                    found[status.st_size].append(path)
+        return found
 
 
 def verify_store(
@@ -45,6 +84,7 @@ def verify_store(
     *,
     repair: bool = False,
     is_whole: bool = True,
+    elsewhere: Elsewhere | None = None,
     on_progress: OnProgress | None = None,
     clock: Callable[[], float] = time.time,
 ) -> VerifyReport:
@@ -52,15 +92,17 @@ def verify_store(
 
     Args:
         documents: the store's.
-        repair: also move what is damaged away, and bring back what is missing and lies in the trash.
+        repair: also move what is damaged away, and bring back what is missing and can be had.
         is_whole: what a document needs must be here; a place nearer than the farthest may hold it in part.
+        elsewhere: where a repair looks for good copies, beside the trash.
         on_progress: told now and then how far it is.
         clock: seconds since the epoch; the store's own would need a write.
 
     Raises:
         StoreUnavailable: the store cannot be listed, or, with ``repair``, not written.
     """
-    return _Audit(documents=documents, repair=repair, is_whole=is_whole).run(on_progress, clock())
+    audit = _Audit(documents=documents, repair=repair, is_whole=is_whole, elsewhere=elsewhere or Elsewhere())
+    return audit.run(on_progress, clock())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +110,7 @@ class _Audit:
     documents: Documents
     repair: bool
     is_whole: bool
+    elsewhere: Elsewhere
     faults: list[str] = field(default_factory=list)
     repairs: list[str] = field(default_factory=list)
 
@@ -77,14 +120,16 @@ class _Audit:
         self._bring_back(
             manifest_name(ref.manifest_key) for record in launches.values() for ref in record.partitions
         )
-        manifests = self._read_manifests()
-        self._bring_back(
-            blob_name(entry.sha256)
+        manifests = self._read_manifests(launches.values())
+        needed = {
+            blob_name(entry.sha256): entry.digest
             for standing in manifests.values()
             for entry in (standing.manifest.artifacts if standing else ())
-        )
-        self._bring_back(name for names in listings.values() for name in names)
+        }
+        needed |= {name: digest for blobs in listings.values() for name, digest in blobs.items()}
+        self._bring_back(needed)
         sizes = self._hash_blobs(on_progress)
+        self._put_again(needed)
         self._check_launches(launches, manifests)
         self._check_manifests(manifests, sizes)
         self._check_listings(listings, sizes)
@@ -101,46 +146,76 @@ class _Audit:
 
     def _read_launches(self) -> tuple[dict[str, LaunchRecord], int]:
         names = [info.name for info in self.documents.backend.list(LAUNCHES)]
-        found = self._judge(names, lambda name: read_launch(self.documents, name))
+        found = self._judge(names, read_launch)
         return {name: record for name, record in found.items() if record is not None}, len(names)
 
-    def _read_listings(self) -> tuple[dict[str, tuple[str, ...]], int]:
-        """Names of the blobs that each listing needs."""
+    def _read_listings(self) -> tuple[dict[str, dict[str, Digest]], int]:
+        """The blobs that each listing needs, by their names."""
         names = [info.name for info in self.documents.backend.list(DIRECTORIES)]
         good = [name for name in names if split_directory_name(name)]
         self.faults.extend(f"{name}: no name of a listing" for name in names if name not in set(good))
-        found = self._judge(good, self._read_listing)
+        found = self._judge(good, _read_listing)
         return {name: blobs for name, blobs in found.items() if blobs is not None}, len(names)
 
-    def _read_listing(self, name: str) -> tuple[str, ...]:
-        parts = split_directory_name(name)
-        self.documents.read("directory", parts[0] if parts else "", name)  # the signature
-        return references(name, self.documents.read_sealed(name)).references
-
-    def _read_manifests(self) -> dict[str, StandingManifest | None]:
-        """Manifests by name; None where one cannot be used."""
-        names = [info.name for info in self.documents.backend.list(MANIFESTS)]
+    def _read_manifests(self, records: Iterable[LaunchRecord]) -> dict[str, StandingManifest | None]:
+        """Manifests by name, also those that only another place had; None where one cannot be used."""
+        names = {info.name: None for info in self.documents.backend.list(MANIFESTS)}
         keys = {name: key for name in names if (key := split_fanned_name(MANIFESTS, name))}
         self.faults.extend(f"{name}: no name of a manifest" for name in names if name not in keys)
-        return self._judge(list(keys), lambda name: self.documents.read_manifest(keys[name]))
+        found = self._judge(list(keys), _read_manifest)
+        refs = {manifest_name(ref.manifest_key): ref for record in records for ref in record.partitions}
+        for name in sorted(refs.keys() - keys.keys()) if self.repair and self.is_whole else ():
+            if (standing := self._taken_over(name, _read_manifest)) is not None:
+                self.faults.append(f"{name}: missing")
+                found[name] = standing
+        return found
 
-    def _judge(self, names: Sequence[str], read: Callable[[str], _T]) -> dict[str, _T | None]:
-        """Read documents; one that cannot be used is a fault, and None."""
+    def _judge(self, names: Sequence[str], read: Callable[[Documents, str], _T]) -> dict[str, _T | None]:
+        """Read documents; one that cannot be used is a fault, and None unless another place has it whole."""
 
-        def judge(name: str) -> _T | StoreError:
-            answer = _attempt(read, name)
+        def judge(name: str) -> tuple[_T | None, str]:
+            answer = _attempt(read, self.documents, name)
             if isinstance(answer, StoreError) and _goes_away(answer) and self.repair:
-                answer = _attempt(read, name)
+                answer = _attempt(read, self.documents, name)
                 if isinstance(answer, StoreError) and _goes_away(answer):
                     self._move_away(name, str(answer))
-            return answer
+                    return self._taken_over(name, read), str(answer)
+            return (None, str(answer)) if isinstance(answer, StoreError) else (answer, "")
 
         found: dict[str, _T | None] = {}
-        for name, answer in zip(names, each(judge, names, num_threads=READERS), strict=True):
-            found[name] = None if isinstance(answer, StoreError) else answer
-            if isinstance(answer, StoreError):
-                self.faults.append(str(answer))
+        for name, (document, fault) in zip(names, each(judge, names, num_threads=READERS), strict=True):
+            found[name] = document
+            if fault:
+                self.faults.append(fault)
         return found
+
+    def _taken_over(self, name: str, read: Callable[[Documents, str], _T]) -> _T | None:
+        """A document that another place has whole, and this one now; None where none has."""
+        for place in self.elsewhere.places:
+            documents = Documents(backend=place, trust=self.documents.trust)
+            answer = _attempt(read, documents, name)
+            if not isinstance(answer, StoreError):
+                self.documents.write(name, documents.read_sealed(name))
+                self.repairs.append(f"{name}: put again from another place of the store")
+                return answer
+        return None
+
+    def _put_again(self, needed: Mapping[str, Digest]) -> None:
+        """Put blobs that are not there from wherever a good copy is."""
+        backend = self.documents.backend
+        if not (self.repair and self.is_whole):
+            return
+        standing = backend.stat(needed)
+        missing = {name: digest for name, digest in needed.items() if name not in standing}
+        files = self.elsewhere.files(missing.values())
+        with tempfile.TemporaryDirectory() as directory:
+            for name, digest in missing.items():
+                fetched = (_copy_out(place, name, Path(directory)) for place in self.elsewhere.places)
+                for path in itertools.chain(files[digest.size_bytes], fetched):
+                    if path and _put(backend, NewFile(name=name, source=path, expected=digest)):
+                        where = "another place of the store" if path.parent == Path(directory) else str(path)
+                        self.repairs.append(f"{name}: put again from {where}")
+                        break
 
     def _hash_blobs(self, on_progress: OnProgress | None) -> dict[str, int]:
         """Sizes of all blobs by name, the damaged ones included."""
@@ -222,7 +297,7 @@ class _Audit:
                         f"which is {actual}"
                     )
 
-    def _check_listings(self, listings: Mapping[str, Sequence[str]], sizes: Mapping[str, int]) -> None:
+    def _check_listings(self, listings: Mapping[str, Iterable[str]], sizes: Mapping[str, int]) -> None:
         for name, blobs in listings.items():
             missing = [blob for blob in blobs if self.is_whole and blob not in sizes]
             self.faults.extend(f"{name}: needs {blob}, which is missing" for blob in missing)
@@ -249,11 +324,40 @@ class _Audit:
                     self.faults.append(f"{name}: the manifest of {ref.partition} is another one than it pins")
 
 
-def _attempt(read: Callable[[str], _T], name: str) -> _T | StoreError:
+def _attempt(read: Callable[[Documents, str], _T], documents: Documents, name: str) -> _T | StoreError:
     try:
-        return read(name)
+        return read(documents, name)
     except StoreError as error:
         return error
+
+
+def _read_manifest(documents: Documents, name: str) -> StandingManifest:
+    return documents.read_manifest(split_fanned_name(MANIFESTS, name) or "")
+
+
+def _read_listing(documents: Documents, name: str) -> dict[str, Digest]:
+    listing = read_listing(documents, name).listing
+    return {blob_name(file.sha256): file.digest for file in listing.files}
+
+
+def _copy_out(place: BlobBackend, name: str, directory: Path) -> Path | None:
+    """A private copy of a blob, not verified yet; None where it cannot be had."""
+    path = directory / name.rpartition("/")[2]
+    path.unlink(missing_ok=True)
+    try:
+        with place.open(name) as file, create_private(path) as target:
+            shutil.copyfileobj(file, target)
+    except (StoreError, OSError):
+        return None
+    return path
+
+
+def _put(backend: BlobBackend, file: NewFile) -> bool:
+    """Put a blob if the file holds it."""
+    try:
+        return bool(backend.put_new([file]))
+    except (Corrupt, UnusableCache):
+        return False
 
 
 def _digest(backend: BlobBackend, name: str) -> Digest | StoreError:

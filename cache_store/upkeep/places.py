@@ -8,6 +8,7 @@ holds every launch whole: what a nearer one lacks is no fault.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from cache_store.backends.supervisor import Supervisor
@@ -17,7 +18,7 @@ from cache_store.errors import NotInStore, StoreError, is_final
 from cache_store.fetching.progress import OnProgress, while_asked
 from cache_store.records.documents import Documents
 from cache_store.signing.trust import Trust
-from cache_store.upkeep.audit import verify_store
+from cache_store.upkeep.audit import Elsewhere, verify_store
 from cache_store.upkeep.evict import evict
 from cache_store.upkeep.evict_plan import EvictPolicy
 from cache_store.upkeep.reports import EvictOutcome, PlaceFault, VerifyReport
@@ -73,6 +74,7 @@ def verify_places(
     trust: Trust,
     *,
     repair: bool = False,
+    cache_root: Path | None = None,
     left_out: Sequence[TierState] = (),
     on_progress: OnProgress | None = None,
 ) -> VerifyReport:
@@ -82,6 +84,7 @@ def verify_places(
         tiers: the places, nearest first.
         trust: with which documents are judged.
         repair: repair what can be; see `audit.verify_store`.
+        cache_root: a cache directory, from which a repair takes what is good there; None for none.
         left_out: places that are not asked; those that are away are faults.
         on_progress: told now and then how far each place is.
 
@@ -94,6 +97,9 @@ def verify_places(
             Documents(backend=view, trust=trust),
             repair=repair and tier.is_writable,
             is_whole=tier is tiers[-1],
+            elsewhere=Elsewhere(
+                places=[TieredBackend([other]) for other in tiers if other is not tier], cache_root=cache_root
+            ),
             on_progress=while_asked(on_progress, view),
         )
         return report if len(tiers) == 1 else report.named(tier.name)

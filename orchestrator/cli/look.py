@@ -111,7 +111,9 @@ def verify(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     repair: Annotated[
         bool,
         typer.Option(
-            "--repair", help="Move what is damaged in the store away; bring back what is in its trash."
+            "--repair",
+            help="Move what is damaged in the store away; bring back what is whole in its trash, in another "
+            "place of it or in the cache.",
         ),
     ] = False,
     overrides: Overrides = None,

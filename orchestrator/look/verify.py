@@ -79,7 +79,7 @@ def verify(
         StoreUnavailable: the store cannot be listed.
         NothingThere: there is no such cache directory.
     """
-    of_store = store.verify(repair=repair, on_progress=on_progress) if store else None
+    of_store = store.verify(repair=repair, cache_root=cache_dir, on_progress=on_progress) if store else None
     of_cache = verify_cache(cache_dir) if cache_dir else None
     return Verified(
         location=store.location if store else "",

@@ -267,6 +267,15 @@ def test_verify_repair_moves_damage_away_and_says_so(store, root):
     assert path.name in stored(root, "quarantine")[0].name
 
 
+def test_verify_repair_takes_what_is_good_in_the_cache(store, root, tmp_path):
+    path = blob_path(root, FUNCTIONS["Llama.decode"])
+    overwrite(path, b"X" * len(FUNCTIONS["Llama.decode"]))
+    repaired = run("verify", "--store", root, "--cache", tmp_path / "new", "--repair")
+    assert f"put again from {tmp_path / 'new'}" in repaired.stdout
+    assert "no faults" in done("verify", "--store", root)
+    assert path.read_bytes() == FUNCTIONS["Llama.decode"]
+
+
 def test_verify_repair_brings_back_what_lies_in_the_trash(store, root):
     path = blob_path(root, FUNCTIONS["Llama.decode"])
     trashed = root / "trash" / "20260131T120000Z" / path.relative_to(root)

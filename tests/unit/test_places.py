@@ -109,6 +109,42 @@ def test_place_that_is_away_is_said_by_an_evict(both, place):
     assert len(outcome.reports) == (2 if place is None else 0)
 
 
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        ("cas/", "damaged"),
+        ("ac/", "damaged"),
+        ("launch/", "damaged"),
+        ("cas/", "missing"),
+        ("ac/", "missing"),
+    ],
+)
+def test_repair_takes_what_another_place_has_whole(both, kind, how):
+    name = next(info.name for info in both.far.list(kind))
+    good = both.near.open(name).read()
+    both.far.move(name, None)
+    if how == "damaged":
+        both.far.put_new([new_file(name, good[:-1] + b"?")])
+    report = both.store().verify(repair=True)
+    assert f"far: {name}: put again from another place of the store" in report.repairs
+    assert both.far.open(name).read() == good
+    assert both.store().verify().faults == ()
+
+
+@pytest.mark.parametrize("data", [b"damaged", b"X" * len(FUNCTIONS["Llama.decode"])])
+@pytest.mark.parametrize("verb", ["fetch", "fetch_blob"])
+def test_damaged_blob_in_a_read_only_near_place_hides_no_good_one(both, tmp_path, data, verb):
+    both.near.move(DECODE, None)
+    both.near.put_new([new_file(DECODE, data)])
+    store, cache = both.store(near="ro"), tmp_path / "node"
+    if verb == "fetch":
+        (record,) = store.launches()
+        assert store.fetch_partitions(record.partitions, cache).faults == ()
+    else:
+        path = store.fetch_blob(DECODE.rpartition("/")[2], cache / "f", cache_root=cache)
+        assert path.read_bytes() == FUNCTIONS["Llama.decode"]
+
+
 def test_whole_places_have_no_faults(both):
     report = both.store().verify()
     assert (report.faults, report.num_launches, report.num_blobs) == ((), 2, 4)
