@@ -62,6 +62,7 @@ def demo(out: Path, console: Console, *, run: Run | None = None) -> None:
     cold = _launch("cold", config, out, console, run or run_process)
     warm = _launch("warm", config, out, console, run or run_process)
     console.print()
+    console.print(saving(cold, warm), soft_wrap=True)
     console.print(comparison(cold, warm))
     if warm.report.totals.num_compiled:
         compiled = count_text(warm.report.totals.num_compiled, "function")
@@ -120,20 +121,30 @@ def run_process(command: Sequence[str]) -> int:
             raise
 
 
+def saving(cold: Launched, warm: Launched) -> Text:
+    """What the cache saved, on the rank that waited longest."""
+    before_s, after_s = (max(map(_saved_s, launched.report.ranks)) for launched in (cold, warm))
+    text = Text.assemble(
+        ("Ready to serve: ", "bold"),
+        f"{seconds_text(before_s)} of tracing and compiling, cold; {seconds_text(after_s)} of loading, warm",
+    )
+    return text.append(f"   {_ratio(before_s, after_s)} faster", style="bold green")
+
+
 def comparison(cold: Launched, warm: Launched) -> Table:
-    """How much faster warm was: for the work that a cache can save, and for the whole launch."""
+    """How much faster warm was: first for the work that a cache can save, last for the whole process."""
     table = Table(title="cold and warm", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("what the seconds span", overflow="fold")
     for name in ("cold", "warm", "faster"):
         table.add_column(name, justify="right", no_wrap=True)
     for before, after in zip(cold.report.ranks, warm.report.ranks, strict=True):
         _add(table, f"rank {before.rank}: trace + compile + load", _saved_s(before), _saved_s(after))
-    _add(
-        table, "launch, once its ranks are started", _after_start_s(cold.report), _after_start_s(warm.report)
-    )
-    before_s, after_s = cold.report.totals.wall_s, warm.report.totals.wall_s
-    _add(table, "launch, the start of Ray and of its ranks included", before_s, after_s)
-    _add(table, "whole process, from its start to its exit", cold.process_s, warm.process_s)
+    before_s, after_s = (_start_s(launched.report) for launched in (cold, warm))
+    work = "launch, once its ranks are started"
+    _add(table, work, cold.report.totals.wall_s - before_s, warm.report.totals.wall_s - after_s)
+    started = "start of Ray and of its ranks, which no cache saves"
+    table.add_row(started, seconds_text(before_s), seconds_text(after_s), "-")
+    _add(table, "whole process, all that included", cold.process_s, warm.process_s)
     return table
 
 
@@ -181,11 +192,13 @@ def _saved_s(rank: RankReport) -> float:
     return seconds.trace_s + seconds.compile_s + seconds.load_s
 
 
-def _after_start_s(report: Report) -> float:
-    start_s = sum(stage.seconds for stage in report.stages if stage.stage == "start")
-    return report.totals.wall_s - start_s
+def _start_s(report: Report) -> float:
+    return sum(stage.seconds for stage in report.stages if stage.stage == "start")
 
 
 def _add(table: Table, what: str, cold_s: float, warm_s: float) -> None:
-    ratio = f"{cold_s / warm_s:.1f} x" if warm_s > 0 else "-"
-    table.add_row(what, seconds_text(cold_s), seconds_text(warm_s), ratio)
+    table.add_row(what, seconds_text(cold_s), seconds_text(warm_s), _ratio(cold_s, warm_s))
+
+
+def _ratio(cold_s: float, warm_s: float) -> str:
+    return f"{cold_s / warm_s:.1f} x" if warm_s > 0 else "-"

@@ -61,6 +61,14 @@ def test_demo_says_how_much_faster_each_rank_was(tmp_path: Path):
     assert line.split()[-6:] == ["2.01", "s", "10", "ms", "201.0", "x"]
 
 
+def test_demo_shows_the_saving_first(tmp_path: Path):
+    text = shown(tmp_path / "out", FakeRuns(cold(), make_report()))
+    headline = (
+        "Ready to serve: 2.01 s of tracing and compiling, cold; 10 ms of loading, warm   201.0 x faster"
+    )
+    assert text.index(headline) < text.index("cold and warm")
+
+
 def test_demo_says_where_everything_lies_and_what_to_try(tmp_path: Path):
     text = shown(tmp_path / "out", FakeRuns(cold(), make_report()))
     assert "The warm launch compiled nothing: 2 loaded" in text
