@@ -40,6 +40,18 @@ class NotYet(WorkerError):
         super().__init__(f"not yet built: {feature}; {instead}", feature=feature, instead=instead)
 
 
+class PortInUse(WorkerError):
+    """The port at which ranks were to meet is another process's by now."""
+
+    def __init__(self, address: str, port: int) -> None:
+        super().__init__(
+            f"port {port} of {address}, where ranks were to meet, was free a moment ago and is another "
+            "process's now; another attempt takes another port",
+            address=address,
+            port=port,
+        )
+
+
 class BadFunction(WorkerError):
     """What was handed to `cache_compile` is no undecorated method of a module instance."""
 

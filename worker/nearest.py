@@ -34,8 +34,8 @@ def explain_absence(
     if model_dir.is_dir():
         return f"no artifact of {function} in {model_dir.name}"
     class_name = _class_of(model_dir)
-    best: tuple[int, str] | None = None
-    nearest: Path | None = None
+    best: tuple[bool, int] | None = None
+    text, nearest = "", None
     unreadable = ""
     for path in _candidates(model_dir.parent, class_name, function):
         try:
@@ -46,13 +46,16 @@ def explain_absence(
         except OSError:
             continue
         changes = changed_components(artifact.components, asked.components)
-        if best is None or len(changes) < best[0]:
-            best = len(changes), "; ".join(str(change) for change in changes)
-            nearest = path if any(change.name in _DIGESTS for change in changes) else None
-    if best and nearest and (named := misfits(nearest)):
-        best = best[0], f"{best[1]} ({in_brief(named)})"
+        # Another model, or another rank's part of it, is farther off than the same one from other sources.
+        is_other = any(change.name in _DIGESTS for change in changes)
+        if best is None or (is_other, len(changes)) < best:
+            best = is_other, len(changes)
+            text = "; ".join(str(change) for change in changes)
+            nearest = path if is_other else None
+    if nearest and (named := misfits(nearest)):
+        text = f"{text} ({in_brief(named)})"
     return (
-        f"nearest artifact differs: {best[1]}"
+        f"nearest artifact differs: {text}"
         if best
         else f"the cache holds nothing for {class_name}.{function}{unreadable}"
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from worker.ascend import hccl
+from worker.errors import PortInUse
 from worker.settings import settings
 
 if TYPE_CHECKING:
@@ -47,13 +48,18 @@ def start(spec: RankSpec, backend: str) -> dict[str, ProcessGroup]:
     timeout = _timeout(spec.timeout_s, backend)
     if spec.device_kind == "npu":
         _tell_torchair(spec)
-    dist.init_process_group(
-        backend,
-        init_method=f"tcp://{spec.master_addr}:{spec.master_port}",
-        rank=spec.rank,
-        world_size=spec.world_size,
-        timeout=timeout,
-    )
+    try:
+        dist.init_process_group(
+            backend,
+            init_method=f"tcp://{spec.master_addr}:{spec.master_port}",
+            rank=spec.rank,
+            world_size=spec.world_size,
+            timeout=timeout,
+        )
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise PortInUse(spec.master_addr, spec.master_port) from error
     groups = {"world": _world()}
     for role, ranks in _own(spec):
         # Only its members meet to make a group: all ranks for each would cost the square of their number.

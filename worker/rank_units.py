@@ -261,7 +261,8 @@ class RankUnit:
             return refusal
         own = offered.path.parent == self.function.place().function_dir
         partition = offered.path.parent.parent.name
-        reason = "" if own else "from the store" if partition == OFFERED else f"same as {partition}"
+        where = "from the store" if store is not None else "from another rank"
+        reason = "" if own else where if partition == OFFERED else f"same as {partition}"
         self.use(Found(stored=offered, own=own, reason=reason), started=started, withheld=withheld)
         return self._finish()
 

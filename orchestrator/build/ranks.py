@@ -134,8 +134,9 @@ def main(hello: Mapping[str, Any]) -> None:
         if child == 0:
             _be(int(rank), hello)
         children.append(child)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the ranks
     for child in children:
-        with contextlib.suppress(ChildProcessError, KeyboardInterrupt):
+        with contextlib.suppress(ChildProcessError):
             os.waitpid(child, 0)
 
 
@@ -151,6 +152,7 @@ def _be(rank: int, hello: Mapping[str, Any]) -> NoReturn:
     ):
         connection.send(rank)
         _serve(connection, rank)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an end that takes its time is none to be interrupted
     atexit._run_exitfuncs()  # noqa: SLF001 - nothing public does it
     sys.stderr.flush()
     os._exit(0)
@@ -162,6 +164,7 @@ def _serve(connection: Connection, rank: int) -> None:
         try:
             stage, method, arguments = connection.recv()
         except EOFError:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done
             return
         connection.send(answer(host, rank, stage, method, arguments))
 

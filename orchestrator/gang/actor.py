@@ -65,6 +65,7 @@ class RankActor:
         except (StoreError, OSError):
             return  # stage start meets the same fault, and reports it
         self._step = StepFile(step_file(log))
+        self._host.note = self._step.note
         last_words.begin(last_words.stacks_file(log))
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

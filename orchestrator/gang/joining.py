@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import socket
 import sys
 from collections.abc import Iterable, Iterator
@@ -27,6 +28,10 @@ _NAMESPACE = "warmrank"
 # The driver and its ranks exchange small values only; artifacts travel through the store.
 _OBJECT_STORE_BYTES = 128 * 2**20
 _CONNECT_TIMEOUT_S = 5.0
+_NO_CLIENT = (
+    "ray:// is Ray Client, which is not supported, because a driver must reach ranks and nodes itself. Run "
+    "it on a node of the cluster, or send it there with `warmrank submit`"
+)
 
 
 def import_paths(paths: Iterable[str], cwd: Path, prefixes: Iterable[str]) -> tuple[str, ...]:
@@ -62,6 +67,8 @@ def join(way: WayIn, config: RayConfig, temp_dir: str) -> None:
             ray.init(**quiet)
         elif way == "address":
             address = _address(config)
+            if address.startswith("ray://"):
+                raise ValueError(_NO_CLIENT)
             _check_listens(address)
             ray.init(address, namespace=_NAMESPACE, runtime_env=_shipped(config), **quiet)
         elif way == "local":
@@ -130,6 +137,20 @@ def too_late(way: WayIn, config: RayConfig, timeout_s: float) -> str:
     )
 
 
+_VERSIONS = re.compile(r"(?s)Version mismatch.*?Ray: (\S+)\s+Python: (\S+).*?Ray: (\S+)\s+Python: (\S+)")
+
+
+def versions_in(text: str) -> str:
+    """What Ray says of versions that differ, in a line; empty where it says nothing of them."""
+    if (found := _VERSIONS.search(text)) is None:
+        return ""
+    theirs, their_python, ours, our_python = found.groups()
+    return (
+        f"it runs Ray {theirs} on Python {their_python}, and this process Ray {ours} on Python {our_python}; "
+        "install the same versions of both here and on every node"
+    )
+
+
 def is_unreachable(error: Exception) -> bool:
     """Whether `join` failed because nothing answers where the cluster's head should, which may be up soon."""
     if isinstance(error, ConnectionError | TimeoutError):
@@ -139,7 +160,7 @@ def is_unreachable(error: Exception) -> bool:
 
 def refusal(way: WayIn, config: RayConfig, error: Exception) -> str:
     """What to say when `join` failed."""
-    cause = first_line(error)
+    cause = versions_in(str(error)) or first_line(error)
     if way == "local":
         return f"a local Ray did not start: {cause}. Free memory and disk, or name a cluster with ray.address"
     if way == "job":

@@ -19,6 +19,7 @@ from orchestrator.causes import WorkerFailure
 from orchestrator.config.models import ScriptWorkload
 from orchestrator.errors import FunctionFailed, VerificationFailed
 from orchestrator.gang.opening import Opened, Opening, rank_spec
+from orchestrator.show.events import RENDEZVOUS
 from worker.errors import CompileForbidden
 from worker.results import FunctionResult, Published, RankPlace, TraceResult
 
@@ -55,6 +56,7 @@ class RankHost:
         self._store: Store | None
         self._away: str
         self._keeper: NodeKeeper | None = None
+        self.note: Callable[[str], object] = _tell_nobody
 
     def open(self, opening: Opening) -> Opened:
         """Check the cache directory, open the store, and bring the rank up with all others.
@@ -74,9 +76,11 @@ class RankHost:
         self._keeper = self._node_keeper(opening)
         self._store, problem = _open_store(opening)
         self._away = problem or f"{_AWAY}: {opening.store_away}"
+        self.note("start: importing torch")
         self._worker = self._make_worker(rank_spec(opening), self._store)
         if isinstance(config.workload, ScriptWorkload):
             return Opened(place=_place_of_script(opening.rank), problem=problem)
+        self.note(RENDEZVOUS)
         return Opened(place=self._worker.start(), problem=problem)
 
     def _node_keeper(self, opening: Opening) -> NodeKeeper | None:
@@ -264,6 +268,10 @@ class RankHost:
                     if method in _ALL_MUST_SUCCEED:
                         raise FunctionFailed(function.function, function.reason)
         return result
+
+
+def _tell_nobody(_doing: str) -> None:
+    """Where nobody looks at what a rank does."""
 
 
 def answer(host: RankHost, rank: int, stage: str, method: str, arguments: tuple[Any, ...]) -> Any:

@@ -12,6 +12,7 @@ _EXIT_DETAIL = re.compile(
     # The first sentence: the others guess at causes, such as the OOM killer, that need not be so.
     r"Worker exit type: (\w+) Worker exit detail: (.*?)(?:(?<=\.) |\n|$)"
 )
+_NO_STATUS = "connection error code 2"  # Ray's words for a process that left its socket without a word
 _LOST_NODE = re.compile(r"(?i)node (?:was terminated|is dead|has died|died|failure)|NODE_DIED")
 _MISSING_MODULE = re.compile(r"(?:ModuleNotFoundError|ImportError): (.*)")
 
@@ -121,6 +122,9 @@ def failure_of_ray(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
         remedy = "start the launch in the directory that holds the module, or install it on the nodes"
     elif isinstance(error, of_lost_nodes) or _LOST_NODE.search(text):
         kind, message = NODE_LOST, f"Ray lost its node: {_first_line(text)}"
+    elif _NO_STATUS in text:
+        message = "its process ended all at once: it was killed, or crashed in native code"
+        remedy = "its log holds the last words; a kill by the system leaves none (see dmesg)"
     elif detail := _EXIT_DETAIL.search(text):
         message = f"its process ended ({detail.group(1)}: {detail.group(2).strip()})"
         remedy = "its log holds the last words; a kill by the system leaves none (see dmesg)"
@@ -128,7 +132,9 @@ def failure_of_ray(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
         message = f"its process ended, or its node is lost: {_first_line(text)}"
     else:
         kind, message = type(error).__name__, _first_line(text)
-    return WorkerFailure(rank=rank, stage=stage, kind=kind, message=message, remedy=remedy, traceback=text)
+    # Ray's own text tells of logs in a session's directory, which goes with a Ray of the launch's own.
+    raised = text if isinstance(error, exceptions.RuntimeEnvSetupError | exceptions.RayTaskError) else ""
+    return WorkerFailure(rank=rank, stage=stage, kind=kind, message=message, remedy=remedy, traceback=raised)
 
 
 def _first_line(text: str) -> str:

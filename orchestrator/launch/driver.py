@@ -105,7 +105,6 @@ class Launch:
                 self._stages.attempt_failed(error, is_last=not reason)
                 if not reason:
                     raise
-                self._stages.problem(f"attempt {self._stages.attempt} was given up: {reason}")
             except BaseException as error:
                 self._stages.attempt_failed(error, is_last=True)
                 raise

@@ -19,6 +19,7 @@ Budget = Literal["rank", "node", "hang", "start"]
 _BUDGETS: tuple[tuple[frozenset[str], Budget], ...] = (
     (frozenset({NODE_LOST}), "node"),
     (frozenset({DIED}), "rank"),
+    (frozenset({"PortInUse"}), "start"),  # the others wait for rank 0 in vain
     # torch's names for a peer that went away or is silent: no death was seen, so one hangs or is cut off.
     (frozenset({STOPPED, TIMEOUT, "DistBackendError", "DistNetworkError", "DistStoreError"}), "hang"),
 )

@@ -136,6 +136,10 @@ class FunctionFinished:
     result: FunctionResult
 
 
+RENDEZVOUS = "start: rendezvous"
+"""What a rank does that waits for others to come up."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBusy:
     """What a rank is doing in the running stage, as far as its node can see.

@@ -115,12 +115,18 @@ class PlainLines:
         seconds = self._standing.now_s - stage.start_s
         while self._beat_s <= seconds:
             self._beat_s *= 2
-        late = stage.waiting_for()
+        waiting = stage.waiting_for()
+        # Those at the rendezvous wait for the others themselves.
+        late = tuple(rank for rank in waiting if not self._is_meeting(rank)) or waiting
         if late:
             self._line(
-                f"{stage.stage}: {len(stage.ranks) - len(late)} of {count_text(len(stage.ranks), 'rank')} "
+                f"{stage.stage}: {len(stage.ranks) - len(waiting)} of {count_text(len(stage.ranks), 'rank')} "
                 f"after {seconds:.0f} s; waiting for {brief_ranks(late)}{self._doing(late[0])}"
             )
+
+    def _is_meeting(self, rank: int) -> bool:
+        busy = self._standing.busy.get(rank)
+        return busy is not None and busy.doing == events.RENDEZVOUS
 
     def _doing(self, rank: int) -> str:
         busy, host = self._standing.busy.get(rank), self._standing.host(rank)

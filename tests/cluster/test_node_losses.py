@@ -178,7 +178,7 @@ def test_next_attempt_starts_no_rank_on_a_lost_node_that_ray_lists_as_alive(
     trial.begin()
     node = trial.reached("build")
     whole.kill_node(node)
-    trial.running.await_said("attempt 1 was given up")
+    trial.running.await_said("attempt 2, ")
     assert node.name in whole.alive()
     report = trial.end(exit_code=0)
     assert [attempt.failed_stage for attempt in report.course.attempts] == ["build", ""]

@@ -37,6 +37,19 @@ def test_absence_is_told_by_the_entry_with_the_fewest_differences(tmp_path: Path
     assert reason == "nearest artifact differs: torch 2.13.0 -> 2.13.1"
 
 
+def test_artifact_of_the_same_model_is_nearer_than_that_of_another_tp_size(
+    tmp_path: Path,
+) -> None:
+    for directory, components in (
+        ("1a", {**ASKED.components, "parameters": "of tp 2"}),
+        ("2b", {**COMPONENTS, "cann": "7"}),
+    ):
+        lay_artifact(tmp_path / f"Llama_dynamic_aclgraphcache_{directory}" / "decode", components)
+    reason = explain_absence(tmp_path / MODEL_DIR, "decode", ASKED)
+    assert "torch 2.13.0 -> 2.13.1" in reason
+    assert "parameters" not in reason
+
+
 def test_absence_looks_into_partitions(tmp_path: Path) -> None:
     lay_artifact(tmp_path / "Llama_dynamic_aclgraphcache_1a" / "world2global_rank1" / "decode")
     assert "torch 2.13.0 -> 2.13.1" in explain_absence(tmp_path / MODEL_DIR, "decode", ASKED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.support.fake_group import fake_world
 from tests.support.rank_spec import rank_spec
 from tests.support.tracing import traced
 from worker import process_groups
+from worker.errors import PortInUse
 from worker.torch_private.process_groups import group_name, known_groups
 
 ROWS = torch.ones(2, 4)
@@ -104,3 +106,10 @@ def test_time_out_of_hccl_that_the_user_set_stays(
     process_groups.start(SPEC, "hccl")
     assert os.environ["HCCL_EXEC_TIMEOUT"] == "1836"
     assert asked["world"] == timedelta(seconds=1896)
+
+
+def test_port_that_another_process_has_taken_is_told_as_such(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        spec = rank_spec(tmp_path, master_addr="127.0.0.1", master_port=taken.getsockname()[1])
+        with pytest.raises(PortInUse, match="another process's now"):
+            process_groups.start(spec, "gloo")

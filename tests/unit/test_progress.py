@@ -153,6 +153,17 @@ def test_plain_lines_tell_of_a_long_stage_ever_more_rarely_and_name_who_is_late(
     assert len(beats) == 6  # after 30, 60, 120, 240, 480, 960 s
 
 
+def test_plain_lines_of_a_start_name_who_is_not_at_the_rendezvous() -> None:
+    doing = {0: e.RENDEZVOUS, 1: "start: importing torch"}
+    busy = [
+        e.RankBusy(at_s=at_s, rank=rank, doing=text, cpu_s=1.0, resident_bytes=1)
+        for at_s in (29.0, 31.0)
+        for rank, text in doing.items()
+    ]
+    lines = plain([e.Seated(at_s=0.0, seats=seats(2, 1)), stage("start", 0, 1)], busy)
+    assert lines[-1].endswith("waiting for rank 1; rank 1 on node-1: start: importing torch")
+
+
 def test_plain_lines_say_how_far_a_start_is_that_only_waits() -> None:
     heard = [e.StillWaiting(at_s=at_s / 2) for at_s in range(1, 140)]
     lines = plain([stage("start", *range(64)), *heard], num_ranks=64)

@@ -261,3 +261,15 @@ def test_own_ray_is_over_once_its_raylet_is_even_as_a_zombie() -> None:
     raylet.wait()
     assert ray_session.ended(session) == "its raylet is gone"
     assert ray_session.ended(ray_session.Session(way_in="address")) == ""
+
+
+def test_ray_client_is_refused_by_name() -> None:
+    with pytest.raises(CannotStart, match="Ray Client, which is not supported"):
+        ray_session.enter(RayConfig(address="ray://10.0.0.1:10001"), timeout_s=60)
+
+
+def test_versions_that_differ_are_told_in_a_line() -> None:
+    theirs, ours = "    Ray: 2.50.0\n    Python: 3.11.2\n", "    Ray: 2.60.0\n    Python: 3.12.0\n"
+    text = f"Version mismatch: The cluster was started with:\n{theirs}This process on h:\n{ours}"
+    said = joining.refusal("address", THERE, RuntimeError(text))
+    assert "it runs Ray 2.50.0 on Python 3.11.2, and this process Ray 2.60.0 on Python 3.12.0;" in said

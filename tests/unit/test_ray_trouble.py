@@ -101,3 +101,13 @@ def test_every_error_of_ray_becomes_a_failure(error: Exception, kind: str) -> No
     failure = failure_of_ray(error, rank=0, stage="load")
     assert failure.kind == kind
     assert failure.message
+
+
+def test_process_that_left_no_status_is_not_told_in_ray_s_words() -> None:
+    text = (
+        "Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection "
+        "error code 2. End of file."
+    )
+    found = failure_of_ray(actor_error(text), rank=1, stage="compile")
+    assert found.message == "its process ended all at once: it was killed, or crashed in native code"
+    assert found.traceback == ""

@@ -26,6 +26,8 @@ def failed(*kinds: str) -> LaunchFailed:
         (failed(STOPPED), "hang"),
         (failed(TIMEOUT), "hang"),
         (failed("DistBackendError"), "hang"),
+        (failed("PortInUse", TIMEOUT, "DistNetworkError"), "start"),
+        (CannotStart("silent", may_pass=True, has_lost_node=True), "node"),
         (failed("RuntimeError", DIED), "rank"),  # the others fail in the wake of the dead one
         (failed(TIMEOUT, "DistBackendError", NODE_LOST), "node"),
         (CannotStart("late", may_pass=True), "start"),
