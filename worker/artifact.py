@@ -110,6 +110,11 @@ class Artifact(Value):
         return hashlib.sha256(canonical_json(inputs)).hexdigest()
 
 
+def is_artifact(first: bytes) -> bool:
+    """Whether a file that begins so is one that this cache, or TorchAir's, wrote; whole or not."""
+    return first.startswith(_MAGIC) or first.startswith(_PICKLES)
+
+
 def read(path: Path) -> tuple[Artifact, str, int]:
     """An artifact, the SHA-256 of its file, and the file's size in bytes.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -156,6 +157,8 @@ class CachedFunction(FunctionLookup):
         """
         with self._lock:
             started = perf_counter()
+            if sys.stdout is not None and sys.stdout.isatty():
+                import worker.log  # noqa: F401 - gives the logger its form, and its level on a terminal
             with collection.paused():
                 self._kind = self.device_kind
                 self._refuse_gear_miss(args, kwargs)
@@ -168,7 +171,9 @@ class CachedFunction(FunctionLookup):
                 journal.append_forbidden(self.name, reason)
                 msg = f"{self.name} would have to be compiled, which is forbidden here: {reason}"
                 raise CompileForbidden(msg, function=self.name, reason=reason)
-            if self._variants:
+            if not self._variants:
+                _log.info("Miss: %s is compiled: %s", self.name, reason)
+            else:
                 number = len(self._variants) + 1
                 _log.warning("%s is traced again (variant %d): %s", self.name, number, reason)
             return self.compile(args, kwargs, reason=reason)

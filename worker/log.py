@@ -1,6 +1,7 @@
 """TorchAir's logger by name and format, so that scripts and log readers written for it keep working.
 
-Its level is WARNING, where TorchAir's is ERROR: a cache that is not used must not be silent about it.
+Its level is WARNING, where TorchAir's is ERROR: a cache that is not used must not be silent about it. On a
+terminal it is INFO, so that whoever looks sees each hit and miss once.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class _CurrentStdout(logging.StreamHandler[Any]):
 def _torchair_logger() -> logging.Logger:
     named = logging.getLogger("torchair")
     if not named.handlers:
-        named.setLevel(logging.WARNING)
+        is_terminal = sys.stdout is not None and sys.stdout.isatty()
+        named.setLevel(logging.INFO if is_terminal else logging.WARNING)
         handler = _CurrentStdout()
         program = os.path.basename(sys.executable)  # noqa: PTH119 - only the last part of a string
         handler.setFormatter(

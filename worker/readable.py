@@ -24,8 +24,9 @@ from cache_store.node.private_files import (
     temporary_name,
 )
 from worker import origins
-from worker.artifact import Artifact, parse
+from worker.artifact import Artifact, is_artifact, parse
 from worker.engines import Engine, engine_named
+from worker.errors import ArtifactCorrupt
 from worker.graph_facts import MUTATED, NUMBER, STATE, USER
 from worker.origins import Origins
 from worker.python_text import WIDTH, assigned, comment, comments, mapping, table, title
@@ -60,6 +61,7 @@ def render(path: str | os.PathLike[str]) -> str:
         FileNotFoundError: there is no such file.
     """
     file = _file(Path(path))
+    _refuse_other_files(file)
     data = read_private(file)
     artifact = parse(data, str(file))
     known = origins.read(artifact.sections)
@@ -115,6 +117,21 @@ def write(rendered: str, file: str | os.PathLike[str]) -> None:
         with create_private(staged) as stream:
             stream.write(rendered.encode())
         staged.replace(target)
+
+
+def _refuse_other_files(file: Path) -> None:
+    """Refuse a file that is none of a cache's, before anybody is told to change its mode or to delete it."""
+    if not file.is_file() or file.name.startswith("compiled_module"):
+        return  # looked at, and refused, as what it should be
+    with os_errors_are_unusable("artifact", file), file.open("rb") as stream:
+        first = stream.read(64)
+    if not is_artifact(first):
+        why = "not an artifact"
+        msg = (
+            f"{file} is {why}: expected a compiled_module of a cache directory, found a file that begins "
+            f"with {first[:24]!r}"
+        )
+        raise ArtifactCorrupt(msg, where=str(file), why=why)
 
 
 def _file(path: Path) -> Path:

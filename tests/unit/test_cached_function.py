@@ -154,6 +154,14 @@ def test_saving_and_loading_are_logged_as_torchair_does(
     assert [Path(match[2]).is_file() for match in found if match] == [True, True]
 
 
+def test_miss_is_logged_once_with_its_reason(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="torchair"):
+        function = cached(Plain().affine, cache)
+        function(ROWS)
+        function(ROWS)
+    assert caplog.text.count("Miss: Plain.affine is compiled: the cache holds nothing") == 1
+
+
 def test_nothing_is_logged_at_torchairs_own_level(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert logger.level == logging.WARNING
     cached(Plain().affine, cache)(ROWS)

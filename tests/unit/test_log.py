@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import logging
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator
 
@@ -67,3 +69,17 @@ def test_logger_follows_a_redirected_stdout(info_level: None) -> None:
 def test_logger_writes_nothing_below_its_level(capsys: pytest.CaptureFixture[str]) -> None:
     logger.info("quiet")
     assert capsys.readouterr().out == ""
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_logger_shows_hits_and_misses_on_a_terminal(
+    info_level: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr("sys.stdout", Terminal())
+    importlib.reload(sys.modules["worker.log"])
+    assert logger.level == logging.INFO

@@ -298,7 +298,15 @@ def test_pickle_of_torchair_is_refused_and_not_unpickled(
 
 def test_foreign_file_is_refused(tmp_path: Path) -> None:
     file = private(tmp_path / "notes.txt", b"notes")
-    assert_refused(file, ArtifactCorrupt, r"notes\.txt is no usable artifact")
+    assert_refused(file, ArtifactCorrupt, r"notes\.txt is not an artifact")
+
+
+def test_file_of_somebody_else_is_no_artifact_and_is_not_to_be_deleted(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("import torch\n")
+    with pytest.raises(ArtifactCorrupt, match="not an artifact: expected a compiled_module") as caught:
+        render(tmp_path / "model.py")
+    assert "chmod" not in str(caught.value)
+    assert "Delete" not in str(caught.value)
 
 
 def test_truncated_file_is_refused(path: Path, tmp_path: Path) -> None:
