@@ -148,6 +148,11 @@ class UnusableCache(StoreError):
         )
 
 
+@dataclass(eq=False, kw_only=True)
+class UnwritableDisk(UnusableCache):
+    """The cache's disk is full or only read: whoever tries again on this disk fails too."""
+
+
 def is_damage(error: StoreError) -> bool:
     """Whether the bytes themselves are wrong, whoever reads them, so that they belong into quarantine.
 

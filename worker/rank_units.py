@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING
 
-from cache_store.errors import StoreError
+from cache_store.errors import StoreError, UnwritableDisk
 from worker.errors import ArtifactCorrupt, WorkerError, WorkloadError
 from worker.function_lookup import OFFERED
 from worker.lookup import Found, other_request
@@ -286,6 +286,8 @@ class RankUnit:
         """One unit's failure is a value, so that the others go on and the driver can name it."""
         try:
             self.result = step(self)
+        except UnwritableDisk:
+            raise  # no other unit, and no other attempt, could keep anything there
         except (WorkerError, StoreError) as error:
             self.result = self._refused(f"{type(error).__name__}: {error}")
         return self.result

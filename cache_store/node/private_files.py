@@ -7,6 +7,7 @@ made here has mode 0700 and a file 0600; every fault of the operating system bec
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import logging
 import os
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from cache_store.digests import Digest, digest_stream
-from cache_store.errors import UnusableCache
+from cache_store.errors import UnusableCache, UnwritableDisk
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,7 @@ FILE_MODE = 0o600
 MAX_ASIDE = 8
 DIRECTORY_MODE = 0o700
 DEBRIS_AGE_S = 24 * 3600.0
+_UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 BACK_NS = 4_000_000_000  # twice the coarsest tick of a file system's times (FAT)
 
 
@@ -249,11 +251,20 @@ def os_errors_are_unusable(what: str, path: Path) -> Iterator[None]:
     """Turn any ``OSError`` of the node's own disk into `UnusableCache`.
 
     Raises:
-        UnusableCache: with the operating system's reason.
+        UnwritableDisk: the disk is full or only read; names the disk, which is the same for all its files.
+        UnusableCache: otherwise, with the operating system's reason.
     """
     try:
         yield
     except OSError as error:
+        if error.errno in _UNWRITABLE:
+            raise UnwritableDisk(
+                what="disk of the cache",
+                where=str(_mount_of(path)),
+                expected="space left, and writable",
+                actual=error.strerror or str(error),
+                remedy="free space there, or name another cache_dir",
+            ) from error
         raise UnusableCache(
             what=what,
             where=str(path),
@@ -261,6 +272,11 @@ def os_errors_are_unusable(what: str, path: Path) -> Iterator[None]:
             actual=error.strerror or str(error),
             remedy="check its owner, mode and free space, or name another cache_dir",
         ) from error
+
+
+def _mount_of(path: Path) -> Path:
+    """Where the disk is mounted that a path lies on."""
+    return next((place for place in (path, *path.parents) if place.is_mount()), path)
 
 
 def _remove_if_old(path: Path) -> None:

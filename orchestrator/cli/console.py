@@ -82,6 +82,7 @@ _FAILURE_CODES = {
     "BadArgument": ExitCode.BAD_INPUT,
     "DeviceUnavailable": ExitCode.BAD_INPUT,
     "UnusableCache": ExitCode.FAULT,
+    "UnwritableDisk": ExitCode.FAULT,
     "StoreUnavailable": ExitCode.FAULT,
 }
 """For a launch of which every failure is of one kind."""

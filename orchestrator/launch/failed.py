@@ -16,6 +16,8 @@ def failed_report(
 ) -> Report:
     """The report of a launch that ended with an error."""
     ranks = tuple(rank_report(stages, seat, pid=seat.pid) for seat in stages.gang.seats)
+    if isinstance(error, LaunchFailed) and not error.logs:
+        ranks = tuple(replace(rank, log="") for rank in ranks)
     moved = Moved(tiers=known.tiers, fetches=known.fetches)
     found = put_together(stages, known, course, ranks=ranks, moved=moved)
     failure = _failure(error, stages.running)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NoReturn
 
+from cache_store.errors import UnwritableDisk
 from orchestrator.causes import TIMEOUT, WorkerFailure
 from orchestrator.errors import CompileForbidden, ForbiddenCompile, LaunchFailed
 from orchestrator.gang.launcher import Sight
@@ -59,7 +60,8 @@ def raise_failed(
         failures,
         num_ranks=num_ranks,
         silent=silent,
-        logs=gang.logs,
+        # On a disk that takes nothing there are none, or they lack their end.
+        logs="" if any(failure.kind == UnwritableDisk.__name__ for failure in failures) else gang.logs,
         hosts={} if is_one_node else distinct_hosts(gang.seats),
     )
     misses = _forbidden(error.failures)

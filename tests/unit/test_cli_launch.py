@@ -13,6 +13,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
+from cache_store.errors import UnwritableDisk
 from cache_store.signing.signing_keys import generate_key_pair
 from orchestrator import leaving
 from orchestrator.cli.console import ExitCode
@@ -89,6 +90,17 @@ def test_launch_of_a_config_without_a_workload_is_refused(tmp_path: Path, world:
     result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["launch", str(tmp_path / "a.yaml")])
     assert (result.exit_code, world.called("build")) == (ExitCode.BAD_INPUT, [])
     assert "a.yaml: workload" in result.stderr
+
+
+def test_full_disk_is_told_once_and_not_tried_again(tmp_path: Path, world: FakeWorld) -> None:
+    world.raises["compile", 0] = UnwritableDisk(
+        what="disk", where="/d", expected="space left", actual="none", remedy="free some"
+    )
+    result = launch(tmp_path)
+    assert result.exit_code == ExitCode.FAULT
+    assert result.stderr.count("/d") == 1
+    assert len(world.called("compile")) == 1
+    assert "logs" not in result.stderr
 
 
 def test_launch_beside_a_module_with_the_name_of_a_package_is_refused(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.errors import UnusableCache
+from cache_store.errors import UnusableCache, UnwritableDisk
 from cache_store.node.private_files import (
     DEBRIS_AGE_S,
     check_private,
@@ -18,6 +19,7 @@ from cache_store.node.private_files import (
     ensure_cache_dir,
     make_private_directories,
     open_private,
+    os_errors_are_unusable,
     read_private,
     sweep_debris,
     temporary_name,
@@ -219,3 +221,15 @@ def test_directory_below_a_link_that_leads_nowhere_is_an_error(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError):
         make_private_directories(tmp_path / "link" / "inside")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_disk_that_takes_nothing_is_named_once_for_all_its_files(tmp_path, number):
+    said = set()
+    for name in ("a/one.tmp", "b/two.tmp"):
+        with pytest.raises(UnwritableDisk) as caught, os_errors_are_unusable("file", tmp_path / name):
+            raise OSError(number, os.strerror(number))
+        said.add(str(caught.value))
+    (text,) = said
+    assert os.strerror(number) in text
+    assert "name another cache_dir" in text
