@@ -98,9 +98,10 @@ def test_full_disk_is_told_once_and_not_tried_again(tmp_path: Path, world: FakeW
     )
     result = launch(tmp_path)
     assert result.exit_code == ExitCode.FAULT
-    assert result.stderr.count("/d") == 1
+    told = result.stderr.partition("error: ")[2]
+    assert told.count("disk /d") == 1
     assert len(world.called("compile")) == 1
-    assert "logs" not in result.stderr
+    assert "logs" not in told
 
 
 def test_launch_beside_a_module_with_the_name_of_a_package_is_refused(
