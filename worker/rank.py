@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from cache_store.records.manifest import CaptureEntry, PartitionManifest
     from cache_store.store import Store
     from worker.cached_function import CachedFunction
+    from worker.handover import Handed
     from worker.rank_spec import RankSpec
     from worker.rank_units import RankUnit
     from worker.workload import Workload
@@ -120,6 +121,22 @@ class RankWorker:
     def consider(self, offers: Mapping[str, str]) -> tuple[FunctionResult, ...]:
         """Whether artifacts of other ranks could be adopted here, which is not done."""
         return tuple(self._units[name].consider(digest, self._store)[1] for name, digest in offers.items())
+
+    def hand_out(self, digests: Mapping[str, str]) -> dict[str, Handed | None]:
+        """Artifacts for other nodes, by unit; None for one that is not here."""
+        from worker.handover import hand_out
+
+        return {name: hand_out(self._units[name].function, digest) for name, digest in digests.items()}
+
+    def take_in(self, name: str, handed: Handed) -> None:
+        """Keep a unit's artifact of another node, for all ranks of this one.
+
+        Raises:
+            cache_store.errors.UnusableCache: the cache directory cannot be written.
+        """
+        from worker.handover import take_in
+
+        take_in(self._units[name].function, handed)
 
     def load(self, functions: tuple[str, ...]) -> tuple[FunctionResult, ...]:
         """Load what the probe found (or what was compiled here since)."""

@@ -79,7 +79,7 @@ class RankActor:
         )
         logging.getLogger(__name__).info("Process %d on %s", os.getpid(), os.uname().nodename)
 
-    def call(self, rank: int, stage: str, method: str, arguments: tuple[Any, ...]) -> Any:
+    def call(self, rank: int, stage: str, method: str, *arguments: Any) -> Any:
         """Call a method of the rank's host; a failure comes back as a value."""
         if self._step is not None:
             self._step.note(in_words(stage, method, arguments))

@@ -62,6 +62,13 @@ class Waiting(Protocol):
     on_wait: Callable[[str], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A large value among the arguments of many ranks: equal ones by identity are sent once to each node."""
+
+    value: Any
+
+
 @runtime_checkable
 class Dumping(Protocol):
     """A launcher that can say where ranks stand that do not answer."""

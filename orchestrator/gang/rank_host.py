@@ -18,6 +18,7 @@ from cache_store.node.private_files import ensure_cache_dir
 from orchestrator.causes import WorkerFailure
 from orchestrator.config.models import ScriptWorkload
 from orchestrator.errors import FunctionFailed, VerificationFailed
+from orchestrator.gang.launcher import Shared
 from orchestrator.gang.opening import Opened, Opening, rank_spec
 from orchestrator.show.events import RENDEZVOUS
 from worker.errors import CompileForbidden
@@ -213,6 +214,10 @@ class RankHost:
         loaded = self._worker.load(load) if load else ()
         adopted = self._worker.adopt(offers, fresh) if offers else ()
         return (*loaded, *adopted, *(self._worker.consider(considered) if considered else ()))
+
+    def take_in(self, function: str, handed: Shared) -> None:
+        """Keep an artifact of another node, for all ranks of this one."""
+        self._worker.take_in(function, handed.value)
 
     def verify(self) -> Any:
         """Compare with the reference.

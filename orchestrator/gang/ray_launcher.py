@@ -25,7 +25,7 @@ from orchestrator.gang.eligible import NodesUp, eligible, nodes_of_ray, silent_a
 from orchestrator.gang.guardian import MARK
 from orchestrator.gang.head_watch import HeadWatch
 from orchestrator.gang.last_words import launch_directory
-from orchestrator.gang.launcher import NOBODY_WAITS, Process, logs_of, seat_ranks
+from orchestrator.gang.launcher import NOBODY_WAITS, Process, Shared, logs_of, seat_ranks
 from orchestrator.gang.node_watch import Charge
 from orchestrator.gang.rank_host import MakeWorker
 from orchestrator.gang.ray_answers import TICK_S, answer_of, await_all, await_some, left_s
@@ -100,8 +100,9 @@ class RayLauncher:
         """Call all ranks named at once; see `orchestrator.gang.launcher.Launcher.call`."""
         assert self._watch is not None  # noqa: S101 - `start` comes first
         deadline = time.monotonic() + timeout_s
+        put: dict[int, Any] = {}  # by identity
         pending = {
-            self._actors[rank].call.remote(rank, stage, method, values): rank
+            self._actors[rank].call.remote(rank, stage, method, *_sent(values, put)): rank
             for rank, values in arguments.items()
         }
         failed: dict[int, str] = {}
@@ -344,6 +345,16 @@ class RayLauncher:
                 may_pass=True,
             )
         return [ray.get(ref) for ref in refs]
+
+
+def _sent(values: tuple[Any, ...], put: dict[int, Any]) -> tuple[Any, ...]:
+    """Arguments of a call, large ones as references to one copy for all."""
+    import ray
+
+    for value in values:
+        if isinstance(value, Shared) and id(value) not in put:
+            put[id(value)] = ray.put(value)
+    return tuple(put.get(id(value), value) if isinstance(value, Shared) else value for value in values)
 
 
 def _say_nothing(_text: str) -> None:

@@ -16,6 +16,7 @@ from orchestrator.launch import audits
 from orchestrator.launch.advance import advance, begin
 from orchestrator.launch.audits import Comparison
 from orchestrator.launch.failed_compiles import CompileCut, Compiling, avoided, cut_off, failures_of, retries
+from orchestrator.launch.handover import hand_over
 from orchestrator.launch.leaders import lanes_of
 from orchestrator.launch.plan import auditing, forbidden, plan_round, rank_classes
 from orchestrator.launch.situation import (
@@ -112,6 +113,7 @@ def _carry_out(
 ) -> dict[Slot, Attempt]:
     """Do what a round's plan says; what is settled goes into the ledger."""
     made, compared = _compile(stages, situation, actions)
+    hand_over(stages, situation, actions, made)
     results = made | _load(stages, actions, made, compared)
     audits.tell(stages, compared, results)
     ledger |= {

@@ -60,6 +60,7 @@ class Stages:
         self.running = ""  # the stage that goes on; of a launch that failed, the one that it failed in
         self._silent: frozenset[str] = frozenset()
         self._sights: dict[int, Sight] = {}
+        self.shares_store = False  # whether ranks reach a store, and by it each other's artifacts
         self.problems: list[str] = []
         if isinstance(launcher, Waiting):
             launcher.on_wait = self._waits

@@ -55,6 +55,7 @@ def start(stages: Stages, access: Access | None, *, no_compile: bool) -> tuple[R
     store_away = access.tiers[-1].reason if access is not None and is_away else ""
     if access is not None:
         config = config.model_copy(update={"store": access.for_ranks or access.config})
+    stages.shares_store = access is not None and not is_away
     with stages.stage("start"):
         gang = stages.start()
         if straddling := straddling_groups(gang.seats, packed_ranks(config)):

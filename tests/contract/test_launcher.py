@@ -11,7 +11,7 @@ from orchestrator.causes import WorkerFailure
 from orchestrator.config.reading import Config, parse
 from orchestrator.errors import CannotStart
 from orchestrator.gang.in_process import InProcessLauncher
-from orchestrator.gang.launcher import Launcher, Sight
+from orchestrator.gang.launcher import Launcher, Shared, Sight
 from orchestrator.gang.opening import Opening
 from orchestrator.gang.ray_launcher import RayLauncher
 from orchestrator.seats import Gang
@@ -95,6 +95,12 @@ def test_arguments_reach_their_own_rank(launcher: Launcher) -> None:
         0: [FUNCTIONS[0]],
         1: [FUNCTIONS[1]],
     }
+
+
+def test_value_that_ranks_share_reaches_each_of_them(launcher: Launcher) -> None:
+    shared = Shared(b"artifact" * 100_000)
+    assert call(launcher, "take_in", dict.fromkeys(range(2), ("Model.decode", shared))) == {0: None, 1: None}
+    assert isinstance(call(launcher, "take_in", {1: ("Model.decode", "no such thing")})[1], WorkerFailure)
 
 
 def test_what_a_rank_raises_comes_back_as_a_value(launcher: Launcher) -> None:

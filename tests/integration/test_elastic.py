@@ -119,12 +119,16 @@ def test_launch_while_the_ranks_of_another_are_there_costs_only_what_is_new(hous
     assert len(house.blobs) == NUM_FUNCTIONS
 
 
-def test_without_a_store_each_node_compiles_once(house: House) -> None:
+def test_without_a_store_nodes_get_from_each_other_what_one_of_them_compiled(house: House) -> None:
     nodes = ("a", "a", "b", "c")
     rounds: list[Event] = []
     report = house.launch(nodes, store=None, listener=rounds.append)
-    assert report.totals.num_compiled == NUM_FUNCTIONS * 3
-    assert sum(isinstance(event, Planned) for event in rounds) == 2
+    assert report.totals.num_compiled == NUM_FUNCTIONS
+    assert sum(isinstance(event, Planned) for event in rounds) == 1
+    reasons = {found.reason for found in report.ranks[-1].functions if found.outcome == "adopted"}
+    assert reasons == {"from another rank"}
+    again = house.launch((*nodes, "d"), store=None, no_compile=True)
+    assert again.totals.num_compiled == 0
 
 
 def test_classes_that_no_request_shows_compile_once_each_in_two_rounds(house: House) -> None:

@@ -247,6 +247,13 @@ class FakeRank:
             created="2026-01-31T12:00:00+00:00",
         )
 
+    def hand_out(self, digests: Mapping[str, str]) -> dict[str, str]:
+        self._enter("hand_out", digests)
+        return dict(digests)
+
+    def take_in(self, function: str, handed: str) -> None:
+        self._enter("take_in", (function, handed))
+
     def publish(self, launch_key: str) -> Published:
         self._enter("publish", launch_key)
         report = self.store.publish_partition(launch_key, self.manifest(), Path(self.spec.cache_dir))

@@ -1,0 +1,54 @@
+"""An artifact as the bytes of its files, from the rank that has it to nodes that cannot get it otherwise.
+
+Invariants: what is taken in lies where what a store offers lies, in no partition, and counts as offered, not
+as made here: the guards of each rank decide whether it fits. A file with other bytes than those of the digest
+that was offered is not found by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cache_store.node.companions import add_companion
+from cache_store.node.local import add_variant
+from worker.function_lookup import OFFERED
+
+if TYPE_CHECKING:
+    from worker.cached_function import CachedFunction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handed:
+    """The files of one artifact.
+
+    Attributes:
+        data: of the artifact itself.
+        beside: of the files beside it, by name.
+    """
+
+    data: bytes
+    beside: Mapping[str, bytes]
+
+
+def hand_out(function: CachedFunction, digest: str) -> Handed | None:
+    """The artifact with this digest, if this rank's cache directory has it."""
+    stored = function.offered(digest, None)
+    if stored is None:
+        return None
+    beside = {name: path.read_bytes() for name, path in stored.files().items()}
+    return Handed(data=stored.path.read_bytes(), beside=beside)
+
+
+def take_in(function: CachedFunction, handed: Handed) -> None:
+    """Lay an artifact of another node into this one's cache directory.
+
+    Raises:
+        cache_store.errors.UnusableCache: the directory cannot be written.
+    """
+    place = function.place()
+    directory = place.model_dir / OFFERED / place.function_dir.name
+    for name, data in handed.beside.items():
+        add_companion(directory, name, data)
+    add_variant(directory, handed.data)
