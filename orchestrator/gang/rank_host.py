@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from cache_store.errors import StoreError, StoreUnavailable, UnusableCache
+from cache_store.errors import StoreError, StoreUnavailable, UnusableCache, UnwritableDisk
 from cache_store.node.private_files import ensure_cache_dir
 from orchestrator.causes import WorkerFailure
 from orchestrator.config.models import ScriptWorkload
@@ -189,6 +189,8 @@ class RankHost:
     def _compile(self, name: str) -> FunctionResult:
         try:
             result: FunctionResult = self._worker.compile((name,))[0]
+        except UnwritableDisk:
+            raise  # no function of this rank can be kept there
         except Exception as error:  # the rank's edge, as in `answer`, for one function
             logger.exception("%s did not compile", name)
             failure = failure_of(error, rank=self._opening.rank, stage="compile")
