@@ -23,6 +23,7 @@ from orchestrator.launch.first_calls import run_calls
 from orchestrator.launch.retries import Spent
 from orchestrator.launch.rounds import settle_all
 from orchestrator.launch.stages import Stages
+from orchestrator.launch.turns import turn
 from orchestrator.show.course import Recorder
 from orchestrator.show.events import Listener, all_of, silence
 from orchestrator.show.report import Report
@@ -79,7 +80,8 @@ class Launch:
         try:
             access = steps.open_store(stages)
             self._known.tiers = access.found() if access is not None else ()
-            return self._attempts(access)
+            with turn(stages.config):
+                return self._attempts(access)
         finally:
             with undisturbed():
                 self._launcher.stop()
