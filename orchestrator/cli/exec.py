@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli.console import output, plain, session, show_error
-from orchestrator.cli.options import ConfigFile, Debug, Overrides, load_config, refuse_what_fails
+from orchestrator.cli.options import ConfigFile, Debug, Overrides, check_line, load_config, refuse_what_fails
 from orchestrator.show.others_output import others_on_stderr
 
 if TYPE_CHECKING:
@@ -49,6 +49,22 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
             "--node", metavar="ID", help="Node id, address or host name. Repeatable; else those needed."
         ),
     ] = None,
+    nnodes: Annotated[
+        int, typer.Option(min=1, help="With --here: hosts that each run this, for one world of ranks.")
+    ] = 1,
+    node_rank: Annotated[
+        int | None, typer.Option(min=0, help="With --nnodes: which host this is, from 0.")
+    ] = None,
+    run_id: Annotated[
+        str,
+        typer.Option(metavar="ID", help="With --nnodes: the same on all hosts of a run, other each time."),
+    ] = "",
+    master_addr: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="With --nnodes: the first host's, for {master_addr}.")
+    ] = "",
+    master_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="With --nnodes: a port there, for {master_port}.")
+    ] = 0,
     replicate: Annotated[
         bool, typer.Option("--replicate", help="A whole world of ranks on each node, not one over all.")
     ] = False,
@@ -71,16 +87,30 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
     with session(debug=debug):
         from orchestrator.serve.outcome import Options
         from orchestrator.serve.readiness import parse_when
+        from orchestrator.serve.world import World
 
+        world = None
+        if nnodes > 1:
+            check_world(nnodes, node_rank, run_id, here=here)
+            world = World(
+                num_nodes=nnodes,
+                node_rank=node_rank or 0,
+                run_id=run_id,
+                master_addr=master_addr,
+                master_port=master_port,
+            )
         options = Options(
             here=here,
             nodes=tuple(nodes or ()),
             replicate=replicate,
             when=parse_when(publish_when),
             grace_s=grace,
+            world=world,
         )
         loaded = load_config(config, overrides)
         refuse_what_fails(loaded, str(config), reads_only=publish_when == "none", starts_ray=launch_first)
+        if loaded.ranks % nnodes:
+            raise typer.BadParameter(f"ranks ({loaded.ranks}) are not as many on each of {nnodes} hosts")
         if json_file is not None:
             json_file.parent.mkdir(parents=True, exist_ok=True)  # before, lest the run's end be an error
         if launch_first:
@@ -89,6 +119,17 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
         if json_file is not None:
             json_file.write_text(json.dumps(plain(outcome), indent=2) + "\n", encoding="utf-8")
     raise typer.Exit(outcome.exit_code)
+
+
+def check_world(nnodes: int, node_rank: int | None, run_id: str, *, here: bool) -> None:
+    """Refuse a place among hosts that cannot be one."""
+    if not here:
+        raise typer.BadParameter("--nnodes goes with --here; with Ray, --node names nodes")
+    if node_rank is None or node_rank >= nnodes:
+        raise typer.BadParameter(f"expected a number from 0 to {nnodes - 1}", param_hint="--node-rank")
+    if not run_id:
+        raise typer.BadParameter("expected what all hosts of this run have in common", param_hint="--run-id")
+    check_line(run_id, "--run-id")
 
 
 def _launch(config: Config) -> None:

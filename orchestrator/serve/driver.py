@@ -22,7 +22,7 @@ from orchestrator.nodes import choose, this_node
 from orchestrator.serve.answers import Order, Prepared, State
 from orchestrator.serve.crew import Crew, LocalCrew, Lost
 from orchestrator.serve.outcome import NodeOutcome, Options, Outcome
-from orchestrator.serve.places import Place, places
+from orchestrator.serve.places import Place, place_in, places
 from orchestrator.serve.publisher import Publisher
 from orchestrator.serve.streams import Outlet, Streams
 from orchestrator.signals import kept, undisturbed
@@ -90,7 +90,7 @@ class _Run:
         where = self._places()
         prepared = self._prepare(where)
         first = [index for index, place in enumerate(where) if place.world == 0]
-        publisher = Publisher(self._config, self._crew, first, self._say)
+        publisher = Publisher(self._config, self._crew, first, self._say, world=self._options.world)
         started = time.monotonic()
         with _signals() as arrived:
             self._start(words, where)
@@ -130,6 +130,8 @@ class _Run:
         hosts = self._crew.hosts
         asked = {index: (host.address,) for index, host in enumerate(hosts)}
         answers = self._all("port", asked, timeout_s=self._config.timeouts.start_s)
+        if (world := self._options.world) is not None:
+            return (place_in(world, self._config, address=hosts[0].address, port=answers[0]),)
         return places(
             hosts,
             num_ranks=self._config.ranks,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.serve.readiness import When
+from orchestrator.serve.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +18,7 @@ class Options:
         replicate: each node runs a world of its own.
         when: what the command added is published.
         grace_s: seconds from SIGTERM to SIGKILL.
+        world: the hosts that each run this, without Ray; None for this one alone.
     """
 
     here: bool
@@ -24,6 +26,7 @@ class Options:
     replicate: bool
     when: When
     grace_s: float
+    world: World | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from orchestrator.config.models import Config
 from orchestrator.errors import CannotStart
+from orchestrator.serve.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,20 @@ def places(
             cache_dir=cache_dir,
         )
         for index in range(len(hosts))
+    )
+
+
+def place_in(world: World, config: Config, *, address: str, port: int) -> Place:
+    """This host's place among those that each run the command; ``address`` and ``port`` are its own."""
+    return Place(
+        world=0,
+        node_rank=world.node_rank,
+        num_nodes=world.num_nodes,
+        num_ranks_here=config.ranks // world.num_nodes,
+        num_ranks=config.ranks,
+        master_addr=world.master_addr or address,
+        master_port=world.master_port or port,
+        cache_dir=str(config.cache_dir),
     )
 
 

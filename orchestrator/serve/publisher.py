@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cache_store.errors import StoreError, is_final
+from cache_store.errors import StoreError, StoreUnavailable, is_final
 from cache_store.store import Store
 from orchestrator.config.models import Config
 from orchestrator.config.store import StoreConfig
@@ -22,6 +22,7 @@ from orchestrator.launch.identity import launch_key
 from orchestrator.serve.answers import Added
 from orchestrator.serve.crew import Crew, Lost
 from orchestrator.serve.publishing import RankWork, commit_launch, not_whole
+from orchestrator.serve.world import World, exchange
 from orchestrator.show.figures import count_text
 from orchestrator.store.stores import is_writable, may_publish, open_store
 from worker.results import Published
@@ -59,9 +60,18 @@ class Publisher:
         crew: the nodes.
         nodes: positions of those of the first world.
         say: takes lines for people.
+        world: the hosts that each run this, without Ray; None where all nodes are in ``crew``.
     """
 
-    def __init__(self, config: Config, crew: Crew, nodes: Collection[int], say: Say) -> None:
+    def __init__(
+        self,
+        config: Config,
+        crew: Crew,
+        nodes: Collection[int],
+        say: Say,
+        *,
+        world: World | None = None,
+    ) -> None:
         self.phase: Phase = "waiting"
         self.record = ""
         self.problems: list[str] = []
@@ -69,6 +79,8 @@ class Publisher:
         self._crew = crew
         self._nodes = nodes
         self._say = say
+        self._world = world
+        self._num_ranks_here = config.ranks // (world.num_nodes if world is not None else 1)
         self._expected: set[int] = set()
         self._homes: dict[int, tuple[int, ...]] = {}
         self._published: dict[int, Published] = {}
@@ -159,7 +171,7 @@ class Publisher:
             self.give_up("a node was lost")
             return
         work: list[RankWork] = [each for index in sorted(answers) for each in answers[index]]
-        why_not = not_whole(work, self._config.ranks)
+        why_not = not_whole(work, self._config.ranks, self._num_ranks_here)
         if not work and has_ended:
             self.phase = "done"  # nothing of the command goes through cache_compile
         elif why_not and has_ended:
@@ -169,7 +181,7 @@ class Publisher:
 
     def _begin_ranks(self, answers: Mapping[int, tuple[RankWork, ...]], work: list[RankWork]) -> None:
         num_new = sum(each.num_new for each in work)
-        if not num_new:
+        if not num_new and self._world is None:
             num_loaded = sum(each.num_loaded for each in work)
             self._say(f"nothing new to publish: {count_text(num_loaded, 'function')} loaded, 0 compiled")
             self.phase = "done"
@@ -184,7 +196,7 @@ class Publisher:
 
     def _commit(self) -> None:
         """Begin to write the record, unless a partition is missing."""
-        if len(self._published) < self._config.ranks:
+        if len(self._published) < self._num_ranks_here:
             self.phase = "done"
             self.problem("not committed: some ranks' partitions could not be published")
             return
@@ -193,11 +205,30 @@ class Publisher:
 
     def _write_record(self) -> None:
         try:
-            found = commit_launch(self._config, self._store(), self._published)
+            if (published := self._of_all_hosts()) is None:
+                self._committed.append(_Committed())
+                return
+            found = commit_launch(self._config, self._store(), published)
         except Exception as error:  # noqa: BLE001 - the thread's edge: nothing may stop the command
             self._committed.append(_Committed(problem=f"not committed: {error}"))
         else:
             self._committed.append(_Committed(record=found[0], reason=found[1]))
+
+    def _of_all_hosts(self) -> Mapping[int, Published] | None:
+        """The partitions of all ranks; None while other hosts have not published theirs.
+
+        Raises:
+            StoreUnavailable: hosts cannot tell each other anything without the store.
+        """
+        if self._world is None:
+            return self._published
+        if (away := next((part.queued for part in self._published.values() if part.queued), "")) or (
+            store := self._store()
+        ) is None:
+            raise StoreUnavailable(
+                what="the hosts of a world", where="the store", reason=away or "it is away"
+            )
+        return exchange(store, self._config, self._world, self._published)
 
     def _report(self, found: _Committed) -> None:
         self.phase, self.record = "done", found.record
@@ -205,6 +236,9 @@ class Publisher:
             self.problem(found.problem)
         if found.reason:
             self.problem(f"not published yet, waits for warmrank publish: {found.reason}")
+        if self._world is not None and not (found.problem or self.record):
+            num = count_text(self._num_ranks_here, "rank")
+            self._say(f"published {num}; the last of {self._world.num_nodes} hosts commits the launch")
         if self.record:
             new = count_text(sum(part.num_blobs_new for part in self._published.values()), "new artifact")
             num = count_text(self._config.ranks, "rank")

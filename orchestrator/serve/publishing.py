@@ -165,13 +165,21 @@ def commit_launch(config: Config, store: Store | None, published: Mapping[int, P
     return key, reason
 
 
-def not_whole(work: Sequence[RankWork], num_ranks: int) -> str:
-    """Why what ranks did makes no launch; empty when it does."""
+def not_whole(work: Sequence[RankWork], num_ranks: int, num_here: int) -> str:
+    """Why what ranks did makes no launch, or not this host's part of one; empty when it does.
+
+    Args:
+        work: of all ranks that this command ran.
+        num_ranks: of the world.
+        num_here: how many of them this command runs.
+    """
     missing = missing_ranks(work, num_ranks)
-    if not missing:
+    if num_ranks - len(missing) >= num_here:
         return ""
     others = other_worlds(work, num_ranks)
     if others:
         sizes = ", ".join(str(size) for size in others)
         return f"the command ran ranks of a world of {sizes}, and the config has ranks: {num_ranks}"
+    if num_here < num_ranks:
+        return f"{num_ranks - len(missing)} of the {num_here} ranks here loaded or compiled something"
     return f"{ranks_text(missing)} of {num_ranks} loaded or compiled nothing here"

@@ -30,6 +30,7 @@ from orchestrator.serve.outcome import Options, Outcome
 from orchestrator.serve.places import Place
 from orchestrator.serve.readiness import parse_when
 from orchestrator.serve.streams import LONGEST_LINE, MOST_PENDING, Outlet, Streams
+from orchestrator.serve.world import World
 from tests.support.launched import loaded_config
 from tests.support.processes import marked, still_there
 from tests.support.ray_cluster import free_ports
@@ -55,8 +56,12 @@ def said() -> list[str]:
 
 @pytest.fixture
 def run(said: list[str]) -> Run:
-    def run(config: Config, words: Sequence[str], when: str = "exit") -> Outcome:
-        options = Options(here=True, nodes=(), replicate=False, when=parse_when(when), grace_s=10.0)
+    def run(
+        config: Config, words: Sequence[str], when: str = "exit", *, world: World | None = None
+    ) -> Outcome:
+        options = Options(
+            here=True, nodes=(), replicate=False, when=parse_when(when), grace_s=10.0, world=world
+        )
         return execute(
             config,
             words,
@@ -84,6 +89,40 @@ def test_what_the_ranks_compiled_is_in_the_store_at_the_end(tmp_path: Path, run:
     assert (outcome.exit_code, outcome.problems, bool(outcome.record)) == (0, (), True)
     (record,) = open_store(tmp_path / "store").launches(launch_key(config))
     assert [ref.partition for ref in record.partitions] == ["world2global_rank0", "world2global_rank1"]
+
+
+def test_last_host_of_a_world_commits_what_all_of_them_published(
+    tmp_path: Path, run: Run, said: list[str]
+) -> None:
+    def host(node: int, run_id: str = "job 7") -> Outcome:
+        config = loaded_config(tmp_path, cache_dir=str(tmp_path / f"cache{node}"))
+        where = World(num_nodes=2, node_rank=node, run_id=run_id)
+        return run(config, (*RANKS, "--ranks", str(node)), world=where)
+
+    first = host(0)
+    assert (first.exit_code, first.record, first.problems) == (0, "", ())
+    assert "published 1 rank; the last of 2 hosts commits the launch" in said
+    assert host(1, "job 8").record == ""  # another run's host is none of this world
+    last = host(1)
+    assert (bool(last.record), last.problems) == (True, ())
+    config = loaded_config(tmp_path)
+    (record,) = open_store(tmp_path / "store").launches(launch_key(config))
+    assert [ref.partition for ref in record.partitions] == ["world2global_rank0", "world2global_rank1"]
+    assert host(0).record == last.record
+
+
+def test_host_of_a_world_tells_its_command_its_place(tmp_path: Path, run: Run) -> None:
+    where = World(num_nodes=2, node_rank=1, run_id="7", master_addr="10.0.0.1", master_port=29500)
+    told = "{node_rank} {nnodes} {nproc} {ranks} {master_addr}:{master_port}"
+    words = shell(f'test "{told}" = "1 2 1 2 10.0.0.1:29500"')
+    assert run(loaded_config(tmp_path), words, world=where).exit_code == 0
+
+
+def test_host_of_a_world_whose_ranks_did_not_all_come_publishes_nothing(tmp_path: Path, run: Run) -> None:
+    config = loaded_config(tmp_path, ranks=4, parallel={"dp": 4})
+    where = World(num_nodes=2, node_rank=0, run_id="7")
+    outcome = run(config, (*RANKS, "--world", "4", "--ranks", "0"), world=where)
+    assert "1 of the 2 ranks here loaded or compiled something" in " ".join(outcome.problems)
 
 
 def test_second_node_has_it_before_the_command_begins(tmp_path: Path, run: Run, said: list[str]) -> None:
