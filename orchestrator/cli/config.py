@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 import yaml
 
+from orchestrator.cli.config_option import ConfigGroup
 from orchestrator.cli.console import ExitCode, answer, output, plain, print_json, session
 from orchestrator.cli.documents import NAMES, SchemaOf, reference_of, schema_text
 from orchestrator.cli.options import AsJson, ConfigFile, Debug, Overrides, load_config
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="config",
+    cls=ConfigGroup,
     no_args_is_help=True,
     help="Check a config, show what it comes to, and describe its keys.",
     context_settings={"help_option_names": ["-h", "--help"]},

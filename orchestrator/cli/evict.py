@@ -88,7 +88,7 @@ def pin(  # noqa: PLR0913, PLR0917 - as evict
         typer.Argument(metavar="[LAUNCH]", help="First characters of a launch key or record digest."),
     ] = None,
     config: Annotated[
-        str | None, typer.Option("--config", metavar="CONFIG", help="Config that names the store.")
+        str | None, typer.Option("--config", metavar="FILE", help="Config that names the store.")
     ] = None,
     store: StorePath = None,
     reason: Annotated[str, typer.Option(help="Why, for whoever asks later.")] = "",

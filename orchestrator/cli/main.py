@@ -25,6 +25,7 @@ from orchestrator.cli import preseed as cli_preseed
 from orchestrator.cli import publish as cli_publish
 from orchestrator.cli import sync as cli_sync
 from orchestrator.cli.completion import for_bash
+from orchestrator.cli.config_option import ConfigGroup
 from orchestrator.cli.console import output, session
 from orchestrator.cli.options import ConfigFile, Debug, Overrides, load_config, refuse_what_fails
 from orchestrator.leaving import leave_at_once_if_needed
@@ -37,6 +38,7 @@ _WHERE = "Absolute, on the node that the job's driver runs on."
 
 app = typer.Typer(
     name="warmrank",
+    cls=ConfigGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
