@@ -2,8 +2,10 @@
 
 A tree like compiler output (2,168 files, 1.6 GiB, 467 unique: 8 ranks, most functions equal on all), made
 anew from fixed seeds, its pages in memory. In one run, in turn: a durable publish and ``cp -r`` with
-``sync``; the second publish and ``rsync -a``; a fetch that verifies every byte and ``cp -r``; then how one
-launch grows with its number of partitions. Ratios are what counts; absolute seconds are this machine's.
+``sync``; the second publish and ``rsync -a``; a fetch that verifies every byte and ``cp -r``. Then trees in
+which no byte repeats (3,200 files of 20 KiB; one of 2 GiB): publish, fetch, ``sync push`` and ``sync pull``,
+with their CPU time beside that of hashing and copying everything once. Then how one launch grows with its
+number of partitions. Ratios are what counts; absolute seconds are this machine's.
 
 Run: ``python benchmarks/store.py [--small] [--rounds N] [--work DIRECTORY] [--json FILE]``. As root it runs
 all of it on a loop-mounted xfs with reflinks too.
@@ -30,6 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.store_parts.timing import shell  # noqa: E402 - also where nothing is installed
 from benchmarks.store_parts.tree import MIB, SMALL, Shape  # noqa: E402
+from benchmarks.store_parts.unique import UNIQUE, UNIQUE_SMALL, unique  # noqa: E402
 from benchmarks.store_parts.verbs import fetch_memory, launch, verbs  # noqa: E402
 
 XFS_BYTES = 12 << 30  # sparse
@@ -106,8 +109,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--work", type=Path, help="where to write; by default the temporary directory")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--only-unique", action="store_true", help="only the data in which no byte repeats")
     parser.add_argument("--child")
     parser.add_argument("--world", type=int)
+    parser.add_argument("--shape", type=int)
     options = parser.parse_args()
     options.rounds = options.rounds or (1 if options.small else 5)
     shape = SMALL if options.small else Shape()
@@ -115,6 +120,9 @@ def main() -> None:
         print(json.dumps(verbs(options.work, shape, options.rounds)))
     elif options.child == "fetch_memory":
         print(json.dumps(fetch_memory(options.work)))
+    elif options.child == "unique":
+        shapes = UNIQUE_SMALL if options.small else UNIQUE
+        print(json.dumps(unique(options.work, shapes[options.shape], options.rounds)))
     elif options.child == "launch":
         print(json.dumps(launch(options.work, options.world)))
     else:
@@ -125,8 +133,16 @@ def main() -> None:
 
 def measure(options: argparse.Namespace, shape: Shape) -> dict[str, Any]:
     """Measure all, and print each part as soon as it is known."""
-    figures: dict[str, Any] = {"place": place(), "shape": asdict(shape), "launches": []}
+    figures: dict[str, Any] = {"place": place(), "shape": asdict(shape), "launches": [], "unique": []}
     with tempfile.TemporaryDirectory(dir=options.work) as work:
+        for number in range(len(UNIQUE)):
+            path = subdirectory(work, f"unique{number}")
+            item = child(options, path, "--child", "unique", "--shape", str(number))
+            shutil.rmtree(path)
+            figures["unique"].append(item)
+            report_unique(item)
+        if options.only_unique:
+            return figures
         local = subdirectory(work, "local")
         figures |= all_verbs(options, local)
         shutil.rmtree(local)
@@ -162,6 +178,18 @@ def report_tree(figures: dict[str, Any]) -> None:
         f"{figures['size_bytes'] / MIB:.0f} MiB, {figures['unique_bytes'] / MIB:.0f} MiB unique; "
         f"{figures['place']}"
     )
+
+
+def report_unique(item: dict[str, Any]) -> None:
+    """Print one line for each verb over one tree in which no byte repeats."""
+    print(f"{item['num_files']} unique files of {item['size_bytes'] / MIB:g} MiB")
+    for verb, found in item["verbs"].items():
+        print(
+            f"  {verb:<14}{found['ours_s']:>8.3f} s, peer {found['theirs_s']:>8.3f} s, "
+            f"ratio {found['ratio']:>6.2f}, CPU {found['cpu_s']:>7.3f} s, "
+            f"{found['cpu_ratio']:.2f} of hashing and copying",
+            flush=True,
+        )
 
 
 def report_launch(item: dict[str, Any]) -> None:

@@ -6,14 +6,19 @@ SHA-256 because REAPI and OCI use it and the standard library has it; its name s
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import queue
 import re
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 CHUNK_BYTES = 1 << 20
+_MAX_WAITING = 2
+_NUM_SHORT = 4  # chunks of a file that is hashed before a thread would have begun
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
@@ -92,13 +97,53 @@ def copy_and_digest(src_file: Readable, dst_file: Writable, *, limit_bytes: int 
 
 
 def _pump(source: Readable, write: Callable[[bytes], object] | None, limit_bytes: int | None) -> Digest:
-    hasher = hashlib.sha256()
     size_bytes = 0
-    while chunk := source.read(CHUNK_BYTES):
-        size_bytes += len(chunk)
-        if limit_bytes is not None and size_bytes > limit_bytes:
-            raise TooLong(f"more than {limit_bytes} bytes")
+    with _Hashing(side_by_side=write is not None) as hashing:
+        while chunk := source.read(CHUNK_BYTES):
+            size_bytes += len(chunk)
+            if limit_bytes is not None and size_bytes > limit_bytes:
+                raise TooLong(f"more than {limit_bytes} bytes")
+            hashing.update(chunk)
+            if write is not None:
+                write(chunk)
+    return Digest(sha256=hashing.hasher.hexdigest(), size_bytes=size_bytes)
+
+
+class _Hashing:
+    """SHA-256 of chunks; of a long file's in a thread of its own, while they are written and others are read.
+
+    Both give up the GIL. At most `_MAX_WAITING` chunks wait for it.
+    """
+
+    def __init__(self, *, side_by_side: bool) -> None:
+        self.hasher = hashlib.sha256()
+        self._side_by_side = side_by_side
+        self._num_chunks = 0
+        self._thread: threading.Thread | None = None
+        self._waiting: queue.Queue[bytes | None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread is not None and self._waiting is not None:
+            self._waiting.put(None)
+            self._thread.join()
+
+    def update(self, chunk: bytes) -> None:
+        """Take the next chunk."""
+        self._num_chunks += 1
+        if not self._side_by_side or self._num_chunks <= _NUM_SHORT:
+            self.hasher.update(chunk)
+            return
+        if self._waiting is None:
+            self._waiting = queue.Queue(_MAX_WAITING)
+            work = functools.partial(_hash_all, self.hasher, self._waiting)
+            self._thread = threading.Thread(target=work, name="store-hash", daemon=True)
+            self._thread.start()
+        self._waiting.put(chunk)
+
+
+def _hash_all(hasher: hashlib._Hash, waiting: queue.Queue[bytes | None]) -> None:
+    while (chunk := waiting.get()) is not None:
         hasher.update(chunk)
-        if write is not None:
-            write(chunk)
-    return Digest(sha256=hasher.hexdigest(), size_bytes=size_bytes)

@@ -6,9 +6,8 @@ what happened, where, what was expected, what was found and what to do.
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -168,15 +167,26 @@ def is_final(error: StoreError) -> bool:
     return isinstance(error, StoreUnavailable) and error.required
 
 
-@contextlib.contextmanager
-def os_errors_are_unavailable(what: str, where: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn any ``OSError`` of the store's file system into `StoreUnavailable`.
+class OsErrors:
+    """Within it an ``OSError`` becomes an error of the store; entered for every file, so no generator."""
 
-    Raises:
-        StoreUnavailable: with the operating system's reason.
-    """
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise StoreUnavailable(what=what, where=os.fspath(where), reason=reason) from error
+    __slots__ = ("_make",)
+
+    def __init__(self, make: Callable[[OSError], StoreError]) -> None:
+        self._make = make
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Raise what an ``OSError`` means; all else goes on."""
+        if isinstance(error, OSError):
+            raise self._make(error) from error
+
+
+def os_errors_are_unavailable(what: str, where: str | os.PathLike[str]) -> OsErrors:
+    """Turn any ``OSError`` of the store's file system into `StoreUnavailable` with the system's reason."""
+    where = os.fspath(where)
+    return OsErrors(
+        lambda error: StoreUnavailable(what=what, where=where, reason=error.strerror or str(error))
+    )

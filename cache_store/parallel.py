@@ -20,6 +20,7 @@ R = TypeVar("R")
 # Four hash 6 GiB/s, more than a disk takes; a rank's node has other ranks that want its cores.
 NUM_THREADS: Final = min(4, os.cpu_count() or 1)
 _MANY = 16
+_SHORT_BYTES = 64 << 10
 _MANY_BYTES = 4 << 20
 _WORTH_A_THREAD_S = 0.0005
 _ROUND = 64  # calls between two that are timed; one that is slow by chance must not decide for all
@@ -29,6 +30,11 @@ _SLOW_ROUND = 1024
 def threads_for(num_files: int, size_bytes: int) -> int:
     """How many threads are worth their start for files of that size in all."""
     return NUM_THREADS if num_files > _MANY or size_bytes > _MANY_BYTES else 1
+
+
+def is_short(num_files: int, size_bytes: int) -> bool:
+    """Whether files of that size in all are copied before threads get their turns, unless a disk waits."""
+    return size_bytes <= num_files * _SHORT_BYTES
 
 
 def each(function: Callable[[T], R], items: Sequence[T], *, num_threads: int) -> list[R]:

@@ -28,19 +28,18 @@ from cache_store.backends.directory_files import (
     walk,
 )
 from cache_store.backends.directory_moves import Mover
-from cache_store.backends.durability import Flush, FlushChoice, choose_flush, flush_all
+from cache_store.backends.durability import EarlyWriter, Flush, FlushChoice, choose_flush, flush_all
 from cache_store.canonical import canonical_json
 from cache_store.digests import TooLong, copy_and_digest, digest_bytes
 from cache_store.errors import Corrupt, NoStoreYet, NotInStore, StoreUnavailable, os_errors_are_unavailable
 from cache_store.layout import FORMAT_FILE, TMP, TOP_LEVEL, TRASH
 from cache_store.node.private_files import discard_tree, sweep_debris, temporary_name
-from cache_store.parallel import each, each_short, threads_for
+from cache_store.parallel import each, each_short, is_short, threads_for
 from cache_store.parsing import parse_document
 from cache_store.steps import Step, reached
 
 STORE_FORMAT: Final = 1
 _MAX_FORMAT_BYTES = 4096
-_SHORT_BYTES = 64 << 10  # what is smaller is copied sooner than a thread gets its turn, unless the disk waits
 _FORMAT_REMEDY = 'restore its one line, {"format":1,"digest":"sha256"}, or use another store'
 _OBJECTS_REMEDY = (
     "this is an object store's line, seen through a mount or a copy: an object store is opened by its URL, "
@@ -187,7 +186,7 @@ class DirectoryBackend:
             # The largest first, so that no thread copies alone at the end.
             order = sorted(enumerate(files), key=lambda item: -item[1].expected.size_bytes)
             size_bytes = sum(file.expected.size_bytes for file in files)
-            run = each if size_bytes > len(files) * _SHORT_BYTES else each_short
+            run = each_short if is_short(len(files), size_bytes) else each
             num_threads = threads_for(len(files), size_bytes)
             run(lambda item: self._stage(item[1], f"{temporary}/{item[0]}"), order, num_threads=num_threads)
             reached(Step.PUT_STAGED)
@@ -213,7 +212,7 @@ class DirectoryBackend:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             with file.open() as source, os.fdopen(os.open(path, flags, mode=0o666), "wb") as target:
-                digest = copy_and_digest(source, target, limit_bytes=file.expected.size_bytes)
+                digest = copy_and_digest(source, EarlyWriter(target), limit_bytes=file.expected.size_bytes)
                 mode = os.fstat(target.fileno()).st_mode
                 os.fchmod(target.fileno(), mode & 0o444)  # immutable; who may read is the umask's decision
         except TooLong as error:

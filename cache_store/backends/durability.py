@@ -10,13 +10,18 @@ fsync for each file, several at once because each waits for the server.
 from __future__ import annotations
 
 import errno
+import functools
+import io
 import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from cache_store.parallel import each
+
+if TYPE_CHECKING:
+    import ctypes
 
 Flush = Literal["syncfs", "fsync"]
 FlushChoice = Literal["auto", "syncfs", "fsync"]
@@ -27,6 +32,8 @@ LOCAL_TYPES = frozenset(
 # A syncfs also writes what other programs left dirty, which for a few files costs more than their fsyncs.
 _FEW = 8
 _NUM_THREADS = 8  # they only wait
+_EARLY_BYTES = 8 << 20
+_SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
 _MOUNTS = Path("/proc/self/mounts")
 
 
@@ -70,6 +77,32 @@ def flush_all(paths: Iterable[str | Path], *, root: Path, flush: Flush) -> None:
         each(_fsync, sorted(distinct, key=os.fspath), num_threads=_NUM_THREADS if len(distinct) > _FEW else 1)
 
 
+class EarlyWriter:
+    """Writes a file that is to be flushed later, and has the disk begin meanwhile; promises nothing."""
+
+    def __init__(self, file: io.BufferedWriter) -> None:
+        self._file = file
+        self._written = self._begun = 0
+
+    def write(self, data: bytes, /) -> None:
+        """Take all of ``data``."""
+        self._file.write(data)
+        self._written += len(data)
+        if self._written - self._begun >= _EARLY_BYTES:
+            size_bytes = self._written - self._begun
+            _begin_writing(self._file.fileno(), self._begun, size_bytes)
+            self._begun = self._written
+
+
+def _begin_writing(descriptor: int, offset: int, size_bytes: int) -> None:
+    import ctypes
+
+    # Whatever it answers: the flush that follows has the last word.
+    _libc().sync_file_range(
+        descriptor, ctypes.c_int64(offset), ctypes.c_int64(size_bytes), _SYNC_FILE_RANGE_WRITE
+    )
+
+
 def _fsync(path: str | Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -85,14 +118,20 @@ def _fsync(path: str | Path) -> None:
 def _sync_file_system(path: Path) -> None:
     import ctypes
 
-    libc = ctypes.CDLL(None, use_errno=True)  # a call through CDLL releases the GIL
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        if libc.syncfs(descriptor) != 0:
+        if _libc().syncfs(descriptor) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), str(path))
     finally:
         os.close(descriptor)
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    import ctypes
+
+    return ctypes.CDLL(None, use_errno=True)  # a call through it releases the GIL
 
 
 def _unescape(mount_point: str) -> str:

@@ -1,8 +1,9 @@
 """Blobs of a cache directory on their way in: verified, and not laid out yet.
 
-Layout: ``<cache root>/.incoming/<unique>/<sha256>``, whole and verified when it got that name, and
-``<n>.part`` while it is copied, or two files of `begun` while it comes in pieces, where ``<unique>`` names
-the process (`private_files.temporary_name`), or begins with ``left-`` once that has no use for it.
+Layout: ``<cache root>/.incoming/<unique>/<sha256>``, copied out of the store under that name, and
+``<n>.part`` while another node brings it, or two files of `begun` while it comes in pieces, where
+``<unique>`` names the process (`private_files.temporary_name`), or begins with ``left-`` once that has no use
+for it.
 
 Invariants: a process uses its own directory only; from another's it takes, by renaming, what that left:
 because it ended, or said so. So a fetch that was killed, or that failed, leaves to the next one what it had
@@ -108,15 +109,26 @@ class Arrivals:
         """Where the blob is once it has arrived."""
         return self._directory / digest.sha256
 
+    def place_for(self, digest: Digest) -> Path:
+        """Where the blob is, or is to be copied, verified; its name alone says nothing to the next fetch.
+
+        Raises:
+            UnusableCache: there is no place for it.
+        """
+        self._hold()
+        return self._directory / digest.sha256
+
+    def note(self, digest: Digest) -> None:
+        """The blob was copied to its place, and verified."""
+        self._here.add(digest)
+
     def part(self) -> Path:
         """A new name for a file on its way in.
 
         Raises:
             UnusableCache: there is no place for it.
         """
-        with os_errors_are_unusable("directory", self._directory), self._making:
-            if self._held is None:
-                self._held = self._make_held()
+        self._hold()
         return self._directory / f"{next(self._numbers)}{_PART}"
 
     def begin(self, digest: Digest) -> Begun:
@@ -163,7 +175,7 @@ class Arrivals:
             UnusableCache: it cannot be moved.
         """
         with os_errors_are_unusable("file", target):
-            self.path(digest).replace(target)
+            os.replace(f"{self._directory}/{digest.sha256}", target)  # noqa: PTH105 - thousands of times
         self._here.discard(digest)
 
     def note_fault(self, error: StoreError) -> None:
@@ -192,6 +204,13 @@ class Arrivals:
             if self._held is not None:
                 os.close(self._held)
                 self._held = None
+
+    def _hold(self) -> None:
+        """Make the directory if it is not there yet."""
+        if self._held is None:
+            with os_errors_are_unusable("directory", self._directory), self._making:
+                if self._held is None:
+                    self._held = self._make_held()
 
     def _make_held(self) -> int:
         """Make the directory, held before it gets its name; returns what holds it."""

@@ -4,9 +4,9 @@ On one file system with reflinks, such as xfs or btrfs, nothing is copied: block
 file that came of it is read once to verify it.
 
 Invariants: a file that these functions leave behind is whole; it never shares an inode with any other, but
-its blocks where the file system can (a reflink), which a write takes apart again; at most `CHUNK_BYTES` of
-it are in memory at once. Nothing is flushed: a load verifies every byte, so a copy that a power cut tore is a
-miss, and is made again.
+its blocks where the file system can (a reflink), which a write takes apart again; at most a few times
+`CHUNK_BYTES` of it are in memory at once. Nothing is flushed: a load verifies every byte, so a copy that a
+power cut tore is a miss, and is made again.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import fcntl
 import io
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
 from cache_store.backends.backend import BlobBackend
+from cache_store.backends.durability import EarlyWriter
 from cache_store.backends.reading import read_from_any
 from cache_store.digests import CHUNK_BYTES, Digest, TooLong, copy_and_digest, digest_stream
 from cache_store.errors import Corrupt, NotInStore, os_errors_are_unavailable
@@ -51,11 +52,15 @@ class Blobs:
         backend: the store.
         permit: where copies may go.
         pace: the bandwidth limit for reading them; None for none.
+        is_flushed: the copies are to be flushed, so the disk begins with each at once.
+        unshared: devices of places from which no reflink could be made, so that it is not tried for each.
     """
 
     backend: BlobBackend
     permit: Permit
     pace: Pace | None = None
+    is_flushed: bool = False
+    unshared: set[int] = field(default_factory=set)
 
     def copy(self, digest: Digest, path: Path, count: CountBytes) -> Digest:
         """Copy a blob of known size; see `copy_blob`."""
@@ -96,7 +101,7 @@ def copy_blob(source: BlobSource, path: Path, count: CountBytes) -> Digest:
         UnusableCache: ``path`` cannot be written.
     """
     name = blob_name(source.sha256)
-    assert path.is_relative_to(source.blobs.permit.root)  # noqa: S101 - another directory bears no marks of it
+    assert source.blobs.permit.covers(path)  # noqa: S101 - another directory bears no marks of it
     try:
         return _copy_once(source, path, count)
     except Corrupt as error:
@@ -177,10 +182,11 @@ def _copy_once(source: BlobSource, path: Path, count: CountBytes) -> Digest:
 def _pour(reader: _StoreReader, source: BlobSource, path: Path) -> Digest:
     try:
         with os_errors_are_unusable("file", path), create_private(path) as target:
-            if _share_blocks(reader.file, target):
+            if _share_blocks(reader.file, target, source.blobs.unshared):
                 actual = _digest_of_clone(reader, path, limit_bytes=_limit_bytes(source))
             else:
-                actual = copy_and_digest(reader, target, limit_bytes=_limit_bytes(source))
+                writer = EarlyWriter(target) if source.blobs.is_flushed else target
+                actual = copy_and_digest(reader, writer, limit_bytes=_limit_bytes(source))
     except TooLong as error:
         raise _not_as_named(source, str(error)) from error
     if actual.sha256 != source.sha256 or source.size_bytes not in (None, actual.size_bytes):
@@ -188,13 +194,17 @@ def _pour(reader: _StoreReader, source: BlobSource, path: Path) -> Digest:
     return actual
 
 
-def _share_blocks(file: BinaryIO, target: io.BufferedWriter) -> bool:
+def _share_blocks(file: BinaryIO, target: io.BufferedWriter, unshared: set[int]) -> bool:
     """Make the empty ``target`` a reflink of a whole plain file, where one file system holds both and can."""
     if not (isinstance(file, io.BufferedReader) and isinstance(file.raw, io.FileIO)):
+        return False
+    device = os.fstat(file.fileno()).st_dev
+    if device in unshared:
         return False
     try:
         fcntl.ioctl(target.fileno(), _FICLONE, file.fileno())
     except OSError:
+        unshared.add(device)
         return False  # then it is copied, which meets whatever is wrong
     return True
 

@@ -31,6 +31,10 @@ class Target:
     digest: Digest
     name: str = ""
 
+    def __hash__(self) -> int:
+        # Asked for a dozen times for each of thousands of files, so not of all that the digest says.
+        return hash((self.function_dir, self.digest.sha256))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:

@@ -35,7 +35,7 @@ from cache_store.node.private_files import (
     sweep_debris,
     temporary_name,
 )
-from cache_store.parallel import each
+from cache_store.parallel import each, each_short, is_short
 from cache_store.steps import Step, reached
 
 NUM_THREADS = 8
@@ -60,7 +60,7 @@ class Staging:
             numbers = itertools.count()
             for target in mine:
                 name = target.name or variant_name(next(numbers))
-                self._paths[target] = directory / str(number) / name
+                self._paths[target] = self._directories[function_dir] / name
 
     def fill(self, blobs: Blobs, meter: Meter) -> dict[Target, StoreError]:
         """Copy everything out of the store, verified.
@@ -81,7 +81,10 @@ class Staging:
 
         faults: dict[Target, StoreError] = {}
         num_threads = NUM_THREADS if blobs.pace is None else NUM_PACED_THREADS
-        for found in each(run, list(by_digest(self._paths).values()), num_threads=num_threads):
+        groups = list(by_digest(self._paths).values())
+        size_bytes = sum(group[0].digest.size_bytes for group in groups)
+        run_each = each_short if is_short(len(groups), size_bytes) and blobs.pace is None else each
+        for found in run_each(run, groups, num_threads=num_threads):
             faults.update(found)
         return faults
 
@@ -114,14 +117,15 @@ class Staging:
         """A verified copy of a target's blob: its staged file, or one that has yet to be moved there."""
         digest, arrivals = target.digest, self._intake.arrivals
         if arrivals is None:
-            blobs.copy(digest, self._paths[target], meter.count)
-            return self._paths[target]
+            path = self._paths[target]
+            blobs.copy(digest, path, meter.count)
+            return path
+        path = arrivals.place_for(digest)
         if not arrivals.has(digest):
-            part = arrivals.part()
-            blobs.copy(digest, part, meter.count)
-            arrivals.keep(part, digest)
+            blobs.copy(digest, path, meter.count)
+            arrivals.note(digest)
         self._waiting[target] = digest
-        return arrivals.path(digest)
+        return path
 
     def place(
         self, targets: Collection[Target], index: DigestIndex
@@ -133,14 +137,19 @@ class Staging:
         """
         placed: dict[Target, Path] = {}
         faults: dict[Target, StoreError] = {}
+        ready: set[Path] = set()
         for function_dir, mine in by_function_dir(targets).items():
+            target_dir = self._cache_root / function_dir
+            parent = target_dir.parent
             try:
                 self._take_over(mine)
-                with os_errors_are_unusable("directory", self._cache_root / function_dir):
+                with os_errors_are_unusable("directory", target_dir):
                     for target in mine:
                         date_back(self._paths[target])
-                make_directories_below(self._cache_root, self._cache_root / Path(function_dir).parent)
-                found = self._place(self._cache_root / function_dir, mine, index)
+                if parent not in ready:
+                    make_directories_below(self._cache_root, parent)
+                    ready.add(parent)
+                found = self._place(target_dir, mine, index)
             except (Corrupt, UnusableCache) as error:
                 faults.update(dict.fromkeys(mine, error))
                 continue

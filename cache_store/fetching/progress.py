@@ -67,7 +67,8 @@ class Meter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._what = what
-        self._now = Progress(done_bytes=0, total_bytes=total_bytes, done_files=0, total_files=total_files)
+        self._done_bytes = self._done_files = 0
+        self._total_bytes, self._total_files = total_bytes, total_files
         self._on_progress = on_progress
         self._clock = clock
         self._lock = threading.Lock()
@@ -76,13 +77,8 @@ class Meter:
     def count(self, num_bytes: int, num_files: int = 0) -> None:
         """Add to what is done; what turned out bad is taken back by a negative number."""
         with self._lock:
-            now = self._now
-            self._now = Progress(
-                done_bytes=now.done_bytes + num_bytes,
-                total_bytes=now.total_bytes,
-                done_files=now.done_files + num_files,
-                total_files=now.total_files,
-            )
+            self._done_bytes += num_bytes
+            self._done_files += num_files
             moment_s = self._clock()
             if moment_s - self._called_s >= CALL_EVERY_S:
                 self._called_s = moment_s
@@ -98,15 +94,22 @@ class Meter:
 
     def _tell(self) -> None:
         if self._on_progress is not None:
-            self._on_progress(self._now)
+            self._on_progress(
+                Progress(
+                    done_bytes=self._done_bytes,
+                    total_bytes=self._total_bytes,
+                    done_files=self._done_files,
+                    total_files=self._total_files,
+                )
+            )
 
     def _log(self, seconds: float) -> None:
         logger.info(
             "%s: %d of %d bytes, %d of %d files, %.0f s",
             self._what,
-            self._now.done_bytes,
-            self._now.total_bytes,
-            self._now.done_files,
-            self._now.total_files,
+            self._done_bytes,
+            self._total_bytes,
+            self._done_files,
+            self._total_files,
             seconds,
         )

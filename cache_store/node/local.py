@@ -199,9 +199,12 @@ def place_directory(function_dir: Path, staged_dir: Path) -> bool:
         UnusableCache: the directory cannot be written.
     """
     with os_errors_are_unusable("directory", function_dir):
-        make_private_directories(function_dir.parent)
         try:
-            staged_dir.rename(function_dir)
+            try:
+                staged_dir.rename(function_dir)
+            except FileNotFoundError:
+                make_private_directories(function_dir.parent)
+                staged_dir.rename(function_dir)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 return False

@@ -16,11 +16,11 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from cache_store.digests import Digest, digest_stream
-from cache_store.errors import UnusableCache, UnwritableDisk
+from cache_store.errors import OsErrors, UnusableCache, UnwritableDisk
 
 logger = logging.getLogger(__name__)
 
@@ -246,32 +246,32 @@ def discard_tree(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def os_errors_are_unusable(what: str, path: Path) -> Iterator[None]:
-    """Turn any ``OSError`` of the node's own disk into `UnusableCache`.
+def os_errors_are_unusable(what: str, path: str | Path) -> OsErrors:
+    """Turn any ``OSError`` of the node's own disk into an error of the cache directory.
 
-    Raises:
-        UnwritableDisk: the disk is full or only read; names the disk, which is the same for all its files.
-        UnusableCache: otherwise, with the operating system's reason.
+    Where the disk is full or only read that is `UnwritableDisk`, which names the disk, the same for all its
+    files; otherwise `UnusableCache`, with the operating system's reason.
     """
-    try:
-        yield
-    except OSError as error:
+
+    def unusable(error: OSError) -> UnusableCache:
+        reason = error.strerror or str(error)
         if error.errno in _UNWRITABLE:
-            raise UnwritableDisk(
+            return UnwritableDisk(
                 what="disk of the cache",
-                where=str(_mount_of(path)),
+                where=str(_mount_of(Path(path))),
                 expected="space left, and writable",
-                actual=error.strerror or str(error),
+                actual=reason,
                 remedy="free space there, or name another cache_dir",
-            ) from error
-        raise UnusableCache(
+            )
+        return UnusableCache(
             what=what,
             where=str(path),
             expected="readable, writable, and space left on its disk",
-            actual=error.strerror or str(error),
+            actual=reason,
             remedy="check its owner, mode and free space, or name another cache_dir",
-        ) from error
+        )
+
+    return OsErrors(unusable)
 
 
 def _mount_of(path: Path) -> Path:

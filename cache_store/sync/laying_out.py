@@ -21,16 +21,16 @@ from cache_store.errors import Conflict, UnusableCache
 from cache_store.fetching.copying import Blobs
 from cache_store.node.admission import permit_copies
 from cache_store.node.private_files import (
+    DIRECTORY_MODE,
     date_back,
     discard_tree,
     make_directories_below,
-    make_private_directories,
     open_owned,
     os_errors_are_unusable,
     sweep_debris,
     temporary_name,
 )
-from cache_store.parallel import each
+from cache_store.parallel import each, each_short, is_short
 from cache_store.records.directory_listing import ListedFile
 from cache_store.records.documents import Documents
 from cache_store.sync.relocate import Relocation
@@ -64,7 +64,7 @@ class Copies:
         """The blobs, which may be copied below a directory from now on."""
         signers = [self.signer_id] if self.signer_id else []
         permit = permit_copies(directory, self.documents.trust.policy, signers)
-        return Blobs(backend=self.documents.backend, permit=permit)
+        return Blobs(backend=self.documents.backend, permit=permit, is_flushed=True)
 
 
 @dataclass(slots=True)
@@ -93,11 +93,17 @@ def lay_out(copies: Copies, root: Path) -> LaidOut:
         return laid
     with _staging(beside(root)) as staging:
         blobs = copies.mark(staging)
-        each(lambda file: _stage(blobs, file, staging, copies.moved), copies.files, num_threads=_NUM_THREADS)
+        directories = _directories(copies.files)
+        for directory in directories:
+            with os_errors_are_unusable("directory", staging / directory):
+                (staging / directory).mkdir(mode=DIRECTORY_MODE)
+        size_bytes = sum(file.size_bytes for file in copies.files)
+        run = each_short if is_short(len(copies.files), size_bytes) else each
+        run(lambda file: _stage(blobs, file, staging, copies.moved), copies.files, num_threads=_NUM_THREADS)
         with os_errors_are_unusable("directory", root):
             _choose(copies, staging, root, laid)
             if laid.new or laid.replaced:
-                flush_all(_everything(staging), root=staging, flush=choose_flush(staging))
+                _flush(copies.files, directories, staging)
                 _place_all(copies, staging, root, laid)
     return laid
 
@@ -180,8 +186,6 @@ def _place(staged: Path, target: Path, is_cut: bool) -> bool:
 
 def _stage(blobs: Blobs, file: ListedFile, staging: Path, moved: Relocation) -> None:
     path = staging / file.path
-    with os_errors_are_unusable("directory", path.parent):
-        make_private_directories(path.parent)
     blobs.copy(file.digest, path, _uncounted)
     with os_errors_are_unusable("file", path):
         if file.path in moved.paths:
@@ -195,9 +199,20 @@ def _uncounted(num_bytes: int) -> None:
     """Nobody watches the progress of a pull."""
 
 
-def _everything(directory: Path) -> Iterator[Path]:
-    yield directory
-    yield from directory.rglob("*")
+def _directories(files: Sequence[ListedFile]) -> list[str]:
+    """Every directory that the files lie in, each after the one above it."""
+    found: set[str] = set()
+    for file in files:
+        path = file.path.rpartition("/")[0]
+        while path and path not in found:
+            found.add(path)
+            path = path.rpartition("/")[0]
+    return sorted(found)
+
+
+def _flush(files: Sequence[ListedFile], directories: Sequence[str], staging: Path) -> None:
+    inside = (f"{staging}/{path}" for path in (*directories, *(file.path for file in files)))
+    flush_all([str(staging), *inside], root=staging, flush=choose_flush(staging))
 
 
 @contextlib.contextmanager

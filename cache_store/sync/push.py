@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cache_store.backends.backend import NewFile
-from cache_store.digests import digest_bytes, digest_stream
+from cache_store.digests import CHUNK_BYTES, digest_bytes, digest_stream
 from cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache
 from cache_store.layout import blob_name, directory_name
 from cache_store.node.admission import check_marks
 from cache_store.node.private_files import open_owned, os_errors_are_unusable
-from cache_store.parallel import NUM_THREADS, each
+from cache_store.parallel import NUM_THREADS, each, each_short, is_short
 from cache_store.paths import collisions
 from cache_store.publishing.local_blobs import absent_blobs
 from cache_store.records.directory_listing import DirectoryListing, ListedFile, listing_key, make_listing
@@ -102,10 +102,10 @@ def _read_all(root: Path, left_out: list[str]) -> dict[str, ListedFile]:
     left_out += (f"{path}: {fault}" for path, fault in unlike.items())
     taken = [one for one in found.files if one.path not in unlike]
     mentions = tuple({os.fsencode(root), os.fsencode(root.resolve())})
+    run = each_short if is_short(len(taken), sum(one.size_bytes for one in taken)) else each
+    results = run(lambda one: _read(root, one, mentions), taken, num_threads=NUM_THREADS)
     files: dict[str, ListedFile] = {}
-    for one, result in zip(
-        taken, each(lambda one: _read(root, one, mentions), taken, num_threads=NUM_THREADS), strict=True
-    ):
+    for one, result in zip(taken, results, strict=True):
         if isinstance(result, ListedFile):
             files[one.path] = result
         else:
@@ -118,11 +118,13 @@ def _read(root: Path, found: FoundFile, mentions: tuple[bytes, ...]) -> ListedFi
     try:
         with os_errors_are_unusable("file", path), open_owned(path) as file:
             _check_size(path, os.fstat(file.fileno()).st_size)
-            digest = digest_stream(file)
-            names_root = False
-            if digest.size_bytes:
-                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                    names_root = any(data.find(mention) >= 0 for mention in mentions)
+            if os.fstat(file.fileno()).st_size < CHUNK_BYTES:
+                data = file.read()
+                digest, names_root = digest_bytes(data), _has_any(data, mentions)
+            else:
+                digest = digest_stream(file)
+                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+                    names_root = _has_any(mapped, mentions)
     except UnusableCache as error:
         return error
     except ValueError:  # emptied between reading and mapping
@@ -136,6 +138,10 @@ def _read(root: Path, found: FoundFile, mentions: tuple[bytes, ...]) -> ListedFi
         executable=found.executable,
         names_root=names_root,
     )
+
+
+def _has_any(data: bytes | mmap.mmap, mentions: tuple[bytes, ...]) -> bool:
+    return any(data.find(mention) >= 0 for mention in mentions)
 
 
 def _check_size(path: Path, size_bytes: int) -> None:
@@ -187,7 +193,9 @@ def _drop_changed(
     changed = []
     for path, file in files.items():
         if file.sha256 in shas:
-            again = _read(root, FoundFile(path=path, executable=file.executable), ())
+            again = _read(
+                root, FoundFile(path=path, executable=file.executable, size_bytes=file.size_bytes), ()
+            )
             if not isinstance(again, ListedFile) or again.digest != file.digest:
                 changed.append(path)
     if not changed:

@@ -23,6 +23,7 @@ class FoundFile:
 
     path: str
     executable: bool
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,4 +68,5 @@ def _walk(root: Path, prefix: str, left_out: list[str]) -> Iterator[FoundFile]:
                 left_out.append(f"{path}: no regular file (a link, socket or device)")
             else:
                 status = entry.stat(follow_symlinks=False)
-                yield FoundFile(path=path, executable=bool(status.st_mode & stat.S_IXUSR))
+                executable = bool(status.st_mode & stat.S_IXUSR)
+                yield FoundFile(path=path, executable=executable, size_bytes=status.st_size)

@@ -11,11 +11,11 @@ import pytest
 
 from cache_store.backends import directory
 from cache_store.backends.backend import NewFile
-from cache_store.backends.directory import _SHORT_BYTES, DirectoryBackend
+from cache_store.backends.directory import DirectoryBackend
 from cache_store.backends.objects.format import _FORMAT_DATA
 from cache_store.digests import Digest, Readable, Writable, copy_and_digest, digest_bytes
 from cache_store.errors import Corrupt, NewerFormat, StoreUnavailable
-from cache_store.parallel import each
+from cache_store.parallel import _SHORT_BYTES, each
 from cache_store.records.documents import _USUAL_BYTES, quarantine, read_stored_form
 from cache_store.steps import Step
 from tests.support.stored import stored

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import shutil
 import stat
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -514,3 +515,39 @@ def test_fetch_blob_quarantines_a_damaged_blob(root, ref, fetch_decode, cache, d
         fetch_decode()
     assert list((cache / "decode").iterdir()) == []
     assert len(stored(root, "quarantine")) == 2
+
+
+def test_first_unchanged_fetch_reads_no_artifact_again(store, source, cache, monkeypatch):
+    ref = publish(store, source)
+    store.fetch_partitions([ref], cache)
+    opened: list[str] = []
+    real = os.open
+
+    def noting(path: Any, *arguments: Any, **options: Any) -> int:
+        opened.append(Path(path).name)
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", noting)
+    outcome = store.fetch_partitions([ref], cache)
+    assert (outcome.faults, outcome.bytes_read) == ((), 0)
+    assert [name for name in opened if name.startswith("compiled_module")] == []
+
+
+def test_copy_that_is_written_right_after_the_fetch_is_noticed(store, source, cache):
+    ref = publish(store, source)
+    store.fetch_partitions([ref], cache)
+    (first, *_) = sorted(cache.rglob("compiled_module"))
+    first.write_bytes(b"X" * first.stat().st_size)
+    assert store.fetch_partitions([ref], cache).bytes_read == first.stat().st_size
+
+
+def test_link_in_a_model_directory_leads_no_copy_away(store, source, cache, tmp_path):
+    ref = publish(store, source)
+    store.fetch_partitions([ref], cache)
+    (model,) = cache.glob("Llama*")
+    shutil.rmtree(model)
+    (tmp_path / "away").mkdir(mode=0o700)
+    model.symlink_to(tmp_path / "away")
+    (fault,) = store.fetch_partitions([ref], cache).faults
+    assert "expected a directory" in str(fault.error)
+    assert list((tmp_path / "away").iterdir()) == []
