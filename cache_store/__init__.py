@@ -1,4 +1,4 @@
-"""Bytes, digests, manifests, publish, fetch and trust; knows neither torch nor ray.
+"""warmrank's store: bytes, digests, manifests, publish, fetch and trust; knows neither torch nor ray.
 
 The public names below are loaded at their first use (PEP 562): a rank's warm load needs
 `cache_store.node.local` and `cache_store.keys` only, and must not pay for pydantic and cryptography. The

@@ -90,7 +90,7 @@ def shadows(directory: Path) -> tuple[Path, ...]:
     found = []
     for name in PACKAGES:
         spec = PathFinder.find_spec(name, [str(directory)])
-        if spec is not None and spec.origin is not None and not is_own(name, Path(spec.origin)):
+        if spec is not None and spec.origin is not None and not is_own(Path(spec.origin)):
             found.append(Path(spec.origin))
     return tuple(found)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from orchestrator import PACKAGES
 from orchestrator.config.entrypoint import entrypoint_fault, shadows
 
 MODULE = """
@@ -90,5 +92,17 @@ def test_module_with_the_name_of_a_package_of_ours_is_found(here: Path, name: st
     assert shadows(here) == ((here / name,) if is_found else ())
 
 
+def _all_but_init(_directory: str, names: list[str]) -> list[str]:
+    return [name for name in names if name != "__init__.py"]
+
+
 def test_own_packages_shadow_nothing():
     assert shadows(Path(__file__).parents[2]) == ()
+
+
+def test_packages_that_a_job_has_in_directories_of_their_own_are_ours(tmp_path: Path):
+    for name in PACKAGES:
+        shutil.copytree(
+            Path(__file__).parents[2] / name, tmp_path / f"of_{name}" / name, ignore=_all_but_init
+        )
+        assert shadows(tmp_path / f"of_{name}") == ()
