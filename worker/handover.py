@@ -1,8 +1,9 @@
 """An artifact as the bytes of its files, from the rank that has it to nodes that cannot get it otherwise.
 
 Invariants: what is taken in lies where what a store offers lies, in no partition, and counts as offered, not
-as made here: the guards of each rank decide whether it fits. A file with other bytes than those of the digest
-that was offered is not found by it.
+as made here: the guards of each rank decide whether it fits. The directory that takes it first bears the
+marks of the one that gave it, so a revocation reaches it there too. A file with other bytes than those of the
+digest that was offered is not found by it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cache_store.node.admission import Marks, marks_of, permit_copies
 from cache_store.node.companions import add_companion
-from cache_store.node.local import add_variant
+from cache_store.node.local import add_variant, ensure_cache_dir
 from worker.function_lookup import OFFERED
 
 if TYPE_CHECKING:
@@ -26,10 +28,12 @@ class Handed:
     Attributes:
         data: of the artifact itself.
         beside: of the files beside it, by name.
+        marks: of the cache directory that it comes from.
     """
 
     data: bytes
     beside: Mapping[str, bytes]
+    marks: Marks
 
 
 def hand_out(function: CachedFunction, digest: str) -> Handed | None:
@@ -38,7 +42,7 @@ def hand_out(function: CachedFunction, digest: str) -> Handed | None:
     if stored is None:
         return None
     beside = {name: path.read_bytes() for name, path in stored.files().items()}
-    return Handed(data=stored.path.read_bytes(), beside=beside)
+    return Handed(data=stored.path.read_bytes(), beside=beside, marks=marks_of(function.root()))
 
 
 def take_in(function: CachedFunction, handed: Handed) -> None:
@@ -48,6 +52,8 @@ def take_in(function: CachedFunction, handed: Handed) -> None:
         cache_store.errors.UnusableCache: the directory cannot be written.
     """
     place = function.place()
+    ensure_cache_dir(function.root())
+    permit_copies(function.root(), handed.marks.policy, handed.marks.signers)
     directory = place.model_dir / OFFERED / place.function_dir.name
     for name, data in handed.beside.items():
         add_companion(directory, name, data)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cache_store.node.private_files import ensure_cache_dir
-from cache_store.node.signers import mark_signers, refuse_revoked
-from cache_store.node.unverified import mark_unverified, refuse_unverified
+from cache_store.node.signers import mark_signers, refuse_revoked, signers_of
+from cache_store.node.unverified import is_unverified, mark_unverified, refuse_unverified
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,25 @@ class Permit:
     def covers(self, path: Path) -> bool:
         """Whether a path lies below ``root``; by its text, because it is asked for each of thousands."""
         return str(path).startswith(str(self.root).rstrip(os.sep) + os.sep)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marks:
+    """What a directory remembers of its copies, for another that takes some over.
+
+    Attributes:
+        policy: the laxest trust policy under which any came.
+        signers: ids of the keys that vouched for any.
+    """
+
+    policy: str
+    signers: frozenset[str]
+
+
+def marks_of(cache_root: Path) -> Marks:
+    """The marks of a directory; raises `UnusableCache`."""
+    policy = "off" if is_unverified(cache_root) else "require"
+    return Marks(policy=policy, signers=signers_of(cache_root))
 
 
 def admit(cache_root: Path, policy: str, revoked: Collection[str]) -> None:

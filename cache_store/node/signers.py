@@ -44,6 +44,15 @@ def mark_signers(cache_root: Path, key_ids: Iterable[str]) -> None:
         sync_directory(cache_root)
 
 
+def signers_of(cache_root: Path) -> frozenset[str]:
+    """Ids of the keys that vouched for what lies in a directory; raises `UnusableCache`."""
+    with os_errors_are_unusable("directory", cache_root / SIGNERS):
+        try:
+            return frozenset(os.listdir(cache_root / SIGNERS))  # noqa: PTH208 - only names are needed
+        except FileNotFoundError:
+            return frozenset()
+
+
 def refuse_revoked(cache_root: Path, policy: str, revoked: Collection[str]) -> None:
     """Refuse a directory into which artifacts were copied that a key vouched for which is revoked by now.
 
@@ -54,12 +63,7 @@ def refuse_revoked(cache_root: Path, policy: str, revoked: Collection[str]) -> N
     """
     if policy == "off" or not revoked:
         return
-    with os_errors_are_unusable("directory", cache_root / SIGNERS):
-        try:
-            marked = set(os.listdir(cache_root / SIGNERS))  # noqa: PTH208 - only names are needed
-        except FileNotFoundError:
-            return
-    if found := sorted(marked.intersection(revoked)):
+    if found := sorted(signers_of(cache_root).intersection(revoked)):
         raise UnusableCache(
             what="directory",
             where=str(cache_root),

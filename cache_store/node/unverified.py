@@ -28,19 +28,24 @@ another cache_dir.
 """
 
 
+def is_unverified(cache_root: Path) -> bool:
+    """Whether a directory bears the mark; raises `UnusableCache`."""
+    with os_errors_are_unusable("file", cache_root / UNVERIFIED):
+        try:
+            (cache_root / UNVERIFIED).lstat()
+        except FileNotFoundError:
+            return False
+    return True
+
+
 def refuse_unverified(cache_root: Path, policy: str) -> None:
     """Refuse, under trust policy ``require``, a directory into which unverified artifacts were copied.
 
     Raises:
         UnusableCache: it bears the mark of `mark_unverified`, or cannot be looked at.
     """
-    if policy != "require":
+    if policy != "require" or not is_unverified(cache_root):
         return
-    with os_errors_are_unusable("file", cache_root / UNVERIFIED):
-        try:
-            (cache_root / UNVERIFIED).lstat()
-        except FileNotFoundError:
-            return
     raise UnusableCache(
         what="directory",
         where=str(cache_root),

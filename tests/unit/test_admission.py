@@ -5,7 +5,7 @@ import stat
 import pytest
 
 from cache_store.errors import UnusableCache
-from cache_store.node.admission import admit
+from cache_store.node.admission import Marks, admit, marks_of, permit_copies
 from cache_store.node.signers import mark_signers
 from cache_store.node.unverified import mark_unverified
 from cache_store.signing.revocations import Revocation
@@ -49,3 +49,13 @@ def test_single_blob_is_not_copied_into_a_directory_of_a_revoked_key(tmp_path):
     with pytest.raises(UnusableCache, match="revoked"):
         store.fetch_blob(entry.sha256, tmp_path / "cache" / "f", cache_root=tmp_path / "cache")
     assert not (tmp_path / "cache" / "f").exists()
+
+
+@pytest.mark.parametrize("policy", ["off", "require"])
+def test_marks_of_one_directory_are_those_of_the_next(tmp_path, policy):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "next").mkdir()
+    permit_copies(tmp_path / "one", policy, [ONE])
+    marks = marks_of(tmp_path / "one")
+    permit_copies(tmp_path / "next", marks.policy, marks.signers)
+    assert marks_of(tmp_path / "next") == marks == Marks(policy=policy, signers=frozenset([ONE]))

@@ -15,6 +15,7 @@ import torch
 from cache_store.backends.tier import Tier
 from cache_store.backends.tiers import TieredBackend
 from cache_store.errors import StoreUnavailable
+from cache_store.node.admission import marks_of, permit_copies
 from cache_store.records.manifest import CaptureEntry
 from cache_store.signing.trust import Trust
 from cache_store.store import Store
@@ -355,6 +356,19 @@ def test_adopt_from_the_store_where_no_partition_has_it(
     (result,) = adopter(tmp_path / "other", store).adopt({"Plain.affine": offers["Plain.affine"]})
     assert (result.ok, result.outcome, result.reason) == (True, "adopted", "from the store")
     assert Path(result.path).is_relative_to(tmp_path / "other")
+
+
+def test_artifact_that_is_handed_over_brings_the_marks_of_its_directory(
+    tmp_path: Path, offers: dict[str, str], cache: Path
+) -> None:
+    permit_copies(cache, "require", ["0" * 32])
+    name = "Plain.affine"
+    handed = built(cache, world_size=2).hand_out({name: offers[name]})[name]
+    assert handed is not None
+    taker = adopter(tmp_path / "other")
+    taker.take_in(name, handed)
+    assert marks_of(tmp_path / "other") == marks_of(cache)
+    assert outcomes(taker.adopt({name: offers[name]})) == ["adopted"]
 
 
 def test_adopt_whose_guards_fail_is_a_result_that_says_so(cache: Path, offers: dict[str, str]) -> None:
