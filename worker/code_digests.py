@@ -50,9 +50,12 @@ _NEVER_FOREIGN = frozenset(
         types.WrapperDescriptorType,
         types.GetSetDescriptorType,
         types.MemberDescriptorType,
-        types.BuiltinFunctionType,
     }
 )
+# Classes whose members conditions of another kind compare (`worker.present_sources`).
+_COMPARED_ELSEWHERE = frozenset({"torch", "torch.nn.parameter"})
+# Members of ``nn.Module`` that its source gives a second name.
+_SECOND_NAMES = frozenset({("forward", "_forward_unimplemented"), ("__call__", "Module._wrapped_call_impl")})
 # Class attributes that say how instances are laid out; Dynamo relies on them without a guard.
 _LAYOUT_NAMES = frozenset({"_fields", "__match_args__", "__slots__"})
 
@@ -264,33 +267,57 @@ def _field(field: Any) -> str:
 
 
 def _foreign_members(cls: type) -> list[str]:
-    """Functions that somebody else put into a class of torch or Python, with their digests.
+    """Functions that somebody put into a class of torch or Python: others' with their digests, own by name.
 
     The emulated NPU's are none: they are there from its installation on, as torch_npu's are on an NPU.
     """
     if cls.__flags__ & _IMMUTABLE_TYPE:
         return []
     return sorted(
-        f"{name}={function.__module__}.{function.__qualname__}#{function_digest(function)}"
+        text
         for name, value in vars(cls).items()
-        if not _plainly_own(value)
-        for function in layers(value)
-        if isinstance(function, types.FunctionType) and not _is_known(globals_module(function))
+        if not _plainly_own(cls, name, value)
+        for text in _foreign_layers(cls, name, value)
     )
+
+
+def _foreign_layers(cls: type, name: str, value: Any) -> Iterator[str]:
+    found = list(layers(value))
+    for layer in found:
+        if isinstance(layer, types.FunctionType) and not _is_known(globals_module(layer)):
+            yield f"{name}={layer.__module__}.{layer.__qualname__}#{function_digest(layer)}"
+    function = found[-1] if found else None
+    if cls.__module__ in _COMPARED_ELSEWHERE:
+        return
+    if isinstance(function, types.BuiltinFunctionType):
+        yield f"{name}={function.__module__}.{function.__qualname__}"
+    elif (
+        isinstance(function, types.FunctionType)
+        and _is_known(globals_module(function))
+        and not _stands_there(cls, name, function)
+    ):
+        yield f"{name}={globals_module(function)}.{function.__code__.co_qualname}"
+
+
+def _stands_there(cls: type, name: str, function: types.FunctionType) -> bool:
+    """Whether a class's source has this function under this name."""
+    place = function.__code__.co_qualname
+    return place == f"{cls.__qualname__}.{name}" or (name, place) in _SECOND_NAMES
 
 
 def _is_known(module: str | None) -> bool:
     return is_pinned_module(module) or (module or "").startswith(f"{__package__}.npu_emulator")
 
 
-def _plainly_own(value: Any) -> bool:
+def _plainly_own(cls: type, name: str, value: Any) -> bool:
     """Whether one look shows that a class's member is torch's own, as nearly all are."""
     kind = value.__class__
     if kind in _NEVER_FOREIGN:
         return True
     if kind is not types.FunctionType or value.__dict__:
         return False
-    return (globals_module(value) or "").partition(".")[0] in _DISTRIBUTIONS
+    pinned = (globals_module(value) or "").partition(".")[0] in _DISTRIBUTIONS
+    return pinned and _stands_there(cls, name, value)
 
 
 def globals_module(function: types.FunctionType) -> str | None:

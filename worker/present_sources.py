@@ -87,6 +87,8 @@ def _is_own(name: str, value: Any) -> bool:
         return True
     if value.__class__ is BuiltinFunctionType:  # most are
         return bool(value.__name__ == name)
+    if isinstance(value, FunctionType) and value.__code__.co_name not in (name, value.__name__):
+        return not _is_users(value) and "<locals>" in value.__code__.co_qualname  # a decorator's
     return not _is_users(value) and (
         getattr(value, "__name__", name) == name or isinstance(value, ModuleType)
     )
@@ -109,7 +111,9 @@ def _patch(name: str, value: Any) -> Any:
     """Of torch's own the names say enough; of others all that they reach counts."""
     if _is_users(value):
         return (name, value)
-    return f"{name}={getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
+    code = getattr(value, "__code__", value)
+    place = getattr(code, "co_qualname", getattr(value, "__qualname__", ""))
+    return f"{name}={getattr(value, '__module__', '')}.{place}"
 
 
 def _changed_operator(source: TracedSource) -> Iterator[str]:

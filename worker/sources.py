@@ -24,9 +24,11 @@ from worker.code_digests import (
     code_digest,
     digested_codes,
     function_digest,
+    globals_module,
     is_pinned_module,
     joint_digest,
     layers,
+    stable_text,
     type_name,
     with_inner,
 )
@@ -68,7 +70,9 @@ class TracedSource(Value):
 
 
 def collect(codes: Iterable[types.CodeType], guarded: Iterable[Any] = ()) -> tuple[TracedSource, ...]:
-    """Digests of all traced code outside torch and the standard library, sorted, each once.
+    """Digests of all traced code, sorted, each once.
+
+    Of torch and the standard library, which versions pin, only what a name leads to: somebody may change it.
 
     Args:
         codes: what was traced.
@@ -84,6 +88,8 @@ def collect(codes: Iterable[types.CodeType], guarded: Iterable[Any] = ()) -> tup
     for code in codes:
         module = _module_of(code, files)
         if module is not None and is_pinned_module(module.__name__):
+            if code in map(_code_of, _functions_by_name(module, code.co_qualname)):
+                found.add(_by_name(module, code.co_qualname))
             continue
         source = None if module is None else _of_code(code, module)
         if source is None:
@@ -179,8 +185,13 @@ def _module_of(code: types.CodeType, files: Mapping[str, types.ModuleType]) -> t
 
 
 def present_digest(source: TracedSource) -> str | None:
-    """Digest of what this process has under a source's name; None if there is nothing."""
+    """Digest of what this process has under a source's name; None if there is nothing.
+
+    What a version pins is what it was as long as nobody has imported it.
+    """
     module = sys.modules.get(source.module)
+    if module is None and is_pinned_module(source.module):
+        return source.digest
     if module is None:
         try:
             module = importlib.import_module(source.module)
@@ -196,12 +207,17 @@ def _digest_by_name(module: types.ModuleType, qualname: str) -> str | None:
     objects = _objects_by_name(module, qualname)
     if not objects:
         return None
-    return joint_digest(
-        [
-            function_digest(item) if isinstance(item, types.FunctionType) else code_digest(item)
-            for item in objects
-        ]
-    )
+    return joint_digest([_digest_of(item, module, qualname) for item in objects])
+
+
+def _digest_of(item: types.FunctionType | types.CodeType, module: types.ModuleType, qualname: str) -> str:
+    """Digest of a function or code; of one of torch or Python, where it was made, defaults say enough."""
+    if isinstance(item, types.CodeType):
+        return code_digest(item)
+    is_where_made = (globals_module(item), item.__code__.co_qualname) == (module.__name__, qualname)
+    if is_where_made and is_pinned_module(module.__name__):
+        return f"as made, with {stable_text((item.__defaults__, item.__kwdefaults__))}"
+    return function_digest(item)
 
 
 def _code_of(item: types.FunctionType | types.CodeType) -> types.CodeType:

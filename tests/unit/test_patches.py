@@ -63,3 +63,40 @@ def test_what_a_patch_reads_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert misfits(artifact, module.forward, X) == ()
     monkeypatch.setattr(f"{__name__}.FACTOR", 8)
     assert misfits(artifact, module.forward, X)
+
+
+class Layered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return nn.functional.normalize(self.act(x), dim=0)
+
+
+CHANGES: dict[str, tuple[Any, str, Any]] = {
+    "method of another layer": (nn.ReLU, "forward", nn.Sigmoid.forward),
+    "code of a method": (nn.ReLU.forward, "__code__", nn.Sigmoid.forward.__code__),
+    "function in C": (nn.ReLU, "forward", torch.sigmoid),
+    "code of a function": (nn.functional.normalize, "__code__", nn.functional.softmax.__code__),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_functions_of_torch_in_other_places_are_noticed(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Layered()
+    artifact = compiled(module.forward, X)
+    assert misfits(artifact, module.forward, X) == ()
+    monkeypatch.setattr(*CHANGES[change])
+    assert misfits(artifact, module.forward, X)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_artifact_of_functions_in_other_places_fits_no_process_without(
+    change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = Layered()
+    with monkeypatch.context() as patch:
+        patch.setattr(*CHANGES[change])
+        artifact = compiled(module.forward, X)
+    assert misfits(artifact, module.forward, X)

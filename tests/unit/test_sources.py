@@ -321,13 +321,13 @@ def test_collect_refuses_code_that_no_later_process_can_find() -> None:
 def test_collect_does_not_take_a_users_file_for_a_module_of_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "colorsys.py"
+    path = tmp_path / "tabnanny.py"
     path.write_text(BODY)
-    shadow = ModuleType("colorsys")
+    shadow = ModuleType("tabnanny")
     shadow.__file__ = str(path)
     exec(compile(BODY, str(path), "exec"), vars(shadow))  # noqa: S102 - a module in memory
-    monkeypatch.setitem(sys.modules, "colorsys", shadow)
-    assert [source.module for source in collect([shadow.f.__code__])] == ["colorsys"]
+    monkeypatch.setitem(sys.modules, "tabnanny", shadow)
+    assert [source.module for source in collect([shadow.f.__code__])] == ["tabnanny"]
 
 
 # Comparing with what the running process has.

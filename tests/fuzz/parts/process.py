@@ -118,5 +118,5 @@ PROCESS = (
     part("process / random of Python", {"helper": "import random", "body": "y = y + helper.random.randint(0, 1000)"}),
     part("process / version", {"body": "y = y + len(torch.__version__) + sys.version_info[1]"}),
     part("process / recursion limit", {"body": "y = y + sys.getrecursionlimit()"}, mutations={"set": "sys.setrecursionlimit(1234)"}),
-    part("process / modules", {"body": "y = y + (3 if 'colorsys' in sys.modules else 4)"}, mutations={"imported": "import colorsys"}),
+    part("process / modules", {"body": "y = y + (3 if 'tabnanny' in sys.modules else 4)"}, mutations={"imported": "import tabnanny"}),
 )  # fmt: skip
