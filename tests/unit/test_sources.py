@@ -26,6 +26,7 @@ from worker.sources import (
     collect,
     function_digest,
     is_pinned_module,
+    present_digest,
     type_name,
 )
 
@@ -258,8 +259,16 @@ def test_collect_names_module_and_function() -> None:
     assert source.digest == function_digest(Plain.affine)  # type: ignore[arg-type]
 
 
-def test_collect_leaves_out_what_a_version_pins() -> None:
-    assert collect([code_of(torch.nn.Linear.forward), code_of(collections.abc.Mapping.get)]) == ()
+def test_collect_notes_of_what_a_version_pins_that_it_stands_where_it_was_made() -> None:
+    (source,) = collect([code_of(torch.nn.Linear.forward), code_of(collections.abc.Mapping.get)])
+    assert (source.name, source.digest.partition(",")[0]) == ("Linear.forward", "as made")
+
+
+def test_pinned_module_that_nobody_imported_is_as_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    (source,) = collect([code_of(torch.nn.Linear.forward)])
+    monkeypatch.delitem(sys.modules, "torch.nn.modules.linear")
+    assert present_digest(source) == source.digest
+    assert "torch.nn.modules.linear" not in sys.modules
 
 
 def test_collect_holds_each_source_once_and_sorted() -> None:
