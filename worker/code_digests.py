@@ -300,7 +300,9 @@ def _foreign_layers(cls: type, name: str, value: Any) -> Iterator[str]:
 
 
 def _stands_there(cls: type, name: str, function: types.FunctionType) -> bool:
-    """Whether a class's source has this function under this name."""
+    """Whether a class's source has this function under this name, or torch_npu put it there."""
+    if (globals_module(function) or "").partition(".")[0] != cls.__module__.partition(".")[0]:
+        return True
     place = function.__code__.co_qualname
     return place == f"{cls.__qualname__}.{name}" or (name, place) in _SECOND_NAMES
 
