@@ -219,10 +219,11 @@ def _trust(config: Config, store: StoreConfig, machine: Machine) -> Iterator[Dou
         )
     elif any(tier.mode in {"rw", "required"} for tier in store.tiers):
         why = f" ({machine.requires_signature})" if machine.requires_signature else ""
+        own = "; or, for a store of your own, take that right from others (chmod go-w)" if why else ""
         yield Doubt(
             level="warning" if config.no_compile else "error",
             keys=("store.trust.policy", "store.trust.signing_key"),
             found=f"policy require{why}, and no key that signs: nothing that is compiled could be published",
             remedy="name store.trust.signing_key (warmrank keys generate makes a key), or say with mode: ro "
-            "that the store is only read",
+            f"that the store is only read{own}",
         )

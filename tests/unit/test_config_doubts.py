@@ -213,3 +213,12 @@ def test_what_is_shown_loads_to_the_same(file: Path, tmp_path: Path):
     shown = tmp_path / "shown.yaml"
     shown.write_text(yaml.safe_dump(as_plain(load(file))))
     assert load(shown) == load(file)
+
+
+def test_store_that_others_can_write_and_no_key_is_an_error_that_says_how_to_keep_it_unsigned():
+    machine = replace(MACHINE, requires_signature="/store: others can write it")
+    (doubt,) = doubts(config(store={"path": "/store"}), machine)
+    assert (doubt.level, doubt.keys) == ("error", ("store.trust.policy", "store.trust.signing_key"))
+    assert "/store: others can write it" in doubt.found
+    assert "chmod go-w" in doubt.remedy
+    assert doubts(config(store={"path": "/store", "mode": "ro"}), machine) == ()
