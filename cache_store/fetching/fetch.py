@@ -34,7 +34,7 @@ from cache_store.node.companions import find_companion, place_companion
 from cache_store.node.digest_index import DigestIndex
 from cache_store.node.local import find_variant, place, temporary_file
 from cache_store.node.private_files import make_directories_below
-from cache_store.parallel import each
+from cache_store.parallel import each, each_short, is_short
 from cache_store.records.documents import Documents
 from cache_store.records.manifest import PartitionRef
 from cache_store.steps import Step, reached
@@ -182,7 +182,8 @@ def _look(
         return found
 
     shares = [targets[number::_NUM_SHARES] for number in range(_NUM_SHARES)]
-    found = dict(itertools.chain.from_iterable(each(look, shares, num_threads=NUM_THREADS)))
+    run = each_short if is_short(len(targets), sum(target.digest.size_bytes for target in targets)) else each
+    found = dict(itertools.chain.from_iterable(run(look, shares, num_threads=NUM_THREADS)))
     return _Job(
         partitions=partitions,
         absent=[target for target in targets if found[target] is None],

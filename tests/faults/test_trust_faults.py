@@ -233,7 +233,7 @@ HARMFUL: dict[str, Case] = {
     "path that reads backwards": (lambda s: s.paths(f"c\u202e/f/{MODULE}"), "control character"),
     "path with a part of nothing": (lambda s: s.paths(f"c//f/{MODULE}"), "part ''"),
     "path with a dot": (lambda s: s.paths(f"c/./f/{MODULE}"), "part '.'"),
-    "path of another file": (lambda s: s.paths("home/.bashrc"), "no compiled_module"),
+    "path of another file": (lambda s: s.paths("home/.bashrc"), "has the part"),
     "path too long": (lambda s: s.paths("ab/" * 400 + MODULE), "longer than 1024"),
     "part too long": (lambda s: s.paths("a" * 256 + "/" + MODULE), "part longer than 255"),
     "path too deep": (lambda s: s.paths("a/" * 40 + MODULE), "more than 32 parts"),
