@@ -12,6 +12,8 @@ for each of two functions. torch is never imported; each stage checks that.
               them again, then the launch record
     look-up   what a warm launch asks: a new node finds the record and its ranks' manifests, and copies; the
               same again; and the driver checks that all manifests of the record still stand
+    calls     with --calls: all calls of a cold launch to all ranks, in a dozen stages, as the driver makes
+              them through a real Ray; a few processes stand for all nodes (`scale_parts/calling.py`)
     resized   what a node of a launch of another size asks: the distinct artifacts of all manifests
 
 Every stage of every size runs in a process of its own, so that its peak memory is its own. The exponent is
@@ -20,7 +22,8 @@ else the machine does.) It says little below 1,024 ranks, where what does not gr
 a launch the manifests come from as many processes as there are ranks, side by side; here one process makes
 them all, so the commit is an upper limit.
 
-Goal: at most linear, and plan, commit and look-up together under 10 s at 16,384 ranks.
+Goal: at most linear, and plan, commit and look-up together under 10 s at 16,384 ranks; with --calls, at
+most 30 CPU seconds for all calls.
 
 Run: ``python benchmarks/scale.py [--ranks 16,64,...] [--runs N] [--work DIRECTORY] [--json FILE]``; the
 defaults take about two minutes.
@@ -34,6 +37,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -45,6 +49,7 @@ from benchmarks.load import machine  # noqa: E402 - also where nothing is instal
 from benchmarks.scale_parts.report import report, summary, verdict  # noqa: E402
 
 RANKS = (16, 64, 256, 1024, 4096, 16384)
+CALLS = "calls"
 STAGES = ("plan", "hand-out", "commit", "look-up", "resized")
 
 
@@ -57,7 +62,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="how often; the fastest of each stage counts")
     parser.add_argument("--work", type=Path, help="where to write; by default the temporary directory")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--child", choices=STAGES, help=argparse.SUPPRESS)
+    parser.add_argument("--calls", action="store_true", help="measure the driver's calls as well")
+    parser.add_argument("--child", choices=(*STAGES, CALLS), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         from benchmarks.scale_parts.process import measure
@@ -68,8 +74,9 @@ def main() -> None:
     print(figures["place"], flush=True)
     with tempfile.TemporaryDirectory(dir=options.work) as work:
         for ranks in map(int, options.ranks.split(",")):
-            figures["runs"] += [one_run(ranks, work) for _ in range(options.runs)]
-            figures["summary"] = summary(figures["runs"], STAGES)
+            stages = (*STAGES, CALLS) if options.calls else STAGES
+            figures["runs"] += [one_run(ranks, work, stages) for _ in range(options.runs)]
+            figures["summary"] = summary(figures["runs"], stages)
             report(figures["summary"], ranks)
     figures["verdict"] = verdict(figures["summary"])
     for line in figures["verdict"].values():
@@ -78,14 +85,14 @@ def main() -> None:
         options.json.write_text(json.dumps(figures, indent=2))
 
 
-def one_run(ranks: int, work: str) -> dict[str, Any]:
+def one_run(ranks: int, work: str, stages: Sequence[str]) -> dict[str, Any]:
     """Figures of all stages at one size; each goes on with the store that the one before left.
 
     What it writes stays until all runs are over: for minutes ext4 takes no inode that was deleted, and steps
     over each of them for every new file, so a run after a deletion would take several times as long.
     """
     store = tempfile.mkdtemp(dir=work)
-    return {"ranks": ranks, "stages": {stage: child(stage, ranks, store) for stage in STAGES}}
+    return {"ranks": ranks, "stages": {stage: child(stage, ranks, store) for stage in stages}}
 
 
 def child(stage: str, ranks: int, work: str) -> dict[str, Any]:

@@ -106,11 +106,17 @@ def report(found: Mapping[str, Any]) -> None:
             f"{audit['number']:>8}{audit['seconds']:>8.2f}{audit['cpu_s']:>8.2f}"
         )
     largest = list(found["sizes"])[-1]
+    for way in ("cold", "warm"):
+        by_stage = found["sizes"][largest]["stages"][way]
+        columns = ("seconds", "ranks_cpu_s", "driver_cpu_s")
+        print(f"\n{way}, {largest} ranks, by stage: wall s, CPU s of all ranks, CPU s of the driver")
+        total = {name: sum(taken[name] for taken in by_stage.values()) for name in columns}
+        for stage, taken in (*by_stage.items(), ("all stages", total)):
+            print(f"{stage:>12}" + "".join(f"{taken[name]:>9.2f}" for name in columns))
+    cold = {size: line["ranks_cpu_s"]["cold"] for size, line in found["sizes"].items()}
     print(
-        f"\nwarm launch of {largest} ranks, stage by stage: wall s, CPU s of all ranks, CPU s of the driver"
+        "\ncold, CPU s of all ranks over all stages: " + ", ".join(f"{n}: {s:.1f}" for n, s in cold.items())
     )
-    for stage, taken in found["sizes"][largest]["stages"]["warm"].items():
-        print(f"{stage:>12}{taken['seconds']:>9.2f}{taken['ranks_cpu_s']:>9.2f}{taken['driver_cpu_s']:>9.2f}")
     print(
         f"\ndriver's CPU for each further rank: {found['driver_cpu_s_a_rank'] * 1e3:.0f} ms, of the plain "
         f"program {found['plain_driver_cpu_s_a_rank'] * 1e3:.0f} ms\n"

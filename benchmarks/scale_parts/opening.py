@@ -6,32 +6,44 @@ import pickle
 from pathlib import Path
 
 from benchmarks.scale_parts.world import RANKS_A_NODE, World
-from orchestrator.config.reading import parse
+from orchestrator.config.reading import Config, parse
 from orchestrator.gang.launcher import Process, seat_ranks
 from orchestrator.gang.opening import Opening, rank_spec
+from orchestrator.seats import Seat
 
 
-def packed(world: World, work: Path) -> list[bytes]:
-    """For every rank the bytes of what it is sent."""
-    config = parse(
+def config_of(world: World, work: Path) -> Config:
+    """The config of the launch."""
+    return parse(
         {
             "workload": {"entrypoint": "examples.llama:workload", "arguments": {"layers": 32}},
             "ranks": world.ranks,
             "parallel": {"tp": world.tp, "pp": world.pp, "dp": world.ranks // (world.tp * world.pp)},
             "cache_dir": str(work / "cache"),
             "store": {"path": str(work / "store"), "trust": {"policy": "off"}},
+            # Of `calling`: the few processes that stand for all nodes take their time.
+            "watch": {"node_silent_s": 600, "lease_s": 600},
         }
     )
+
+
+def seats_of(world: World) -> tuple[Seat, ...]:
+    """Where every rank is."""
     processes = [
         Process(node_id=f"node{node}", host=f"node{node}", address="10.0.0.1", pid=1)
         for node in (rank // RANKS_A_NODE for rank in range(world.ranks))
     ]
-    _, seats = seat_ranks(processes)
+    return seat_ranks(processes)[1]
+
+
+def packed(world: World, work: Path) -> list[bytes]:
+    """For every rank the bytes of what it is sent."""
+    config = config_of(world, work)
     return [
         pickle.dumps(
             Opening(config=config, seat=seat, master_addr="10.0.0.1", master_port=1234, no_compile=False)
         )
-        for seat in seats
+        for seat in seats_of(world)
     ]
 
 

@@ -105,6 +105,15 @@ def _seeded(report: Any) -> dict[str, Any]:
     }
 
 
+def calls(world: World, work: Path) -> dict[str, Any]:
+    """All calls of all ranks, as the driver makes them."""
+    from benchmarks.scale_parts.calling import launch_calls  # Ray, which the others do without
+
+    watch = Watch()
+    num = {name: watch.step(name, call) for name, call in launch_calls(world, work)}
+    return {**watch.figures, "found": {"answers": sum(num.values())}}
+
+
 STAGES: dict[str, Callable[[World, Path], dict[str, Any]]] = {
     "plan": plan,
     "hand-out": hand_out,
@@ -116,7 +125,7 @@ STAGES: dict[str, Callable[[World, Path], dict[str, Any]]] = {
 
 def measure(stage: str, ranks: int, work: Path) -> dict[str, Any]:
     """Figures of one stage at one size."""
-    figures = STAGES[stage](World(ranks=ranks), work)
+    figures = {**STAGES, "calls": calls}[stage](World(ranks=ranks), work)
     if "torch" in sys.modules:
         raise RuntimeError("torch was imported: these figures must not depend on it")
     return figures

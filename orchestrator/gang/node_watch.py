@@ -11,11 +11,13 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from orchestrator.gang import last_words
 from orchestrator.gang.guardian import fields_of, start_of
 from orchestrator.gang.guarding import Guarding, Lease
 from orchestrator.gang.launcher import Sight
+from orchestrator.gang.node_calls import Answers, Batches, NodeCalls
 from orchestrator.gang.step_file import read_step, step_file
 
 
@@ -49,6 +51,7 @@ class NodeWatch:
         self._started: dict[int, int] = {}
         self._lease_s = 0.0
         self._guarding: Guarding | None = None
+        self._calls: NodeCalls | None = None
 
     def guard(self, charges: Mapping[int, Charge], lease_s: float) -> None:
         """Take charge of ranks.
@@ -63,6 +66,23 @@ class NodeWatch:
         self._guarding = self._guard_anew()
         for directory in {charge.log.parent.parent for charge in charges.values()}:
             last_words.drop_old_logs(directory)
+
+    def reach(self, actors: Mapping[int, Any], logs: Mapping[int, tuple[Any, ...]]) -> None:
+        """Take the ranks' actors, to call them, and have each log to its file."""
+        import ray
+
+        self._calls = NodeCalls(actors)
+        ray.get([actors[rank].log_to.remote(*arguments) for rank, arguments in logs.items()])
+
+    def call(self, call: int, stage: str, method: str, batches: Batches) -> tuple[Answers, bool]:
+        """See `NodeCalls.begin`."""
+        assert self._calls is not None  # noqa: S101 - `reach` comes first
+        return self._calls.begin(call, stage, method, batches)
+
+    def more(self, call: int, stage: str) -> tuple[Answers, bool]:
+        """See `NodeCalls.more`."""
+        assert self._calls is not None  # noqa: S101 - `reach` comes first
+        return self._calls.more(call, stage)
 
     def look(self) -> dict[int, Sight]:
         """See every rank of this node, and renew the lease."""

@@ -12,6 +12,8 @@ TICK_S = 0.5
 """The longest wait after which a caller looks at what else there is."""
 
 _PAUSE_S = 0.05
+_GATHER_S = 0.25
+_REFS_A_SECOND = 10_000
 
 
 def left_s(deadline: float) -> float:
@@ -20,14 +22,18 @@ def left_s(deadline: float) -> float:
 
 
 def await_some(refs: list[Any], *, timeout_s: float) -> list[Any]:
-    """All that is ready once something is: taken one by one, ranks would cost the square of their number."""
+    """All that is ready soon after something is: one by one, nodes would cost the square of their number.
+
+    Each look goes over all that is waited for, so with many references more is left to gather between two.
+    """
     import ray
 
     if not refs:
         time.sleep(min(timeout_s, _PAUSE_S))  # until nodes are looked at again
         return []
     ready, _ = ray.wait(refs, timeout=timeout_s)
-    return ray.wait(refs, num_returns=len(refs), timeout=0)[0] if ready else []
+    gather_s = min(_GATHER_S, len(refs) / _REFS_A_SECOND)
+    return ray.wait(refs, num_returns=len(refs), timeout=gather_s)[0] if ready else []
 
 
 def await_all(
@@ -50,6 +56,18 @@ def await_all(
         on_tick()
         ready, late = ray.wait(list(refs), num_returns=len(refs), timeout=min(left_s(deadline), TICK_S))
     return ready, late
+
+
+def answers_of(ref: Any) -> Any:
+    """What a node says; None where Ray says that something happened to it, which its watch tells of."""
+    import ray
+
+    try:
+        return ray.get(ref)
+    except ray.exceptions.RayTaskError:
+        raise  # a defect: of ranks, failures come as values
+    except ray.exceptions.RayError:
+        return None
 
 
 def answer_of(ref: Any, rank: int, stage: str) -> Any:

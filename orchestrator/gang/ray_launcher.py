@@ -26,9 +26,10 @@ from orchestrator.gang.guardian import MARK
 from orchestrator.gang.head_watch import HeadWatch
 from orchestrator.gang.last_words import launch_directory
 from orchestrator.gang.launcher import NOBODY_WAITS, Process, Shared, logs_of, seat_ranks
+from orchestrator.gang.node_calls import batches_of
 from orchestrator.gang.node_watch import Charge
 from orchestrator.gang.rank_host import MakeWorker
-from orchestrator.gang.ray_answers import TICK_S, answer_of, await_all, await_some, left_s
+from orchestrator.gang.ray_answers import TICK_S, answer_of, answers_of, await_all, await_some, left_s
 from orchestrator.gang.ray_watch import RayWatch
 from orchestrator.gang.reservation import GivenGroup, Reservation
 from orchestrator.gang.supply import refuse_missing_devices
@@ -58,6 +59,8 @@ class RayLauncher:
         self._session: ray_session.Session | None = None
         self._launch = launch_directory()
         self._starts = 0
+        self._num_calls = 0
+        self._node_of: dict[int, int] = {}
         self._has_lost_node = False
         self._reservation: Reservation | GivenGroup | None = None
         self._actors: list[Any] = []
@@ -100,23 +103,20 @@ class RayLauncher:
         """Call all ranks named at once; see `orchestrator.gang.launcher.Launcher.call`."""
         assert self._watch is not None  # noqa: S101 - `start` comes first
         deadline = time.monotonic() + timeout_s
-        put: dict[int, Any] = {}  # by identity
-        pending = {
-            self._actors[rank].call.remote(rank, stage, method, *_sent(values, put)): rank
-            for rank, values in arguments.items()
-        }
+        self._num_calls += 1
+        pending = set(arguments)
+        asked = self._begin(stage, method, arguments)
         failed: dict[int, str] = {}
         # A rank may have failed because a node was lost, which is another budget's: wait to see.
-        while (
-            in_doubt := self._watch.is_in_doubt(others_wait=bool(set(pending.values()) - failed.keys()))
-        ) or (pending and left_s(deadline) > 0):
+        while (in_doubt := self._watch.is_in_doubt(others_wait=bool(pending - failed.keys()))) or (
+            pending and left_s(deadline) > 0
+        ):
             wait_s = TICK_S if in_doubt else min(left_s(deadline), TICK_S)
-            ready = await_some([*pending, *self._watch.refs()], timeout_s=wait_s)
-            answers = {pending.pop(ref): ref for ref in ready if ref in pending}
-            found = [(rank, answer_of(ref, rank, stage)) for rank, ref in answers.items()]
+            ready = await_some([*asked, *self._watch.refs()], timeout_s=wait_s)
+            found = self._answers(stage, asked, ready)
+            pending -= found.keys()
             yield from self._watch.take(ready).items()
-            found += [(seen.rank, seen) for seen in self._failures(stage) if seen.rank not in answers]
-            for rank, answer in found:
+            for rank, answer in ({seen.rank: seen for seen in self._failures(stage)} | found).items():
                 if not isinstance(answer, WorkerFailure):
                     yield rank, answer
                 elif rank not in failed or (answer.kind == NODE_LOST != failed[rank]):
@@ -126,6 +126,36 @@ class RayLauncher:
                         deadline = min(deadline, time.monotonic() + GRACE_S)
                         self._watch.failed(rank, died=answer.kind == DIED)
                     yield rank, self._watch.explained(answer)
+
+    def _begin(self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[Any, Any]:
+        """Send each node what its ranks are called with; the nodes by what they are to answer."""
+        assert self._watch is not None  # noqa: S101 - `start` comes first
+        put: dict[int, Any] = {}  # by identity
+        sent: dict[int, tuple[Any, ...]] = {}
+        by_node: dict[int, dict[int, tuple[Any, ...]]] = {}
+        for rank, values in arguments.items():
+            if id(values) not in sent:
+                sent[id(values)] = _sent(values, put)
+            by_node.setdefault(self._node_of[rank], {})[rank] = sent[id(values)]
+        nodes = self._watch.nodes
+        return {
+            nodes[node].call.remote(self._num_calls, stage, method, batches_of(own)): nodes[node]
+            for node, own in by_node.items()
+            if node in nodes
+        }
+
+    def _answers(self, stage: str, asked: dict[Any, Any], ready: Collection[Any]) -> dict[int, Any]:
+        """What ranks answered; a node that has ranks to wait for is asked again."""
+        found: dict[int, Any] = {}
+        for ref in [ref for ref in ready if ref in asked]:
+            node, said = asked.pop(ref), answers_of(ref)
+            if said is None:
+                continue
+            answers, is_all = said
+            found |= {rank: answer for answer, ranks in answers for rank in ranks}
+            if not is_all:
+                asked[node.more.remote(self._num_calls, stage)] = node
+        return found
 
     def stacks(self, ranks: Collection[int]) -> dict[int, str]:
         """Where the threads of ranks stand that do not answer."""
@@ -312,8 +342,16 @@ class RayLauncher:
         charges = {
             seat.rank: Charge(pid=seat.pid, mark=marks[seat.rank], log=logs[seat.rank]) for seat in gang.seats
         }
-        refs = [self._actors[rank].log_to.remote(rank, self._config.cache_dir, logs[rank]) for rank in logs]
-        self._collect([*self._watch.guard(gang, nodes, charges), *refs], deadline)
+        self._node_of = {seat.rank: seat.node_rank for seat in gang.seats}
+        guarding = self._watch.guard(gang, nodes, charges)
+        reaching = [
+            self._watch.nodes[node].reach.remote(
+                {seat.rank: self._actors[seat.rank] for seat in seats},
+                {seat.rank: (seat.rank, self._config.cache_dir, logs[seat.rank]) for seat in seats},
+            )
+            for node, seats in gang.by_node().items()
+        ]
+        self._collect([*guarding, *reaching], deadline)
 
     def _collect(self, refs: Sequence[Any], deadline: float) -> list[Any]:
         """Results of actors that must all answer for the gang to exist.

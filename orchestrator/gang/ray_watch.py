@@ -25,6 +25,10 @@ from orchestrator.seats import Gang
 logger = logging.getLogger(__name__)
 
 _HURRY_S = 0.2
+_THREADS = 4
+"""A node is looked at, and its ranks asked for stacks, while it waits for their answers."""
+_LOOKS_A_SECOND = 400
+"""More would take the driver's CPU from the launch: each is some 0.3 ms."""
 _STACKS_S = 5.0
 _MOST_STACKS = 16
 """Of more ranks than that, people look at no tracebacks."""
@@ -49,6 +53,7 @@ class RayWatch:
         self._runtime_env = dict(runtime_env)
         self._started = {node_id: self._actor(node_id) for node_id in node_ids}
         self._every_s = settings.every_s
+        self._hurry_s = _HURRY_S
         self._actors: dict[int, Any] = {}
         self._asked: dict[Any, tuple[int, float]] = {}
         self._next_s: dict[int, float] = {}
@@ -75,6 +80,8 @@ class RayWatch:
             node: (seats[0].host, tuple(seat.rank for seat in seats))
             for node, seats in gang.by_node().items()
         }
+        self._every_s = look_every_s(self._settings, len(nodes))
+        self._hurry_s = max(_HURRY_S, len(nodes) / _LOOKS_A_SECOND / 4)
         self._ranks = {node: frozenset(ranks) for node, (_, ranks) in nodes.items()}
         self._looked_s = time.monotonic()
         limits = Limits(node_silent_s=self._settings.node_silent_s, stopped_s=self._settings.stopped_s)
@@ -84,12 +91,17 @@ class RayWatch:
             for node, (_, ranks) in nodes.items()
         ]
 
+    @property
+    def nodes(self) -> Mapping[int, Any]:
+        """The watch of every node, by node rank, but for those that have ended."""
+        return self._actors
+
     def failed(self, rank: int, *, died: bool) -> None:
         """A rank failed: look often from now on, to see whether a node or another rank is lost with it."""
         assert self._watching is not None  # noqa: S101 - `guard` comes first
         self._watching.failed(rank, time.monotonic(), died=died)
-        if self._every_s > _HURRY_S:
-            self._every_s = _HURRY_S
+        if self._every_s > self._hurry_s:
+            self._every_s = self._hurry_s
             self._next_s = dict.fromkeys(self._next_s, 0.0)
 
     def is_in_doubt(self, *, others_wait: bool) -> bool:
@@ -206,8 +218,17 @@ class RayWatch:
 
     def _actor(self, node_id: str) -> Any:
         return self._exported.options(
-            **options_on(node_id, self._runtime_env), max_restarts=0, max_task_retries=0
+            **options_on(node_id, self._runtime_env),
+            max_restarts=0,
+            max_task_retries=0,
+            max_concurrency=_THREADS,
         ).remote()
+
+
+def look_every_s(settings: WatchConfig, num_nodes: int) -> float:
+    """Seconds between two looks at a node: more where there are many, but often enough to miss nothing."""
+    longest_s = min(settings.node_silent_s, settings.lease_s) / 3
+    return max(settings.every_s, min(num_nodes / _LOOKS_A_SECOND, longest_s))
 
 
 class _Silence:

@@ -19,6 +19,7 @@ from orchestrator.config.reading import parse
 from orchestrator.errors import LacksDevice, LaunchFailed
 from orchestrator.gang import ray_launcher, ray_session, supply
 from orchestrator.gang.launcher import Process, Sight, logs_of, seat_ranks
+from orchestrator.gang.node_calls import Batches
 from orchestrator.gang.node_watch import Charge
 from orchestrator.gang.ray_launcher import RayLauncher
 from orchestrator.gang.ray_watch import RayWatch
@@ -47,8 +48,9 @@ class Actor:
     def call(self) -> Actor:
         return self
 
-    def remote(self, *_arguments: Any) -> Answer:
-        return Answer(self.value, time.monotonic() + self.after_s)
+    def remote(self, _call: int, _stage: str, _method: str, batches: Batches) -> Answer:
+        answers = tuple((self.value, ranks) for _, ranks in batches)
+        return Answer((answers, True), time.monotonic() + self.after_s)
 
 
 @dataclass
@@ -56,6 +58,7 @@ class Watch:
     """Sees nothing wrong; is in doubt for as long as it takes to see that a rank's node was lost with it."""
 
     lost_after: dict[int, int] = field(default_factory=dict)
+    nodes: dict[int, Actor] = field(default_factory=dict)
     _died: list[int] = field(default_factory=list)
     _looks: int = 0
 
@@ -95,14 +98,16 @@ def _ready(refs: list[Answer], *, timeout_s: float) -> list[Answer]:
 @pytest.fixture(autouse=True)
 def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_launcher, "await_some", _ready)
-    monkeypatch.setattr(ray_launcher, "answer_of", lambda ref, _rank, _stage: ref.value)
+    monkeypatch.setattr(ray_launcher, "answers_of", lambda ref: ref.value)
     monkeypatch.setattr(ray_launcher, "GRACE_S", LATER_S / 10)
 
 
 def launcher_of(*actors: Actor) -> RayLauncher:
     data = {"workload": {"entrypoint": "a:b"}, "ranks": len(actors), "parallel": {"dp": len(actors)}}
     launcher = RayLauncher(parse(data))
-    launcher._actors, launcher._watch = list(actors), Watch()  # type: ignore[assignment]
+    launcher._actors = list(actors)
+    launcher._watch = Watch(nodes=dict(enumerate(actors)))  # type: ignore[assignment]
+    launcher._node_of = {rank: rank for rank in range(len(actors))}
     return launcher
 
 

@@ -1,0 +1,163 @@
+"""What the calls of a whole launch cost the driver, through real Ray; nodes and ranks only answer.
+
+A few processes stand for all nodes: the driver sends each node's message to one of them, and gets back what
+the ranks of that node would say, each with seconds of its own. So messages, their sizes and their number are
+those of a launch, and the driver's CPU seconds are its own; those of nodes are not counted. Nodes are looked
+at as often as in a launch. Not counted: the start of the processes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.scale_parts.opening import config_of, seats_of
+from benchmarks.scale_parts.world import (
+    ENVIRONMENT,
+    FUNCTIONS,
+    RANKS_A_NODE,
+    World,
+    digest_of,
+    probes,
+    proposals,
+)
+from orchestrator.config.models import RayConfig
+from orchestrator.gang import ray_session
+from orchestrator.gang.launcher import Sight
+from orchestrator.gang.node_calls import Answers, Batches, folded
+from orchestrator.gang.node_watch import Charge
+from orchestrator.gang.opening import Opened, Opening
+from orchestrator.gang.ray_launcher import RayLauncher
+from orchestrator.gang.ray_watch import RayWatch
+from orchestrator.seats import Gang
+from worker.results import FunctionResult, RankPlace, StageSeconds, Verification
+
+Arguments = dict[int, tuple[Any, ...]]
+
+NUM_PROCESSES = 2
+TIMEOUT_S = 600.0
+
+
+class Node:
+    """Answers for the ranks of any node, as `NodeWatch` does."""
+
+    def __init__(self, ranks: int) -> None:
+        world = World(ranks=ranks)
+        self._world = world
+        self._probes, self._proposals = probes(world, state="miss"), proposals(world)
+
+    def guard(self, charges: dict[int, Charge], _lease_s: float) -> None:
+        """Ranks of a node; nothing is to be done for them."""
+
+    def look(self) -> dict[int, Sight]:
+        """The ranks of a node."""
+        return {}
+
+    def call(self, _call: int, _stage: str, method: str, batches: Batches) -> tuple[Answers, bool]:
+        """What the ranks answer."""
+        ranks = [rank for _, own in batches for rank in own]
+        return folded([(rank, self._answer(method, rank)) for rank in ranks]), True
+
+    def _answer(self, method: str, rank: int) -> Any:
+        if method == "open":
+            place = RankPlace(
+                rank=rank, host=f"node{rank // RANKS_A_NODE}", pid=rank, environment=ENVIRONMENT
+            )
+            return Opened(place=place, problem="")
+        if method == "probe":
+            return self._probes[rank]
+        if method == "propose_captures":
+            return self._proposals[rank]
+        if method in {"compile", "settle", "capture", "first_call"}:
+            return tuple(self._result(rank, name) for name in FUNCTIONS)
+        return (
+            Verification(ok=True, max_error=0.0, tolerance=1e-4, compared="") if method == "verify" else None
+        )
+
+    def _result(self, rank: int, name: str) -> FunctionResult:
+        digest = digest_of(name, self._world.stage(rank))
+        return FunctionResult(
+            function=name,
+            ok=True,
+            outcome="adopted",
+            reason="",
+            digest=digest.sha256,
+            size_bytes=digest.size_bytes,
+            path=f"/cache/Llama_dynamic_aclgraphcache_0f/world{self._world.ranks}global_rank{rank}/{name}",
+            seconds=StageSeconds(load_s=rank / 7.0),
+        )
+
+
+def launch_calls(world: World, work: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Each stage of a cold launch, and how to make its calls; ranks are up when the first is yielded."""
+    import ray
+
+    session = ray_session.enter(RayConfig(num_cpus=NUM_PROCESSES), timeout_s=TIMEOUT_S)
+    exported: Any = ray.remote(Node)
+    handles = [exported.options(num_cpus=0).remote(world.ranks) for _ in range(NUM_PROCESSES)]
+    ray.get([handle.look.remote() for handle in handles])
+    config = config_of(world, work)
+    seats = seats_of(world)
+    gang = Gang(seats=seats, master_addr="10.0.0.1", master_port=1234)
+    launcher = _launcher_of(config, gang, handles)
+    everyone: Arguments = dict.fromkeys(range(world.ranks), ())
+    leaders = dict.fromkeys(range(0, world.tp * world.pp, world.tp), (FUNCTIONS, ()))
+
+    def openings() -> Arguments:
+        return {
+            seat.rank: (
+                Opening(config=config, seat=seat, master_addr="10.0.0.1", master_port=1234, no_compile=False),
+            )
+            for seat in seats
+        }
+
+    def settling() -> Arguments:
+        offers = [{name: digest_of(name, stage).sha256 for name in FUNCTIONS} for stage in range(world.pp)]
+        return {rank: ((), offers[world.stage(rank)], {}, FUNCTIONS) for rank in range(world.ranks)}
+
+    def steps() -> Arguments:
+        return {rank: (own[0],) for rank, own in proposals(world).items()}
+
+    calls: tuple[tuple[str, str, Callable[[], Arguments]], ...] = (
+        ("start", "open", openings),
+        ("build", "build", lambda: everyone),
+        ("probe", "probe", lambda: everyone),
+        ("compile", "compile", lambda: leaders),
+        ("load", "settle", settling),
+        ("captures", "propose_captures", lambda: dict.fromkeys(range(world.ranks), ((),))),
+        *((f"capture {number}", "capture", steps) for number in range(4)),
+        ("first_call", "first_call", lambda: everyone),
+        ("verify", "verify", lambda: everyone),
+        ("extra", "extra", lambda: everyone),
+        ("commit", "publish", lambda: dict.fromkeys(range(world.ranks), ("0" * 64, True, False))),
+        ("stop", "close", lambda: everyone),
+    )
+    for name, method, arguments in calls:
+        yield name, partial(_num_answers, launcher, method, arguments)
+    ray_session.leave(session)
+
+
+def _num_answers(launcher: RayLauncher, method: str, made: Callable[[], Arguments]) -> int:
+    arguments = made()
+    found = launcher.call("first_call", method, arguments, timeout_s=TIMEOUT_S)
+    num = sum(not isinstance(answer, Sight) for _, answer in found)
+    if num != len(arguments):
+        sys.exit(f"{method}: {num} of {len(arguments)} ranks answered")
+    return num
+
+
+def _launcher_of(config: Any, gang: Gang, handles: list[Any]) -> RayLauncher:
+    """A launcher whose ranks are up, on nodes that a few processes stand for."""
+    nodes = gang.by_node()
+    watch = RayWatch(config.watch, (), {})
+    watch._started = {str(node): handles[node % len(handles)] for node in nodes}  # noqa: SLF001 - see above
+    charges = {seat.rank: Charge(pid=1, mark="", log=Path("rank.log")) for seat in gang.seats}
+    watch.guard(gang, {node: str(node) for node in nodes}, charges)
+    launcher = RayLauncher(config)
+    launcher._watch = watch  # noqa: SLF001
+    launcher._actors = [None] * len(gang.seats)  # noqa: SLF001
+    launcher._node_of = {seat.rank: seat.node_rank for seat in gang.seats}  # noqa: SLF001
+    return launcher
