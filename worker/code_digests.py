@@ -300,11 +300,14 @@ def _foreign_layers(cls: type, name: str, value: Any) -> Iterator[str]:
 
 
 def _stands_there(cls: type, name: str, function: types.FunctionType) -> bool:
-    """Whether a class's source has this function under this name, or torch_npu put it there."""
+    """Whether a class's source has this function under this name; or torch or torch_npu put it there.
+
+    Dynamo puts a function of its own, made in another one, into ``Module.__init__``.
+    """
     if (globals_module(function) or "").partition(".")[0] != cls.__module__.partition(".")[0]:
         return True
     place = function.__code__.co_qualname
-    return place == f"{cls.__qualname__}.{name}" or (name, place) in _SECOND_NAMES
+    return "<locals>" in place or place == f"{cls.__qualname__}.{name}" or (name, place) in _SECOND_NAMES
 
 
 def _is_known(module: str | None) -> bool:

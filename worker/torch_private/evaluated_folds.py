@@ -93,6 +93,7 @@ class NotedFolds:
             if before == (self._num_calls, self._num_runs):  # no other call, nothing traced
                 self._text(answer, ())
                 self._fold(variable, args, kwargs, answer)
+                self._address(variable, tx, answer)
             return answer
 
         return call_function
@@ -119,16 +120,21 @@ class NotedFolds:
                 "the class a __repr__, or ask the object for what tells it apart"
             )
 
+    def _address(self, variable: Any, tx: Any, answer: Any) -> None:
+        """Refuse the id of an object; Python and torch themselves only compare them."""
+        if getattr(variable, "fn", None) is not id or is_pinned_module(tx.f_globals.get("__name__")):
+            return
+        if answer.is_python_constant():
+            self._refuse(
+                "id() of an object that was there before the call is an address, which no other process has; "
+                "compare objects with `is`, or key them by a name"
+            )
+
     def _fold(self, variable: Any, args: Sequence[Any], kwargs: Mapping[str, Any], answer: Any) -> None:
         result = _result(variable, answer)
         if result is None or not (called := _constants(variable)):
             return
         given, function = _constants(*args, *kwargs.values()), called[0]
-        if function is id and answer.is_python_constant():
-            self._refuse(
-                "id() of an object that was there before the call is an address, which no other process has; "
-                "compare objects with `is`, or key them by a name"
-            )
         if given is None or (isinstance(function, type) and not issubclass(function, enum.Enum)):
             return  # what a class makes holds its arguments, and answers nothing
         positional, named = given[: len(args)], dict(zip(kwargs, given[len(args) :], strict=True))
