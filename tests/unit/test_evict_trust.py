@@ -103,7 +103,7 @@ def test_newer_envelope_that_nobody_signed_stops_no_evict(signed, place):
 
 def test_newer_payload_that_is_signed_is_refused(signed):
     signed.launch()
-    payload = signed.store.launches()[0].to_bytes().replace(b'"format":1', b'"format":2')
+    payload = signed.store.launches()[0].to_bytes().replace(b'"format":1', b'"format":3')
     name = launch_name(LAUNCH_KEY, digest_bytes(payload).sha256)
     put(signed, name, SIGNING.seal("launch", LAUNCH_KEY, payload))
     with pytest.raises(EvictRefused, match="upgrade warmrank"):

@@ -113,7 +113,7 @@ def test_document_under_the_name_of_another_is_corrupt(memory):
 
 def test_document_of_a_later_release_is_newer(memory):
     record = memory.launch()
-    payload = memory.store.launches()[0].to_bytes().replace(b'"format":1', b'"format":2')
+    payload = memory.store.launches()[0].to_bytes().replace(b'"format":1', b'"format":3')
     name = launch_name(LAUNCH_KEY, digest_bytes(payload).sha256)
     assert name != record
     with pytest.raises(NewerFormat):

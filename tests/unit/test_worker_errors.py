@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker import errors
-from worker.errors import NotYet, StateChanged, WorkerError
+from worker.errors import NotYet, PortInUse, StateChanged, WorkerError
 
 KINDS = sorted(
     (kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, WorkerError)),
@@ -30,6 +30,8 @@ def pickled(error: WorkerError) -> WorkerError:
 def make(kind: type[WorkerError]) -> WorkerError:
     if kind is StateChanged:
         return StateChanged("layer.weight", None)
+    if kind is PortInUse:
+        return PortInUse("10.0.0.1", 29500)
     return NotYet("x", instead="y") if kind is NotYet else kind("what happened", rank=3)
 
 
