@@ -61,6 +61,7 @@ def test_readers_never_see_a_part(forker, room, fault_rounds):
     assert 0 < said["found"] < said["done"]
 
 
+@pytest.mark.slow
 def test_fetchers_at_once_share_one_copy_of_the_work(forker, room, fault_rounds):
     """All ranks of a node fetch: every blob is read once, everybody finds everything, memory is bounded."""
     fetchers = scaled(FETCHERS, 16, fault_rounds)

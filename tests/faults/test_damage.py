@@ -64,6 +64,7 @@ def trusts() -> dict[str, Trust]:
     return {"off": OFF, "require": Trust(policy="require", signer=generate_key_pair("ci"))}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("policy", ["off", "require"])
 def test_damage_is_never_accepted_and_the_next_publish_repairs_it(room, policy, fault_rounds):
     """One to three files of any kind damaged in any way; a fetch gives the right bytes or an error.

@@ -32,6 +32,7 @@ def whole(forker: Forker, room: Path, seed: int) -> None:
     assert finished(forker.run("fetch", store=room / "store", cache=room / "fetched", seed=seed)).result == 2
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("step", STOPPED_AT, ids=lambda step: step.name.lower())
 def test_publisher_stopped_for_longer_than_the_grace_leaves_nothing_dangling(
     forker: Forker, rooms: Rooms, fault_rounds: int, step: Step
@@ -61,6 +62,7 @@ def test_publisher_stopped_for_longer_than_the_grace_leaves_nothing_dangling(
     assert num_taken or step in NOTHING_TO_TAKE
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("step", KILLED_AT, ids=lambda step: step.name.lower())
 def test_evict_killed_at_any_step_is_finished_by_the_next(
     forker: Forker, rooms: Rooms, fault_rounds: int, step: Step

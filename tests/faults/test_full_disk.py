@@ -16,6 +16,7 @@ pytestmark = pytest.mark.faults
 ROUNDS = 10
 
 
+@pytest.mark.slow
 def test_full_disk_refuses_and_harms_nothing(rooms, fault_rounds):
     """What was committed stays whole; once there is room again publish and fetch go through."""
     if reason := why_not("ext4"):

@@ -38,6 +38,7 @@ def test_publish_to_a_hung_store_ends_without_it(tmp_path):
     assert (found["faults_after"], found["manifests_after"]) == ([], 0)
 
 
+@pytest.mark.slow
 def test_publish_goes_on_in_the_near_place_while_the_far_one_hangs(tmp_path):
     found = publish_frozen(tmp_path, "near,far")
     assert found["outcome"] == "created: True"

@@ -90,6 +90,7 @@ def test_step_is_reached(steps_of_a_run, step):
     assert step.value in steps_of_a_run
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("step", STEPS, ids=[step.name for step in STEPS])
 def test_killed_at_a_step_leaves_nothing_half_done(forker, rooms, steps_of_a_run, step, fault_rounds):
     """SIGKILL at the first, second, ... time that the step is reached, by turns."""
@@ -117,6 +118,7 @@ def test_killed_at_any_moment_leaves_nothing_half_done(forker, rooms, undisturbe
     assert num_killed > 0
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_ends_in_a_whole_launch(place, steps_of_a_run):
     """The same store and the same cache directory through one death at each step in turn."""
     for step in STEPS:

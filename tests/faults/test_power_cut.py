@@ -36,6 +36,7 @@ def cut(work: Path, file_system: FileSystem, **options: Any) -> dict[str, Any]:
     return toll
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("flush", ["syncfs", "fsync"])
 @pytest.mark.parametrize("file_system", FILE_SYSTEMS)
 def test_power_cut_loses_nothing_that_was_acknowledged(room, file_system, flush, fault_rounds):
@@ -47,6 +48,7 @@ def test_power_cut_loses_nothing_that_was_acknowledged(room, file_system, flush,
     assert toll["acknowledged"] > 0
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("flush", ["syncfs", "fsync"])
 @pytest.mark.parametrize("file_system", FILE_SYSTEMS)
 def test_power_cut_without_any_flush_is_noticed(room, file_system, flush):
@@ -54,12 +56,14 @@ def test_power_cut_without_any_flush_is_noticed(room, file_system, flush):
     assert cut(room, file_system, flush=flush, cuts=3, leave="both")["lost"] > 0
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("file_system", FILE_SYSTEMS)
 def test_power_cut_without_the_flush_of_bytes_is_noticed(room, file_system):
     """Names flushed, bytes not: files without their bytes must be reported."""
     assert cut(room, file_system, flush="fsync", cuts=3, leave="files")["torn"] > 0
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("file_system", FILE_SYSTEMS)
 def test_power_cut_without_the_flush_of_names_is_noticed(room, file_system):
     """Bytes flushed, names not: records that are gone must be reported."""

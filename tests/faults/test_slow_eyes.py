@@ -44,6 +44,7 @@ def test_launch_that_another_node_published_becomes_visible_whole(room, blind_lo
         assert open_store(root).verify().faults == ()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("blind_looks", BLIND_LOOKS)
 def test_publishers_that_do_not_see_each_other_agree(room, blind_looks, fault_rounds):
     """Two publish one launch by turns, each blind to the other: everything is there once, and whole."""

@@ -66,6 +66,7 @@ def test_without_an_audit_it_is_not(tmp_path: Path) -> None:
         launch(config_of(tmp_path, 2, audit="off"), launcher=HidingLauncher())
 
 
+@pytest.mark.slow
 def test_finding_is_not_published_and_kept_from_other_partitions(tmp_path: Path) -> None:
     from tests.support.stored import open_store, store_config
 
@@ -82,6 +83,7 @@ def test_finding_is_not_published_and_kept_from_other_partitions(tmp_path: Path)
     assert all(rank.verification is not None and rank.verification.ok for rank in larger.ranks)
 
 
+@pytest.mark.slow
 def test_retry_of_an_attempt_that_died_in_the_audit_audits_again(tmp_path: Path) -> None:
     from orchestrator.errors import LaunchFailed
 

@@ -1,8 +1,7 @@
 """Every module of `tests/support/zoo`: compiled in one process, loaded in the next, always equal to eager.
 
-Two cold processes have different hash seeds and caches; their artifacts must be equal byte for byte. The
-second one compiles only the modules that a session compares: every ninth by default, and the others in
-`make test-slow`.
+Two cold processes have different hash seeds and caches; their artifacts must be equal byte for byte. Each
+process runs the modules that the session asks for.
 """
 
 from __future__ import annotations
@@ -18,13 +17,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.selected import selected
 from tests.support.zoo import memory, programs  # noqa: F401 - fill the zoo, with what they import
 from tests.support.zoo.case import CASES, REFUSED
 
 ROOT = Path(__file__).parents[2]
-COMPARED = [
-    pytest.param(name, marks=[pytest.mark.slow] if index % 9 else []) for index, name in enumerate(CASES)
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,25 +58,32 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def cold(caches: tuple[Path, Path]) -> Ran:
-    return run(caches[0], "refused", hash_seed=1)
+def asked(request: pytest.FixtureRequest) -> list[str]:
+    """The modules that this session runs, as arguments of a child."""
+    chosen = selected(request, "name", "compared")
+    return [f"only={name}" for name in CASES if name in chosen]
+
+
+@pytest.fixture(scope="module")
+def cold(caches: tuple[Path, Path], asked: list[str]) -> Ran:
+    return run(caches[0], "refused", *asked, hash_seed=1)
 
 
 @pytest.fixture(scope="module")
 def cold_elsewhere(request: pytest.FixtureRequest, caches: tuple[Path, Path]) -> Ran:
     """The modules that this session compares, compiled by another process."""
-    of_module = [item for item in request.session.items if item.path == request.path]
-    chosen = {item.callspec.params.get("compared") for item in of_module if hasattr(item, "callspec")}
+    chosen = selected(request, "compared")
     ran = run(caches[1], *(f"only={name}" for name in CASES if name in chosen), hash_seed=2)
-    assert ran.found.keys() == chosen - {None}
+    assert ran.found.keys() == chosen
     return ran
 
 
 @pytest.fixture(scope="module")
-def warm(caches: tuple[Path, Path], cold: Ran) -> Ran:
-    return run(caches[0], "captured", hash_seed=3)
+def warm(caches: tuple[Path, Path], cold: Ran, asked: list[str]) -> Ran:
+    return run(caches[0], "captured", *asked, hash_seed=3)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", CASES)
 def test_cold_calls_equal_eagers(name: str, cold: Ran) -> None:
     found = cold.found[name]
@@ -87,6 +91,7 @@ def test_cold_calls_equal_eagers(name: str, cold: Ran) -> None:
     assert tuple(found["outcomes"]) == CASES[name].cold, found["reason"]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", CASES)
 def test_warm_calls_load_and_equal_eagers(name: str, warm: Ran) -> None:
     found = warm.found[name]
@@ -103,8 +108,9 @@ def test_what_cannot_be_kept_is_refused(name: str, cold: Ran) -> None:
     assert tuple(cold.found[name]["outcomes"]) == REFUSED[name].cold
 
 
+@pytest.mark.one_in(16)
 @pytest.mark.usefixtures("cold", "cold_elsewhere")
-@pytest.mark.parametrize("compared", COMPARED)
+@pytest.mark.parametrize("compared", CASES)
 def test_artifacts_of_two_processes_are_equal_bytes(compared: str, caches: tuple[Path, Path]) -> None:
     one, other = (
         {file.relative_to(cache): file.read_bytes() for file in artifacts(cache / compared)}

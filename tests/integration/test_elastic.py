@@ -77,6 +77,7 @@ def test_equal_ranks_on_two_nodes_compile_once_each_function_on_its_own_node(hou
     assert len(house.blobs) == NUM_FUNCTIONS  # each node takes from the store what the other compiled
 
 
+@pytest.mark.slow
 def test_more_nodes_compile_nothing_and_fetch_each_blob_once(house: House) -> None:
     house.launch(AB)
     report = house.launch((*AB, "c", "c", "d"))
@@ -85,6 +86,7 @@ def test_more_nodes_compile_nothing_and_fetch_each_blob_once(house: House) -> No
     assert len(house.blobs) == NUM_FUNCTIONS * 2
 
 
+@pytest.mark.slow
 def test_fewer_nodes_neither_compile_nor_fetch(house: House) -> None:
     house.launch(AB)
     report = house.launch(("b",))
@@ -99,12 +101,14 @@ def test_replaced_node_is_the_only_one_that_fetches(house: House) -> None:
     assert len(house.blobs) == NUM_FUNCTIONS
 
 
+@pytest.mark.slow
 def test_other_places_of_ranks_cost_nothing(house: House) -> None:
     house.launch(AB)
     report = house.launch(("b", "b", "a", "a"))
     assert report.totals.num_compiled == 0
 
 
+@pytest.mark.slow
 def test_launch_while_the_ranks_of_another_are_there_costs_only_what_is_new(house: House) -> None:
     beside: list[Report] = []
 

@@ -56,6 +56,7 @@ def test_a_few_pairs_equal_eager(servers: Servers) -> None:
     assert report.unseen_hits > 0
 
 
+@pytest.mark.slow
 def test_artifacts_whose_guards_are_skipped_are_noticed(servers: Servers) -> None:
     assert fuzzed(servers, FIRST, pairs=FEW, guards="skip").bad
 

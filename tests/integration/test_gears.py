@@ -53,6 +53,7 @@ def warm(cache: Path, cold: Ran) -> Ran:
     return run(cache, "plain")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [pytest.param("zip", marks=pytest.mark.slow), "product"])
 def test_seed_gears_compile_once_and_load_without_a_trace(policy: str, cold: Ran, warm: Ran) -> None:
     for ran, first in ((cold, "compiled"), (warm, "loaded")):

@@ -68,6 +68,7 @@ def test_cold_launch_publishes_all_bytes_of_its_artifacts_and_a_warm_one_none(ho
     assert cold.artifact_bytes > 0
 
 
+@pytest.mark.slow
 def test_digests_are_equal_cold_and_warm(house: House) -> None:
     cold, warm = house.launch(), house.launch()
     assert [found.digest for found in cold.ranks[0].functions] == [
@@ -92,11 +93,13 @@ def test_new_node_fetches_from_the_store_and_compiles_nothing(house: House) -> N
     assert report.totals.fetched_bytes > 0
 
 
+@pytest.mark.slow
 def test_new_node_of_a_bigger_world_adopts_from_the_store(house: House) -> None:
     house.launch(2)
     assert counts(house.launch(4, node="n2", no_compile=True)) == (0, 0, 8)
 
 
+@pytest.mark.slow
 def test_other_arguments_miss_and_no_compile_says_why(house: House) -> None:
     house.launch()
     with pytest.raises(CompileForbidden) as caught:
@@ -113,6 +116,7 @@ def test_forbidden_compile_writes_nothing_into_the_store(house: House) -> None:
     assert open_store(store).launches() == ()
 
 
+@pytest.mark.slow
 def test_launch_record_names_every_rank_and_is_not_repeated_by_a_warm_launch(house: House) -> None:
     cold, warm = house.launch(2), house.launch(2)
     store = house.config().store
@@ -131,17 +135,20 @@ def test_store_that_is_away_is_a_problem_not_a_failure(house: House) -> None:
     assert any("launched without the store" in problem for problem in report.problems)
 
 
+@pytest.mark.slow
 def test_launch_without_a_store_is_warm_the_second_time(house: House) -> None:
     house.launch(store=None)
     assert counts(house.launch(store=None)) == (0, 2, 0)
 
 
+@pytest.mark.slow
 def test_reader_without_a_signing_key_does_not_publish(house: House) -> None:
     report = house.launch(store={"path": str(house.root / "store"), "trust": {"policy": "require"}})
     assert report.record == ""
     assert any("signing_key is not set" in problem for problem in report.problems)
 
 
+@pytest.mark.slow
 def test_corrupt_artifact_is_compiled_again(house: House) -> None:
     cold = house.launch(store=None)
     path = Path(cold.ranks[0].functions[0].path)
@@ -209,6 +216,7 @@ def test_store_that_comes_back_gets_what_was_compiled_without_it(house: House) -
     assert counts(house.launch(2, node="n2", store=store, no_compile=True)) == (0, 4, 0)
 
 
+@pytest.mark.slow
 def test_tiers_are_filled_and_one_is_enough(house: House) -> None:
     near, far = house.root / "near", house.root / "far"
     store = {"tiers": [{"path": str(near)}, {"path": str(far)}], "trust": {"policy": "off"}}

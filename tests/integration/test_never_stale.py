@@ -8,27 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
+from tests.support.selected import selected
 from tests.support.stale import Change, Launches
 from tests.support.stale_changes import DOES_NOT_MATTER, MATTERS, REFUSED
 from tests.support.stale_child import Result
 
 
-def an_eighth(cases: Mapping[str, Change]) -> list[Any]:
-    """The names of all cases, of which seven in eight are slow."""
-    return [
-        name if place % 8 == 0 else pytest.param(name, marks=pytest.mark.slow)
-        for place, name in enumerate(cases)
-    ]
-
-
-def selected(request: pytest.FixtureRequest, name: str, cases: Mapping[str, Change]) -> dict[str, Change]:
+def of(request: pytest.FixtureRequest, argument: str, cases: Mapping[str, Change]) -> dict[str, Change]:
     """The cases that this session runs."""
-    of_module = [item for item in request.session.items if item.path == request.path]
-    chosen = {item.callspec.params.get(name) for item in of_module if hasattr(item, "callspec")}
+    chosen = selected(request, argument)
     return {name: change for name, change in cases.items() if name in chosen}
 
 
@@ -36,8 +27,8 @@ def selected(request: pytest.FixtureRequest, name: str, cases: Mapping[str, Chan
 def launches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launches:
     made = Launches(tmp_path_factory.mktemp("launches"))
     chosen = {
-        **selected(request, "change", MATTERS | REFUSED),
-        **selected(request, "other", DOES_NOT_MATTER),
+        **of(request, "change", MATTERS | REFUSED),
+        **of(request, "other", DOES_NOT_MATTER),
     }
     made.first(change.base for change in chosen.values())
     return made
@@ -45,15 +36,16 @@ def launches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="module")
 def after_what_matters(request: pytest.FixtureRequest, launches: Launches) -> dict[str, Result]:
-    return launches.second(selected(request, "change", MATTERS | REFUSED), tracer=True)
+    return launches.second(of(request, "change", MATTERS | REFUSED), tracer=True)
 
 
 @pytest.fixture(scope="module")
 def after_what_does_not(request: pytest.FixtureRequest, launches: Launches) -> dict[str, Result]:
-    return launches.second(selected(request, "other", DOES_NOT_MATTER), tracer=False)
+    return launches.second(of(request, "other", DOES_NOT_MATTER), tracer=False)
 
 
-@pytest.mark.parametrize("change", an_eighth(MATTERS))
+@pytest.mark.one_in(16)
+@pytest.mark.parametrize("change", MATTERS)
 def test_change_that_matters_is_compiled_anew(change: str, after_what_matters: dict[str, Result]) -> None:
     result = after_what_matters[change]
     assert (result.outcome, result.wrong) == ("compiled", ""), result
@@ -70,7 +62,8 @@ def test_change_that_no_artifact_can_hold_is_refused(
     assert re.search(REFUSED[change].reason, result.reason), result.reason
 
 
-@pytest.mark.parametrize("other", an_eighth(DOES_NOT_MATTER))
+@pytest.mark.one_in(16)
+@pytest.mark.parametrize("other", DOES_NOT_MATTER)
 def test_change_that_does_not_matter_is_loaded(other: str, after_what_does_not: dict[str, Result]) -> None:
     result = after_what_does_not[other]
     assert (result.outcome, result.wrong, result.again) == ("loaded", "", "loaded"), result

@@ -66,6 +66,7 @@ def of(report: Report) -> NodeArtifacts:
     return node.artifacts
 
 
+@pytest.mark.slow
 def test_new_node_finds_what_another_ones_tools_made(cluster: Cluster) -> None:
     cold = of(cluster.launch("one", 2))
     assert (cold.num_new, cold.num_files, cold.num_fetched, cluster.num_compiles) == (1, 1, 0, 1)

@@ -94,6 +94,7 @@ def test_fan_out_reads_the_store_once_for_all_nodes(cluster: RayCluster, tmp_pat
     assert sorted(seed["bytes_from_nodes"] > len(LARGE) for seed in seeds) == [False, True, True]
 
 
+@pytest.mark.slow
 def test_without_fan_out_each_node_reads_each_blob_once(cluster: RayCluster, tmp_path: Path):
     seeds, reads = disks(cluster, tmp_path, "never")
     assert [seed["faults"] for seed in seeds] == [[], [], []]
@@ -101,6 +102,7 @@ def test_without_fan_out_each_node_reads_each_blob_once(cluster: RayCluster, tmp
     assert {seed["bytes_from_nodes"] for seed in seeds} == {0}
 
 
+@pytest.mark.slow
 def test_watch_seeds_all_nodes_and_ends_when_enough_are(cluster: RayCluster, project: Path):
     done = preseed(cluster, project, "--watch", "--until", "3", "--for", str(TIMEOUT_S))
     assert done.returncode == 0, done.stderr
@@ -110,6 +112,7 @@ def test_watch_seeds_all_nodes_and_ends_when_enough_are(cluster: RayCluster, pro
     assert len(cached_files(project / "cache")) == 4
 
 
+@pytest.mark.slow
 def test_watch_of_a_head_that_is_away_says_so_and_ends_when_told(cluster: RayCluster, project: Path):
     (port,) = free_ports(1)
     options = ("--watch", "--for", str(TIMEOUT_S), "--set", f"ray.address=127.0.0.1:{port}")

@@ -60,6 +60,7 @@ def found(figures: dict[str, Any], ranks: int, stage: str) -> dict[str, Any]:
     return dict(run["stages"][stage]["found"])
 
 
+@pytest.mark.slow
 def test_cold_plan_compiles_once_for_each_class_and_again_for_those_that_refuse(figures):
     # Tensor parallel 8: 16 ranks have two pipeline stages, 64 have four; each compiles two functions, twice.
     for ranks, compiled in ((16, 8), (64, 16)):

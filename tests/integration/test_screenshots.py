@@ -68,6 +68,7 @@ def test_page_of_a_launch_is_drawn(
         assert seen.share_of(COMPILE_ORANGE) > 0.005, "no bar of the timeline says compile"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [pytest.param(8, marks=pytest.mark.slow), 1024])
 def test_live_view_is_drawn(browser: str, tmp_path: Path, pictures: Path, num_ranks: int) -> None:
     console = Console(record=True, width=110, height=30, file=io.StringIO(), force_terminal=True)
@@ -107,6 +108,7 @@ def hostile_report() -> Report:
     )
 
 
+@pytest.mark.slow
 def test_texts_of_others_do_not_run_and_the_pages_own_script_does(browser: str, tmp_path: Path) -> None:
     page = page_of(hostile_report(), tmp_path / "hostile.html")
     seen = run_browser(browser, page, tmp_path / "profile", "--dump-dom")

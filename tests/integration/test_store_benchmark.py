@@ -26,6 +26,7 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"printed": result.stdout, **json.loads(file.read_text())}
 
 
+@pytest.mark.slow
 def test_tree_has_the_shape_that_was_asked_for(figures):
     assert (figures["num_files"], figures["num_unique"]) == (100, 40)
     assert 2 << 20 <= figures["size_bytes"] <= (2 << 20) + 100

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.ray
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    with ray_cluster() as running:
+    with ray_cluster(has_dashboard=True) as running:
         yield running
 
 

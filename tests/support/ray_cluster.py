@@ -49,8 +49,10 @@ class RayCluster:
 
 
 @contextmanager
-def ray_cluster(num_nodes: int = 1, environ: Mapping[str, str] | None = None) -> Iterator[RayCluster]:
-    """A cluster whose nodes are all on this machine.
+def ray_cluster(
+    num_nodes: int = 1, environ: Mapping[str, str] | None = None, *, has_dashboard: bool = False
+) -> Iterator[RayCluster]:
+    """A cluster whose nodes are all on this machine; `submit` needs a dashboard, a dozen of processes.
 
     `ray stop` would end every Ray of this machine, so each node runs in a process group of its own. What is
     given as environment comes on top of `clean_environ`.
@@ -64,6 +66,7 @@ def ray_cluster(num_nodes: int = 1, environ: Mapping[str, str] | None = None) ->
             "--object-store-memory=100000000",
             f"--temp-dir={temp_dir}",
             "--dashboard-host=127.0.0.1",
+            f"--include-dashboard={str(has_dashboard).lower()}",
         ),
         *(f"--port={port}", f"--ray-client-server-port={client_port}", f"--dashboard-port={dashboard_port}"),
     )

@@ -110,6 +110,7 @@ def test_words_that_bash_takes_apart_are_put_together(words: list[str], expected
     assert rejoined(words, len(words) - 1) == expected
 
 
+@pytest.mark.slow
 def test_command_line_offers_files_keys_and_values():
     assert shell("warmrank launch on") == ["one.yaml"]
     assert [line.partition("\t")[0] for line in shell("warmrank launch one.yaml --set device=c")] == [

@@ -111,6 +111,7 @@ def _serve(model: Decoder, results: Any) -> None:
     results.put((same, outcome(model.cached_decode)))
 
 
+@pytest.mark.slow
 def test_spawned_process_serves_a_shared_module(tmp_path: Path) -> None:
     model = Decoder(tmp_path)
     model(ROWS)

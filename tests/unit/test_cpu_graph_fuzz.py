@@ -48,6 +48,7 @@ def capture_poison(pool: object) -> CapturedGraph:
     )
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("seed", range(40))
 def test_random_graphs_of_one_pool_equal_eager(seed: int) -> None:
     backend = CpuBackend()

@@ -164,6 +164,7 @@ def test_move_into_the_trash_counts_although_it_is_taken_out_at_once(backend, ro
     assert list((root / "trash").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_moves_into_a_directory_that_goes_and_comes_lose_nothing(root, way):
     names = [f"ac/ab/{number}" for number in range(40)]
     DirectoryBackend(root).put_new([new_file(name) for name in names])

@@ -21,6 +21,7 @@ FOREIGN = {
 }
 
 
+@pytest.mark.slow
 def test_tests_of_object_stores_ignore_the_environment_of_who_runs_them():
     pytest.importorskip("obstore", reason="object stores are an extra: pip install 'warmrank[s3]'")
     pytest.importorskip("moto", reason="the local S3 server comes with pip install 'warmrank[test]'")

@@ -121,6 +121,7 @@ def reasons(way: Callable[[Any], Any], *ranks: int) -> list[tuple[str, ...]]:
     return found
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("way", IN_GROUP.values(), ids=IN_GROUP)
 def test_rank_in_a_group_is_a_condition(way: Callable[[Any], Any]) -> None:
     same, other = reasons(way, 0, 1)
@@ -133,6 +134,7 @@ def test_rank_in_a_group_is_shared_by_equal_places_of_other_groups(name: str) ->
     assert reasons(IN_GROUP[name], 2) == [()]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("way", IN_WORLD.values(), ids=IN_WORLD)
 def test_rank_in_the_world_is_a_condition(way: Callable[[Any], Any]) -> None:
     same, other = reasons(way, 0, 2)
@@ -140,6 +142,7 @@ def test_rank_in_the_world_is_a_condition(way: Callable[[Any], Any]) -> None:
     assert other
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("way", EQUAL_ON_ALL.values(), ids=EQUAL_ON_ALL)
 def test_what_is_equal_on_all_ranks_is_shared(way: Callable[[Any], Any]) -> None:
     assert reasons(way, 0, 1, 2, 3) == [(), (), (), ()]

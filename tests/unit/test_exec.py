@@ -200,6 +200,7 @@ def test_nothing_is_published_where_nobody_wants_it(tmp_path: Path, run: Run) ->
     assert (outcome.record, outcome.problems, num_launches(config)) == ("", (), 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["file", "port"])
 def test_server_publishes_while_it_runs(tmp_path: Path, run: Run, kind: str) -> None:
     config = loaded_config(tmp_path)

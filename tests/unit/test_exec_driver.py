@@ -171,6 +171,7 @@ def publishing_crew() -> FakeCrew:
     return crew
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [None, StoreUnavailable(what="s", where="s", reason="no", required=True)])
 def test_nodes_hear_of_the_driver_while_the_record_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None

@@ -44,6 +44,7 @@ def test_rows_are_ranks_and_then_nodes(num_ranks: int, per_node: int, num_rows: 
     assert sorted(rank for row in rows for rank in row.ranks) == list(range(num_ranks))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_ranks", "per_node"), [(1024, 8), (4096, 8), (1024, 1), (1024, 1024)])
 def test_rows_of_many_nodes_or_ranks_are_few_and_lose_nobody(num_ranks: int, per_node: int) -> None:
     report = made_report(num_ranks, per_node=per_node)

@@ -51,6 +51,7 @@ def test_second_damaged_file_does_not_replace_the_first_that_was_moved_aside(
     assert [path.read_bytes() for path in aside] == [b"first", b"second"]
 
 
+@pytest.mark.slow
 def test_files_moved_aside_are_bounded(cache: Path, affine_artifact: Path) -> None:
     for number in range(12):
         affine_artifact.write_bytes(b"%d" % number)

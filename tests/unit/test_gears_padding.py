@@ -20,6 +20,7 @@ def padded(method: Any, cache: Path, **options: Any) -> Any:
     return cached(method, cache, on_gear_miss="pad", **options)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "more"), [("mlp", (8,)), ("attention", (3, 8))])
 @pytest.mark.parametrize("first", [1, 3, 8])
 @torch.no_grad()
@@ -68,6 +69,7 @@ class Coupled(nn.Module):
         return torch.arange(4.0)[x.long()]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("values", [[3.5, -1.25, 2.5], [1.5, 2.5, 3.5], [-1.5, -2.5, -3.5]])
 @pytest.mark.parametrize("name", ["highest", "lowest", "every"])
 @torch.no_grad()

@@ -100,6 +100,7 @@ class Holder(nn.Module):
         return self.raised(x) + self.read(x)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("method", "make"),
     [
@@ -124,6 +125,7 @@ def test_objects_that_become_one_or_two_are_noticed(method: str, make: Callable[
     assert misfits(artifact, getattr(holder, method), ROWS)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("one", "other"),
     [

@@ -145,6 +145,7 @@ def test_complex_constants_are_kept(tmp_path: Path) -> None:
     torch.testing.assert_close(found, wanted, equal_nan=True)
 
 
+@pytest.mark.slow
 @compiles_ahead
 @torch.no_grad()
 def test_complex_constants_are_compiled_right_or_refused_by_name(tmp_path: Path) -> None:

@@ -169,6 +169,7 @@ def assert_equals_eager(function: Any, given: torch.Tensor, tolerance: float = 0
         torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in PROGRAMS],

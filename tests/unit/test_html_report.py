@@ -79,6 +79,7 @@ def test_page_of_a_failed_launch_says_why_and_how_to_mend_it() -> None:
     assert "node node-0 was lost" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_ranks", "failed", "most_bytes"),
     [(1, False, 60_000), (1024, False, 500_000), (1024, True, 500_000), (8192, True, 1_000_000)],

@@ -84,6 +84,7 @@ def run(config: Config, launcher: Losing, heard: Recorder | None = None) -> Repo
 STAGES = ("start", "fetch", "build", "probe", "compile", "load", "capture", "first_call", "verify", "commit")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("stage", STAGES)
 def test_rank_lost_in_any_stage_costs_an_attempt_and_no_more(
     tmp_path: Path, world: FakeWorld, stage: str

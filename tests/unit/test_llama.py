@@ -178,6 +178,7 @@ def test_workload_names_both_functions_in_call_order() -> None:
     assert [call.args[0].size(1) for call in built.calls] == [32, 1]
 
 
+@pytest.mark.slow
 def test_prefill_and_decode_are_traced_once_each_for_all_lengths_and_positions() -> None:
     model: Any = build_model(SMALL, full_weights(SMALL))
     graphs = []

@@ -164,6 +164,7 @@ def test_checkpoint_makes_memory_free_that_somebody_still_holds(device: Device) 
     del graph
 
 
+@pytest.mark.slow
 def test_memory_of_a_pool_without_graphs_is_released_as_far_as_it_is_free(device: Device) -> None:
     graph, kept = captured(device, lambda: torch.ones(100))
     graph.replay()

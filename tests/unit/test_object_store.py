@@ -174,6 +174,7 @@ def test_document_is_kept_as_it_is(backend, objects):
     assert bytes(objects.get("ac/ab/x").bytes()) == SHRINKS
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "data",
     [os.urandom(WHOLE_BYTES), os.urandom(WHOLE_BYTES + 1), os.urandom(3 * WHOLE_BYTES), SHRINKS * 500],

@@ -328,6 +328,7 @@ def test_ranks_that_a_later_round_moves_leave_their_class() -> None:
     assert [row[1:3] for row in rows] == [["adopt", "62:"], ["compile", "2:"]]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("num_ranks", [1, 16, 1024])
 @pytest.mark.parametrize(("width", "height"), [(200, 60), (80, 24), (40, 10), (20, 4), (7, 2), (1, 1)])
 def test_live_view_is_never_larger_than_the_screen(num_ranks: int, width: int, height: int) -> None:

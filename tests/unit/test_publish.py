@@ -373,6 +373,7 @@ def test_every_place_gets_the_blobs_that_a_nearer_one_has(root, cache, tmp_path)
 
 
 # The first batch that is put is FORMAT; the blobs, the manifest and the record follow.
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("step", "nth", "manifests", "launches"),
     [

@@ -177,6 +177,7 @@ def test_operator_that_nothing_registers_is_a_reason(module: str, remedy: str) -
     assert list(missing_operators([source])) == [reason]
 
 
+@pytest.mark.slow
 def test_digest_of_an_object_with_a_set_is_the_same_in_every_process() -> None:
     code = (
         "from dataclasses import dataclass\n"

@@ -25,6 +25,7 @@ def cached(method: Any, cache_dir: Path, **options: Any) -> CachedFunction:
     return cache_compile(method, cache_dir=cache_dir, **{"rng": "allow", **options})
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_cached_function_draws_what_the_function_draws(name: str, tmp_path: Path) -> None:
     method, x = getattr(Drawing(), name), torch.randn(4, 8)
@@ -38,6 +39,7 @@ def test_cached_function_draws_what_the_function_draws(name: str, tmp_path: Path
     assert warm.last_result.outcome == "loaded"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_captured_graph_draws_afresh_on_every_replay(name: str) -> None:
     method, x = getattr(Drawing(), name), torch.randn(4, 8)

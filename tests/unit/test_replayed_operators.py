@@ -42,6 +42,7 @@ class Overlapping(nn.Module):
         return y * 2
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize(
     "name", ["binary_cross_entropy", "huber_loss", "mse_loss", "smooth_l1_loss", "l1_loss"]

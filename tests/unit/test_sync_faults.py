@@ -113,6 +113,7 @@ def test_more_files_than_a_listing_can_hold_are_refused_before_the_first_blob(
     assert stored(root, "") == before
 
 
+@pytest.mark.slow
 def test_largest_listing_that_is_made_can_be_read(tmp_path):
     file = ListedFile(path="x" * 200, sha256="0" * 64, size_bytes=1, executable=False, names_root=False)
     files = [file.model_copy(update={"path": f"{number:0200}"}) for number in range(45_000)]

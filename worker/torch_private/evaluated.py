@@ -9,6 +9,7 @@ from typing import Any
 from worker.torch_private.evaluated_attributes import NotedAttributes
 from worker.torch_private.evaluated_calls import NotedCalls
 from worker.torch_private.evaluated_classes import NotedClasses
+from worker.torch_private.evaluated_constants import NotedConstants
 from worker.torch_private.evaluated_dicts import noted_dict_reads
 from worker.torch_private.evaluated_folds import NotedFolds
 from worker.torch_private.evaluated_names import HeldNames
@@ -52,6 +53,7 @@ class Evaluations:
         self._names, self._calls = HeldNames(), NotedCalls()
         self._classes = NotedClasses(self._note, self.refused.append)
         self._folds = NotedFolds(self._calls.note, self.refused.append)
+        self._constants = NotedConstants(self.refused.append)
         self._sets = NotedSets(self._note, self._calls.note, self.refused.append)
         self.calls, self.group_names = self._calls.calls, self._names.held
 
@@ -69,6 +71,7 @@ class Evaluations:
             self._calls.noted(),
             self._classes.noted(),
             self._folds.noted(),
+            self._constants.noted(),
             self._names.noted(),
             self._sets.noted(),
             noted_dict_reads(self._note),

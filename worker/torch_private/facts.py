@@ -37,6 +37,7 @@ GROUPS: Final = {
         "evaluated_attributes",
         "evaluated_calls",
         "evaluated_classes",
+        "evaluated_constants",
         "evaluated_dicts",
         "evaluated_folds",
         "evaluated_names",
