@@ -1,8 +1,8 @@
 """Constants whose own code, or whose identity, Dynamo asks for while it traces.
 
-A member of an enum, a class or a tuple is a constant to Dynamo: in ``if member:`` and ``member in members`` it
-runs methods that the user wrote, and traces none of what they read. Which of equal constants are one object
-is an accident of the process.
+A member of an enum, a class or a tuple is a constant to Dynamo: in ``if member:`` and ``member in members``
+it runs methods that the user wrote, and traces none of what they read. Which of equal constants are one
+object is an accident of the process.
 
 Facts relied upon (``tests/unit/test_evaluated_constants.py``), of torch 2.11 to 2.15: all values pass
 ``VariableBuilder`` or ``SourcelessBuilder.create``; ``is`` passes ``compare_op_handlers``; Dynamo itself runs
@@ -107,9 +107,9 @@ class NotedConstants:
         file = caller.f_code.co_filename if caller is not None else ""
         if file.startswith(_EVALUATING) and file != _BUILDING:
             self._refuse(
-                f"{frame.f_code.co_qualname} is called while the function is traced, and is not traced itself, "
-                "so what it depends on could not be noticed; call it by its name, or ask before the call and "
-                "keep the answer as an attribute"
+                f"{frame.f_code.co_qualname} is called while the function is traced, and is not traced "
+                "itself, so what it depends on could not be noticed; call it by its name, or ask before the "
+                "call and keep the answer as an attribute"
             )
 
     def _compared(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,8 +119,8 @@ class NotedConstants:
                 one, other = map(_plain_value, args)
                 if one and other and one == other:
                     self._refuse(
-                        f"`is` between values of type {type(one[0]).__name__} says whether equal ones are one "
-                        "object, which differs from process to process; compare them with =="
+                        f"`is` between values of type {type(one[0]).__name__} says whether equal ones are "
+                        "one object, which differs from process to process; compare them with =="
                     )
             return answer
 
@@ -131,11 +131,10 @@ def _methods_of(kind: type) -> Iterator[CodeType]:
     """The special methods of a type that somebody wrote."""
     for base in kind.__mro__:
         for name, value in vars(base).items():
-            if not (name.startswith("__") and name.endswith("__")) or name in _NOT_ASKED:
-                continue
-            if isinstance(value, FunctionType) and not is_pinned_module(globals_module(value)):
-                if not value.__code__.co_qualname.startswith("__create_fn__"):  # made by dataclasses
-                    yield value.__code__
+            is_special = name.startswith("__") and name.endswith("__") and name not in _NOT_ASKED
+            if is_special and isinstance(value, FunctionType) and not is_pinned_module(globals_module(value)):
+                made_by_dataclass = value.__code__.co_qualname.startswith("__create_fn__")
+                yield from () if made_by_dataclass else (value.__code__,)
 
 
 def _is_frozen(kind: type) -> bool:
