@@ -6,6 +6,7 @@ import enum
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 
 from tests.support.tracing import compiled, misfits
 from worker.errors import NotPortable
+from worker.torch_private.evaluated_constants import NotedConstants
 
 X = torch.ones(3)
 LIMIT = [3]
@@ -147,3 +149,20 @@ def test_constants_that_differ_may_be_asked_whether_they_are_one() -> None:
     artifact = compiled(IfSame((1.5, 2), (1.5, 3)).forward, X)
     assert misfits(artifact, IfSame((1.5, 2), (1.5, 3)).forward, X) == ()
     assert misfits(artifact, IfSame((1.5, 2), (1.5, 2)).forward, X) != ()
+
+
+@pytest.mark.parametrize(
+    ("device", "source", "name", "is_refused"),
+    [
+        ("cuda:1", None, "index", True),
+        ("cuda:1", None, "type", False),
+        ("cuda:1", "L['self'].device", "index", False),  # which a guard compares
+        ("cpu", None, "index", False),
+    ],
+)
+def test_number_of_the_device_of_a_tensor_is_refused(
+    device: str, source: str | None, name: str, *, is_refused: bool
+) -> None:
+    refused: list[str] = []
+    NotedConstants(refused.append).read(SimpleNamespace(value=torch.device(device), source=source), name)
+    assert bool(refused) == is_refused

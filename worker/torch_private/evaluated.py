@@ -65,7 +65,7 @@ class Evaluations:
 
         handlers = BuiltinVariable.call_function_handler_cache  # keeps methods, which are others within
         FakeTensorMode.cache_clear()  # of results for which an earlier trace asked fake kernels
-        attributes = NotedAttributes(self._note, self._names.read)
+        attributes = NotedAttributes(self._note, self._read)
         with (
             attributes.noted(),
             self._calls.noted(),
@@ -91,6 +91,10 @@ class Evaluations:
         FakeTensorMode.cache_clear()
         with self._calls.variables_noted():
             yield
+
+    def _read(self, variable: Any, name: str, answer: Any) -> None:
+        self._names.read(variable, name, answer)
+        self._constants.read(variable, name)
 
     def _note(self, kind: str, source: str, detail: Any) -> None:
         self.facts[Evaluated(kind=kind, source=source, detail=detail)] = None

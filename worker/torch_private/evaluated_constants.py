@@ -72,6 +72,17 @@ class NotedConstants:
                 handlers.update(identity)
                 sys.setprofile(before)
 
+    def read(self, variable: Any, name: str) -> None:
+        """Refuse the number of the device that a tensor is on: every rank has its own."""
+        device = vars(variable).get("value")
+        if name != "index" or not isinstance(device, torch.device) or variable.source is not None:
+            return
+        if device.index is not None:
+            self._refuse(
+                "index of a tensor's device differs from rank to rank; use the device as it is, or keep the "
+                "number as an attribute"
+            )
+
     def _built(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def build(builder: Any, value: Any) -> Any:
             self._watch(value)
