@@ -206,6 +206,7 @@ print(cache_compile(Model().adds, config=config)(torch.zeros(2)).tolist())
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("mode", "package"), [("reduce-overhead", "torchair"), ("npugraph_ex", "npugraph_ex")]
 )

@@ -41,7 +41,7 @@ class Rounds:
         self.left = stored(folder)
 
 
-@pytest.fixture(scope="module", params=["torchair", "npugraph_ex"])
+@pytest.fixture(scope="module", params=["torchair", pytest.param("npugraph_ex", marks=pytest.mark.slow)])
 def rounds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Rounds:
     return Rounds(request.param, tmp_path_factory.mktemp(request.param))
 

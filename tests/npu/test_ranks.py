@@ -1,6 +1,6 @@
 """Launches of tensor-parallel ranks with engine torchair, on a Ray of two nodes; faults; a script.
 
-The NPUs are emulated, and CANN's op_compiler is made up; TorchAir's own Python does all between.
+`make test-npu` launches two ranks in `test_emulated_launch.py`. The NPUs are emulated, and CANN's op_compiler is made up; TorchAir's own Python does all between.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if importlib.util.find_spec("torch_npu") is not None:
     from tests.support.npu_cluster import House, break_code, two_nodes
     from tests.support.npu_tools import Tools
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
 
 SCRIPT = str(Path(__file__).parents[1] / "support" / "npu_script.py")
 
