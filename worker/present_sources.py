@@ -33,6 +33,8 @@ def changed(sources: Iterable[TracedSource]) -> Iterator[str]:
         present = present_digest(source)
         if present is None:
             yield f"source of {source.module}:{source.name} is gone"
+        elif present != source.digest and source.kind == "builtins":
+            yield f"{source.module} has globals of its own for other names of Python's than before: {present}"
         elif present != source.digest:
             yield f"source of {source.module}{':' if source.name else ''}{source.name} changed"
 

@@ -10,6 +10,8 @@ Process safety: pure reads of this process's modules.
 from __future__ import annotations
 
 import ast
+import builtins
+import dis
 import hashlib
 import importlib
 import inspect
@@ -56,11 +58,13 @@ class TracedSource(Value):
 
     Attributes:
         kind: ``code`` (one function), ``file`` (a module's whole syntax tree, for code that no name leads
-            to), ``operator`` (all that one does in Python; an empty digest where that is nothing) or
-            ``patches`` (what somebody put into a class or module of torch).
+            to), ``operator`` (all that one does in Python; an empty digest where that is nothing),
+            ``patches`` (what somebody put into a class or module of torch) or ``builtins`` (names that mean
+            Python's own as long as the module has none of its own).
         module: module it stands in; of an operator, the one that registers it, empty if there is none.
-        name: qualified name within the module; empty for ``file``; the operator's, with its overload.
-        digest: hex digest.
+        name: qualified name within the module; empty for ``file``; the operator's, with its overload; of
+            ``builtins``, all of them.
+        digest: hex digest; of ``builtins``, those that the module has.
     """
 
     kind: str
@@ -83,7 +87,8 @@ def collect(codes: Iterable[types.CodeType], guarded: Iterable[Any] = ()) -> tup
         NotPortable: traced code that no later process could find.
     """
     files = modules_by_file()
-    found = set()
+    found: set[TracedSource] = set()
+    of_python: dict[str, set[str]] = {}
     without_file = []
     for code in codes:
         module = _module_of(code, files)
@@ -96,10 +101,15 @@ def collect(codes: Iterable[types.CodeType], guarded: Iterable[Any] = ()) -> tup
             without_file.append(code)
         else:
             found.add(source)
+            of_python.setdefault(source.module, set()).update(_builtins_read(code))
     if without_file:
         covered = {id(code) for value in guarded for code in digested_codes(value)}
-        rest = (code for code in without_file if id(code) not in covered)
-        found |= {source for code in rest if (source := _of_generated(code)) is not None}
+        for code in without_file:
+            source = None if id(code) in covered else _of_generated(code)
+            if source is not None:
+                found.add(source)
+                of_python.setdefault(source.module, set()).update(_builtins_read(code))
+    found |= {_of_builtins(module, names) for module, names in of_python.items() if names}
     return tuple(sorted(found, key=lambda source: (source.module, source.name, source.kind)))
 
 
@@ -111,6 +121,26 @@ def _of_code(code: types.CodeType, module: types.ModuleType) -> TracedSource | N
     if digest is None or code_digest(code) not in _digests_in(Path(module.__file__ or "")):
         return None
     return TracedSource(kind="file", module=module.__name__, name="", digest=digest)
+
+
+def _builtins_read(code: types.CodeType) -> set[str]:
+    """Names of globals that code reads and that Python has too."""
+    return {
+        instruction.argval
+        for instruction in dis.get_instructions(code)
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and hasattr(builtins, instruction.argval)
+    }
+
+
+def _of_builtins(module: str, names: Iterable[str]) -> TracedSource:
+    text = " ".join(sorted(names))
+    return TracedSource(
+        kind="builtins", module=module, name=text, digest=_shadowed(sys.modules[module], text)
+    )
+
+
+def _shadowed(module: types.ModuleType, names: str) -> str:
+    return " ".join(name for name in names.split() if name in vars(module))
 
 
 def _digests_in(file: Path) -> set[str]:
@@ -197,6 +227,8 @@ def present_digest(source: TracedSource) -> str | None:
             module = importlib.import_module(source.module)
         except ImportError:
             return None
+    if source.kind == "builtins":
+        return _shadowed(module, source.name)
     if source.kind == "file":
         return file_digest(module)
     return _digest_by_name(module, source.name)

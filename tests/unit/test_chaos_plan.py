@@ -29,12 +29,9 @@ def strikes(number: int) -> tuple[Strike, ...]:
     return plan_of(0, number, with_nodes=True).strikes
 
 
-def test_launches_of_the_default_suite_strike_at_ranks_and_at_the_driver() -> None:
+def test_launch_of_the_default_suite_strikes_at_a_rank() -> None:
     plans = [plan_of(CHAOS_SEED, number, with_nodes=False) for number in range(CHAOS_LAUNCHES)]
-    assert [strike.fault for plan in plans for strike in plan.strikes] == [
-        Fault.KILL_RANK,
-        Fault.KILL_DRIVER,
-    ]
+    assert [strike.fault for plan in plans for strike in plan.strikes] == [Fault.KILL_RANK]
 
 
 def test_without_nodes_every_launch_has_a_ray_of_its_own_and_no_cable() -> None:

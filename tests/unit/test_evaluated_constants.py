@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -136,6 +137,22 @@ def test_method_of_a_constant_is_noticed(make: Callable[[], nn.Module]) -> None:
 def test_constant_without_methods_is_no_reason_to_refuse(way: type[Chooses], value: Any) -> None:
     artifact = compiled(way(value, value).forward, X)
     assert misfits(artifact, way(value, value).forward, X) == ()
+
+
+def test_code_that_a_garbage_collection_runs_is_nothing_that_a_trace_asked_for() -> None:
+    before, collected = gc.get_threshold(), []
+
+    def note(phase: str, _info: Any) -> None:
+        collected.append(phase)
+
+    gc.callbacks.append(note)
+    gc.set_threshold(1)
+    try:
+        compiled(IfNotSame(Plain.RED, Plain.BLUE).forward, X)
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(note)
+    assert collected
 
 
 @pytest.mark.parametrize("way", [IfSame, IfNotSame])

@@ -100,3 +100,19 @@ def test_artifact_of_functions_in_other_places_fits_no_process_without(
         patch.setattr(*CHANGES[change])
         artifact = compiled(module.forward, X)
     assert misfits(artifact, module.forward, X)
+
+
+class Measures(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * len([1, 2])
+
+
+def test_global_that_hides_a_builtin_is_noticed_and_so_is_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = compiled(Measures().forward, X)
+    assert misfits(artifact, Measures().forward, X) == ()
+    monkeypatch.setitem(globals(), "len", lambda _: 9)
+    assert misfits(artifact, Measures().forward, X) != ()
+    hidden = compiled(Measures().forward, X)
+    assert misfits(hidden, Measures().forward, X) == ()
+    monkeypatch.undo()
+    assert misfits(hidden, Measures().forward, X) != ()

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cache_store.paths import collision, collisions, part_fault, path_fault
@@ -43,10 +43,8 @@ def test_path_fault_names_the_hazard(path, fault):
 
 @given(st.text(max_size=40))
 def test_path_fault_lets_no_path_leave_its_directory(path):
-    assume(path_fault(path) is None)
     joined = PurePosixPath("/root") / path
-    assert joined.is_relative_to("/root")
-    assert ".." not in joined.parts
+    assert path_fault(path) or (joined.is_relative_to("/root") and ".." not in joined.parts)
 
 
 def test_part_fault_refuses_a_slash():

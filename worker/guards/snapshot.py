@@ -247,9 +247,8 @@ class _Collector:
         for source in self._guards.sources:
             if source.kind == "code":
                 self._source(source)
-            elif source.kind == "patches" and self._use(depends.of_names(holder_of(source))):
-                continue
-            elif source.kind != "file":  # a file's text changes nothing in a process that has read it
+            elif source.kind != "file" and not self._use(_watches(source)):
+                # A file's text changes nothing in a process that has read it.
                 self._predicate(("source", id(source)), functools.partial(_is_as_traced, source))
         if calls := self._guards.asked:
             self._predicate(("asked", 0), asked.watch(calls))
@@ -284,6 +283,12 @@ class _Collector:
 
 def _has_members(container: Any, known: list[int]) -> bool:
     return [*map(id, container)] == known
+
+
+def _watches(source: TracedSource) -> depends.Watches:
+    if source.kind == "patches":
+        return depends.of_names(holder_of(source))
+    return [("dict", vars(sys.modules[source.module]))] if source.kind == "builtins" else None
 
 
 def _is_as_traced(source: TracedSource) -> bool:

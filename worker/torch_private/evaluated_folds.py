@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
+import gc
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -220,11 +221,14 @@ def _code_run_by(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
         if event == "call" and not is_pinned_module(name) and not name.startswith("namedtuple_"):
             found.append(frame.f_code.co_qualname)
 
-    before = sys.getprofile()
+    before, collects = sys.getprofile(), gc.isenabled()
+    gc.disable()  # it runs code that has nothing to do with the call
     sys.setprofile(seen)
     try:
         with contextlib.suppress(Exception):  # of the user's own code
             function(*args, **kwargs)
     finally:
         sys.setprofile(before)
+        if collects:
+            gc.enable()
     return next((name for name in found if name != "_code_run_by"), "")
