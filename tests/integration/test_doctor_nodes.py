@@ -12,6 +12,7 @@ from tests.support.launched import loaded_config
 pytestmark = pytest.mark.ray
 
 
+@pytest.mark.slow
 def test_every_node_answers_with_its_findings_and_its_clock(tmp_path: Path, cluster: str):
     config = loaded_config(tmp_path, ray={"address": cluster})
     found = diagnose_nodes(config, None)

@@ -99,6 +99,7 @@ def test_seed_gives_the_same_trial_again() -> None:
     assert [trial(seed) for seed in range(50)] == [trial(seed) for seed in range(50)]
 
 
+@pytest.mark.slow
 def test_generated_programs_and_changes_are_python() -> None:
     for seed in range(200):
         made = trial(seed)

@@ -65,6 +65,7 @@ def test_seed_gears_compile_once_and_load_without_a_trace(policy: str, cold: Ran
         assert "allowed combinations: (4, 4), (2, 2)" in calls[2]["text"]
 
 
+@pytest.mark.slow
 def test_seed_gears_padded_give_eagers_answer_cold_and_warm(cold: Ran, warm: Ran) -> None:
     for ran, first in ((cold, "compiled"), (warm, "loaded")):
         calls = ran.found["zip-pad"]

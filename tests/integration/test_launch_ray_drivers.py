@@ -72,6 +72,7 @@ def start_driver(tmp_path: Path, short_tmp: Path) -> Iterator[StartDriver]:
         driver.communicate()
 
 
+@pytest.mark.slow
 def test_cluster_is_joined_by_address_with_a_copy_of_the_directory(
     cluster: str, start_driver: StartDriver
 ) -> None:

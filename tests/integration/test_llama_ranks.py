@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_split_model_equals_the_whole_one(tmp_path: Path) -> None:
     script = ROOT / "tests" / "support" / "llama_rank.py"
     ranks = [

@@ -68,6 +68,7 @@ def test_cold_plan_compiles_once_for_each_class_and_again_for_those_that_refuse(
         assert found(figures, ranks, "plan")["cold"] == expected
 
 
+@pytest.mark.slow
 def test_warm_and_resized_plans_compile_nothing(figures):
     for ranks in SIZES:
         plan = found(figures, ranks, "plan")

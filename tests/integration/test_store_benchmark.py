@@ -32,6 +32,7 @@ def test_tree_has_the_shape_that_was_asked_for(figures):
     assert 2 << 20 <= figures["size_bytes"] <= (2 << 20) + 100
 
 
+@pytest.mark.slow
 def test_publish_hashes_every_file_once_and_copies_each_blob_once(figures):
     # Beside the files only the documents, before they are sealed and after.
     assert 0 <= figures["publish"]["bytes_hashed"] - figures["size_bytes"] < 500_000

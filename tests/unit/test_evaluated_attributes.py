@@ -135,3 +135,66 @@ def test_attribute_found_by_a_fallback_of_the_class_is_no_condition() -> None:
 
     module = Asks(Falls(), by_default)
     assert misfits(compiled(module.forward, X), module.forward, X) == ()
+
+
+class Falls:
+    """Has what nobody gave it."""
+
+    def __getattr__(self, name: str) -> int:
+        if name != "later":
+            raise AttributeError(name)
+        return 3
+
+
+class Mapped(dict[str, int]):
+    """A dict with attributes."""
+
+    def __getattr__(self, name: str) -> int:
+        if name not in self:
+            raise AttributeError(name)
+        return self[name]
+
+
+class FallsBack(nn.Module):
+    """Multiplies by an attribute that a fallback of its class has."""
+
+    def __getattr__(self, name: str) -> Any:
+        return 3 if name == "later" else super().__getattr__(name)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.later
+
+
+class Layered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("scale", torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.scale
+
+
+def set_in_dict(owner: Any, name: str, value: Any) -> None:
+    owner.__dict__[name] = value
+
+
+HIDDEN: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], None]]] = {
+    "object": (lambda: Asks(Falls(), by_default), lambda m: setattr(m.owner, "later", 8)),
+    "dict": (lambda: Asks(Mapped(later=2), by_default), lambda m: set_in_dict(m.owner, "later", 8)),
+    "module": (FallsBack, lambda m: set_in_dict(m, "later", 9)),
+    "parameter": (Layered, lambda m: set_in_dict(m.layer, "weight", torch.zeros(3, 3))),
+    "buffer": (Layered, lambda m: set_in_dict(m, "scale", torch.zeros(3))),
+    "layer": (Layered, lambda m: set_in_dict(m, "layer", nn.Identity())),
+    "buffer by a parameter": (Layered, lambda m: m._parameters.update(scale=nn.Parameter(torch.zeros(3)))),
+}
+
+
+@pytest.mark.parametrize("case", HIDDEN)
+def test_attribute_of_its_own_that_hides_what_getattr_gave_is_noticed(case: str) -> None:
+    make, hide = HIDDEN[case]
+    module = make()
+    artifact = compiled(module.forward, X)
+    assert misfits(artifact, module.forward, X) == ()
+    hide(module)
+    assert misfits(artifact, module.forward, X) != ()

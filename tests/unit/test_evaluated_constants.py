@@ -52,6 +52,16 @@ class Named(metaclass=Meta):
     """A class that is true or false."""
 
 
+class Equal:
+    """Equal to all of its kind."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Equal)
+
+    def __hash__(self) -> int:
+        return 1
+
+
 @functools.total_ordering
 @dataclass(frozen=True)
 class Size:
@@ -92,6 +102,11 @@ class IfAmong(Chooses):
         return x * 2 if self.value in (self.other, None) else x * 3
 
 
+class IfIn(Chooses):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if self.value in self.other else x * 3
+
+
 class IfSame(Chooses):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2 if self.value is self.other else x * 3
@@ -124,6 +139,7 @@ MADE: dict[str, Callable[[], nn.Module]] = {
     "if a class": lambda: IfTrue(Named),
     "if no class": lambda: IfNot(Named),
     "if a frozen object": lambda: IfTrue(Size(2)),
+    "if in a set": lambda: IfIn(Color.RED, {Color.BLUE}),
 }
 
 
@@ -160,6 +176,11 @@ def test_code_that_a_garbage_collection_runs_is_nothing_that_a_trace_asked_for()
 def test_identity_of_equal_constants_is_refused(way: type[Chooses], value: Any) -> None:
     with pytest.raises(NotPortable, match="compare them with =="):
         compiled(way(value, value).forward, X)
+
+
+def test_set_whose_members_say_which_are_equal_is_refused() -> None:
+    with pytest.raises(NotPortable, match="decides what is in a set"):
+        compiled(IfIn(Equal(), {Equal()}).forward, X)
 
 
 def test_constants_that_differ_may_be_asked_whether_they_are_one() -> None:

@@ -186,3 +186,26 @@ def test_variable_of_the_environment_that_a_fake_kernel_reads_is_a_condition(
     assert misfits(artifact, module.forward, X) == ()
     monkeypatch.setenv("WARMRANK_TEST_SIZE", "5")
     assert misfits(artifact, module.forward, X) == ("getenv(WARMRANK_TEST_SIZE): None -> 5",)
+
+
+class Counted:
+    """A class that counts."""
+
+    number = 3
+
+
+class Counts(nn.Module):
+    """Writes to a class."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        Counted.number += 1
+        return x * Counted.number
+
+
+def test_trace_writes_nothing_to_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Counted, "number", 3)
+    artifact = compiled(Counts().forward, X)
+    assert Counted.number == 3
+    assert misfits(artifact, Counts().forward, X) == ()
+    Counted.number = 4
+    assert misfits(artifact, Counts().forward, X) != ()

@@ -14,7 +14,7 @@ from tests.support.fake_group import fake_world
 from tests.support.made_guards import like, made_guards
 from worker import groups
 from worker.guards import asked
-from worker.guards.check import MAX_REASONS, free_variables, mismatches
+from worker.guards.check import MAX_REASONS, free_variables, mismatches, shape_holds
 from worker.guards.constants import encode
 from worker.guards.identity import describe
 from worker.guards.model import PortableGuards
@@ -345,3 +345,9 @@ def test_name_of_a_group_is_compared_by_role(pair: Any, expected: str, fits: boo
 def test_object_that_is_no_group_is_a_mismatch(pair: Any, kind: str, value: Any) -> None:
     expected: Any = ["tp", 2] if kind == "group" else "tp"
     assert len(found(made_guards(("L['x']", kind, expected)), value)) == 1
+
+
+def test_condition_on_the_value_of_a_tensor_does_not_hold_for_more_than_one() -> None:
+    expression = "not math.isnan(p0.item())"
+    assert shape_holds(expression, {0: torch.tensor(1.5)})
+    assert not shape_holds(expression, {0: torch.ones(3)})

@@ -152,8 +152,8 @@ def shape_holds(expression: str, values: Mapping[int, Any]) -> bool:
     try:
         # The expression comes from an artifact, which is code and was trusted as such before it was read.
         return bool(eval(expression, {"math": math, "torch": torch}, scope))  # noqa: S307
-    except (ArithmeticError, AttributeError, IndexError, TypeError):
-        return False
+    except (ArithmeticError, AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+        return False  # of a tensor of another size, say, for whose value it asks
 
 
 def holds(check: Check, values: Sequence[Any]) -> bool:

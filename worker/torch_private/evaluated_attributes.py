@@ -17,7 +17,10 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
+
+import torch
 
 from worker.torch_private.lowering import source_name
 from worker.torch_private.patching import wrapped
@@ -31,6 +34,7 @@ FACTS = {
 
 _GETTERS = ("var_getattr", "tp_getattro_impl")
 _ASKERS = ("call_obj_hasattr",)
+_REGISTRIES = ("_parameters", "_buffers", "_modules")  # in the order in which a module asks them
 _NOTHING = object()
 Note = Callable[[str, str, Any], None]
 
@@ -83,6 +87,7 @@ class NotedAttributes:
             self._note_unless_written(tx, variable, name, present=False)
             raise
         if original.__name__ in _GETTERS:
+            self._note_found_elsewhere(tx, variable, name)
             answer = _guarded(tx, variable, name, answer)
             self._read(variable, name, answer)
         elif answer.is_python_constant():
@@ -97,6 +102,26 @@ class NotedAttributes:
         if not present and _is_there(tx, source, name):
             return  # Dynamo's own mistake (`__func__` of a method, in 2.15), the same in every process
         self._note("has_attr" if present else "no_attr", source, name)
+
+    def _note_found_elsewhere(self, tx: Any, variable: Any, name: str) -> None:
+        """Note that ``__getattr__`` was asked: neither the object nor its class has anything of the name."""
+        value = vars(variable).get("value")
+        if variable.source is None or isinstance(value, type | ModuleType):
+            return
+        try:
+            own = object.__getattribute__(value, "__dict__")
+        except (AttributeError, TypeError):
+            return
+        if name in own or any(name in vars(base) for base in type(value).__mro__):
+            return
+        if tx.output.side_effects.has_pending_mutation_of_attr(variable, name):
+            return
+        source = source_name(variable.source)
+        self._note("not_in_dict", source, name)
+        for registry in _REGISTRIES if isinstance(value, torch.nn.Module) else ():
+            if name in own.get(registry, ()):
+                break
+            self._note("no_key", f"{source}.{registry}", name)
 
 
 def _guarded(tx: Any, variable: Any, name: str, answer: Any) -> Any:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Final
@@ -100,6 +100,8 @@ class NotedConstants:
     def _watch(self, value: Any) -> None:
         """From the first constant with methods of its own on, look at each call that Python makes."""
         kind = type(value)
+        if issubclass(kind, set | frozenset):
+            self._refuse_own_equality(value)
         if kind in self._seen:
             return
         self._seen.add(kind)
@@ -108,6 +110,16 @@ class NotedConstants:
             self._methods.update(_methods_of(kind))
             if len(self._methods) > before:
                 sys.setprofile(self._called)
+
+    def _refuse_own_equality(self, members: Iterable[Any]) -> None:
+        """Refuse a set whose members say themselves which are equal: Dynamo looks for the same objects."""
+        for kind in {type(member) for member in members}:
+            for method in _methods_of(kind):
+                if method.co_name in ("__eq__", "__hash__"):
+                    self._refuse(
+                        f"{method.co_qualname} decides what is in a set, and is not asked while the function "
+                        "is traced; keep a dict by a name, or a list"
+                    )
 
     def _called(self, frame: FrameType, event: str, _argument: Any) -> None:
         if event != "call" or frame.f_code not in self._methods:

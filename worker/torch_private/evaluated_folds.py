@@ -39,6 +39,14 @@ _PURE: Final = frozenset(
         "datetime", "torch.utils._pytree",
     }
 )  # fmt: skip
+_WRITING: Final = (
+    setattr,
+    delattr,
+    object.__setattr__,
+    object.__delattr__,
+    type.__setattr__,
+    type.__delattr__,
+)
 _ADDRESS: Final = re.compile(r"\b0x[0-9a-f]{6,}")
 Note = Callable[[Callable[..., Any], Arguments | None, Any], None]
 
@@ -138,6 +146,8 @@ class NotedFolds:
         given, function = _constants(*args, *kwargs.values()), called[0]
         if given is None or (isinstance(function, type) and not issubclass(function, enum.Enum)):
             return  # what a class makes holds its arguments, and answers nothing
+        if function in _WRITING:
+            return  # which the frame does later, and nobody may do now
         positional, named = given[: len(args)], dict(zip(kwargs, given[len(args) :], strict=True))
         own = getattr(function, "__self__", None)
         code = _name_of_users(function)
