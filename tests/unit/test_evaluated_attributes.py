@@ -162,7 +162,7 @@ class FallsBack(nn.Module):
         return 3 if name == "later" else super().__getattr__(name)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.later
+        return torch.mul(x, self.later)
 
 
 class Layered(nn.Module):
@@ -172,7 +172,7 @@ class Layered(nn.Module):
         self.register_buffer("scale", torch.ones(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x) * self.scale
+        return torch.mul(self.layer(x), self.scale)
 
 
 def set_in_dict(owner: Any, name: str, value: Any) -> None:
