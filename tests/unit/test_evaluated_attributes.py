@@ -166,6 +166,10 @@ class FallsBack(nn.Module):
 
 
 class Layered(nn.Module):
+    """A layer's answer, scaled."""
+
+    scale: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(3, 3)
