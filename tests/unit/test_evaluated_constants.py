@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from tests.support.tracing import compiled, misfits
-from worker.errors import NotPortable
+from worker.errors import GraphBreak, NotPortable
 from worker.torch_private.evaluated_constants import NotedConstants
 
 X = torch.ones(3)
@@ -121,7 +121,7 @@ def is_noticed(make: Callable[[], nn.Module]) -> bool:
     """Whether a trace is refused, or does not fit where the list of the module says something else."""
     try:
         artifact = compiled(make().forward, X)
-    except NotPortable:
+    except (NotPortable, GraphBreak):
         return True
     assert misfits(artifact, make().forward, X) == ()
     LIMIT[0] = 1
@@ -179,7 +179,7 @@ def test_identity_of_equal_constants_is_refused(way: type[Chooses], value: Any) 
 
 
 def test_set_whose_members_say_which_are_equal_is_refused() -> None:
-    with pytest.raises(NotPortable, match="decides what is in a set"):
+    with pytest.raises((NotPortable, GraphBreak), match="decides what is in a set|overridden __hash__"):
         compiled(IfIn(Equal(), {Equal()}).forward, X)
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.releases import traces_more
 from tests.support.tracing import compiled, misfits
 from worker.errors import NotPortable
 
@@ -202,6 +203,7 @@ class Counts(nn.Module):
         return x * Counted.number
 
 
+@traces_more
 def test_trace_writes_nothing_to_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Counted, "number", 3)
     artifact = compiled(Counts().forward, X)
