@@ -29,6 +29,7 @@ _TALKATIVE = (
     "ray._private.runtime_env.packaging",
 )
 _STOP_TIMEOUT_S = 30.0
+_LOG_AGAIN = ", last available logs"  # which was followed, and stands above
 _POLL_S = 0.5
 _MAX_RECONNECTS = 5
 
@@ -269,7 +270,7 @@ def _outcome(
         job=job,
         status=str(info.status),
         exit_code=exit_code_of(str(info.status), info.driver_exit_code),
-        message=info.message or "",
+        message=(info.message or "").partition(_LOG_AGAIN)[0],
     )
 
 

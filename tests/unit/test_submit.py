@@ -41,7 +41,7 @@ class Status:
 class Info:
     status: Status
     driver_exit_code: int | None
-    message: str = "as Ray says"
+    message: str = "as Ray says, last available logs (truncated to 20,000 chars):\nerror"
 
 
 class FakeClient:
@@ -105,6 +105,7 @@ def test_log_is_written_and_the_outcome_returned():
 def test_failed_job_ends_with_the_drivers_own_code():
     outcome, _ = ran(FakeClient([["no\n"]], ["FAILED"], driver_exit_code=3))
     assert outcome.exit_code == 3
+    assert outcome.message == "as Ray says"
 
 
 def test_broken_connection_is_made_again_and_nothing_is_written_twice():
