@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
@@ -62,9 +63,18 @@ def global_hook() -> Any:
         handle.remove()
 
 
+@contextlib.contextmanager
+def kernel_in_python() -> Any:
+    with torch.library._scoped_library("aten", "IMPL") as library, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is another one
+        library.impl("special_bessel_j0", lambda x: x, "CPU")
+        yield
+
+
 CHANGES: list[tuple[str, Callable[[], AbstractContextManager[Any]]]] = [
     ("default dtype", lambda: called(torch.set_default_dtype, torch.float64, torch.float32)),
     ("default device", lambda: torch.device("meta")),
+    ("kernels in Python", kernel_in_python),
     ("deterministic algorithms", lambda: called(torch.use_deterministic_algorithms, True, False)),
     ("deterministic warn only", warn_only),
     (
@@ -164,7 +174,12 @@ def test_state_that_an_older_artifact_lacks_is_a_difference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "change"), [("global module hooks", global_hook), ("torch function modes", Mode)]
+    ("name", "change"),
+    [
+        ("global module hooks", global_hook),
+        ("torch function modes", Mode),
+        ("kernels in Python", kernel_in_python),
+    ],
 )
 def test_state_that_no_other_process_can_have_is_refused_by_name(
     name: str, change: Callable[[], AbstractContextManager[Any]]

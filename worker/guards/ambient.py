@@ -36,6 +36,7 @@ NAMES = (
     "global module hooks",
     "torch function modes",
     "torch function",
+    "kernels in Python",
     "cudnn",
     "cudnn deterministic",
     "cudnn benchmark",
@@ -78,6 +79,7 @@ def snapshot(device_kind: str) -> tuple[Any, ...]:
         switches.num_global_hooks(),
         switches.foreign_function_modes(),  # that of the default device has a name above
         switches.function_overrides(),
+        switches.kernels_in_python(),
         *((read() for read in _CUDA) if device_kind == "cuda" else _NO_CUDA),
         *(npu_switches.read() if device_kind == "npu" else npu_switches.NONE),
     )
@@ -87,11 +89,11 @@ def encode(values: tuple[Any, ...]) -> dict[str, str]:
     """A snapshot by name, as text.
 
     Raises:
-        NotPortable: hooks or modes are active that another process cannot have.
+        NotPortable: hooks, modes or kernels are active that another process, or a graph, cannot have.
     """
     named = _named(values)
-    for name in ("global module hooks", "torch function modes"):
-        if named[name] != "0":
+    for name in ("global module hooks", "torch function modes", "kernels in Python"):
+        if named[name] not in ("", "0"):
             msg = f"{named[name]} {name} are active while a cached function is traced; remove them first"
             raise NotPortable(msg, what=name)
     return named

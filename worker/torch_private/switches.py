@@ -8,14 +8,17 @@ Facts relied upon (``tests/unit/test_ambient.py`` compares each with its propert
   and ``with torch.device(...)`` both push a mode, a ``DeviceContext``;
 * transforms of ``torch.func`` are on a stack whose top `peek_interpreter_stack` returns, and a trace of
   ``torch.jit`` is what `_get_tracing_state` returns, or None;
-* hooks of all modules stand in dictionaries of ``torch.nn.modules.module`` that stay the same objects.
+* hooks of all modules stand in dictionaries of ``torch.nn.modules.module`` that stay the same objects;
+* ``torch.library._impls`` holds a name for each kernel that Python registered, as ``aten/sin/CPU``.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 
 import torch
+import torch.library
 from torch.autograd import forward_ad
 from torch.nn.modules import module as module_hooks
 from torch.utils._device import DeviceContext
@@ -57,9 +60,24 @@ def default_device_type() -> str:
     return torch.get_default_device().type if num_function_modes() else "cpu"
 
 
+_KEYS_OF_ALL = ("CPU", "AutogradCPU", "Autograd", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
+
+
 def num_global_hooks() -> int:
     """Number of hooks that are called for every module."""
     return sum(map(len, _GLOBAL_HOOKS))
+
+
+def kernels_in_python() -> str:
+    """Operators of torch's own that somebody gave a kernel in Python, for CPUs or all devices."""
+    return _kernels_in_python(len(torch.library._impls))
+
+
+@functools.lru_cache(maxsize=1)
+def _kernels_in_python(num: int) -> str:
+    del num  # whether there are others by now is told by their number
+    found = (name.split("/") for name in torch.library._impls if name.startswith("aten/"))
+    return " ".join(sorted(name for _, name, key in found if key in _KEYS_OF_ALL))
 
 
 def foreign_function_modes() -> int:
