@@ -6,6 +6,7 @@ pinned by the versions in the environment fingerprint, so only what somebody els
 
 from __future__ import annotations
 
+import dis
 import functools
 import hashlib
 import os
@@ -97,6 +98,13 @@ def function_digest(function: types.FunctionType) -> str:
         *(f"{key}={stable_text(item)}" for key, item in sorted((function.__kwdefaults__ or {}).items())),
     )
     return hasher.hexdigest()[:_DIGEST_CHARS]
+
+
+def globals_read(code: types.CodeType) -> Iterator[str]:
+    """Names of globals, or of Python's own, in the order in which code reads them."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield str(instruction.argval)
 
 
 def joint_digest(digests: list[str]) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import dis
 import hashlib
 import importlib
 import inspect
@@ -27,6 +26,7 @@ from worker.code_digests import (
     digested_codes,
     function_digest,
     globals_module,
+    globals_read,
     is_pinned_module,
     joint_digest,
     layers,
@@ -88,7 +88,7 @@ def collect(codes: Iterable[types.CodeType], guarded: Iterable[Any] = ()) -> tup
     """
     files = modules_by_file()
     found: set[TracedSource] = set()
-    of_python: dict[str, set[str]] = {}
+    named: list[tuple[TracedSource, types.CodeType]] = []
     without_file = []
     for code in codes:
         module = _module_of(code, files)
@@ -100,16 +100,12 @@ def collect(codes: Iterable[types.CodeType], guarded: Iterable[Any] = ()) -> tup
         if source is None:
             without_file.append(code)
         else:
-            found.add(source)
-            of_python.setdefault(source.module, set()).update(_builtins_read(code))
+            named.append((source, code))
     if without_file:
         covered = {id(code) for value in guarded for code in digested_codes(value)}
-        for code in without_file:
-            source = None if id(code) in covered else _of_generated(code)
-            if source is not None:
-                found.add(source)
-                of_python.setdefault(source.module, set()).update(_builtins_read(code))
-    found |= {_of_builtins(module, names) for module, names in of_python.items() if names}
+        rest = (code for code in without_file if id(code) not in covered)
+        named += [(source, code) for code in rest if (source := _of_generated(code)) is not None]
+    found.update((source for source, _ in named), _of_builtins(named))
     return tuple(sorted(found, key=lambda source: (source.module, source.name, source.kind)))
 
 
@@ -123,20 +119,16 @@ def _of_code(code: types.CodeType, module: types.ModuleType) -> TracedSource | N
     return TracedSource(kind="file", module=module.__name__, name="", digest=digest)
 
 
-def _builtins_read(code: types.CodeType) -> set[str]:
-    """Names of globals that code reads and that Python has too."""
-    return {
-        instruction.argval
-        for instruction in dis.get_instructions(code)
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and hasattr(builtins, instruction.argval)
-    }
-
-
-def _of_builtins(module: str, names: Iterable[str]) -> TracedSource:
-    text = " ".join(sorted(names))
-    return TracedSource(
-        kind="builtins", module=module, name=text, digest=_shadowed(sys.modules[module], text)
-    )
+def _of_builtins(named: Iterable[tuple[TracedSource, types.CodeType]]) -> Iterator[TracedSource]:
+    """For each module, the names of Python's own that code of it reads."""
+    read: dict[str, set[str]] = {}
+    for source, code in named:
+        read.setdefault(source.module, set()).update(filter(vars(builtins).__contains__, globals_read(code)))
+    for module, names in read.items():
+        if names:
+            text = " ".join(sorted(names))
+            own = _shadowed(sys.modules[module], text)
+            yield TracedSource(kind="builtins", module=module, name=text, digest=own)
 
 
 def _shadowed(module: types.ModuleType, names: str) -> str:

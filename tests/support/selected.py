@@ -1,4 +1,4 @@
-"""Which cases of a test module a session runs."""
+"""The cases of a test module that a session runs."""
 
 from __future__ import annotations
 

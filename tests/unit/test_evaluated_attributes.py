@@ -60,6 +60,15 @@ class Owner:
     """An object of the user's, and a class."""
 
 
+class Falls:
+    """Has what nobody gave it."""
+
+    def __getattr__(self, name: str) -> int:
+        if name != "later":
+            raise AttributeError(name)
+        return 3
+
+
 OWNERS: dict[str, Callable[[], Any]] = {
     "module of Python": lambda: small_models,
     "function": lambda: function,
@@ -127,23 +136,8 @@ def test_attribute_that_the_function_itself_sets_is_no_condition() -> None:
 
 
 def test_attribute_found_by_a_fallback_of_the_class_is_no_condition() -> None:
-    class Falls:
-        def __getattr__(self, name: str) -> int:
-            if name != "later":
-                raise AttributeError(name)
-            return 3
-
     module = Asks(Falls(), by_default)
     assert misfits(compiled(module.forward, X), module.forward, X) == ()
-
-
-class Falls:
-    """Has what nobody gave it."""
-
-    def __getattr__(self, name: str) -> int:
-        if name != "later":
-            raise AttributeError(name)
-        return 3
 
 
 class Mapped(dict[str, int]):

@@ -20,6 +20,8 @@ from worker.torch_private.evaluated_constants import NotedConstants
 
 X = torch.ones(3)
 LIMIT = [3]
+# Dynamo of torch 2.11 breaks the graph where it would hash what hashes itself.
+REFUSALS = (NotPortable,) if torch.__version__ >= "2.12" else (NotPortable, GraphBreak)
 
 
 class Color(enum.Enum):
@@ -118,10 +120,10 @@ class IfNotSame(Chooses):
 
 
 def is_noticed(make: Callable[[], nn.Module]) -> bool:
-    """Whether a trace is refused, or does not fit where the list of the module says something else."""
+    """True if a trace is refused, or does not fit where the list of the module says something else."""
     try:
         artifact = compiled(make().forward, X)
-    except (NotPortable, GraphBreak):
+    except REFUSALS:
         return True
     assert misfits(artifact, make().forward, X) == ()
     LIMIT[0] = 1
@@ -179,7 +181,7 @@ def test_identity_of_equal_constants_is_refused(way: type[Chooses], value: Any) 
 
 
 def test_set_whose_members_say_which_are_equal_is_refused() -> None:
-    with pytest.raises((NotPortable, GraphBreak), match=r"decides what is in a set|overridden __hash__"):
+    with pytest.raises(REFUSALS, match=r"decides what is in a set|overridden __hash__"):
         compiled(IfIn(Equal(), {Equal()}).forward, X)
 
 

@@ -23,6 +23,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as module_hooks
 from torch.utils._device import DeviceContext
 
+_KEYS_OF_ALL = ("CPU", "AutogradCPU", "Autograd", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
 _GLOBAL_HOOKS = (
     module_hooks._global_forward_hooks,
     module_hooks._global_forward_pre_hooks,
@@ -58,9 +59,6 @@ num_function_modes = torch._C._len_torch_function_stack
 def default_device_type() -> str:
     """Type of the device on which a tensor is made that does not say where."""
     return torch.get_default_device().type if num_function_modes() else "cpu"
-
-
-_KEYS_OF_ALL = ("CPU", "AutogradCPU", "Autograd", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
 
 
 def num_global_hooks() -> int:

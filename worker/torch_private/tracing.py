@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dis
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from worker.code_digests import globals_read
 from worker.errors import GraphBreak, NotPortable, WorkerError
 from worker.torch_private.config_reads import settings_read_by_value
 from worker.torch_private.evaluated import Evaluations
@@ -262,9 +262,8 @@ def _refuse_names(codes: Iterable[CodeType]) -> None:
     for code in codes:
         if not any(map(_KEPT_NAMES.search, code.co_names)):
             continue
-        for instruction in dis.get_instructions(code):
-            name = str(instruction.argval)
-            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and _KEPT_NAMES.search(name):
+        for name in globals_read(code):
+            if _KEPT_NAMES.search(name):
                 msg = f"{code.co_qualname} reads a global called {name}, a name that frames keep; rename it"
                 raise NotPortable(msg, what=name)
 
