@@ -28,8 +28,8 @@ test: $(STAMP)  ## the whole test suite
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 		-m "ray and not slow and not netns and not torchair" $(RAY_TESTS)
 
-# The files that import worker or torch, or run programs that do.
-WORKER_TESTS = $(shell grep -rlE --include='test_*.py' '^ *(from|import) (worker|torch)|_models|test_demo' \
+# The files that import the worker or torch, or run programs that do.
+WORKER_TESTS = $(shell grep -rlE --include='test_*.py' '^ *(from|import) (warmrank( |\.worker|\.inference|$$)|torch)|_models|test_demo' \
 	tests/unit tests/contract tests/integration tests/device | sort)
 
 test-torch: $(STAMP) $(NPU_STAMP) ## the worker's tests, the stale matrix and a minute of fuzzing: TORCH=2.15.0
@@ -123,7 +123,7 @@ $(NPU_STAMP): $(STAMP) constraints.txt
 		> $$($(NPU_VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/warmrank.pth
 	$(BIN)/python -m pip --python $(NPU_VENV)/bin/python install --quiet --disable-pip-version-check --no-deps \
 		torch_npu==$(TORCH_NPU)
-	printf '#!%s\nfrom orchestrator.cli.main import main\nmain()\n' "$$(pwd)/$(NPU_VENV)/bin/python" > $(NPU_VENV)/bin/warmrank
+	printf '#!%s\nfrom warmrank.orchestrator.cli.main import main\nmain()\n' "$$(pwd)/$(NPU_VENV)/bin/python" > $(NPU_VENV)/bin/warmrank
 	chmod +x $(NPU_VENV)/bin/warmrank
 	touch $@
 

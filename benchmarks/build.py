@@ -63,12 +63,12 @@ def main() -> None:
 
 def config_of(options: argparse.Namespace, work: str) -> Any:
     """The launch that is built for."""
-    from orchestrator.config.reading import parse
+    from warmrank.orchestrator.config.reading import parse
 
     return parse(
         {
             "workload": {
-                "entrypoint": "examples.llama_stage:workload",
+                "entrypoint": "warmrank.examples.llama_stage:workload",
                 "arguments": {
                     "layers": options.layers,
                     "dim": options.dim,
@@ -91,8 +91,8 @@ def config_of(options: argparse.Namespace, work: str) -> Any:
 
 def built(options: argparse.Namespace, work: str) -> dict[str, Any]:
     """Figures of the build."""
-    from orchestrator.build.driver import BuildOptions, build
-    from orchestrator.build.target import target_here
+    from warmrank.orchestrator.build.driver import BuildOptions, build
+    from warmrank.orchestrator.build.target import target_here
 
     started = perf_counter()
     found = build(config_of(options, work), BuildOptions(target=target_here(), num_jobs=options.jobs))
@@ -120,12 +120,12 @@ def alone(options: argparse.Namespace, rank: int) -> float:
 
 def compile_alone(options: argparse.Namespace, rank: int, work: str) -> float:
     """Seconds of the compile of one rank's functions in this process."""
-    from orchestrator.build.ranks import OfflineOpening, imagined
-    from orchestrator.gang.opening import rank_spec
-    from worker.environment import environment
-    from worker.offline import OfflineRank
-    from worker.target import Target
-    from worker.torch_private.fake_ranks import import_tracer
+    from warmrank.orchestrator.build.ranks import OfflineOpening, imagined
+    from warmrank.orchestrator.gang.opening import rank_spec
+    from warmrank.worker.environment import environment
+    from warmrank.worker.offline import OfflineRank
+    from warmrank.worker.target import Target
+    from warmrank.worker.torch_private.fake_ranks import import_tracer
 
     import_tracer()
     opening = OfflineOpening(config=config_of(options, work), rank=rank, environment=environment())

@@ -146,12 +146,12 @@ def sizes_of(count: int, size_bytes: int) -> list[int]:
 
 def fill(config_file: Path, sizes: list[int]) -> None:
     """Publish a launch of one rank whose artifacts have these sizes."""
-    from orchestrator.config.reading import load
-    from orchestrator.launch.identity import identity, launch_key
-    from orchestrator.seed.here import check_store
-    from orchestrator.store.stores import open_store
     from tests.support.stored import CREATED, make_partition, make_record
-    from worker.environment import environment
+    from warmrank.orchestrator.config.reading import load
+    from warmrank.orchestrator.launch.identity import identity, launch_key
+    from warmrank.orchestrator.seed.here import check_store
+    from warmrank.orchestrator.store.stores import open_store
+    from warmrank.worker.environment import environment
 
     config = load(config_file)
     work = Path.cwd() / f"work-{config.name}"

@@ -28,7 +28,7 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from worker import CompilerConfig, inference
+from warmrank import CompilerConfig, inference
 
 Step = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 _LENGTH = 128

@@ -30,11 +30,11 @@ from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
-from cache_store.backends.backend import NewFile
-from cache_store.backends.objects.store import ObjectBackend
-from cache_store.digests import digest_file
-from cache_store.errors import StoreUnavailable
-from cache_store.layout import blob_name
+from warmrank.cache_store.backends.backend import NewFile
+from warmrank.cache_store.backends.objects.store import ObjectBackend
+from warmrank.cache_store.digests import digest_file
+from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.layout import blob_name
 
 QUICK_SERVER = Path(__file__).resolve().parent / "servers" / "quick_s3.py"
 BUCKET = "benchmark"

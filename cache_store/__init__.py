@@ -11,11 +11,11 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cache_store.backends.backend import BlobBackend, NewFile
-    from cache_store.canonical import canonical_json
-    from cache_store.connect import TierSpec, open_store
-    from cache_store.digests import Digest, digest_bytes, digest_file
-    from cache_store.errors import (
+    from warmrank.cache_store.backends.backend import BlobBackend, NewFile
+    from warmrank.cache_store.canonical import canonical_json
+    from warmrank.cache_store.connect import TierSpec, open_store
+    from warmrank.cache_store.digests import Digest, digest_bytes, digest_file
+    from warmrank.cache_store.errors import (
         Conflict,
         Corrupt,
         NewerFormat,
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
         Untrusted,
         UnusableCache,
     )
-    from cache_store.explain import Nearest, explain_miss, nearest
-    from cache_store.fetching.reports import FetchOutcome, FetchReport
-    from cache_store.keys import ComponentChange, changed_components, key_of
-    from cache_store.publishing.reports import BlobReport, PublishReport
-    from cache_store.records.manifest import (
+    from warmrank.cache_store.explain import Nearest, explain_miss, nearest
+    from warmrank.cache_store.fetching.reports import FetchOutcome, FetchReport
+    from warmrank.cache_store.keys import ComponentChange, changed_components, key_of
+    from warmrank.cache_store.publishing.reports import BlobReport, PublishReport
+    from warmrank.cache_store.records.manifest import (
         ArtifactEntry,
         CaptureEntry,
         LaunchRecord,
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
         partition_key,
         utc_now,
     )
-    from cache_store.seed import SeedReport
-    from cache_store.signing.trust import (
+    from warmrank.cache_store.seed import SeedReport
+    from warmrank.cache_store.signing.trust import (
         Signer,
         Trust,
         TrustPolicy,
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
         load_signer,
         load_trust,
     )
-    from cache_store.store import Store
-    from cache_store.upkeep.reports import EvictReport, VerifyReport
+    from warmrank.cache_store.store import Store
+    from warmrank.cache_store.upkeep.reports import EvictReport, VerifyReport
 
 __all__ = [
     "ArtifactEntry",

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from cache_store.backends.backend import BlobBackend
-from cache_store.backends.circuit import Circuits, Ticks
-from cache_store.backends.directory import DirectoryBackend
-from cache_store.backends.durability import FlushChoice
-from cache_store.backends.tier import ANSWER_S, Tier, TierMode, TierState, away
-from cache_store.backends.tiers import TieredBackend
-from cache_store.errors import StoreError, StoreUnavailable
-from cache_store.signing.trust import Trust
-from cache_store.store import Store
+from warmrank.cache_store.backends.backend import BlobBackend
+from warmrank.cache_store.backends.circuit import Circuits, Ticks
+from warmrank.cache_store.backends.directory import DirectoryBackend
+from warmrank.cache_store.backends.durability import FlushChoice
+from warmrank.cache_store.backends.tier import ANSWER_S, Tier, TierMode, TierState, away
+from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.errors import StoreError, StoreUnavailable
+from warmrank.cache_store.signing.trust import Trust
+from warmrank.cache_store.store import Store
 
 SpecMode = Literal["off", "ro", "rw", "required"]
 # One for each place and process: another store opened in it must not wait for a dead place again.
@@ -169,7 +169,7 @@ def open_backend(spec: TierSpec, *, create: bool) -> BlobBackend:
         StoreError: it is away, or no store that this release reads.
     """
     if "://" in spec.location:
-        from cache_store.backends.objects.store import ObjectBackend
+        from warmrank.cache_store.backends.objects.store import ObjectBackend
 
         return ObjectBackend(
             spec.location,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from cache_store.keys import ComponentChange, changed_components
+from warmrank.cache_store.keys import ComponentChange, changed_components
 
 _SHOWN_CHANGES = 8
 

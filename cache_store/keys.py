@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cache_store.canonical import canonical_json
+from warmrank.cache_store.canonical import canonical_json
 
 _DIGEST = re.compile(r"[0-9a-f]{32,}", re.ASCII)
 _SHOWN_CHARACTERS = 60

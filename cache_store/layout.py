@@ -24,7 +24,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
-from cache_store.digests import digest_bytes, is_sha256
+from warmrank.cache_store.digests import digest_bytes, is_sha256
 
 FORMAT_FILE = "FORMAT"
 BLOBS = "cas/sha256/"

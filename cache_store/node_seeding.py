@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from cache_store.errors import StoreError, is_final
-from cache_store.fetching.intake import Intake
-from cache_store.node.node_files import NodeFile
-from cache_store.node.placing import Destinations, Vouched, place_files
-from cache_store.records.manifest import LaunchRecord, PartitionRef
-from cache_store.store import Store
+from warmrank.cache_store.errors import StoreError, is_final
+from warmrank.cache_store.fetching.intake import Intake
+from warmrank.cache_store.node.node_files import NodeFile
+from warmrank.cache_store.node.placing import Destinations, Vouched, place_files
+from warmrank.cache_store.records.manifest import LaunchRecord, PartitionRef
+from warmrank.cache_store.store import Store
 
 MAX_NODE_LAUNCHES = 4
 """Launches whose manifests are looked through for node artifacts; each takes over what it was given, so the

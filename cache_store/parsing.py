@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from cache_store.errors import Corrupt, NewerFormat
+from warmrank.cache_store.errors import Corrupt, NewerFormat
 
 _M = TypeVar("_M", bound=BaseModel)
 _SHOWN_FAULTS = 5

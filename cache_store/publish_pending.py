@@ -13,17 +13,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cache_store.errors import Corrupt, StoreError, UnusableCache, is_final
-from cache_store.node.private_files import digest_private
-from cache_store.publishing.publish_queue import (
+from warmrank.cache_store.errors import Corrupt, StoreError, UnusableCache, is_final
+from warmrank.cache_store.node.private_files import digest_private
+from warmrank.cache_store.publishing.publish_queue import (
     AwaitedPartition,
     WaitingLaunch,
     WaitingPartition,
     forget,
     pending,
 )
-from cache_store.records.manifest import PartitionManifest
-from cache_store.store import Store
+from warmrank.cache_store.records.manifest import PartitionManifest
+from warmrank.cache_store.store import Store
 
 logger = logging.getLogger(__name__)
 

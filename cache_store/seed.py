@@ -15,16 +15,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from cache_store.errors import StoreError, is_final
-from cache_store.explain import explain_miss
-from cache_store.fetching.intake import Intake
-from cache_store.fetching.progress import OnProgress
-from cache_store.fetching.reports import FetchOutcome, FetchReport
-from cache_store.node.placing import Destinations
-from cache_store.node_seeding import NodeRoom, NodeSeedReport, NodeWanted, seed_node
-from cache_store.publishing.stored_launches import LaunchSummary, StoredLaunch
-from cache_store.records.manifest import LaunchRecord, PartitionRef
-from cache_store.store import Store
+from warmrank.cache_store.errors import StoreError, is_final
+from warmrank.cache_store.explain import explain_miss
+from warmrank.cache_store.fetching.intake import Intake
+from warmrank.cache_store.fetching.progress import OnProgress
+from warmrank.cache_store.fetching.reports import FetchOutcome, FetchReport
+from warmrank.cache_store.node.placing import Destinations
+from warmrank.cache_store.node_seeding import NodeRoom, NodeSeedReport, NodeWanted, seed_node
+from warmrank.cache_store.publishing.stored_launches import LaunchSummary, StoredLaunch
+from warmrank.cache_store.records.manifest import LaunchRecord, PartitionRef
+from warmrank.cache_store.store import Store
 
 logger = logging.getLogger(__name__)
 

@@ -11,21 +11,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from cache_store.backends.backend import NewFile
-from cache_store.backends.tiers import TieredBackend
-from cache_store.digests import Digest, digest_bytes
-from cache_store.errors import StoreError
-from cache_store.fetching import fetch
-from cache_store.fetching.intake import Intake
-from cache_store.fetching.progress import OnProgress, while_asked
-from cache_store.fetching.reports import FetchOutcome
-from cache_store.layout import blob_name, launch_name, manifest_name
-from cache_store.publishing import launches, publish
-from cache_store.publishing import publish_many as many
-from cache_store.publishing.reports import BlobReport, PublishReport
-from cache_store.records.documents import Documents, read_stored_form
-from cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef
-from cache_store.signing.trust import Trust
+from warmrank.cache_store.backends.backend import NewFile
+from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.digests import Digest, digest_bytes
+from warmrank.cache_store.errors import StoreError
+from warmrank.cache_store.fetching import fetch
+from warmrank.cache_store.fetching.intake import Intake
+from warmrank.cache_store.fetching.progress import OnProgress, while_asked
+from warmrank.cache_store.fetching.reports import FetchOutcome
+from warmrank.cache_store.layout import blob_name, launch_name, manifest_name
+from warmrank.cache_store.publishing import launches, publish
+from warmrank.cache_store.publishing import publish_many as many
+from warmrank.cache_store.publishing.reports import BlobReport, PublishReport
+from warmrank.cache_store.records.documents import Documents, read_stored_form
+from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef
+from warmrank.cache_store.signing.trust import Trust
 
 T = TypeVar("T")
 

@@ -14,33 +14,33 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cache_store import spreading
-from cache_store.backends.backend import BlobBackend
-from cache_store.backends.tier import TierState
-from cache_store.backends.tiers import TieredBackend
-from cache_store.fetching import fetch, node_artifacts, pinned
-from cache_store.fetching.intake import Intake, beating, incoming, tell_held
-from cache_store.fetching.node_artifacts import NodeFetch
-from cache_store.fetching.pinned import Pinned
-from cache_store.fetching.progress import OnProgress
-from cache_store.fetching.reports import FetchOutcome
-from cache_store.layout import USED, manifest_name
-from cache_store.node.placing import Destinations
-from cache_store.node.single_flight import LOCK_TIMEOUT_S, single_flight
-from cache_store.publishing import stored_launches
-from cache_store.publishing.reports import BlobReport, PublishReport
-from cache_store.publishing.stored_launches import LaunchSummary, StoredLaunch
-from cache_store.records.documents import Documents
-from cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef
-from cache_store.retention import last_use
-from cache_store.signing.trust import Trust
-from cache_store.store_places import StorePlaces
-from cache_store.sync.pull import PullReport, plan_pull, pull, pull_lock
-from cache_store.sync.push import PushReport, push
-from cache_store.upkeep import pins, places
-from cache_store.upkeep.evict_plan import EvictPolicy
-from cache_store.upkeep.pins import Pin
-from cache_store.upkeep.reports import EvictOutcome, VerifyReport
+from warmrank.cache_store import spreading
+from warmrank.cache_store.backends.backend import BlobBackend
+from warmrank.cache_store.backends.tier import TierState
+from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.fetching import fetch, node_artifacts, pinned
+from warmrank.cache_store.fetching.intake import Intake, beating, incoming, tell_held
+from warmrank.cache_store.fetching.node_artifacts import NodeFetch
+from warmrank.cache_store.fetching.pinned import Pinned
+from warmrank.cache_store.fetching.progress import OnProgress
+from warmrank.cache_store.fetching.reports import FetchOutcome
+from warmrank.cache_store.layout import USED, manifest_name
+from warmrank.cache_store.node.placing import Destinations
+from warmrank.cache_store.node.single_flight import LOCK_TIMEOUT_S, single_flight
+from warmrank.cache_store.publishing import stored_launches
+from warmrank.cache_store.publishing.reports import BlobReport, PublishReport
+from warmrank.cache_store.publishing.stored_launches import LaunchSummary, StoredLaunch
+from warmrank.cache_store.records.documents import Documents
+from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef
+from warmrank.cache_store.retention import last_use
+from warmrank.cache_store.signing.trust import Trust
+from warmrank.cache_store.store_places import StorePlaces
+from warmrank.cache_store.sync.pull import PullReport, plan_pull, pull, pull_lock
+from warmrank.cache_store.sync.push import PushReport, push
+from warmrank.cache_store.upkeep import pins, places
+from warmrank.cache_store.upkeep.evict_plan import EvictPolicy
+from warmrank.cache_store.upkeep.pins import Pin
+from warmrank.cache_store.upkeep.reports import EvictOutcome, VerifyReport
 
 
 class Store(StorePlaces):

@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from cache_store import spreading
-from cache_store.backends.backend import BlobBackend, NewFile
-from cache_store.backends.supervisor import Supervisor
-from cache_store.backends.tier import Tier, TierState
-from cache_store.backends.tiers import TieredBackend
-from cache_store.errors import StoreUnavailable
-from cache_store.node.admission import admit
-from cache_store.node.placing import Destination, Destinations, admitted
-from cache_store.records.documents import Documents
-from cache_store.signing.trust import Trust, TrustPolicy
+from warmrank.cache_store import spreading
+from warmrank.cache_store.backends.backend import BlobBackend, NewFile
+from warmrank.cache_store.backends.supervisor import Supervisor
+from warmrank.cache_store.backends.tier import Tier, TierState
+from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.node.admission import admit
+from warmrank.cache_store.node.placing import Destination, Destinations, admitted
+from warmrank.cache_store.records.documents import Documents
+from warmrank.cache_store.signing.trust import Trust, TrustPolicy
 
 T = TypeVar("T")
 

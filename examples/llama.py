@@ -18,12 +18,12 @@ from dataclasses import fields
 import torch
 import torch.distributed as dist
 
-from examples.llama_model import Llama, build_model
-from examples.llama_reference import reference_logits
-from examples.llama_weights import LlamaSizes, Weights, full_weights
-from worker.errors import WorkloadError
-from worker.results import Verification
-from worker.workload import Call, RankContext, Workload
+from warmrank.examples.llama_model import Llama, build_model
+from warmrank.examples.llama_reference import reference_logits
+from warmrank.examples.llama_weights import LlamaSizes, Weights, full_weights
+from warmrank.worker.errors import WorkloadError
+from warmrank.worker.results import Verification
+from warmrank.worker.workload import Call, RankContext, Workload
 
 # Lewis Carroll, "Alice's Adventures in Wonderland" (1865), the first lines.
 TEXT = (

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
-from examples.llama_weights import LlamaSizes, check_split, shard
-from worker.inference import cache_compile
+from warmrank.examples.llama_weights import LlamaSizes, check_split, shard
+from warmrank.inference import cache_compile
 
 
 class RMSNorm(nn.Module):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
-from examples.llama_weights import LlamaSizes
+from warmrank.examples.llama_weights import LlamaSizes
 
 
 def reference_logits(

@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from examples.llama_model import Block, RMSNorm, rotary_angles
-from examples.llama_weights import LlamaSizes, check_split
-from worker.errors import WorkloadError
-from worker.inference import cache_compile
-from worker.results import Verification
-from worker.workload import Call, RankContext, Workload
+from warmrank.examples.llama_model import Block, RMSNorm, rotary_angles
+from warmrank.examples.llama_weights import LlamaSizes, check_split
+from warmrank.inference import cache_compile
+from warmrank.worker.errors import WorkloadError
+from warmrank.worker.results import Verification
+from warmrank.worker.workload import Call, RankContext, Workload
 
 TOLERANCE = 1e-5
 

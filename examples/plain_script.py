@@ -14,9 +14,9 @@ import os
 import torch
 import torch.distributed as dist
 
-import worker as torchair
-from worker import logger
-from worker.configs.compiler_config import CompilerConfig
+import warmrank as torchair
+from warmrank import logger
+from warmrank.configs.compiler_config import CompilerConfig
 
 config = CompilerConfig()
 config.mode = "reduce-overhead"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.causes import Cause, WorkerFailure, causes_of
+from warmrank.orchestrator.causes import Cause, WorkerFailure, causes_of
 
 
 class OrchestratorError(Exception):

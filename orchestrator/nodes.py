@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.errors import UnknownNode
-from orchestrator.seats import SHORT_ID
+from warmrank.orchestrator.errors import UnknownNode
+from warmrank.orchestrator.seats import SHORT_ID
 
 _MIN_PREFIX = 6
 """So many characters of a node's id name it."""

@@ -82,8 +82,8 @@ def fault_rounds(pytestconfig: pytest.Config) -> int:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[str]:
     """A Ray that was up before the launches of a test; its address."""
-    from orchestrator.config.models import RayConfig
-    from orchestrator.gang import ray_session
+    from warmrank.orchestrator.config.models import RayConfig
+    from warmrank.orchestrator.gang import ray_session
 
     session = ray_session.enter(RayConfig(num_cpus=4), timeout_s=120)
     import ray

@@ -18,15 +18,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cache_store.canonical import canonical_json
-from cache_store.digests import Digest
-from cache_store.errors import UnusableCache
-from cache_store.node.private_files import digest_private
-from worker.errors import ArtifactCorrupt, ArtifactMissing
-from worker.frame import Frame
-from worker.graph_facts import GraphFacts
-from worker.guards.model import PortableGuards
-from worker.values import Value
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.digests import Digest
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.node.private_files import digest_private
+from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing
+from warmrank.worker.frame import Frame
+from warmrank.worker.graph_facts import GraphFacts
+from warmrank.worker.guards.model import PortableGuards
+from warmrank.worker.values import Value
 
 FORMAT = 4
 ABOUT = "about"

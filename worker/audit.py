@@ -16,14 +16,14 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from worker import origins
-from worker.guards.model import PortableGuards
-from worker.readable import disassembled, origin_of
-from worker.readable_guards import conditions
-from worker.values import Value
+from warmrank.worker import origins
+from warmrank.worker.guards.model import PortableGuards
+from warmrank.worker.readable import disassembled, origin_of
+from warmrank.worker.readable_guards import conditions
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from worker.artifact import Artifact
+    from warmrank.worker.artifact import Artifact
 
 _AS_TEXT = ("graph.py", "torchair.py")
 _AS_DIGEST = ("constants", "torchair.json", "torchair.txt")

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from worker import data_dump
-from worker.capture import CaptureOptions, runner_for
-from worker.compiler import prepared
-from worker.configs.compiler_config import CompilerConfig
-from worker.devices import backend_for
-from worker.emulation import kind_of
-from worker.engines.choice import engine_for
-from worker.errors import BackwardNotSupported
-from worker.gears.carried import carried
-from worker.gears.record import TracedGears, record
-from worker.gears.runner import GearedRunner
-from worker.graph_facts import analyse
-from worker.groups import role_of
-from worker.torch_private import facts as torch_facts
-from worker.torch_private.lowering import LoweredGraph, lower
-from worker.torch_private.symbols import make_static
+from warmrank.worker import data_dump
+from warmrank.worker.capture import CaptureOptions, runner_for
+from warmrank.worker.compiler import prepared
+from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.devices import backend_for
+from warmrank.worker.emulation import kind_of
+from warmrank.worker.engines.choice import engine_for
+from warmrank.worker.errors import BackwardNotSupported
+from warmrank.worker.gears.carried import carried
+from warmrank.worker.gears.record import TracedGears, record
+from warmrank.worker.gears.runner import GearedRunner
+from warmrank.worker.graph_facts import analyse
+from warmrank.worker.groups import role_of
+from warmrank.worker.torch_private import facts as torch_facts
+from warmrank.worker.torch_private.lowering import LoweredGraph, lower
+from warmrank.worker.torch_private.symbols import make_static
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -52,7 +52,7 @@ def compile_graph(
     engine = engine_for(compiler_config, wanted="auto", device_kind=kind)
     compiler_config.check(kind, engine=engine.name)
     if engine.captures_itself:
-        from worker.engines.torchair_cache import compiled_by_backend
+        from warmrank.worker.engines.torchair_cache import compiled_by_backend
 
         return compiled_by_backend(
             graph_module, example_inputs, config=compiler_config, decompositions=custom_decompositions
@@ -106,6 +106,6 @@ def _records_gradients(graph_module: GraphModule) -> bool:
 
 
 def _known_names() -> list[str]:
-    from worker.torch_private.process_groups import known_groups
+    from warmrank.worker.torch_private.process_groups import known_groups
 
     return list(known_groups())

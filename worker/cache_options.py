@@ -7,10 +7,10 @@ from contextvars import ContextVar
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal
 
-from worker.values import Value
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from worker.configs.compiler_config import CompilerConfig
+    from warmrank.worker.configs.compiler_config import CompilerConfig
 
 GuardMode = Literal["always", "once", "skip"]
 OnRecompile = Literal["add", "abandon"]

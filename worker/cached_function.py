@@ -18,26 +18,26 @@ from time import perf_counter
 from types import MethodType
 from typing import Any
 
-from cache_store.node.local import ensure_cache_dir
-from worker import collection, data_dump, journal
-from worker.artifact import Artifact
-from worker.cache_options import CacheOptions, LaunchDefaults, launch_defaults
-from worker.capture.statistics import CaptureStatistics, total
-from worker.devices import backend_for
-from worker.engines import Outliner, Site
-from worker.errors import ArtifactCorrupt, CompileForbidden, NotPortable, StateChanged
-from worker.function_files import FunctionFiles, adopted, announce
-from worker.function_lookup import FunctionLookup
-from worker.gears.carried import geared_arguments
-from worker.gears.misses import refuse_arguments
-from worker.guards import ambient
-from worker.lookup import Found
-from worker.request import code_in_options
-from worker.results import FunctionResult, Outcome, StageSeconds
-from worker.settings import settings
-from worker.torch_private.switches import is_followed, is_symbolic_trace
-from worker.trace_limit import TraceLimit
-from worker.variant import StoredArtifact, Variant, function_of
+from warmrank.cache_store.node.local import ensure_cache_dir
+from warmrank.worker import collection, data_dump, journal
+from warmrank.worker.artifact import Artifact
+from warmrank.worker.cache_options import CacheOptions, LaunchDefaults, launch_defaults
+from warmrank.worker.capture.statistics import CaptureStatistics, total
+from warmrank.worker.devices import backend_for
+from warmrank.worker.engines import Outliner, Site
+from warmrank.worker.errors import ArtifactCorrupt, CompileForbidden, NotPortable, StateChanged
+from warmrank.worker.function_files import FunctionFiles, adopted, announce
+from warmrank.worker.function_lookup import FunctionLookup
+from warmrank.worker.gears.carried import geared_arguments
+from warmrank.worker.gears.misses import refuse_arguments
+from warmrank.worker.guards import ambient
+from warmrank.worker.lookup import Found
+from warmrank.worker.request import code_in_options
+from warmrank.worker.results import FunctionResult, Outcome, StageSeconds
+from warmrank.worker.settings import settings
+from warmrank.worker.torch_private.switches import is_followed, is_symbolic_trace
+from warmrank.worker.trace_limit import TraceLimit
+from warmrank.worker.variant import StoredArtifact, Variant, function_of
 
 _log = logging.getLogger("torchair")
 
@@ -158,7 +158,7 @@ class CachedFunction(FunctionLookup):
         with self._lock:
             started = perf_counter()
             if sys.stdout is not None and sys.stdout.isatty():
-                import worker.log  # noqa: F401 - gives the logger its form, and its level on a terminal
+                import warmrank.worker.log  # noqa: F401 - gives the logger its form, and its level on a terminal
             with collection.paused():
                 self._kind = self.device_kind
                 self._refuse_gear_miss(args, kwargs)
@@ -239,10 +239,10 @@ class CachedFunction(FunctionLookup):
         Raises:
             WorkerError: the function cannot be cached.
         """
-        from worker.torch_private import facts
+        from warmrank.worker.torch_private import facts
 
         facts.require("compile", "trial")
-        from worker.compiler import compile_call
+        from warmrank.worker.compiler import compile_call
 
         if self._variants and self._options.on_recompile == "abandon":
             self._files.abandon(self.place().function_dir, reason)
@@ -275,7 +275,7 @@ class CachedFunction(FunctionLookup):
         Raises:
             WorkerError: the function cannot be cached.
         """
-        from worker.compiler import compile_call
+        from warmrank.worker.compiler import compile_call
 
         config = copy.deepcopy(self._options.config)
         config.debug.graph_dump.type = config.debug.fx_summary.type = None  # the compile writes such files

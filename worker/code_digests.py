@@ -81,6 +81,12 @@ def _stands_in_python(file: str) -> bool:
     return path.is_relative_to(_STANDARD_LIBRARY) and not any(part in _INSTALLED for part in path.parts)
 
 
+def package_of(name: str) -> str:
+    """The package that a module is released in; of ours, whose examples are user code, the room as well."""
+    top, _, rest = name.partition(".")
+    return f"{top}.{rest.partition('.')[0]}" if top == "warmrank" else top
+
+
 def code_digest(code: types.CodeType) -> str:
     """Digest of what a code object does: instructions, names and constants, not where it stands."""
     hasher = hashlib.sha256()
@@ -312,7 +318,7 @@ def _stands_there(cls: type, name: str, function: types.FunctionType) -> bool:
 
     Dynamo puts a function of its own, made in another one, into ``Module.__init__``.
     """
-    if (globals_module(function) or "").partition(".")[0] != cls.__module__.partition(".")[0]:
+    if package_of(globals_module(function) or "") != package_of(cls.__module__):
         return True
     place = function.__code__.co_qualname
     return "<locals>" in place or place == f"{cls.__qualname__}.{name}" or (name, place) in _SECOND_NAMES

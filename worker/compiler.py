@@ -13,33 +13,33 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from cache_store.digests import digest_bytes
-from worker import data_dump, graph_dumps, origins
-from worker.artifact import ABOUT, Artifact, ArtifactFile
-from worker.code_digests import function_digest
-from worker.engines import Built, Site
-from worker.errors import BackwardNotSupported, FunctionRaised, GraphBreak, WorkerError
-from worker.frame import extract
-from worker.gears.carried import geared_arguments
-from worker.gears.compiling import compiling
-from worker.graph_facts import GraphFacts, analyse
-from worker.guards import ambient
-from worker.guards.check import argument_names
-from worker.guards.translate import translate
-from worker.passes import with_passes
-from worker.runtime_state import declared_for
-from worker.torch_private.higher_order import nodes_within
-from worker.torch_private.lowering import LoweredGraph
-from worker.torch_private.operators import named_argument
-from worker.torch_private.source_names import readable
-from worker.torch_private.tracing import Trace, trace
-from worker.values import Value
-from worker.variant import arguments_of, function_of
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.worker import data_dump, graph_dumps, origins
+from warmrank.worker.artifact import ABOUT, Artifact, ArtifactFile
+from warmrank.worker.code_digests import function_digest
+from warmrank.worker.engines import Built, Site
+from warmrank.worker.errors import BackwardNotSupported, FunctionRaised, GraphBreak, WorkerError
+from warmrank.worker.frame import extract
+from warmrank.worker.gears.carried import geared_arguments
+from warmrank.worker.gears.compiling import compiling
+from warmrank.worker.graph_facts import GraphFacts, analyse
+from warmrank.worker.guards import ambient
+from warmrank.worker.guards.check import argument_names
+from warmrank.worker.guards.translate import translate
+from warmrank.worker.passes import with_passes
+from warmrank.worker.runtime_state import declared_for
+from warmrank.worker.torch_private.higher_order import nodes_within
+from warmrank.worker.torch_private.lowering import LoweredGraph
+from warmrank.worker.torch_private.operators import named_argument
+from warmrank.worker.torch_private.source_names import readable
+from warmrank.worker.torch_private.tracing import Trace, trace
+from warmrank.worker.values import Value
+from warmrank.worker.variant import arguments_of, function_of
 
 if TYPE_CHECKING:
-    from worker.cache_options import CacheOptions
-    from worker.configs.compiler_config import CompilerConfig
-    from worker.request import Request
+    from warmrank.worker.cache_options import CacheOptions
+    from warmrank.worker.configs.compiler_config import CompilerConfig
+    from warmrank.worker.request import Request
 
 _log = logging.getLogger("torchair")
 _Made = TypeVar("_Made")
@@ -202,7 +202,7 @@ def prepared(lowered: LoweredGraph, config: CompilerConfig) -> LoweredGraph:
 
 def _roles(lowered: LoweredGraph) -> tuple[str, ...]:
     """Roles of the process groups whose names the graph holds."""
-    from worker.groups import role_of
+    from warmrank.worker.groups import role_of
 
     roles = set()
     for node in nodes_within(lowered.graph):

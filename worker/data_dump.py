@@ -20,7 +20,7 @@ import torch
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-    from worker.configs.compiler_config import CompilerConfig
+    from warmrank.worker.configs.compiler_config import CompilerConfig
 
 MARK = "warmrank_data_dump"
 

@@ -24,10 +24,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cache_store.digests import Digest, copy_and_digest, digest_bytes
-from cache_store.errors import UnusableCache
-from cache_store.node.node_files import is_reserved
-from cache_store.node.private_files import (
+from warmrank.cache_store.digests import Digest, copy_and_digest, digest_bytes
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.node.node_files import is_reserved
+from warmrank.cache_store.node.private_files import (
     create_private,
     digest_owned,
     discard_tree,
@@ -38,7 +38,7 @@ from cache_store.node.private_files import (
     sync_directory,
     temporary_name,
 )
-from cache_store.paths import path_fault
+from warmrank.cache_store.paths import path_fault
 
 _log = logging.getLogger(__name__)
 

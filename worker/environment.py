@@ -14,15 +14,15 @@ import platform
 import re
 from pathlib import Path
 
-from worker.ascend import places
-from worker.ascend.chips import soc_of
-from worker.ascend.places import Places
-from worker.ascend.versions import cann_of, driver_of
-from worker.emulation import kind_of
-from worker.instruction_set import features
-from worker.nvidia import architectures
-from worker.settings import settings
-from worker.target import target
+from warmrank.worker.ascend import places
+from warmrank.worker.ascend.chips import soc_of
+from warmrank.worker.ascend.places import Places
+from warmrank.worker.ascend.versions import cann_of, driver_of
+from warmrank.worker.emulation import kind_of
+from warmrank.worker.instruction_set import features
+from warmrank.worker.nvidia import architectures
+from warmrank.worker.settings import settings
+from warmrank.worker.target import target
 
 _INSTRUCTION_SETS = (
     "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16",

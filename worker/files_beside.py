@@ -13,20 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cache_store.digests import Digest
-from cache_store.errors import StoreError
-from cache_store.node.companions import (
+from warmrank.cache_store.digests import Digest
+from warmrank.cache_store.errors import StoreError
+from warmrank.cache_store.node.companions import (
     add_companion,
     add_companion_from,
     companions,
 )
-from cache_store.node.private_files import set_aside
-from worker.artifact import damaged_files
-from worker.errors import ArtifactCorrupt, ArtifactMissing
+from warmrank.cache_store.node.private_files import set_aside
+from warmrank.worker.artifact import damaged_files
+from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing
 
 if TYPE_CHECKING:
-    from cache_store.store import Store
-    from worker.variant import StoredArtifact
+    from warmrank.cache_store.store import Store
+    from warmrank.worker.variant import StoredArtifact
 
 _log = logging.getLogger("torchair")
 

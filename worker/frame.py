@@ -23,13 +23,13 @@ from collections.abc import Callable, Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from worker.errors import NotPortable
-from worker.guards import constants
-from worker.stand_ins import StandIns
-from worker.values import Value
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.guards import constants
+from warmrank.worker.stand_ins import StandIns
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from worker.torch_private.tracing import Trace
+    from warmrank.worker.torch_private.tracing import Trace
 
 _MARSHAL_VERSION = 2
 _GRAPH_NAME = "__compiled_fn"

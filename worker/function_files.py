@@ -12,14 +12,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cache_store.digests import digest_bytes
-from cache_store.node.local import add_variant, add_variant_from, variants
-from worker import files_beside
-from worker.variant import StoredArtifact
-from worker.withheld import withhold
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.node.local import add_variant, add_variant_from, variants
+from warmrank.worker import files_beside
+from warmrank.worker.variant import StoredArtifact
+from warmrank.worker.withheld import withhold
 
 if TYPE_CHECKING:
-    from worker.artifact import Artifact
+    from warmrank.worker.artifact import Artifact
 
 _log = logging.getLogger("torchair")
 _META_VERSION = "1.0.0"

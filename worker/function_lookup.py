@@ -13,24 +13,24 @@ from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from worker import files_beside
-from worker.cache_options import CacheOptions, EngineChoice, GuardMode, LaunchDefaults
-from worker.emulation import kind_of
-from worker.engines.choice import check_choice, engine_for
-from worker.gears.rules import GearRule
-from worker.lookup import Found, Place, by_digest, look_up, read_stored
-from worker.partition_paths import model_directory, partition_name
-from worker.present_sources import missing_operators
-from worker.request import Request, request
-from worker.settings import settings
-from worker.torch_private.prepared import prepare
-from worker.variant import StoredArtifact
+from warmrank.worker import files_beside
+from warmrank.worker.cache_options import CacheOptions, EngineChoice, GuardMode, LaunchDefaults
+from warmrank.worker.emulation import kind_of
+from warmrank.worker.engines.choice import check_choice, engine_for
+from warmrank.worker.gears.rules import GearRule
+from warmrank.worker.lookup import Found, Place, by_digest, look_up, read_stored
+from warmrank.worker.partition_paths import model_directory, partition_name
+from warmrank.worker.present_sources import missing_operators
+from warmrank.worker.request import Request, request
+from warmrank.worker.settings import settings
+from warmrank.worker.torch_private.prepared import prepare
+from warmrank.worker.variant import StoredArtifact
 
 if TYPE_CHECKING:
     import torch
 
-    from cache_store.store import Store
-    from worker.engines import Engine
+    from warmrank.cache_store.store import Store
+    from warmrank.worker.engines import Engine
 
 OFFERED = "offered"
 

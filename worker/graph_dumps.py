@@ -20,7 +20,7 @@ import torch
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
-    from worker.configs.compiler_config import CompilerConfig
+    from warmrank.worker.configs.compiler_config import CompilerConfig
 
 _log = logging.getLogger("torchair")
 _SUMMARY_COLUMNS = ("operator", "kind", "calls", "inputs", "outputs")

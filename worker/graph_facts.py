@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from worker.gears.model import GearFacts
-from worker.random_ops import check, draws
-from worker.torch_private.higher_order import higher_order_name, nodes_within, refuse_writes_within
-from worker.torch_private.operators import (
+from warmrank.worker.gears.model import GearFacts
+from warmrank.worker.random_ops import check, draws
+from warmrank.worker.torch_private.higher_order import higher_order_name, nodes_within, refuse_writes_within
+from warmrank.worker.torch_private.operators import (
     aliased_arguments,
     arguments_at,
     memory_of,
@@ -18,12 +18,12 @@ from worker.torch_private.operators import (
     size_depends_on_data,
     written_arguments,
 )
-from worker.values import Value
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from torch.fx import Node
 
-    from worker.torch_private.lowering import LoweredGraph
+    from warmrank.worker.torch_private.lowering import LoweredGraph
 
 # Input classes of the seeds: parameters and buffers; mutated inputs; user inputs; and numbers.
 STATE, MUTATED, USER, NUMBER = "state", "mutated", "user", "number"

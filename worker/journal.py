@@ -17,11 +17,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.results import FunctionResult, StageSeconds
-from worker.settings import settings
+from warmrank.worker.results import FunctionResult, StageSeconds
+from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
-    from worker.artifact import Artifact
+    from warmrank.worker.artifact import Artifact
 
 _log = logging.getLogger(__name__)
 

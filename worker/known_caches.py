@@ -29,8 +29,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from worker.node_caches import NodeCache
-from worker.settings import Settings, expanded
+from warmrank.worker.node_caches import NodeCache
+from warmrank.worker.settings import Settings, expanded
 
 STATIC_KERNELS = "static_kernels"
 GE = "ge"

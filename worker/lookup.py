@@ -6,18 +6,18 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from cache_store.errors import StoreError
-from cache_store.keys import changed_components
-from cache_store.node.local import variants
-from cache_store.node.private_files import set_aside
-from worker.errors import ArtifactCorrupt
-from worker.files_beside import with_files
-from worker.guards.words import in_brief
-from worker.partition_paths import sibling_variants
-from worker.request import Request
-from worker.values import Value
-from worker.variant import StoredArtifact
-from worker.withheld import is_withheld
+from warmrank.cache_store.errors import StoreError
+from warmrank.cache_store.keys import changed_components
+from warmrank.cache_store.node.local import variants
+from warmrank.cache_store.node.private_files import set_aside
+from warmrank.worker.errors import ArtifactCorrupt
+from warmrank.worker.files_beside import with_files
+from warmrank.worker.guards.words import in_brief
+from warmrank.worker.partition_paths import sibling_variants
+from warmrank.worker.request import Request
+from warmrank.worker.values import Value
+from warmrank.worker.variant import StoredArtifact
+from warmrank.worker.withheld import is_withheld
 
 _log = logging.getLogger("torchair")
 
@@ -133,7 +133,7 @@ def _candidates(place: Place) -> Iterator[Path]:
 
 def _nearest(place: Place, asked: Request, misfits: Misfits) -> str:
     """Why nothing lies under this request, told by the nearest other request of this class."""
-    from worker.nearest import explain_absence
+    from warmrank.worker.nearest import explain_absence
 
     def of_file(path: Path) -> tuple[str, ...]:
         try:

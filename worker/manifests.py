@@ -7,27 +7,27 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cache_store.records.manifest import (
+from warmrank.cache_store.records.manifest import (
     ArtifactEntry,
     CaptureEntry,
     PartitionManifest,
     RequestEntry,
     utc_now,
 )
-from worker import journal
-from worker.environment import environment
-from worker.node_collecting import entries
-from worker.results import Published
-from worker.script import journal_of
-from worker.withheld import is_withheld
+from warmrank.worker import journal
+from warmrank.worker.environment import environment
+from warmrank.worker.node_collecting import entries
+from warmrank.worker.results import Published
+from warmrank.worker.script import journal_of
+from warmrank.worker.withheld import is_withheld
 
 if TYPE_CHECKING:
-    from cache_store.digests import Digest
-    from cache_store.node.node_files import NodeFile
-    from cache_store.store import Store
-    from worker.cached_function import CachedFunction
-    from worker.rank_spec import RankSpec
-    from worker.variant import StoredArtifact
+    from warmrank.cache_store.digests import Digest
+    from warmrank.cache_store.node.node_files import NodeFile
+    from warmrank.cache_store.store import Store
+    from warmrank.worker.cached_function import CachedFunction
+    from warmrank.worker.rank_spec import RankSpec
+    from warmrank.worker.variant import StoredArtifact
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def of_journals(files: Iterable[Path], *, rank: int, world_size: int, root: Path
         world_size: number of ranks.
         root: the cache directory.
     """
-    from cache_store.keys import key_of
+    from warmrank.cache_store.keys import key_of
 
     requests: dict[tuple[str, frozenset[tuple[str, str]]], RequestEntry] = {}
     artifacts: dict[str, ArtifactEntry] = {}

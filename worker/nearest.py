@@ -6,12 +6,12 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from cache_store.keys import changed_components
-from cache_store.node.local import variants
-from worker.artifact import read
-from worker.errors import ArtifactCorrupt
-from worker.guards.words import in_brief
-from worker.request import Request
+from warmrank.cache_store.keys import changed_components
+from warmrank.cache_store.node.local import variants
+from warmrank.worker.artifact import read
+from warmrank.worker.errors import ArtifactCorrupt
+from warmrank.worker.guards.words import in_brief
+from warmrank.worker.request import Request
 
 _MAX_CANDIDATES = 16
 _DIGESTS = ("module", "parameters")

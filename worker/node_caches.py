@@ -10,8 +10,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from cache_store.node.placing import Destination
-from worker.values import Value
+from warmrank.cache_store.node.placing import Destination
+from warmrank.worker.values import Value
 
 
 class NodeCache(Value):

@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cache_store.canonical import canonical_json
-from cache_store.digests import Digest
-from cache_store.errors import UnusableCache
-from cache_store.fetching.node_offers import MAX_BYTES, MAX_FILES
-from cache_store.node.node_files import (
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.digests import Digest
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.fetching.node_offers import MAX_BYTES, MAX_FILES
+from warmrank.cache_store.node.node_files import (
     NODE,
     NodeFile,
     identity_of,
@@ -27,14 +27,14 @@ from cache_store.node.node_files import (
     note_use,
     split_node_path,
 )
-from cache_store.paths import collisions
-from worker.engine_files import PREFIX_CHARS, set_name
-from worker.node_caches import NodeCache
-from worker.node_listing import Listing, walk
-from worker.values import Value
+from warmrank.cache_store.paths import collisions
+from warmrank.worker.engine_files import PREFIX_CHARS, set_name
+from warmrank.worker.node_caches import NodeCache
+from warmrank.worker.node_listing import Listing, walk
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from cache_store.records.manifest import ArtifactEntry, PartitionManifest
+    from warmrank.cache_store.records.manifest import ArtifactEntry, PartitionManifest
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class Collected(Value):
 
 def room_in(manifest: PartitionManifest) -> Room:
     """The room that a rank's artifacts leave."""
-    from cache_store.records.fields import (
+    from warmrank.cache_store.records.fields import (
         MAX_DOCUMENT_BYTES,
         MAX_ENTRIES,
         MAX_FILE_BYTES,
@@ -140,8 +140,8 @@ def collect(
 
 def entries(files: Iterable[NodeFile]) -> tuple[ArtifactEntry, ...]:
     """What a manifest says of node artifacts; nobody can tell what determined their bytes."""
-    from cache_store.keys import key_of
-    from cache_store.records.manifest import ArtifactEntry
+    from warmrank.cache_store.keys import key_of
+    from warmrank.cache_store.records.manifest import ArtifactEntry
 
     return tuple(
         ArtifactEntry(

@@ -11,13 +11,13 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from cache_store.errors import UnusableCache
-from cache_store.node.node_files import Identity, identity_of, is_reserved
-from cache_store.node.placing import Destination
-from cache_store.node.private_files import check_owned, os_errors_are_unusable
-from cache_store.paths import MAX_PARTS
-from cache_store.sync.tools import is_left_out
-from worker.node_caches import NodeCache
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.node.node_files import Identity, identity_of, is_reserved
+from warmrank.cache_store.node.placing import Destination
+from warmrank.cache_store.node.private_files import check_owned, os_errors_are_unusable
+from warmrank.cache_store.paths import MAX_PARTS
+from warmrank.cache_store.sync.tools import is_left_out
+from warmrank.worker.node_caches import NodeCache
 
 Listing = Mapping[tuple[str, str], Identity]
 """What lies in node caches: name and path of each file -> what changes when it is written."""

@@ -16,17 +16,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from worker import rank_start
-from worker.errors import NeedsValues, NotPortable
-from worker.guards.asked import asks_for_rank
-from worker.rank import RankWorker
-from worker.results import FunctionProbe, FunctionResult, LeftOut, RankPlace, Retraced, TraceResult
-from worker.target import Target, building_for
+from warmrank.worker import rank_start
+from warmrank.worker.code_digests import package_of
+from warmrank.worker.errors import NeedsValues, NotPortable
+from warmrank.worker.guards.asked import asks_for_rank
+from warmrank.worker.rank import RankWorker
+from warmrank.worker.results import FunctionProbe, FunctionResult, LeftOut, RankPlace, Retraced, TraceResult
+from warmrank.worker.target import Target, building_for
 
 if TYPE_CHECKING:
-    from cache_store.records.manifest import PartitionManifest
-    from worker.rank_spec import RankSpec
-    from worker.rank_units import RankUnit
+    from warmrank.cache_store.records.manifest import PartitionManifest
+    from warmrank.worker.rank_spec import RankSpec
+    from warmrank.worker.rank_units import RankUnit
 
 
 class OfflineRank(RankWorker):
@@ -57,9 +58,9 @@ class OfflineRank(RankWorker):
             DeviceUnavailable: this torch cannot trace for the device kind.
             TorchUnsupported: a fact about torch does not hold on which an offline build relies.
         """
-        from worker import process_groups
-        from worker.devices import backend_for
-        from worker.torch_private import facts
+        from warmrank.worker import process_groups
+        from warmrank.worker.devices import backend_for
+        from warmrank.worker.torch_private import facts
 
         facts.require("offline")
         self._exits.enter_context(building_for(self._machines))
@@ -81,7 +82,7 @@ class OfflineRank(RankWorker):
             WorkloadError: as `RankWorker.build`.
             NeedsValues: the entrypoint asks a tensor for its values.
         """
-        from worker.torch_private.fake_ranks import asked_for_values, fake_tensors
+        from warmrank.worker.torch_private.fake_ranks import asked_for_values, fake_tensors
 
         with contextlib.nullcontext() if self._real_tensors else fake_tensors():
             try:
@@ -117,7 +118,7 @@ class OfflineRank(RankWorker):
 
     def manifest(self) -> PartitionManifest:
         """What this rank's partition holds; nothing is captured."""
-        from worker.manifests import of_units
+        from warmrank.worker.manifests import of_units
 
         listed = [
             (name, unit.function, unit.variant.stored, ())
@@ -132,7 +133,7 @@ class OfflineRank(RankWorker):
         self._exits.close()
 
     def _probe(self, unit: RankUnit) -> FunctionProbe:
-        from worker.torch_private.fake_ranks import asked_for_values
+        from warmrank.worker.torch_private.fake_ranks import asked_for_values
 
         try:
             return super()._probe(unit)
@@ -157,7 +158,7 @@ def _values_are_missed(unit: RankUnit) -> Iterator[None]:
     Raises:
         NeedsValues: it does.
     """
-    from worker.torch_private.fake_ranks import asked_for_values
+    from warmrank.worker.torch_private.fake_ranks import asked_for_values
 
     try:
         yield
@@ -204,9 +205,9 @@ def _place_of(error: BaseException) -> str:
     while step is not None:
         code = step.tb_frame.f_code
         module = str(step.tb_frame.f_globals.get("__name__", ""))
-        if module == "worker.reachable":
+        if module == "warmrank.worker.reachable":
             return " that a pass or a decomposition of its configuration holds"
-        if module.partition(".")[0] not in ("torch", "worker", "contextlib"):
+        if package_of(module) not in ("torch", "warmrank.worker", "contextlib"):
             found = f" ({Path(code.co_filename).name}:{step.tb_lineno} in {code.co_name})"
         step = step.tb_next
     return found

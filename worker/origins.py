@@ -24,18 +24,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cache_store.canonical import canonical_json
-from worker.artifact import ABOUT
-from worker.code_digests import is_pinned_module
-from worker.errors import NotPortable
-from worker.guards.model import PortableGuards
-from worker.guards.paths import PathTable
-from worker.guards.words import readable_shape
-from worker.values import Value
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.worker.artifact import ABOUT
+from warmrank.worker.code_digests import is_pinned_module
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.guards.model import PortableGuards
+from warmrank.worker.guards.paths import PathTable
+from warmrank.worker.guards.words import readable_shape
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from worker.torch_private.lowering import LoweredGraph
-    from worker.torch_private.tracing import Trace
+    from warmrank.worker.torch_private.lowering import LoweredGraph
+    from warmrank.worker.torch_private.tracing import Trace
 
 _ARGUMENT = re.compile(r"\bL\['(\w+)'\]")
 Frame = tuple[str, int, str, str]

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from worker.errors import BadPass
+from warmrank.worker.errors import BadPass
 
 if TYPE_CHECKING:
-    from worker.configs.compiler_config import CompilerConfig
-    from worker.torch_private.lowering import LoweredGraph
+    from warmrank.worker.configs.compiler_config import CompilerConfig
+    from warmrank.worker.torch_private.lowering import LoweredGraph
 
 _PASSES = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")
 
@@ -27,7 +27,7 @@ def with_passes(lowered: LoweredGraph, config: CompilerConfig) -> LoweredGraph:
         BadPass: a pass raises an error, or leaves a graph that does not run on its own inputs, or has other
             inputs than before.
     """
-    from worker.torch_private.lowering import retrace
+    from warmrank.worker.torch_private.lowering import retrace
 
     for name in _PASSES:
         function = getattr(config, name)

@@ -10,10 +10,10 @@ from operator import itemgetter
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
-from worker.code_digests import globals_module, is_pinned_module
-from worker.errors import NotPortable
-from worker.sources import TracedSource, present_digest
-from worker.torch_private import python_operators as operators
+from warmrank.worker.code_digests import globals_module, is_pinned_module
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.sources import TracedSource, present_digest
+from warmrank.worker.torch_private import python_operators as operators
 
 # Functions that Dynamo calls, or leaves in its graph, without a look into them.
 _PATCHED: Final = (("torch", ""), ("torch", "Tensor"), ("torch.functional", ""), ("torch.nn.functional", ""))
@@ -52,7 +52,7 @@ def operator_digest(name: str, overload: Any) -> str:
     Raises:
         NotPortable: part of it stands where no later process can find it.
     """
-    from worker.reachable import functions_of_file, reachable_digest
+    from warmrank.worker.reachable import functions_of_file, reachable_digest
 
     lowering: list[Any] = []
     for item in operators.lowering_code(name, overload):
@@ -78,7 +78,7 @@ def holder_of(source: TracedSource) -> Any:
 
 def patches_digest(holder: Any) -> str:
     """Digest of others' functions in a class or module of torch, and of torch's own under other names."""
-    from worker.reachable import reachable_digest
+    from warmrank.worker.reachable import reachable_digest
 
     members = sorted(vars(holder).items(), key=itemgetter(0))
     return reachable_digest(*(_patch(*member) for member in members if not _is_own(*member)))

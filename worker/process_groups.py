@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from worker.ascend import hccl
-from worker.errors import PortInUse
-from worker.settings import settings
+from warmrank.worker.ascend import hccl
+from warmrank.worker.errors import PortInUse
+from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from worker.rank_spec import RankSpec
+    from warmrank.worker.rank_spec import RankSpec
 
 
 def pretend(spec: RankSpec) -> dict[str, ProcessGroup]:
@@ -23,7 +23,7 @@ def pretend(spec: RankSpec) -> dict[str, ProcessGroup]:
 
     So every group has the position among this rank's groups that it has in a launch.
     """
-    from worker.torch_private.fake_ranks import start_world
+    from warmrank.worker.torch_private.fake_ranks import start_world
 
     start_world(spec.rank, spec.world_size)
     groups = {"world": _world()}

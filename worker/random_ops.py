@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from worker.emulation import kind_of
-from worker.errors import RandomOp
-from worker.torch_private.traits import draws_nothing
+from warmrank.worker.emulation import kind_of
+from warmrank.worker.errors import RandomOp
+from warmrank.worker.torch_private.traits import draws_nothing
 
 if TYPE_CHECKING:
     from torch.fx import Node

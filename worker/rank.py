@@ -15,9 +15,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from worker import rank_start
-from worker.errors import WorkloadError
-from worker.results import (
+from warmrank.worker import rank_start
+from warmrank.worker.errors import WorkloadError
+from warmrank.worker.results import (
     CaptureProposal,
     FunctionProbe,
     FunctionResult,
@@ -31,14 +31,14 @@ from worker.results import (
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from cache_store.node.node_files import NodeFile
-    from cache_store.records.manifest import CaptureEntry, PartitionManifest
-    from cache_store.store import Store
-    from worker.cached_function import CachedFunction
-    from worker.handover import Handed
-    from worker.rank_spec import RankSpec
-    from worker.rank_units import RankUnit
-    from worker.workload import Workload
+    from warmrank.cache_store.node.node_files import NodeFile
+    from warmrank.cache_store.records.manifest import CaptureEntry, PartitionManifest
+    from warmrank.cache_store.store import Store
+    from warmrank.worker.cached_function import CachedFunction
+    from warmrank.worker.handover import Handed
+    from warmrank.worker.rank_spec import RankSpec
+    from warmrank.worker.rank_units import RankUnit
+    from warmrank.worker.workload import Workload
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class RankWorker:
         Raises:
             WorkloadError: the entrypoint does not import, or returns something else than a workload.
         """
-        from worker.rank_units import units_of
+        from warmrank.worker.rank_units import units_of
 
         self._workload = rank_start.workload_of(self._spec, self._groups)
         self._units = units_of(self._workload.calls, Path(self._spec.cache_dir))
@@ -124,7 +124,7 @@ class RankWorker:
 
     def hand_out(self, digests: Mapping[str, str]) -> dict[str, Handed | None]:
         """Artifacts for other nodes, by unit; None for one that is not here."""
-        from worker.handover import hand_out
+        from warmrank.worker.handover import hand_out
 
         return {name: hand_out(self._units[name].function, digest) for name, digest in digests.items()}
 
@@ -134,7 +134,7 @@ class RankWorker:
         Raises:
             cache_store.errors.UnusableCache: the cache directory cannot be written.
         """
-        from worker.handover import take_in
+        from warmrank.worker.handover import take_in
 
         take_in(self._units[name].function, handed)
 
@@ -171,7 +171,7 @@ class RankWorker:
             planned: of earlier launches.
             names: units to capture; None for all.
         """
-        from worker import rank_captures
+        from warmrank.worker import rank_captures
 
         units = [unit for name, unit in self._units.items() if names is None or name in names]
         self._proposed = rank_captures.propose(units, planned)
@@ -179,7 +179,7 @@ class RankWorker:
 
     def stream_problem(self) -> str:
         """What the proposed captures will take too much of; see `worker.devices.streams`."""
-        from worker.rank_streams import stream_problem
+        from warmrank.worker.rank_streams import stream_problem
 
         return stream_problem(tuple(self._units.values()), self._proposed)
 
@@ -189,7 +189,7 @@ class RankWorker:
         return (unit.guarded(functools.partial(self._capture, step=step)),)
 
     def _capture(self, unit: RankUnit, step: CaptureProposal) -> FunctionResult:
-        from worker import rank_captures
+        from warmrank.worker import rank_captures
 
         bound = unit.bound()
         started = perf_counter()
@@ -227,7 +227,7 @@ class RankWorker:
 
     def verify(self) -> Verification:
         """Compare the warm model with its reference, if the workload has one."""
-        from worker.rank_check import check, functions_of
+        from warmrank.worker.rank_check import check, functions_of
 
         workload = self._require_workload()
         found = check(workload, self._spec.entrypoint)
@@ -240,15 +240,15 @@ class RankWorker:
 
     def extra(self) -> tuple[FunctionResult, ...]:
         """Artifacts that the check, or one call inside of another, needed beyond the workload's calls."""
-        from worker.rank_check import functions_of
+        from warmrank.worker.rank_check import functions_of
 
         functions = functions_of(self._require_workload())
         return tuple(result for function in functions for result in self._extra(function))
 
     def _extra(self, function: CachedFunction) -> Iterator[FunctionResult]:
         """Make units of what was loaded or compiled beside the calls, so that the manifest names it."""
-        from worker.rank_units import RankUnit
-        from worker.workload import Call
+        from warmrank.worker.rank_units import RankUnit
+        from warmrank.worker.workload import Call
 
         known = {unit.variant for unit in self._units.values()}
         for variant in reversed(function.variants):
@@ -272,13 +272,13 @@ class RankWorker:
 
     def manifest(self) -> PartitionManifest:
         """What this rank's partition holds."""
-        from worker.manifests import with_node_files
+        from warmrank.worker.manifests import with_node_files
 
         return with_node_files(self._own_manifest(), self._node_files)
 
     def _own_manifest(self) -> PartitionManifest:
-        from worker import rank_captures
-        from worker.manifests import of_script, of_units
+        from warmrank.worker import rank_captures
+        from warmrank.worker.manifests import of_script, of_units
 
         spec = self._spec
         if not spec.entrypoint:
@@ -293,7 +293,7 @@ class RankWorker:
 
         What it shared right after compiling counts as new too.
         """
-        from worker.manifests import publish
+        from warmrank.worker.manifests import publish
 
         if self._store is None:
             return None

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from worker.errors import WorkloadError
-from worker.results import Verification
+from warmrank.worker.errors import WorkloadError
+from warmrank.worker.results import Verification
 
 if TYPE_CHECKING:
-    from worker.cached_function import CachedFunction
-    from worker.workload import Workload
+    from warmrank.worker.cached_function import CachedFunction
+    from warmrank.worker.workload import Workload
 
 
 def functions_of(workload: Workload) -> tuple[CachedFunction, ...]:
     """The cached functions of a workload's calls, then those that modules of its model keep as attributes."""
-    from worker.cached_function import CachedFunction
+    from warmrank.worker.cached_function import CachedFunction
 
     kept = (
         value
@@ -37,7 +37,7 @@ def check(workload: Workload, entrypoint: str) -> Verification:
     if not isinstance(found, Verification):
         kind = type(found).__qualname__
         msg = (
-            f"the check of {entrypoint} returned {kind}; expected a worker.Verification "
+            f"the check of {entrypoint} returned {kind}; expected a warmrank.Verification "
             "(ok, max_error, tolerance, compared)"
         )
         raise WorkloadError(msg, entrypoint=entrypoint)

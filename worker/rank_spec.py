@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from worker.values import Value
+from warmrank.worker.values import Value
 
 
 class RankSpec(Value):

@@ -7,14 +7,14 @@ import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from worker.environment import environment
-from worker.results import RankPlace
+from warmrank.worker.environment import environment
+from warmrank.worker.results import RankPlace
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from worker.rank_spec import RankSpec
-    from worker.workload import RankContext, Workload
+    from warmrank.worker.rank_spec import RankSpec
+    from warmrank.worker.workload import RankContext, Workload
 
 
 def bring_up(spec: RankSpec) -> dict[str, ProcessGroup]:
@@ -29,8 +29,8 @@ def bring_up(spec: RankSpec) -> dict[str, ProcessGroup]:
     _emulate_if_told()
     import torch
 
-    from worker import process_groups
-    from worker.devices import backend_for
+    from warmrank.worker import process_groups
+    from warmrank.worker.devices import backend_for
 
     backend = backend_for(spec.device_kind)
     device = backend.device(spec.local_rank)
@@ -41,7 +41,7 @@ def bring_up(spec: RankSpec) -> dict[str, ProcessGroup]:
 
 def name_groups(started: Mapping[str, ProcessGroup]) -> None:
     """Let artifacts name the groups of this rank by their roles."""
-    from worker import groups
+    from warmrank.worker import groups
 
     # World comes last: a group of its own role names an artifact's group more exactly.
     groups.register(dict(sorted(started.items(), key=lambda item: item[0] == "world")))
@@ -49,10 +49,10 @@ def name_groups(started: Mapping[str, ProcessGroup]) -> None:
 
 def _emulate_if_told() -> None:
     """Before anything of this process asks for torch_npu."""
-    from worker.settings import settings
+    from warmrank.worker.settings import settings
 
     if settings().emulate_npu:
-        from worker import npu_emulator
+        from warmrank.worker import npu_emulator
 
         npu_emulator.install()
 
@@ -68,8 +68,8 @@ def workload_of(spec: RankSpec, groups: Mapping[str, ProcessGroup]) -> Workload:
     Raises:
         WorkloadError: the entrypoint does not import, or returns something else than a workload.
     """
-    from worker.cache_options import LaunchDefaults, launch_defaults
-    from worker.workload import build_workload
+    from warmrank.worker.cache_options import LaunchDefaults, launch_defaults
+    from warmrank.worker.workload import build_workload
 
     defaults = LaunchDefaults(
         cache_dir=spec.cache_dir,
@@ -86,8 +86,8 @@ def workload_of(spec: RankSpec, groups: Mapping[str, ProcessGroup]) -> Workload:
 
 
 def _context(spec: RankSpec, groups: Mapping[str, ProcessGroup]) -> RankContext:
-    from worker.devices import backend_for
-    from worker.workload import RankContext
+    from warmrank.worker.devices import backend_for
+    from warmrank.worker.workload import RankContext
 
     return RankContext(
         rank=spec.rank,
@@ -103,7 +103,7 @@ def take_down() -> None:
     """Take the process groups down."""
     import torch.distributed as dist
 
-    from worker import groups
+    from warmrank.worker import groups
 
     groups.register({})
     dist.destroy_process_group()

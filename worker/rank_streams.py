@@ -6,14 +6,14 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from worker.devices.streams import Captures, problem
-from worker.environment import environment
-from worker.settings import settings
+from warmrank.worker.devices.streams import Captures, problem
+from warmrank.worker.environment import environment
+from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
-    from worker.artifact import Artifact
-    from worker.rank_captures import Unit
-    from worker.results import CaptureProposal
+    from warmrank.worker.artifact import Artifact
+    from warmrank.worker.rank_captures import Unit
+    from warmrank.worker.results import CaptureProposal
 
 
 def stream_problem(units: Sequence[Unit], proposals: Sequence[CaptureProposal]) -> str:

@@ -14,22 +14,29 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING
 
-from cache_store.errors import StoreError, UnwritableDisk
-from worker.errors import ArtifactCorrupt, WorkerError, WorkloadError
-from worker.function_lookup import OFFERED
-from worker.lookup import Found, other_request
-from worker.results import FunctionProbe, FunctionResult, Retraced, StageSeconds, TraceResult, unit_name
-from worker.runtime_state import declared_for
-from worker.withheld import is_withheld, release
+from warmrank.cache_store.errors import StoreError, UnwritableDisk
+from warmrank.worker.errors import ArtifactCorrupt, WorkerError, WorkloadError
+from warmrank.worker.function_lookup import OFFERED
+from warmrank.worker.lookup import Found, other_request
+from warmrank.worker.results import (
+    FunctionProbe,
+    FunctionResult,
+    Retraced,
+    StageSeconds,
+    TraceResult,
+    unit_name,
+)
+from warmrank.worker.runtime_state import declared_for
+from warmrank.worker.withheld import is_withheld, release
 
 if TYPE_CHECKING:
-    from cache_store.digests import Digest
-    from cache_store.store import Store
-    from worker.artifact import Artifact
-    from worker.audit import TracePrint
-    from worker.cached_function import CachedFunction
-    from worker.variant import StoredArtifact, Variant
-    from worker.workload import Call
+    from warmrank.cache_store.digests import Digest
+    from warmrank.cache_store.store import Store
+    from warmrank.worker.artifact import Artifact
+    from warmrank.worker.audit import TracePrint
+    from warmrank.worker.cached_function import CachedFunction
+    from warmrank.worker.variant import StoredArtifact, Variant
+    from warmrank.worker.workload import Call
 
 _log = logging.getLogger(__name__)
 
@@ -144,7 +151,7 @@ class RankUnit:
         Raises:
             WorkloadError: it has none.
         """
-        from worker.audit import print_of
+        from warmrank.worker.audit import print_of
 
         stored = self.found.stored if self.variant is None and self.found is not None else None
         return print_of((stored or self.bound().stored).artifact)
@@ -165,7 +172,7 @@ class RankUnit:
         Raises:
             WorkerError: the function cannot be traced here.
         """
-        from worker.audit import print_of
+        from warmrank.worker.audit import print_of
 
         started, cpu_s = perf_counter(), process_time()
         # As in `compile`: a call that an earlier unit's artifact would cover is not traced.
@@ -185,7 +192,7 @@ class RankUnit:
         Raises:
             WorkerError: the function cannot be traced here.
         """
-        from worker.audit import first_difference, print_of
+        from warmrank.worker.audit import first_difference, print_of
 
         found = self.found or self.find()
         key = self.function.request().key
@@ -205,14 +212,14 @@ class RankUnit:
         )
 
     def _misfits(self, outline: Artifact) -> tuple[str, ...]:
-        from worker.variant import StoredArtifact
+        from warmrank.worker.variant import StoredArtifact
 
         stored = StoredArtifact(artifact=outline, path=Path(), sha256="", size_bytes=0)
         return self.function.mismatches(stored, self.call.args, self.call.kwargs)
 
     def difference(self, trace: bytes) -> str:
         """The first difference between a trace of another rank and this rank's own, in words."""
-        from worker.audit import TracePrint, first_difference
+        from warmrank.worker.audit import TracePrint, first_difference
 
         own = self.outlined or self.trace()
         return first_difference(TracePrint.from_bytes(trace), own)

@@ -15,22 +15,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cache_store.digests import digest_bytes
-from cache_store.errors import UnusableCache
-from cache_store.node.private_files import (
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.node.private_files import (
     create_private,
     os_errors_are_unusable,
     read_private,
     temporary_name,
 )
-from worker import origins
-from worker.artifact import Artifact, is_artifact, parse
-from worker.engines import Engine, engine_named
-from worker.errors import ArtifactCorrupt
-from worker.graph_facts import MUTATED, NUMBER, STATE, USER
-from worker.origins import Origins
-from worker.python_text import WIDTH, assigned, comment, comments, mapping, table, title
-from worker.readable_guards import conditions_by_line, merged
+from warmrank.worker import origins
+from warmrank.worker.artifact import Artifact, is_artifact, parse
+from warmrank.worker.engines import Engine, engine_named
+from warmrank.worker.errors import ArtifactCorrupt
+from warmrank.worker.graph_facts import MUTATED, NUMBER, STATE, USER
+from warmrank.worker.origins import Origins
+from warmrank.worker.python_text import WIDTH, assigned, comment, comments, mapping, table, title
+from warmrank.worker.readable_guards import conditions_by_line, merged
 
 # What `dis` prints of code within code: an address, and a file.
 _PLACE = re.compile(r' at 0x[0-9a-f]+, file ".*", line -?[0-9]+')

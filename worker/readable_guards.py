@@ -6,10 +6,10 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator
 
-from worker.guards.asked import text as call_text
-from worker.guards.model import PortableGuards
-from worker.guards.words import check_words, plain, readable_shape
-from worker.origins import Origins
+from warmrank.worker.guards.asked import text as call_text
+from warmrank.worker.guards.model import PortableGuards
+from warmrank.worker.guards.words import check_words, plain, readable_shape
+from warmrank.worker.origins import Origins
 
 _MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 # Text up to the first number in brackets, the number, and the rest.

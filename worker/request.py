@@ -6,22 +6,22 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cache_store.keys import key_of
-from worker import artifact
-from worker.configs.section import changed
-from worker.environment import environment
-from worker.instruction_set import instruction_set
-from worker.reachable import reachable_digest
-from worker.torch_private.registered_converters import registered_converters
-from worker.torch_private.registered_patterns import registered_patterns
-from worker.values import Value
+from warmrank.cache_store.keys import key_of
+from warmrank.worker import artifact
+from warmrank.worker.configs.section import changed
+from warmrank.worker.environment import environment
+from warmrank.worker.instruction_set import instruction_set
+from warmrank.worker.reachable import reachable_digest
+from warmrank.worker.torch_private.registered_converters import registered_converters
+from warmrank.worker.torch_private.registered_patterns import registered_patterns
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     import torch
 
-    from worker.cache_options import CacheOptions
-    from worker.configs.compiler_config import CompilerConfig
-    from worker.engines import Engine
+    from warmrank.worker.cache_options import CacheOptions
+    from warmrank.worker.configs.compiler_config import CompilerConfig
+    from warmrank.worker.engines import Engine
 
 _KEY_CHARS = 32
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING, Literal
 
-from worker.values import Value
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from cache_store.records.manifest import PartitionRef
+    from warmrank.cache_store.records.manifest import PartitionRef
 
 ProbeState = Literal["hit", "adoptable", "miss"]
 RetraceOutcome = Literal["equal", "differs", "missing", "failed"]

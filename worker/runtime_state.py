@@ -18,8 +18,8 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from worker.errors import BadRuntimeState
-from worker.values import Value
+from warmrank.worker.errors import BadRuntimeState
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -198,7 +198,7 @@ def _check_module(module: Any) -> None:
         kind = type(module).__qualname__
         msg = (
             f"runtime state was declared for a {kind}; expected the torch.nn.Module whose cached functions "
-            "depend on it, as in worker.declare_runtime_state(model, {'kv_cache_blocks': 512})"
+            "depend on it, as in warmrank.declare_runtime_state(model, {'kv_cache_blocks': 512})"
         )
         raise BadRuntimeState(msg, expected="torch.nn.Module", actual=kind)
 

@@ -11,15 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from worker import journal
-from worker.errors import CompileForbidden, ScriptFailed, WorkloadError
-from worker.results import FunctionResult
-from worker.settings import settings
+from warmrank.worker import journal
+from warmrank.worker.errors import CompileForbidden, ScriptFailed, WorkloadError
+from warmrank.worker.results import FunctionResult
+from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from worker.rank_spec import RankSpec
+    from warmrank.worker.rank_spec import RankSpec
 
 _log = logging.getLogger(__name__)
 _TAIL_LINES = 20
@@ -51,7 +51,7 @@ def run_script(spec: RankSpec, path: str, arguments: tuple[str, ...]) -> tuple[F
     file.unlink(missing_ok=True)
     environ = {**os.environ, **_variables(spec), "WARMRANK_JOURNAL": str(file)}
     # An emulated NPU must be there before the script imports torch_npu.
-    runner = ("-m", "worker.npu_emulator") if settings().emulate_npu else ()
+    runner = ("-m", "warmrank.worker.npu_emulator") if settings().emulate_npu else ()
     status, tail = _run([sys.executable, *runner, path, *arguments], environ)
     if status:
         _raise_if_forbidden(file)

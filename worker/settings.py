@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from worker.values import Value
+from warmrank.worker.values import Value
 
 DEFAULT_CACHE_DIR = ".torchair_cache"
 _ASCEND = ("ASCEND_", "ATB_", "HCCL_")

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from worker.code_digests import (
+from warmrank.worker.code_digests import (
     class_digest,
     code_digest,
     digested_codes,
@@ -34,8 +34,8 @@ from worker.code_digests import (
     type_name,
     with_inner,
 )
-from worker.errors import NotPortable
-from worker.values import Value
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.values import Value
 
 __all__ = [
     "TracedSource",

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from worker.values import Value
+from warmrank.worker.values import Value
 
 
 class Target(Value):

@@ -12,8 +12,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from worker.errors import ToolchainError
-from worker.settings import settings
+from warmrank.worker.errors import ToolchainError
+from warmrank.worker.settings import settings
 
 # torch 2.13, torch/_inductor/cpp_builder.py: _get_cpp_std_cflag; GCC knows it since 10, Clang since 10.
 STANDARD = "-std=c++20"

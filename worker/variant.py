@@ -11,32 +11,32 @@ from time import perf_counter
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
-from cache_store.digests import digest_bytes
-from cache_store.node.local import read_private
-from worker.artifact import Artifact, parse, verified
-from worker.capture import CaptureOptions, DirectRunner, runner_for
-from worker.capture.handed import HandedRunner
-from worker.code_digests import function_digest
-from worker.engines import Site, engine_named
-from worker.errors import ArtifactCorrupt
-from worker.frame import bind
-from worker.gears.loaded import LoadedGears
-from worker.gears.rules import GearRule, any_size, call_guards
-from worker.gears.runner import GearedRunner
-from worker.graph_facts import NUMBER, readable
-from worker.groups import resolve
-from worker.guards import ambient
-from worker.guards.calls import CallGuards
-from worker.guards.check import MAX_REASONS, argument_names, mismatches, tensor_mismatches
-from worker.guards.paths import text
-from worker.runtime_state import RuntimeStateGuard, declared_for, differences
-from worker.values import Value
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.node.local import read_private
+from warmrank.worker.artifact import Artifact, parse, verified
+from warmrank.worker.capture import CaptureOptions, DirectRunner, runner_for
+from warmrank.worker.capture.handed import HandedRunner
+from warmrank.worker.code_digests import function_digest
+from warmrank.worker.engines import Site, engine_named
+from warmrank.worker.errors import ArtifactCorrupt
+from warmrank.worker.frame import bind
+from warmrank.worker.gears.loaded import LoadedGears
+from warmrank.worker.gears.rules import GearRule, any_size, call_guards
+from warmrank.worker.gears.runner import GearedRunner
+from warmrank.worker.graph_facts import NUMBER, readable
+from warmrank.worker.groups import resolve
+from warmrank.worker.guards import ambient
+from warmrank.worker.guards.calls import CallGuards
+from warmrank.worker.guards.check import MAX_REASONS, argument_names, mismatches, tensor_mismatches
+from warmrank.worker.guards.paths import text
+from warmrank.worker.runtime_state import RuntimeStateGuard, declared_for, differences
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from worker.cache_options import GuardMode, OnGearMiss
-    from worker.devices import DeviceBackend
-    from worker.guards.model import PortableGuards
-    from worker.guards.snapshot import Snapshot
+    from warmrank.worker.cache_options import GuardMode, OnGearMiss
+    from warmrank.worker.devices import DeviceBackend
+    from warmrank.worker.guards.model import PortableGuards
+    from warmrank.worker.guards.snapshot import Snapshot
 
 
 _UNLEARNED = GearRule()

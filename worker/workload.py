@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
-from worker.errors import BadRuntimeState, GroupError, WorkloadError
-from worker.results import Verification
-from worker.values import Value
+from warmrank.worker.errors import BadRuntimeState, GroupError, WorkloadError
+from warmrank.worker.results import Verification
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-    from worker.cached_function import CachedFunction
-    from worker.runtime_state import Scalar
+    from warmrank.worker.cached_function import CachedFunction
+    from warmrank.worker.runtime_state import Scalar
 
 
 class RankContext(Value):
@@ -86,7 +86,7 @@ class Workload(Value):
         check: compares the warm model with a reference; runs on every rank at the same time, so it may
             use collectives.
         runtime_state: what the graphs depend on beside their arguments, such as the number of blocks of the
-            KV cache; declared for the model and the modules of all calls (`worker.declare_runtime_state`).
+            KV cache; declared for the model and the modules of all calls (`warmrank.declare_runtime_state`).
     """
 
     model: torch.nn.Module
@@ -112,12 +112,12 @@ def build_workload(entrypoint: str, context: RankContext, arguments: Mapping[str
     workload = function(context, **arguments)
     if not isinstance(workload, Workload):
         msg = (
-            f"entrypoint {entrypoint} returned {type(workload).__qualname__}; expected a worker.Workload. "
-            "Return worker.Workload(model=..., calls=(worker.Call(function=...), ...))."
+            f"entrypoint {entrypoint} returned {type(workload).__qualname__}; expected a warmrank.Workload. "
+            "Return warmrank.Workload(model=..., calls=(warmrank.Call(function=...), ...))."
         )
         raise WorkloadError(msg, entrypoint=entrypoint)
     if not workload.calls:
-        msg = f"entrypoint {entrypoint} returned no calls to warm up with; give at least one worker.Call."
+        msg = f"entrypoint {entrypoint} returned no calls to warm up with; give at least one warmrank.Call."
         raise WorkloadError(msg, entrypoint=entrypoint)
     for position, call in enumerate(workload.calls):
         _check_call(entrypoint, position, call)
@@ -151,7 +151,7 @@ def _parameters(signature: inspect.Signature) -> str:
 
 def _declare(entrypoint: str, workload: Workload) -> None:
     """Declare a workload's runtime state for all modules whose functions it calls."""
-    from worker.runtime_state import checked, declare_runtime_state
+    from warmrank.worker.runtime_state import checked, declare_runtime_state
 
     try:
         if checked(workload.runtime_state):
@@ -163,14 +163,14 @@ def _declare(entrypoint: str, workload: Workload) -> None:
 
 
 def _check_call(entrypoint: str, position: int, call: object) -> None:
-    from worker.cached_function import CachedFunction
+    from warmrank.worker.cached_function import CachedFunction
 
     if isinstance(call, Call) and isinstance(call.function, CachedFunction):
         return
     found = type(call.function).__qualname__ if isinstance(call, Call) else type(call).__qualname__
     msg = (
         f"entrypoint {entrypoint}: calls[{position}] is {found}; expected "
-        "worker.Call(function=<what cache_compile returned>, args=(...), kwargs={...})."
+        "warmrank.Call(function=<what cache_compile returned>, args=(...), kwargs={...})."
     )
     raise WorkloadError(msg, entrypoint=entrypoint, position=position)
 
@@ -197,7 +197,7 @@ def no_function(entrypoint: str, known: Iterable[str]) -> WorkloadError:
 def _import_entrypoint(entrypoint: str) -> Callable[..., object]:
     module_name, colon, function_name = entrypoint.partition(":")
     if not (colon and module_name and function_name):
-        msg = f"entrypoint {entrypoint!r} is not 'module:function' (for example examples.llama:workload)"
+        msg = f"entrypoint {entrypoint!r} is not 'module:function' (for example my_model:workload)"
         raise WorkloadError(msg, entrypoint=entrypoint)
     try:
         module = importlib.import_module(module_name)

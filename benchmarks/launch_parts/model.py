@@ -8,15 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from worker.workload import RankContext, Workload
+    from warmrank.worker.workload import RankContext, Workload
 
 PROMPT_LEN = 32
 
 
 def build(layers: int, device: Any) -> Any:
     """The model with its weights."""
-    from examples.llama_model import build_model
-    from examples.llama_weights import LlamaSizes, full_weights
+    from warmrank.examples.llama_model import build_model
+    from warmrank.examples.llama_weights import LlamaSizes, full_weights
 
     sizes = LlamaSizes(layers=layers)
     return build_model(sizes, full_weights(sizes), group=None, device=device)
@@ -24,8 +24,8 @@ def build(layers: int, device: Any) -> Any:
 
 def calls(device: Any) -> tuple[tuple[str, tuple[Any, ...]], ...]:
     """The first calls of its functions, by name."""
-    from examples.llama import positions, prompts
-    from examples.llama_weights import LlamaSizes
+    from warmrank.examples.llama import positions, prompts
+    from warmrank.examples.llama_weights import LlamaSizes
 
     prompt = prompts(LlamaSizes().batch, PROMPT_LEN).to(device)
     token = prompt[:, -1:].clone()
@@ -37,7 +37,7 @@ def calls(device: Any) -> tuple[tuple[str, tuple[Any, ...]], ...]:
 
 def workload(context: RankContext, *, layers: int) -> Workload:
     """The entrypoint of the launches that are measured; without a check, as the other ways have none."""
-    from worker.workload import Call, Workload
+    from warmrank.worker.workload import Call, Workload
 
     model = build(layers, context.device)
     return Workload(

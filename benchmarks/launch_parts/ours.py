@@ -14,7 +14,7 @@ _AT_WORK_S = 0.5  # a rank that waits spends less
 
 def config_of(work: Path, cache: str, *, ranks: int, layers: int, audit: str = "one") -> Any:
     """The launch: equal ranks on a Ray of its own, a store in a directory."""
-    from orchestrator.config.reading import parse
+    from warmrank.orchestrator.config.reading import parse
 
     return parse(
         {
@@ -68,7 +68,7 @@ def run(work: Path, cache: str, *, ranks: int, layers: int, audit: str) -> dict[
     Raises:
         RuntimeError: it had problems, so its figures say nothing.
     """
-    from orchestrator.launch.driver import launch
+    from warmrank.orchestrator.launch.driver import launch
 
     watch = Watch()
     config = config_of(work, cache, ranks=ranks, layers=layers, audit=audit)

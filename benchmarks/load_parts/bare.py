@@ -28,7 +28,7 @@ class Kernels:
         return self._kernel
 
     def _watch_captures(self) -> None:
-        from worker.devices import backend_for
+        from warmrank.worker.devices import backend_for
 
         backend = type(backend_for("cpu"))
         capture = backend.capture
@@ -41,7 +41,7 @@ class Kernels:
         backend.capture = remembered  # type: ignore[method-assign]
 
     def _watch_libraries(self) -> None:
-        from worker.torch_private import aoti_runtime
+        from warmrank.worker.torch_private import aoti_runtime
 
         open_library = aoti_runtime.open_library
 

@@ -41,9 +41,9 @@ def build(layers: int) -> Decoder:
     import torch
 
     before = set(sys.modules)
-    from examples.llama import positions, prompts
-    from examples.llama_model import build_model
-    from examples.llama_weights import LlamaSizes, full_weights
+    from warmrank.examples.llama import positions, prompts
+    from warmrank.examples.llama_model import build_model
+    from warmrank.examples.llama_weights import LlamaSizes, full_weights
 
     sizes = LlamaSizes(layers=layers)
     model = build_model(sizes, full_weights(sizes), group=None, device=torch.device("cpu"))

@@ -27,14 +27,12 @@ class Warmrank:
     def imports(self, task: Task) -> None:
         """See `Way.imports`; counted, although building the model would import the same."""
         del task
-        import worker.cached_function
-        import worker.inference  # noqa: F401
 
     def ready(self, decoder: Decoder, task: Task) -> Callable[..., Any]:
         """See `Way.ready`."""
-        from worker import CompilerConfig
-        from worker.errors import NotYet
-        from worker.inference import cache_compile
+        from warmrank import CompilerConfig
+        from warmrank.inference import cache_compile
+        from warmrank.worker.errors import NotYet
 
         config = CompilerConfig()
         config.mode = self._mode

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-import worker
+import warmrank
 
 
 class Layer(nn.Module):
@@ -27,14 +27,14 @@ class Layer(nn.Module):
 class TwoFunctions(nn.Module):
     """The same layers under two cached functions, as prefill and decode are."""
 
-    def __init__(self, config: worker.CompilerConfig, cache_dir: str, *, layers: int, dim: int) -> None:
+    def __init__(self, config: warmrank.CompilerConfig, cache_dir: str, *, layers: int, dim: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Layer(dim) for _ in range(layers))
         for parameter in self.parameters():
             nn.init.normal_(parameter, std=0.02)
         options: dict[str, Any] = {"config": config, "cache_dir": cache_dir}
-        self.cached_first = worker.inference.cache_compile(self.first, **options)
-        self.cached_second = worker.inference.cache_compile(self.second, **options)
+        self.cached_first = warmrank.inference.cache_compile(self.first, **options)
+        self.cached_second = warmrank.inference.cache_compile(self.second, **options)
 
     def first(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, positions, dim) -> the same."""

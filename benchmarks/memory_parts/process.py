@@ -51,7 +51,7 @@ class Modes:
 
 def measure(modes: Modes, shape: Shape, cache_dir: str) -> dict[str, Any]:
     """Bytes of all pools, and by how much the process grew while they were captured and used."""
-    from worker.capture.statistics import total
+    from warmrank.worker.capture.statistics import total
 
     functions = _functions(modes, shape, cache_dir)
     # Without mode three a graph reads its input where it lies, so inputs stay, as they would in a framework.
@@ -96,14 +96,14 @@ def _functions(modes: Modes, shape: Shape, cache_dir: str) -> list[tuple[Any, An
     """Each cached function of a new model, and the method that it stands for."""
     import torch
 
-    import worker
+    import warmrank
     from benchmarks.memory_parts.model import TwoFunctions
 
     torch.manual_seed(0)
     torch.set_grad_enabled(False)
-    config = worker.CompilerConfig()
+    config = warmrank.CompilerConfig()
     if modes.one:
-        config.aclgraph_config.use_custom_pool = worker.graph_pool_handle("cpu")
+        config.aclgraph_config.use_custom_pool = warmrank.graph_pool_handle("cpu")
     config.debug.aclgraph.disable_mempool_reuse_in_same_fx = not modes.two
     config.debug.aclgraph.clone_input = modes.three
     model = TwoFunctions(config, cache_dir, layers=shape.layers, dim=shape.dim)
@@ -113,7 +113,7 @@ def _functions(modes: Modes, shape: Shape, cache_dir: str) -> list[tuple[Any, An
 def _input(batch: int, shape: Shape) -> Any:
     import torch
 
-    from worker.inference import set_dim_gears
+    from warmrank.inference import set_dim_gears
 
     x = torch.randn(batch, shape.positions, shape.dim)
     set_dim_gears(x, {0: list(range(1, shape.gears + 1))})

@@ -24,16 +24,16 @@ from benchmarks.scale_parts.world import (
     probes,
     proposals,
 )
-from orchestrator.config.models import RayConfig
-from orchestrator.gang import ray_session
-from orchestrator.gang.launcher import Sight
-from orchestrator.gang.node_calls import Answers, Batches, folded
-from orchestrator.gang.node_watch import Charge
-from orchestrator.gang.opening import Opened, Opening
-from orchestrator.gang.ray_launcher import RayLauncher
-from orchestrator.gang.ray_watch import RayWatch
-from orchestrator.seats import Gang
-from worker.results import FunctionResult, RankPlace, StageSeconds, Verification
+from warmrank.orchestrator.config.models import RayConfig
+from warmrank.orchestrator.gang import ray_session
+from warmrank.orchestrator.gang.launcher import Sight
+from warmrank.orchestrator.gang.node_calls import Answers, Batches, folded
+from warmrank.orchestrator.gang.node_watch import Charge
+from warmrank.orchestrator.gang.opening import Opened, Opening
+from warmrank.orchestrator.gang.ray_launcher import RayLauncher
+from warmrank.orchestrator.gang.ray_watch import RayWatch
+from warmrank.orchestrator.seats import Gang
+from warmrank.worker.results import FunctionResult, RankPlace, StageSeconds, Verification
 
 Arguments = dict[int, tuple[Any, ...]]
 

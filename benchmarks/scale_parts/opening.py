@@ -6,17 +6,17 @@ import pickle
 from pathlib import Path
 
 from benchmarks.scale_parts.world import RANKS_A_NODE, World
-from orchestrator.config.reading import Config, parse
-from orchestrator.gang.launcher import Process, seat_ranks
-from orchestrator.gang.opening import Opening, rank_spec
-from orchestrator.seats import Seat
+from warmrank.orchestrator.config.reading import Config, parse
+from warmrank.orchestrator.gang.launcher import Process, seat_ranks
+from warmrank.orchestrator.gang.opening import Opening, rank_spec
+from warmrank.orchestrator.seats import Seat
 
 
 def config_of(world: World, work: Path) -> Config:
     """The config of the launch."""
     return parse(
         {
-            "workload": {"entrypoint": "examples.llama:workload", "arguments": {"layers": 32}},
+            "workload": {"entrypoint": "warmrank.examples.llama:workload", "arguments": {"layers": 32}},
             "ranks": world.ranks,
             "parallel": {"tp": world.tp, "pp": world.pp, "dp": world.ranks // (world.tp * world.pp)},
             "cache_dir": str(work / "cache"),

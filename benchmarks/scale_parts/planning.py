@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from benchmarks.scale_parts.world import World, digest_of, probes, proposals
-from orchestrator.launch.capture_order import order
-from orchestrator.launch.leaders import lanes_of
-from orchestrator.launch.plan import (
+from warmrank.orchestrator.launch.capture_order import order
+from warmrank.orchestrator.launch.leaders import lanes_of
+from warmrank.orchestrator.launch.plan import (
     Action,
     Adopt,
     Attempt,
@@ -20,7 +20,7 @@ from orchestrator.launch.plan import (
     plan_round,
     rank_classes,
 )
-from worker.results import FunctionProbe
+from warmrank.worker.results import FunctionProbe
 
 MAX_ROUNDS = 4
 

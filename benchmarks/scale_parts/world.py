@@ -9,17 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from cache_store.digests import Digest, digest_bytes
-from cache_store.keys import key_of
-from cache_store.node.private_files import make_private_directories
-from cache_store.records.manifest import (
+from warmrank.cache_store.digests import Digest, digest_bytes
+from warmrank.cache_store.keys import key_of
+from warmrank.cache_store.node.private_files import make_private_directories
+from warmrank.cache_store.records.manifest import (
     ArtifactEntry,
     CaptureEntry,
     PartitionManifest,
     RequestEntry,
     utc_now,
 )
-from worker.results import CaptureProposal, FunctionProbe
+from warmrank.worker.results import CaptureProposal, FunctionProbe
 
 FUNCTIONS = ("Llama.prefill", "Llama.decode")
 RANKS_A_NODE = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _DECLARED = (
-    "from worker import declare_runtime_state\ndeclare_runtime_state(model, dict(definition.BLOCKS))\n"
+    "from warmrank import declare_runtime_state\ndeclare_runtime_state(model, dict(definition.BLOCKS))\n"
 )
 _CLOSURE = "config.post_grad_custom_post_pass = definition.bounded({})"
 _PATTERN = """
@@ -14,7 +14,7 @@ package.register_replacement(
 """
 _DECOMPOSITION = "options['custom_decompositions'] = {{torch.ops.aten.clamp.default: definition.{}}}"
 _CANN = """
-from worker.npu_emulator import write_tree
+from warmrank.worker.npu_emulator import write_tree
 os.environ['ASCEND_HOME_PATH'] = str(write_tree(Path(DIRECTORY, 'cann'), version='{}'))
 """
 _NPU_VERSION = """
@@ -25,24 +25,24 @@ torch_npu.__version__ = '2.13.0.post9'
 """
 _TORCH_VERSION = """
 import importlib.metadata, types
-import worker.environment
+import warmrank.worker.environment
 text = Path(torch.__file__).with_name('version.py').read_text().replace("'2.13.0", "'2.13.9")
 fake = Path(DIRECTORY, 'torch')
 fake.mkdir(exist_ok=True)
 (fake / 'version.py').write_text(text)
 found = types.SimpleNamespace(origin=str(fake / '__init__.py'))
-worker.environment.importlib = types.SimpleNamespace(
+warmrank.worker.environment.importlib = types.SimpleNamespace(
     util=types.SimpleNamespace(find_spec=lambda name: found), metadata=importlib.metadata)
 torch.__version__ = '2.13.9'
 """
 _SOC = """
-import torch_npu, worker.environment
+import torch_npu, warmrank.worker.environment
 torch_npu.npu.get_soc_version = lambda: 250
-worker.environment._EMULATED = 'emulated Ascend910_9391'
+warmrank.worker.environment._EMULATED = 'emulated Ascend910_9391'
 """
 _DRIVER = """
 import dataclasses
-from worker.ascend import places
+from warmrank.worker.ascend import places
 driver = Path(DIRECTORY, 'ascend', 'driver')
 driver.mkdir(parents=True, exist_ok=True)
 (driver / 'version.info').write_text('Version=25.9.9\\npackage_version=25.9.9\\n')

@@ -80,8 +80,8 @@ def _function(job: Job, scope: dict[str, Any], log: _Log) -> tuple[Any, Any]:
     if job.runner == "eager":
         return model.step, lambda: ("ran", "")
     if job.runner == "warmrank":
-        from worker.configs.compiler_config import CompilerConfig
-        from worker.inference import cache_compile
+        from warmrank.inference import cache_compile
+        from warmrank.worker.configs.compiler_config import CompilerConfig
 
         config: Any = CompilerConfig()
         config.mode = job.mode
@@ -231,13 +231,13 @@ def compile_something() -> None:
                 function, _ = _function(job, {"model": model}, _Log())
                 function(torch.ones(4, 6), torch.zeros(4, 6), 0.5)
                 torch._dynamo.reset()  # noqa: SLF001 - as if nothing had been traced
-    environment: Any = importlib.import_module("worker.environment")
+    environment: Any = importlib.import_module("warmrank.worker.environment")
     environment._components.cache_clear()  # noqa: SLF001 - each job has its own
 
 
 def main() -> None:
     """Run the jobs."""
-    from worker import npu_emulator
+    from warmrank.worker import npu_emulator
 
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # TorchAir's log goes to standard output

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from cache_store import digests
+from warmrank.cache_store import digests
 
 
 @contextmanager

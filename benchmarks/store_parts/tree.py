@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import exp
 from pathlib import Path
 
-from cache_store.digests import digest_file
-from cache_store.records.manifest import ArtifactEntry, PartitionManifest, utc_now
+from warmrank.cache_store.digests import digest_file
+from warmrank.cache_store.records.manifest import ArtifactEntry, PartitionManifest, utc_now
 
 MIB = 1 << 20
 LAUNCH_KEY = "0f" * 32

@@ -14,9 +14,9 @@ from typing import Any
 from benchmarks.store_parts.timing import in_turn, settle, shell, timed
 from benchmarks.store_parts.tree import MIB, describe, function_dir
 from benchmarks.store_parts.verbs import open_store, publish, remove
-from cache_store.digests import CHUNK_BYTES, digest_file
-from cache_store.records.manifest import PartitionRef
-from cache_store.store import Store
+from warmrank.cache_store.digests import CHUNK_BYTES, digest_file
+from warmrank.cache_store.records.manifest import PartitionRef
+from warmrank.cache_store.store import Store
 
 KEYS = {"model": "benchmark"}
 TOOL = "torchair"

@@ -19,24 +19,30 @@ from typing import BinaryIO, Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from cache_store.backends.backend import FileInfo, NewFile, check_name
-from cache_store.backends.directory_files import (
+from warmrank.cache_store.backends.backend import FileInfo, NewFile, check_name
+from warmrank.cache_store.backends.directory_files import (
     directory_mode,
     info_of,
     make_directories,
     open_regular,
     walk,
 )
-from cache_store.backends.directory_moves import Mover
-from cache_store.backends.durability import EarlyWriter, Flush, FlushChoice, choose_flush, flush_all
-from cache_store.canonical import canonical_json
-from cache_store.digests import TooLong, copy_and_digest, digest_bytes
-from cache_store.errors import Corrupt, NoStoreYet, NotInStore, StoreUnavailable, os_errors_are_unavailable
-from cache_store.layout import FORMAT_FILE, TMP, TOP_LEVEL, TRASH
-from cache_store.node.private_files import discard_tree, sweep_debris, temporary_name
-from cache_store.parallel import each, each_short, is_short, threads_for
-from cache_store.parsing import parse_document
-from cache_store.steps import Step, reached
+from warmrank.cache_store.backends.directory_moves import Mover
+from warmrank.cache_store.backends.durability import EarlyWriter, Flush, FlushChoice, choose_flush, flush_all
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.digests import TooLong, copy_and_digest, digest_bytes
+from warmrank.cache_store.errors import (
+    Corrupt,
+    NoStoreYet,
+    NotInStore,
+    StoreUnavailable,
+    os_errors_are_unavailable,
+)
+from warmrank.cache_store.layout import FORMAT_FILE, TMP, TOP_LEVEL, TRASH
+from warmrank.cache_store.node.private_files import discard_tree, sweep_debris, temporary_name
+from warmrank.cache_store.parallel import each, each_short, is_short, threads_for
+from warmrank.cache_store.parsing import parse_document
+from warmrank.cache_store.steps import Step, reached
 
 STORE_FORMAT: Final = 1
 _MAX_FORMAT_BYTES = 4096

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from cache_store.backends.backend import FileInfo, name_fault
-from cache_store.errors import Corrupt
-from cache_store.layout import TMP, file_depth
+from warmrank.cache_store.backends.backend import FileInfo, name_fault
+from warmrank.cache_store.errors import Corrupt
+from warmrank.cache_store.layout import TMP, file_depth
 
 logger = logging.getLogger(__name__)
 

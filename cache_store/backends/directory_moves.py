@@ -17,12 +17,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from cache_store.backends.directory_files import make_directories
-from cache_store.backends.durability import file_system_type
-from cache_store.errors import StoreUnavailable
-from cache_store.layout import TMP
-from cache_store.node.private_files import temporary_name
-from cache_store.steps import Step, reached
+from warmrank.cache_store.backends.directory_files import make_directories
+from warmrank.cache_store.backends.durability import file_system_type
+from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.layout import TMP
+from warmrank.cache_store.node.private_files import temporary_name
+from warmrank.cache_store.steps import Step, reached
 
 # Where a rename is known to set the inode's time of change, which says since when a file has its name.
 # Network file systems need not do so, and have no rename that does not replace.

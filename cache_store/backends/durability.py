@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from cache_store.parallel import each
+from warmrank.cache_store.parallel import each
 
 if TYPE_CHECKING:
     import ctypes

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import BinaryIO, TypeVar
 
-from cache_store.backends.backend import BlobBackend
-from cache_store.backends.tiers import TieredBackend
-from cache_store.errors import StoreUnavailable
+from warmrank.cache_store.backends.backend import BlobBackend
+from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.errors import StoreUnavailable
 
 T = TypeVar("T")
 

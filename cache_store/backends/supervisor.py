@@ -22,11 +22,11 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from cache_store.backends.circuit import Answer, Ticks, Watch
-from cache_store.backends.tier import Tier
-from cache_store.backends.tiers import TieredBackend
-from cache_store.errors import StoreError, StoreUnavailable
-from cache_store.layout import FORMAT_FILE
+from warmrank.cache_store.backends.circuit import Answer, Ticks, Watch
+from warmrank.cache_store.backends.tier import Tier
+from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.errors import StoreError, StoreUnavailable
+from warmrank.cache_store.layout import FORMAT_FILE
 
 T = TypeVar("T")
 _ABSENT = f"{FORMAT_FILE}.ping"  # never there

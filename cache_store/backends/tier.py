@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cache_store.backends.backend import BlobBackend
-from cache_store.backends.circuit import Circuit
-from cache_store.errors import StoreUnavailable
+from warmrank.cache_store.backends.backend import BlobBackend
+from warmrank.cache_store.backends.circuit import Circuit
+from warmrank.cache_store.errors import StoreUnavailable
 
 TierMode = Literal["ro", "rw", "required"]
 ANSWER_S = 3.5  # and a second until the next sign of life is asked for: 5 s in all, with the ticks

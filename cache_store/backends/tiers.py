@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import BinaryIO, TypeVar
 
-from cache_store.backends.backend import BlobBackend, FileInfo, NewFile
-from cache_store.backends.tier import Tier
-from cache_store.errors import NotInStore, StoreError, StoreUnavailable
-from cache_store.layout import BLOBS
+from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile
+from warmrank.cache_store.backends.tier import Tier
+from warmrank.cache_store.errors import NotInStore, StoreError, StoreUnavailable
+from warmrank.cache_store.layout import BLOBS
 
 T = TypeVar("T")
 

@@ -29,10 +29,10 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from cache_store.digests import Digest, is_sha256
-from cache_store.errors import Corrupt, StoreError, UnusableCache
-from cache_store.fetching.begun import BEGUN, Begun, begin, discard, take_over
-from cache_store.node.private_files import (
+from warmrank.cache_store.digests import Digest, is_sha256
+from warmrank.cache_store.errors import Corrupt, StoreError, UnusableCache
+from warmrank.cache_store.fetching.begun import BEGUN, Begun, begin, discard, take_over
+from warmrank.cache_store.node.private_files import (
     DEBRIS_AGE_S,
     digest_private,
     is_running,

@@ -18,8 +18,13 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from cache_store.digests import Digest
-from cache_store.node.private_files import check_private, create_private, os_errors_are_unusable, read_private
+from warmrank.cache_store.digests import Digest
+from warmrank.cache_store.node.private_files import (
+    check_private,
+    create_private,
+    os_errors_are_unusable,
+    read_private,
+)
 
 BEGUN = ".begun"
 SPANS = ".spans"

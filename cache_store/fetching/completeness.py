@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from cache_store.backends.backend import BlobBackend, FileInfo
-from cache_store.digests import Digest
-from cache_store.errors import Corrupt, NotInStore, StoreError, StoreUnavailable, is_final
-from cache_store.layout import blob_name
-from cache_store.records.documents import quarantine_if_damaged
-from cache_store.retention import trash
+from warmrank.cache_store.backends.backend import BlobBackend, FileInfo
+from warmrank.cache_store.digests import Digest
+from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, StoreUnavailable, is_final
+from warmrank.cache_store.layout import blob_name
+from warmrank.cache_store.records.documents import quarantine_if_damaged
+from warmrank.cache_store.retention import trash
 
 logger = logging.getLogger(__name__)
 

@@ -21,17 +21,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from cache_store.backends.backend import BlobBackend
-from cache_store.backends.durability import EarlyWriter
-from cache_store.backends.reading import read_from_any
-from cache_store.digests import CHUNK_BYTES, Digest, TooLong, copy_and_digest, digest_stream
-from cache_store.errors import Corrupt, NotInStore, os_errors_are_unavailable
-from cache_store.fetching.pace import Pace
-from cache_store.layout import blob_name
-from cache_store.node.admission import Permit
-from cache_store.node.private_files import create_private, open_private, os_errors_are_unusable
-from cache_store.records.documents import quarantine_if_damaged
-from cache_store.records.fields import MAX_FILE_BYTES
+from warmrank.cache_store.backends.backend import BlobBackend
+from warmrank.cache_store.backends.durability import EarlyWriter
+from warmrank.cache_store.backends.reading import read_from_any
+from warmrank.cache_store.digests import CHUNK_BYTES, Digest, TooLong, copy_and_digest, digest_stream
+from warmrank.cache_store.errors import Corrupt, NotInStore, os_errors_are_unavailable
+from warmrank.cache_store.fetching.pace import Pace
+from warmrank.cache_store.layout import blob_name
+from warmrank.cache_store.node.admission import Permit
+from warmrank.cache_store.node.private_files import create_private, open_private, os_errors_are_unusable
+from warmrank.cache_store.records.documents import quarantine_if_damaged
+from warmrank.cache_store.records.fields import MAX_FILE_BYTES
 
 MAX_BLOB_BYTES = MAX_FILE_BYTES
 """What a blob of unknown size, because the place keeps it compressed, can fill a disk with at most."""

@@ -16,28 +16,28 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cache_store.backends.backend import NewFile
-from cache_store.digests import Digest
-from cache_store.errors import NotInStore, StoreError, UnusableCache
-from cache_store.fetching.arrivals import Arrivals
-from cache_store.fetching.completeness import blob_faults, bring_back
-from cache_store.fetching.copying import Blobs, BlobSource, copy_blob
-from cache_store.fetching.fetch_plan import Partition, Target, by_digest, partition_of
-from cache_store.fetching.intake import Intake, receive
-from cache_store.fetching.laying_out import NUM_THREADS, staging, sweep_staging
-from cache_store.fetching.pinned import take_pinned
-from cache_store.fetching.progress import Meter, OnProgress
-from cache_store.fetching.reports import FetchFault, FetchOutcome, FetchReport
-from cache_store.layout import blob_name
-from cache_store.node.admission import admit, permit_copies
-from cache_store.node.companions import find_companion, place_companion
-from cache_store.node.digest_index import DigestIndex
-from cache_store.node.local import find_variant, place, temporary_file
-from cache_store.node.private_files import make_directories_below
-from cache_store.parallel import each, each_short, is_short
-from cache_store.records.documents import Documents
-from cache_store.records.manifest import PartitionRef
-from cache_store.steps import Step, reached
+from warmrank.cache_store.backends.backend import NewFile
+from warmrank.cache_store.digests import Digest
+from warmrank.cache_store.errors import NotInStore, StoreError, UnusableCache
+from warmrank.cache_store.fetching.arrivals import Arrivals
+from warmrank.cache_store.fetching.completeness import blob_faults, bring_back
+from warmrank.cache_store.fetching.copying import Blobs, BlobSource, copy_blob
+from warmrank.cache_store.fetching.fetch_plan import Partition, Target, by_digest, partition_of
+from warmrank.cache_store.fetching.intake import Intake, receive
+from warmrank.cache_store.fetching.laying_out import NUM_THREADS, staging, sweep_staging
+from warmrank.cache_store.fetching.pinned import take_pinned
+from warmrank.cache_store.fetching.progress import Meter, OnProgress
+from warmrank.cache_store.fetching.reports import FetchFault, FetchOutcome, FetchReport
+from warmrank.cache_store.layout import blob_name
+from warmrank.cache_store.node.admission import admit, permit_copies
+from warmrank.cache_store.node.companions import find_companion, place_companion
+from warmrank.cache_store.node.digest_index import DigestIndex
+from warmrank.cache_store.node.local import find_variant, place, temporary_file
+from warmrank.cache_store.node.private_files import make_directories_below
+from warmrank.cache_store.parallel import each, each_short, is_short
+from warmrank.cache_store.records.documents import Documents
+from warmrank.cache_store.records.manifest import PartitionRef
+from warmrank.cache_store.steps import Step, reached
 
 logger = logging.getLogger(__name__)
 

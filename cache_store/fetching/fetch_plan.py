@@ -10,11 +10,11 @@ import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from cache_store.digests import Digest
-from cache_store.errors import NotInStore, StoreError
-from cache_store.fetching.reports import FetchReport
-from cache_store.node.companions import is_companion_name
-from cache_store.records.manifest import CaptureEntry, PartitionManifest, PartitionRef
+from warmrank.cache_store.digests import Digest
+from warmrank.cache_store.errors import NotInStore, StoreError
+from warmrank.cache_store.fetching.reports import FetchReport
+from warmrank.cache_store.node.companions import is_companion_name
+from warmrank.cache_store.records.manifest import CaptureEntry, PartitionManifest, PartitionRef
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from cache_store.backends.backend import NewFile
-from cache_store.digests import Digest
-from cache_store.fetching.arrivals import Arrivals
-from cache_store.fetching.copying import Blobs
-from cache_store.fetching.pace import Pace
-from cache_store.fetching.progress import OnProgress, Progress
-from cache_store.node.single_flight import Flight
+from warmrank.cache_store.backends.backend import NewFile
+from warmrank.cache_store.digests import Digest
+from warmrank.cache_store.fetching.arrivals import Arrivals
+from warmrank.cache_store.fetching.copying import Blobs
+from warmrank.cache_store.fetching.pace import Pace
+from warmrank.cache_store.fetching.progress import OnProgress, Progress
+from warmrank.cache_store.node.single_flight import Flight
 
 BEAT_EVERY_S = 1.0
 

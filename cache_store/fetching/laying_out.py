@@ -16,17 +16,17 @@ import itertools
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from cache_store.digests import Digest
-from cache_store.errors import Corrupt, StoreError, UnusableCache, is_final
-from cache_store.fetching.copying import Blobs, clone
-from cache_store.fetching.fetch_plan import Target, by_digest, by_function_dir
-from cache_store.fetching.intake import Intake
-from cache_store.fetching.progress import Meter
-from cache_store.node.admission import Permit
-from cache_store.node.companions import place_companion
-from cache_store.node.digest_index import DigestIndex
-from cache_store.node.local import place, place_directory, variant_name
-from cache_store.node.private_files import (
+from warmrank.cache_store.digests import Digest
+from warmrank.cache_store.errors import Corrupt, StoreError, UnusableCache, is_final
+from warmrank.cache_store.fetching.copying import Blobs, clone
+from warmrank.cache_store.fetching.fetch_plan import Target, by_digest, by_function_dir
+from warmrank.cache_store.fetching.intake import Intake
+from warmrank.cache_store.fetching.progress import Meter
+from warmrank.cache_store.node.admission import Permit
+from warmrank.cache_store.node.companions import place_companion
+from warmrank.cache_store.node.digest_index import DigestIndex
+from warmrank.cache_store.node.local import place, place_directory, variant_name
+from warmrank.cache_store.node.private_files import (
     date_back,
     discard_tree,
     make_directories_below,
@@ -35,8 +35,8 @@ from cache_store.node.private_files import (
     sweep_debris,
     temporary_name,
 )
-from cache_store.parallel import each, each_short, is_short
-from cache_store.steps import Step, reached
+from warmrank.cache_store.parallel import each, each_short, is_short
+from warmrank.cache_store.steps import Step, reached
 
 NUM_THREADS = 8
 NUM_PACED_THREADS = 2

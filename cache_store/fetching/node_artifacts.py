@@ -18,18 +18,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cache_store.backends.backend import NewFile
-from cache_store.digests import Digest
-from cache_store.errors import StoreError, is_final
-from cache_store.fetching.completeness import blob_faults
-from cache_store.fetching.copying import Blobs
-from cache_store.fetching.intake import Intake, receive
-from cache_store.fetching.node_offers import Offers
-from cache_store.fetching.pinned import artifacts_key, take_pinned
-from cache_store.layout import blob_name
-from cache_store.node.admission import admit, permit_copies
-from cache_store.node.digest_index import DigestIndex
-from cache_store.node.node_files import (
+from warmrank.cache_store.backends.backend import NewFile
+from warmrank.cache_store.digests import Digest
+from warmrank.cache_store.errors import StoreError, is_final
+from warmrank.cache_store.fetching.completeness import blob_faults
+from warmrank.cache_store.fetching.copying import Blobs
+from warmrank.cache_store.fetching.intake import Intake, receive
+from warmrank.cache_store.fetching.node_offers import Offers
+from warmrank.cache_store.fetching.pinned import artifacts_key, take_pinned
+from warmrank.cache_store.layout import blob_name
+from warmrank.cache_store.node.admission import admit, permit_copies
+from warmrank.cache_store.node.digest_index import DigestIndex
+from warmrank.cache_store.node.node_files import (
     NodeFile,
     find_kept,
     kept_path,
@@ -37,10 +37,10 @@ from cache_store.node.node_files import (
     place_kept,
     temporary_kept,
 )
-from cache_store.node.placing import Destinations
-from cache_store.parallel import each
-from cache_store.records.documents import Documents
-from cache_store.records.manifest import PartitionManifest, PartitionRef
+from warmrank.cache_store.node.placing import Destinations
+from warmrank.cache_store.parallel import each
+from warmrank.cache_store.records.documents import Documents
+from warmrank.cache_store.records.manifest import PartitionManifest, PartitionRef
 
 logger = logging.getLogger(__name__)
 

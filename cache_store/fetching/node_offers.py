@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from cache_store.digests import Digest
-from cache_store.errors import StoreError
-from cache_store.node.node_files import NodeFile
-from cache_store.node.placing import Destinations
-from cache_store.paths import collisions
+from warmrank.cache_store.digests import Digest
+from warmrank.cache_store.errors import StoreError
+from warmrank.cache_store.node.node_files import NodeFile
+from warmrank.cache_store.node.placing import Destinations
+from warmrank.cache_store.paths import collisions
 
 MAX_FILES = 8192
 """Node artifacts that one node takes, and that a manifest names; it has room for 10,000 files in all."""

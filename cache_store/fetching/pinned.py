@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from cache_store.canonical import canonical_json
-from cache_store.digests import digest_bytes
-from cache_store.errors import Conflict, NotInStore, StoreError, is_final
-from cache_store.fetching.completeness import bring_back
-from cache_store.layout import manifest_name
-from cache_store.parallel import each_short
-from cache_store.records.documents import Documents, StandingManifest
-from cache_store.records.manifest import PartitionManifest, PartitionRef
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import Conflict, NotInStore, StoreError, is_final
+from warmrank.cache_store.fetching.completeness import bring_back
+from warmrank.cache_store.layout import manifest_name
+from warmrank.cache_store.parallel import each_short
+from warmrank.cache_store.records.documents import Documents, StandingManifest
+from warmrank.cache_store.records.manifest import PartitionManifest, PartitionRef
 
 T = TypeVar("T")
 _NUM_THREADS = 8

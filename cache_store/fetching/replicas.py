@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from cache_store.digests import Digest
-from cache_store.errors import Corrupt
-from cache_store.fetching.copying import clone
-from cache_store.node.companions import is_companion_name, place_companion
-from cache_store.node.local import add_variant_from, place_directory
-from cache_store.node.private_files import (
+from warmrank.cache_store.digests import Digest
+from warmrank.cache_store.errors import Corrupt
+from warmrank.cache_store.fetching.copying import clone
+from warmrank.cache_store.node.companions import is_companion_name, place_companion
+from warmrank.cache_store.node.local import add_variant_from, place_directory
+from warmrank.cache_store.node.private_files import (
     digest_private,
     discard_tree,
     make_private_directories,
     os_errors_are_unusable,
     temporary_name,
 )
-from cache_store.records.manifest import ArtifactEntry, PartitionManifest
+from warmrank.cache_store.records.manifest import ArtifactEntry, PartitionManifest
 
 _STAGING = ".tmp-"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cache_store.backends.backend import NewFile
-from cache_store.errors import StoreError
-from cache_store.records.manifest import CaptureEntry, PartitionRef
+from warmrank.cache_store.backends.backend import NewFile
+from warmrank.cache_store.errors import StoreError
+from warmrank.cache_store.records.manifest import CaptureEntry, PartitionRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from cache_store.node.private_files import ensure_cache_dir
-from cache_store.node.signers import mark_signers, refuse_revoked, signers_of
-from cache_store.node.unverified import is_unverified, mark_unverified, refuse_unverified
+from warmrank.cache_store.node.private_files import ensure_cache_dir
+from warmrank.cache_store.node.signers import mark_signers, refuse_revoked, signers_of
+from warmrank.cache_store.node.unverified import is_unverified, mark_unverified, refuse_unverified
 
 
 @dataclass(frozen=True, slots=True)

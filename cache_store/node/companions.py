@@ -21,10 +21,10 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from cache_store.digests import Digest, digest_bytes
-from cache_store.errors import Corrupt, UnusableCache
-from cache_store.node.local import stage
-from cache_store.node.private_files import (
+from warmrank.cache_store.digests import Digest, digest_bytes
+from warmrank.cache_store.errors import Corrupt, UnusableCache
+from warmrank.cache_store.node.local import stage
+from warmrank.cache_store.node.private_files import (
     digest_private,
     open_private,
     os_errors_are_unusable,

@@ -27,10 +27,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cache_store.canonical import canonical_json
-from cache_store.digests import Digest, digest_bytes, digest_stream, is_sha256
-from cache_store.errors import UnusableCache
-from cache_store.node.private_files import (
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.digests import Digest, digest_bytes, digest_stream, is_sha256
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.node.private_files import (
     BACK_NS,
     DEBRIS_AGE_S,
     create_private,
@@ -39,7 +39,7 @@ from cache_store.node.private_files import (
     read_private,
     temporary_name,
 )
-from cache_store.paths import part_fault
+from warmrank.cache_store.paths import part_fault
 
 logger = logging.getLogger(__name__)
 

@@ -25,9 +25,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cache_store.digests import Digest, Readable, TooLong, copy_and_digest, digest_bytes
-from cache_store.errors import Corrupt, UnusableCache
-from cache_store.node.private_files import (
+from warmrank.cache_store.digests import Digest, Readable, TooLong, copy_and_digest, digest_bytes
+from warmrank.cache_store.errors import Corrupt, UnusableCache
+from warmrank.cache_store.node.private_files import (
     check_private,
     create_private,
     digest_private,
@@ -269,7 +269,7 @@ def _trim(function_dir: Path) -> None:
                 path.unlink()
                 logger.info("Removed %s: a function keeps its newest %d variants", path, MAX_VARIANTS)
     if excess:
-        from cache_store.node.companions import drop_orphans  # which imports this module
+        from warmrank.cache_store.node.companions import drop_orphans  # which imports this module
 
         drop_orphans(function_dir, variants(function_dir), age_s=FRESH_S)
 

@@ -25,9 +25,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from cache_store.digests import Digest, TooLong, Writable, copy_and_digest, is_sha256
-from cache_store.errors import UnusableCache
-from cache_store.node.private_files import (
+from warmrank.cache_store.digests import Digest, TooLong, Writable, copy_and_digest, is_sha256
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.node.private_files import (
     create_private,
     date_back,
     digest_private,
@@ -37,7 +37,7 @@ from cache_store.node.private_files import (
     sweep_debris,
     temporary_name,
 )
-from cache_store.paths import path_fault
+from warmrank.cache_store.paths import path_fault
 
 logger = logging.getLogger(__name__)
 

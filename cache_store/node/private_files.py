@@ -19,8 +19,8 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from cache_store.digests import Digest, digest_stream
-from cache_store.errors import OsErrors, UnusableCache, UnwritableDisk
+from warmrank.cache_store.digests import Digest, digest_stream
+from warmrank.cache_store.errors import OsErrors, UnusableCache, UnwritableDisk
 
 logger = logging.getLogger(__name__)
 

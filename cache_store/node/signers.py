@@ -14,8 +14,8 @@ import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from cache_store.errors import UnusableCache
-from cache_store.node.private_files import (
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.node.private_files import (
     create_private,
     make_private_directories,
     os_errors_are_unusable,

@@ -16,7 +16,11 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from cache_store.node.private_files import ensure_cache_dir, make_private_directories, os_errors_are_unusable
+from warmrank.cache_store.node.private_files import (
+    ensure_cache_dir,
+    make_private_directories,
+    os_errors_are_unusable,
+)
 
 logger = logging.getLogger(__name__)
 

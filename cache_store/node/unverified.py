@@ -13,8 +13,8 @@ import contextlib
 import os
 from pathlib import Path
 
-from cache_store.errors import UnusableCache
-from cache_store.node.private_files import (
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.node.private_files import (
     create_private,
     os_errors_are_unusable,
     sync_directory,

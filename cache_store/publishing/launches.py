@@ -11,19 +11,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from cache_store.backends.backend import BlobBackend, FileInfo
-from cache_store.digests import digest_bytes
-from cache_store.errors import Conflict, Corrupt, NewerFormat, NotInStore, Untrusted
-from cache_store.layout import launch_name, manifest_name
-from cache_store.parallel import each_short
-from cache_store.publishing.stored_launches import read_launch, summarize_launches, take_launches
-from cache_store.records.documents import Documents, quarantine, read_stored_form
-from cache_store.records.manifest import LaunchRecord
-from cache_store.records.taking import READERS
-from cache_store.retention.last_use import mark_used
-from cache_store.retention.marks import references
-from cache_store.retention.trash import restore_from, trashed
-from cache_store.steps import Step, reached
+from warmrank.cache_store.backends.backend import BlobBackend, FileInfo
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import Conflict, Corrupt, NewerFormat, NotInStore, Untrusted
+from warmrank.cache_store.layout import launch_name, manifest_name
+from warmrank.cache_store.parallel import each_short
+from warmrank.cache_store.publishing.stored_launches import read_launch, summarize_launches, take_launches
+from warmrank.cache_store.records.documents import Documents, quarantine, read_stored_form
+from warmrank.cache_store.records.manifest import LaunchRecord
+from warmrank.cache_store.records.taking import READERS
+from warmrank.cache_store.retention.last_use import mark_used
+from warmrank.cache_store.retention.marks import references
+from warmrank.cache_store.retention.trash import restore_from, trashed
+from warmrank.cache_store.steps import Step, reached
 
 logger = logging.getLogger(__name__)
 

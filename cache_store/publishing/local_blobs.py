@@ -11,16 +11,16 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cache_store.backends.backend import BlobBackend, NewFile
-from cache_store.backends.tiers import TieredBackend
-from cache_store.digests import Digest
-from cache_store.errors import Corrupt, StoreUnavailable, is_final
-from cache_store.layout import blob_name
-from cache_store.node.digest_index import DigestIndex
-from cache_store.node.private_files import digest_private, os_errors_are_unusable
-from cache_store.parallel import each, threads_for
-from cache_store.records.documents import quarantine
-from cache_store.retention import trash
+from warmrank.cache_store.backends.backend import BlobBackend, NewFile
+from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.digests import Digest
+from warmrank.cache_store.errors import Corrupt, StoreUnavailable, is_final
+from warmrank.cache_store.layout import blob_name
+from warmrank.cache_store.node.digest_index import DigestIndex
+from warmrank.cache_store.node.private_files import digest_private, os_errors_are_unusable
+from warmrank.cache_store.parallel import each, threads_for
+from warmrank.cache_store.records.documents import quarantine
+from warmrank.cache_store.retention import trash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,16 +13,16 @@ import logging
 from collections.abc import Collection
 from pathlib import Path
 
-from cache_store.backends.backend import BlobBackend, NewFile
-from cache_store.errors import NotInStore, StoreError, Untrusted, is_damage
-from cache_store.layout import blob_name, manifest_name
-from cache_store.node.digest_index import DigestIndex
-from cache_store.node.private_files import digest_private, os_errors_are_unusable
-from cache_store.publishing.local_blobs import LocalBlobs, absent_blobs, check_standing
-from cache_store.publishing.reports import BlobReport, PublishReport
-from cache_store.records.documents import Documents, StandingManifest, quarantine
-from cache_store.records.manifest import PartitionManifest, PartitionRef, partition_key
-from cache_store.steps import Step, reached
+from warmrank.cache_store.backends.backend import BlobBackend, NewFile
+from warmrank.cache_store.errors import NotInStore, StoreError, Untrusted, is_damage
+from warmrank.cache_store.layout import blob_name, manifest_name
+from warmrank.cache_store.node.digest_index import DigestIndex
+from warmrank.cache_store.node.private_files import digest_private, os_errors_are_unusable
+from warmrank.cache_store.publishing.local_blobs import LocalBlobs, absent_blobs, check_standing
+from warmrank.cache_store.publishing.reports import BlobReport, PublishReport
+from warmrank.cache_store.records.documents import Documents, StandingManifest, quarantine
+from warmrank.cache_store.records.manifest import PartitionManifest, PartitionRef, partition_key
+from warmrank.cache_store.steps import Step, reached
 
 logger = logging.getLogger(__name__)
 

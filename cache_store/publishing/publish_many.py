@@ -11,17 +11,17 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cache_store.backends.backend import NewFile
-from cache_store.digests import Digest, digest_bytes
-from cache_store.errors import StoreError, Untrusted, is_damage
-from cache_store.layout import manifest_name
-from cache_store.node.digest_index import DigestIndex
-from cache_store.publishing.local_blobs import LocalBlobs
-from cache_store.publishing.publish import conflicts_of
-from cache_store.publishing.reports import PublishReport
-from cache_store.records.documents import Documents, StandingManifest, quarantine
-from cache_store.records.manifest import PartitionManifest, PartitionRef, partition_key
-from cache_store.steps import Step, reached
+from warmrank.cache_store.backends.backend import NewFile
+from warmrank.cache_store.digests import Digest, digest_bytes
+from warmrank.cache_store.errors import StoreError, Untrusted, is_damage
+from warmrank.cache_store.layout import manifest_name
+from warmrank.cache_store.node.digest_index import DigestIndex
+from warmrank.cache_store.publishing.local_blobs import LocalBlobs
+from warmrank.cache_store.publishing.publish import conflicts_of
+from warmrank.cache_store.publishing.reports import PublishReport
+from warmrank.cache_store.records.documents import Documents, StandingManifest, quarantine
+from warmrank.cache_store.records.manifest import PartitionManifest, PartitionRef, partition_key
+from warmrank.cache_store.steps import Step, reached
 
 logger = logging.getLogger(__name__)
 

@@ -28,9 +28,9 @@ from typing import Final, Literal, TypeVar
 
 from pydantic import model_validator
 
-from cache_store.digests import digest_bytes
-from cache_store.errors import Corrupt, StoreError
-from cache_store.node.private_files import (
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import Corrupt, StoreError
+from warmrank.cache_store.node.private_files import (
     create_private,
     make_private_directories,
     os_errors_are_unusable,
@@ -39,8 +39,8 @@ from cache_store.node.private_files import (
     sync_directory,
     temporary_name,
 )
-from cache_store.parsing import parse_document
-from cache_store.records.fields import (
+from warmrank.cache_store.parsing import parse_document
+from warmrank.cache_store.records.fields import (
     MAX_DOCUMENT_BYTES,
     Count,
     Document,
@@ -49,7 +49,7 @@ from cache_store.records.fields import (
     Utc,
     WorldSize,
 )
-from cache_store.records.manifest import (
+from warmrank.cache_store.records.manifest import (
     Environments,
     LaunchRecord,
     PartitionManifest,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cache_store.digests import Digest
-from cache_store.records.manifest import PartitionRef
+from warmrank.cache_store.digests import Digest
+from warmrank.cache_store.records.manifest import PartitionRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,16 +14,16 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from cache_store.backends.backend import FileInfo
-from cache_store.digests import digest_bytes
-from cache_store.errors import Corrupt
-from cache_store.layout import LAUNCHES, launch_prefix, split_launch_name
-from cache_store.parsing import parse_document
-from cache_store.records.age import age, dated_ahead, seconds_of
-from cache_store.records.documents import Documents
-from cache_store.records.fields import Components, Sha256, Utc, WorldSize
-from cache_store.records.manifest import FORMAT, NEWEST_FORMAT, LaunchRecord, parse_launch_record
-from cache_store.records.taking import take_usable
+from warmrank.cache_store.backends.backend import FileInfo
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import Corrupt
+from warmrank.cache_store.layout import LAUNCHES, launch_prefix, split_launch_name
+from warmrank.cache_store.parsing import parse_document
+from warmrank.cache_store.records.age import age, dated_ahead, seconds_of
+from warmrank.cache_store.records.documents import Documents
+from warmrank.cache_store.records.fields import Components, Sha256, Utc, WorldSize
+from warmrank.cache_store.records.manifest import FORMAT, NEWEST_FORMAT, LaunchRecord, parse_launch_record
+from warmrank.cache_store.records.taking import take_usable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from cache_store.backends.backend import FileInfo
+from warmrank.cache_store.backends.backend import FileInfo
 
 MAX_AHEAD_S = 60.0
 """By so much may a record's own date be later than the store's, before it is said."""

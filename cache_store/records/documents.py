@@ -11,17 +11,23 @@ import logging
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from cache_store.backends.backend import BlobBackend, NewFile
-from cache_store.backends.reading import read_from_any
-from cache_store.backends.tiers import TieredBackend
-from cache_store.digests import digest_bytes
-from cache_store.errors import Corrupt, StoreError, StoreUnavailable, is_damage, os_errors_are_unavailable
-from cache_store.layout import manifest_name, quarantine_name
-from cache_store.node.private_files import temporary_name
-from cache_store.records.fields import MAX_DOCUMENT_BYTES
-from cache_store.records.manifest import PartitionManifest, parse_manifest
-from cache_store.signing.envelope import signer_id
-from cache_store.signing.trust import DocumentKind, Trust
+from warmrank.cache_store.backends.backend import BlobBackend, NewFile
+from warmrank.cache_store.backends.reading import read_from_any
+from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import (
+    Corrupt,
+    StoreError,
+    StoreUnavailable,
+    is_damage,
+    os_errors_are_unavailable,
+)
+from warmrank.cache_store.layout import manifest_name, quarantine_name
+from warmrank.cache_store.node.private_files import temporary_name
+from warmrank.cache_store.records.fields import MAX_DOCUMENT_BYTES
+from warmrank.cache_store.records.manifest import PartitionManifest, parse_manifest
+from warmrank.cache_store.signing.envelope import signer_id
+from warmrank.cache_store.signing.trust import DocumentKind, Trust
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from cache_store.canonical import canonical_json
-from cache_store.digests import Digest, is_sha256
-from cache_store.paths import part_fault
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.digests import Digest, is_sha256
+from warmrank.cache_store.paths import part_fault
 
 MAX_DOCUMENT_BYTES = 16 << 20  # a manifest has about 200 KB, a launch record 0.3 KB a rank
 MAX_ENTRIES = 10_000  # artifacts, requests and captures of one rank, each; a large model has some hundreds

@@ -37,15 +37,15 @@ from pydantic import (
     model_validator,
 )
 
-from cache_store.canonical import canonical_json
-from cache_store.errors import Corrupt
-from cache_store.keys import key_of
-from cache_store.node.companions import is_companion_name
-from cache_store.node.local import VARIANT_NAME, is_variant_name
-from cache_store.node.node_files import NODE, NodeFile, kept_path, split_node_path
-from cache_store.parsing import parse_document
-from cache_store.paths import collision, path_fault
-from cache_store.records.fields import (
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.errors import Corrupt
+from warmrank.cache_store.keys import key_of
+from warmrank.cache_store.node.companions import is_companion_name
+from warmrank.cache_store.node.local import VARIANT_NAME, is_variant_name
+from warmrank.cache_store.node.node_files import NODE, NodeFile, kept_path, split_node_path
+from warmrank.cache_store.parsing import parse_document
+from warmrank.cache_store.paths import collision, path_fault
+from warmrank.cache_store.records.fields import (
     MAX_DOCUMENT_BYTES,
     MAX_ENTRIES,
     MAX_PARTITION_BYTES,

@@ -10,10 +10,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from cache_store.backends.backend import BlobBackend
-from cache_store.errors import NotInStore, StoreError, is_final
-from cache_store.parallel import each
-from cache_store.records.documents import quarantine_if_damaged
+from warmrank.cache_store.backends.backend import BlobBackend
+from warmrank.cache_store.errors import NotInStore, StoreError, is_final
+from warmrank.cache_store.parallel import each
+from warmrank.cache_store.records.documents import quarantine_if_damaged
 
 logger = logging.getLogger(__name__)
 

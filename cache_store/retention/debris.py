@@ -7,9 +7,9 @@ that has a name in the store is touched.
 
 from __future__ import annotations
 
-from cache_store.backends.backend import BlobBackend, FileInfo
-from cache_store.errors import StoreUnavailable
-from cache_store.layout import PROBE, TMP
+from warmrank.cache_store.backends.backend import BlobBackend, FileInfo
+from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.layout import PROBE, TMP
 
 DEBRIS_S = 86400.0
 """No publisher takes longer from the first byte of a batch to its names."""

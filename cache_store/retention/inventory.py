@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from cache_store.backends.backend import BlobBackend, FileInfo
-from cache_store.errors import Corrupt, EvictRefused, NewerFormat, NotInStore, StoreError
-from cache_store.layout import (
+from warmrank.cache_store.backends.backend import BlobBackend, FileInfo
+from warmrank.cache_store.errors import Corrupt, EvictRefused, NewerFormat, NotInStore, StoreError
+from warmrank.cache_store.layout import (
     BLOBS,
     DIRECTORIES,
     LAUNCHES,
@@ -25,13 +25,13 @@ from cache_store.layout import (
     split_fanned_name,
     split_pin_name,
 )
-from cache_store.parallel import each
-from cache_store.records.documents import read_stored_form
-from cache_store.retention.debris import list_debris
-from cache_store.retention.last_use import last_uses
-from cache_store.retention.marks import Document, is_record, made_for, references
-from cache_store.retention.trash import trashed
-from cache_store.signing.trust import Trust
+from warmrank.cache_store.parallel import each
+from warmrank.cache_store.records.documents import read_stored_form
+from warmrank.cache_store.retention.debris import list_debris
+from warmrank.cache_store.retention.last_use import last_uses
+from warmrank.cache_store.retention.marks import Document, is_record, made_for, references
+from warmrank.cache_store.retention.trash import trashed
+from warmrank.cache_store.signing.trust import Trust
 
 READERS = 8
 _UPGRADE = (

@@ -11,10 +11,10 @@ import logging
 from collections.abc import Iterable
 from datetime import UTC, date, datetime
 
-from cache_store.backends.backend import BlobBackend, FileInfo, NewFile
-from cache_store.digests import digest_bytes
-from cache_store.errors import StoreError
-from cache_store.layout import split_used_name, used_name
+from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import StoreError
+from warmrank.cache_store.layout import split_used_name, used_name
 
 logger = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from cache_store.digests import digest_bytes
-from cache_store.errors import Corrupt
-from cache_store.layout import (
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import Corrupt
+from warmrank.cache_store.layout import (
     MANIFESTS,
     blob_name,
     manifest_name,
@@ -15,10 +15,10 @@ from cache_store.layout import (
     split_fanned_name,
     split_launch_name,
 )
-from cache_store.records.directory_listing import parse_listing
-from cache_store.records.manifest import created_at, parse_launch_record, parse_manifest
-from cache_store.signing.envelope import parse_envelope
-from cache_store.signing.trust import DocumentKind
+from warmrank.cache_store.records.directory_listing import parse_listing
+from warmrank.cache_store.records.manifest import created_at, parse_launch_record, parse_manifest
+from warmrank.cache_store.signing.envelope import parse_envelope
+from warmrank.cache_store.signing.trust import DocumentKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
-from cache_store.backends.backend import BlobBackend, FileInfo
-from cache_store.layout import TRASH, split_trash_name
+from warmrank.cache_store.backends.backend import BlobBackend, FileInfo
+from warmrank.cache_store.layout import TRASH, split_trash_name
 
 logger = logging.getLogger(__name__)
 

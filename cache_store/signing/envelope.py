@@ -22,11 +22,11 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from cache_store.canonical import canonical_json
-from cache_store.digests import Digest, digest_bytes
-from cache_store.errors import Corrupt
-from cache_store.parsing import parse_document
-from cache_store.paths import part_fault
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.digests import Digest, digest_bytes
+from warmrank.cache_store.errors import Corrupt
+from warmrank.cache_store.parsing import parse_document
+from warmrank.cache_store.paths import part_fault
 
 ENVELOPE_FORMAT: Final = 2
 MAX_HEADER_BYTES = 4096

@@ -26,10 +26,19 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from filelock import FileLock
 
-from cache_store.errors import Conflict, UnusableCache
-from cache_store.node.private_files import check_parents, make_private_directories, os_errors_are_unusable
-from cache_store.signing.revocations import Revocation, read_revocation, read_revoked, write_revocation
-from cache_store.signing.signing_keys import (
+from warmrank.cache_store.errors import Conflict, UnusableCache
+from warmrank.cache_store.node.private_files import (
+    check_parents,
+    make_private_directories,
+    os_errors_are_unusable,
+)
+from warmrank.cache_store.signing.revocations import (
+    Revocation,
+    read_revocation,
+    read_revoked,
+    write_revocation,
+)
+from warmrank.cache_store.signing.signing_keys import (
     Signer,
     generate_key_pair,
     key_id,

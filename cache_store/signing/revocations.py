@@ -18,11 +18,11 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from cache_store.canonical import canonical_json
-from cache_store.errors import Corrupt
-from cache_store.node.private_files import os_errors_are_unusable
-from cache_store.parsing import parse_document
-from cache_store.signing.signing_keys import read_vouched, write_new
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.errors import Corrupt
+from warmrank.cache_store.node.private_files import os_errors_are_unusable
+from warmrank.cache_store.parsing import parse_document
+from warmrank.cache_store.signing.signing_keys import read_vouched, write_new
 
 REVOKED_FORMAT: Final = 1
 _MAX_BYTES = 1 << 20

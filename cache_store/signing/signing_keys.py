@@ -20,8 +20,8 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from cache_store.errors import Corrupt, UnusableCache
-from cache_store.node.private_files import (
+from warmrank.cache_store.errors import Corrupt, UnusableCache
+from warmrank.cache_store.node.private_files import (
     FILE_MODE,
     check_parents,
     create_private,
@@ -31,7 +31,7 @@ from cache_store.node.private_files import (
     sync_directory,
     temporary_name,
 )
-from cache_store.paths import part_fault
+from warmrank.cache_store.paths import part_fault
 
 _MAX_PEM_BYTES = 16 << 10
 

@@ -18,12 +18,18 @@ from typing import Literal
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from cache_store.digests import digest_bytes
-from cache_store.errors import NewerFormat, Untrusted, UntrustedReason
-from cache_store.signing.envelope import Envelope, Producer, Signature, parse_envelope, signed_message
-from cache_store.signing.keyring import Keyring, read_keyring
-from cache_store.signing.revocations import Revocation
-from cache_store.signing.signing_keys import (
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import NewerFormat, Untrusted, UntrustedReason
+from warmrank.cache_store.signing.envelope import (
+    Envelope,
+    Producer,
+    Signature,
+    parse_envelope,
+    signed_message,
+)
+from warmrank.cache_store.signing.keyring import Keyring, read_keyring
+from warmrank.cache_store.signing.revocations import Revocation
+from warmrank.cache_store.signing.signing_keys import (
     Signer,
     generate_key_pair,
     key_id,

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from cache_store.backends.durability import LOCAL_TYPES, file_system_type
-from cache_store.layout import BLOBS, QUARANTINE, TMP, TOP_LEVEL
+from warmrank.cache_store.backends.durability import LOCAL_TYPES, file_system_type
+from warmrank.cache_store.layout import BLOBS, QUARANTINE, TMP, TOP_LEVEL
 
 _MOUNTS = Path("/proc/self/mounts")
 _NEVER_USED = frozenset({QUARANTINE.rstrip("/"), TMP.rstrip("/")})  # nothing in there gets a name again

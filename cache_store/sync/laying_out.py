@@ -15,12 +15,12 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cache_store.backends.durability import choose_flush, flush_all
-from cache_store.digests import CHUNK_BYTES
-from cache_store.errors import Conflict, UnusableCache
-from cache_store.fetching.copying import Blobs
-from cache_store.node.admission import permit_copies
-from cache_store.node.private_files import (
+from warmrank.cache_store.backends.durability import choose_flush, flush_all
+from warmrank.cache_store.digests import CHUNK_BYTES
+from warmrank.cache_store.errors import Conflict, UnusableCache
+from warmrank.cache_store.fetching.copying import Blobs
+from warmrank.cache_store.node.admission import permit_copies
+from warmrank.cache_store.node.private_files import (
     DIRECTORY_MODE,
     date_back,
     discard_tree,
@@ -30,10 +30,10 @@ from cache_store.node.private_files import (
     sweep_debris,
     temporary_name,
 )
-from cache_store.parallel import each, each_short, is_short
-from cache_store.records.directory_listing import ListedFile
-from cache_store.records.documents import Documents
-from cache_store.sync.relocate import Relocation
+from warmrank.cache_store.parallel import each, each_short, is_short
+from warmrank.cache_store.records.directory_listing import ListedFile
+from warmrank.cache_store.records.documents import Documents
+from warmrank.cache_store.sync.relocate import Relocation
 
 _NUM_THREADS = 8
 _STAGING = ".tmp-"

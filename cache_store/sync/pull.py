@@ -18,21 +18,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cache_store.backends.backend import BlobBackend
-from cache_store.errors import NotInStore, UnusableCache
-from cache_store.fetching.completeness import blob_faults
-from cache_store.node.admission import admit
-from cache_store.node.digest_index import DigestIndex
-from cache_store.node.private_files import ensure_cache_dir, open_owned, os_errors_are_unusable
-from cache_store.node.single_flight import LOCK_TIMEOUT_S, single_flight
-from cache_store.parallel import NUM_THREADS, each
-from cache_store.records.directory_listing import ListedFile, listing_key
-from cache_store.records.documents import Documents
-from cache_store.retention.last_use import mark_used
-from cache_store.sync.laying_out import Copies, beside, lay_out, refuse_others
-from cache_store.sync.newest import StoredListing, nearest_listing, newest_listing
-from cache_store.sync.relocate import Relocation, relocation
-from cache_store.sync.tools import is_ours, tool_named
+from warmrank.cache_store.backends.backend import BlobBackend
+from warmrank.cache_store.errors import NotInStore, UnusableCache
+from warmrank.cache_store.fetching.completeness import blob_faults
+from warmrank.cache_store.node.admission import admit
+from warmrank.cache_store.node.digest_index import DigestIndex
+from warmrank.cache_store.node.private_files import ensure_cache_dir, open_owned, os_errors_are_unusable
+from warmrank.cache_store.node.single_flight import LOCK_TIMEOUT_S, single_flight
+from warmrank.cache_store.parallel import NUM_THREADS, each
+from warmrank.cache_store.records.directory_listing import ListedFile, listing_key
+from warmrank.cache_store.records.documents import Documents
+from warmrank.cache_store.retention.last_use import mark_used
+from warmrank.cache_store.sync.laying_out import Copies, beside, lay_out, refuse_others
+from warmrank.cache_store.sync.newest import StoredListing, nearest_listing, newest_listing
+from warmrank.cache_store.sync.relocate import Relocation, relocation
+from warmrank.cache_store.sync.tools import is_ours, tool_named
 
 logger = logging.getLogger(__name__)
 

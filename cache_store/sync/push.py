@@ -14,20 +14,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cache_store.backends.backend import NewFile
-from cache_store.digests import CHUNK_BYTES, digest_bytes, digest_stream
-from cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache
-from cache_store.layout import blob_name, directory_name
-from cache_store.node.admission import check_marks
-from cache_store.node.private_files import open_owned, os_errors_are_unusable
-from cache_store.parallel import NUM_THREADS, each, each_short, is_short
-from cache_store.paths import collisions
-from cache_store.publishing.local_blobs import absent_blobs
-from cache_store.records.directory_listing import DirectoryListing, ListedFile, listing_key, make_listing
-from cache_store.records.documents import Documents
-from cache_store.records.fields import MAX_FILE_BYTES
-from cache_store.sync.newest import newest_listing
-from cache_store.sync.walk import FoundFile, walk
+from warmrank.cache_store.backends.backend import NewFile
+from warmrank.cache_store.digests import CHUNK_BYTES, digest_bytes, digest_stream
+from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache
+from warmrank.cache_store.layout import blob_name, directory_name
+from warmrank.cache_store.node.admission import check_marks
+from warmrank.cache_store.node.private_files import open_owned, os_errors_are_unusable
+from warmrank.cache_store.parallel import NUM_THREADS, each, each_short, is_short
+from warmrank.cache_store.paths import collisions
+from warmrank.cache_store.publishing.local_blobs import absent_blobs
+from warmrank.cache_store.records.directory_listing import (
+    DirectoryListing,
+    ListedFile,
+    listing_key,
+    make_listing,
+)
+from warmrank.cache_store.records.documents import Documents
+from warmrank.cache_store.records.fields import MAX_FILE_BYTES
+from warmrank.cache_store.sync.newest import newest_listing
+from warmrank.cache_store.sync.walk import FoundFile, walk
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cache_store.errors import Conflict
-from cache_store.records.directory_listing import ListedFile
-from cache_store.sync.tools import Tool, is_rewritten
+from warmrank.cache_store.errors import Conflict
+from warmrank.cache_store.records.directory_listing import ListedFile
+from warmrank.cache_store.sync.tools import Tool, is_rewritten
 
 MAX_REWRITTEN_BYTES = 64 << 20
 _SHOWN = 3

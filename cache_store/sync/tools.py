@@ -20,9 +20,9 @@ from __future__ import annotations
 import fnmatch
 from dataclasses import dataclass
 
-from cache_store.node.signers import SIGNERS
-from cache_store.node.single_flight import LOCKS
-from cache_store.node.unverified import UNVERIFIED
+from warmrank.cache_store.node.signers import SIGNERS
+from warmrank.cache_store.node.single_flight import LOCKS
+from warmrank.cache_store.node.unverified import UNVERIFIED
 
 _LEFT_OUT_FILES = ("*.lock", "*.tmp", "*.tmp.*", ".tmp*", "tmp.pid_*", ".nfs*", "*.swp", "*~", ".DS_Store")
 _LEFT_OUT_DIRECTORIES = ("locks", "tmp.*", ".tmp*", "__pycache__")

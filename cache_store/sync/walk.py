@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cache_store.node.private_files import check_owned, os_errors_are_unusable
-from cache_store.paths import path_fault
-from cache_store.sync.tools import is_left_out, is_ours
+from warmrank.cache_store.node.private_files import check_owned, os_errors_are_unusable
+from warmrank.cache_store.paths import path_fault
+from warmrank.cache_store.sync.tools import is_left_out, is_ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

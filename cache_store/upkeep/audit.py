@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from cache_store.backends.backend import BlobBackend, FileInfo, NewFile
-from cache_store.digests import Digest, digest_stream
-from cache_store.errors import (
+from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile
+from warmrank.cache_store.digests import Digest, digest_stream
+from warmrank.cache_store.errors import (
     Corrupt,
     NotInStore,
     StoreError,
@@ -31,8 +31,8 @@ from cache_store.errors import (
     is_damage,
     os_errors_are_unavailable,
 )
-from cache_store.fetching.progress import Meter, OnProgress
-from cache_store.layout import (
+from warmrank.cache_store.fetching.progress import Meter, OnProgress
+from warmrank.cache_store.layout import (
     BLOBS,
     DIRECTORIES,
     LAUNCHES,
@@ -42,15 +42,15 @@ from cache_store.layout import (
     split_directory_name,
     split_fanned_name,
 )
-from cache_store.node.private_files import create_private
-from cache_store.parallel import each
-from cache_store.publishing.stored_launches import read_launch
-from cache_store.records.documents import Documents, StandingManifest, quarantine
-from cache_store.records.manifest import LaunchRecord
-from cache_store.retention.debris import DEBRIS_S, list_debris
-from cache_store.retention.trash import restore
-from cache_store.sync.newest import read_listing
-from cache_store.upkeep.reports import VerifyReport
+from warmrank.cache_store.node.private_files import create_private
+from warmrank.cache_store.parallel import each
+from warmrank.cache_store.publishing.stored_launches import read_launch
+from warmrank.cache_store.records.documents import Documents, StandingManifest, quarantine
+from warmrank.cache_store.records.manifest import LaunchRecord
+from warmrank.cache_store.retention.debris import DEBRIS_S, list_debris
+from warmrank.cache_store.retention.trash import restore
+from warmrank.cache_store.sync.newest import read_listing
+from warmrank.cache_store.upkeep.reports import VerifyReport
 
 READERS = 8
 _T = TypeVar("_T")

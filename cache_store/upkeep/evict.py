@@ -18,19 +18,19 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import TypeVar
 
-from cache_store.backends.backend import BlobBackend, FileInfo, NewFile
-from cache_store.digests import digest_bytes
-from cache_store.errors import StoreUnavailable
-from cache_store.layout import split_trash_name, trash_name
-from cache_store.node.private_files import temporary_name
-from cache_store.parallel import each
-from cache_store.retention.inventory import Inventory, take_inventory
-from cache_store.retention.trash import restore_from
-from cache_store.signing.trust import Trust
-from cache_store.steps import Step, reached
-from cache_store.upkeep.evict_plan import Choice, EvictPolicy, Plan, plan_evict, total_bytes
-from cache_store.upkeep.reports import EvictReport
-from cache_store.upkeep.room import blobs_first
+from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.layout import split_trash_name, trash_name
+from warmrank.cache_store.node.private_files import temporary_name
+from warmrank.cache_store.parallel import each
+from warmrank.cache_store.retention.inventory import Inventory, take_inventory
+from warmrank.cache_store.retention.trash import restore_from
+from warmrank.cache_store.signing.trust import Trust
+from warmrank.cache_store.steps import Step, reached
+from warmrank.cache_store.upkeep.evict_plan import Choice, EvictPolicy, Plan, plan_evict, total_bytes
+from warmrank.cache_store.upkeep.reports import EvictReport
+from warmrank.cache_store.upkeep.room import blobs_first
 
 logger = logging.getLogger(__name__)
 

@@ -14,15 +14,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from cache_store.backends.backend import FileInfo
-from cache_store.errors import EvictRefused
-from cache_store.layout import MANIFESTS
-from cache_store.records.age import age, dated_ahead
-from cache_store.retention.debris import DEBRIS_S
-from cache_store.retention.inventory import Inventory
-from cache_store.retention.last_use import RESOLUTION_S
-from cache_store.retention.marks import is_record, record_group
-from cache_store.upkeep.room import Room, blobs_first, is_believed
+from warmrank.cache_store.backends.backend import FileInfo
+from warmrank.cache_store.errors import EvictRefused
+from warmrank.cache_store.layout import MANIFESTS
+from warmrank.cache_store.records.age import age, dated_ahead
+from warmrank.cache_store.retention.debris import DEBRIS_S
+from warmrank.cache_store.retention.inventory import Inventory
+from warmrank.cache_store.retention.last_use import RESOLUTION_S
+from warmrank.cache_store.retention.marks import is_record, record_group
+from warmrank.cache_store.upkeep.room import Room, blobs_first, is_believed
 
 DAY_S = 86400.0
 Kind = Literal["record", "manifest", "blob"]

@@ -16,11 +16,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from cache_store.backends.backend import BlobBackend, NewFile
-from cache_store.backends.tiers import TieredBackend
-from cache_store.digests import digest_bytes
-from cache_store.errors import Conflict, Corrupt, NewerFormat, NotInStore, StoreError, StoreUnavailable
-from cache_store.layout import (
+from warmrank.cache_store.backends.backend import BlobBackend, NewFile
+from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import (
+    Conflict,
+    Corrupt,
+    NewerFormat,
+    NotInStore,
+    StoreError,
+    StoreUnavailable,
+)
+from warmrank.cache_store.layout import (
     DIRECTORIES,
     LAUNCHES,
     PINS,
@@ -29,12 +36,12 @@ from cache_store.layout import (
     split_launch_name,
     split_pin_name,
 )
-from cache_store.parsing import parse_document
-from cache_store.records.documents import read_stored_form
-from cache_store.records.fields import Document, Utc
-from cache_store.records.manifest import utc_now
-from cache_store.retention.marks import is_record, references
-from cache_store.retention.trash import restore
+from warmrank.cache_store.parsing import parse_document
+from warmrank.cache_store.records.documents import read_stored_form
+from warmrank.cache_store.records.fields import Document, Utc
+from warmrank.cache_store.records.manifest import utc_now
+from warmrank.cache_store.retention.marks import is_record, references
+from warmrank.cache_store.retention.trash import restore
 
 logger = logging.getLogger(__name__)
 

@@ -11,17 +11,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from cache_store.backends.supervisor import Supervisor
-from cache_store.backends.tier import Tier, TierState
-from cache_store.backends.tiers import TieredBackend
-from cache_store.errors import NotInStore, StoreError, is_final
-from cache_store.fetching.progress import OnProgress, while_asked
-from cache_store.records.documents import Documents
-from cache_store.signing.trust import Trust
-from cache_store.upkeep.audit import Elsewhere, verify_store
-from cache_store.upkeep.evict import evict
-from cache_store.upkeep.evict_plan import EvictPolicy
-from cache_store.upkeep.reports import EvictOutcome, PlaceFault, VerifyReport
+from warmrank.cache_store.backends.supervisor import Supervisor
+from warmrank.cache_store.backends.tier import Tier, TierState
+from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.errors import NotInStore, StoreError, is_final
+from warmrank.cache_store.fetching.progress import OnProgress, while_asked
+from warmrank.cache_store.records.documents import Documents
+from warmrank.cache_store.signing.trust import Trust
+from warmrank.cache_store.upkeep.audit import Elsewhere, verify_store
+from warmrank.cache_store.upkeep.evict import evict
+from warmrank.cache_store.upkeep.evict_plan import EvictPolicy
+from warmrank.cache_store.upkeep.reports import EvictOutcome, PlaceFault, VerifyReport
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cache_store.upkeep.evict_plan import Choice
+from warmrank.cache_store.upkeep.evict_plan import Choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from cache_store.layout import BLOBS, MANIFESTS
-from cache_store.retention.inventory import Inventory
-from cache_store.retention.marks import is_record
+from warmrank.cache_store.layout import BLOBS, MANIFESTS
+from warmrank.cache_store.retention.inventory import Inventory
+from warmrank.cache_store.retention.marks import is_record
 
 
 class Room:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cache_store.records.manifest import PartitionManifest
-from orchestrator.build.report import (
+from warmrank.cache_store.records.manifest import PartitionManifest
+from warmrank.orchestrator.build.report import (
     ALWAYS_LATER,
     BUILD_SCHEMA_VERSION,
     BuildReport,
@@ -15,14 +15,14 @@ from orchestrator.build.report import (
     NotBuilt,
     classes_of,
 )
-from orchestrator.build.target import BuildTarget
-from orchestrator.config.models import Config
-from orchestrator.errors import ranks_text
-from orchestrator.launch.identity import identity, launch_key
-from orchestrator.launch.rounds import Ledger
-from orchestrator.launch.stages import Stages
-from orchestrator.show.course import AuditReport
-from worker.results import FunctionProbe, LeftOut
+from warmrank.orchestrator.build.target import BuildTarget
+from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.errors import ranks_text
+from warmrank.orchestrator.launch.identity import identity, launch_key
+from warmrank.orchestrator.launch.rounds import Ledger
+from warmrank.orchestrator.launch.stages import Stages
+from warmrank.orchestrator.show.course import AuditReport
+from warmrank.worker.results import FunctionProbe, LeftOut
 
 Probes = Mapping[int, tuple[FunctionProbe, ...]]
 

@@ -11,28 +11,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cache_store.fetching.replicas import lay_out
-from cache_store.records.manifest import LaunchRecord, PartitionManifest, utc_now
-from cache_store.seed import Wanted, seed
-from cache_store.store import Store
-from orchestrator.build.assemble import Built, Kept, Probes, assemble
-from orchestrator.build.launcher import OfflineLauncher
-from orchestrator.build.plan import built_ranks, differences, model_rank, replica
-from orchestrator.build.ranks import OfflineOpening
-from orchestrator.build.report import BuildReport
-from orchestrator.build.target import BuildTarget, check_target
-from orchestrator.config.models import EntrypointWorkload
-from orchestrator.config.reading import Config
-from orchestrator.errors import BadArgument, BuildFailed
-from orchestrator.gang.launcher import Launcher
-from orchestrator.launch import steps
-from orchestrator.launch.identity import identity, launch_key
-from orchestrator.launch.rounds import settle_all
-from orchestrator.launch.stages import Stages
-from orchestrator.show.course import Recorder
-from orchestrator.show.events import Listener, all_of, silence
-from orchestrator.signals import undisturbed
-from worker.results import LeftOut
+from warmrank.cache_store.fetching.replicas import lay_out
+from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, utc_now
+from warmrank.cache_store.seed import Wanted, seed
+from warmrank.cache_store.store import Store
+from warmrank.orchestrator.build.assemble import Built, Kept, Probes, assemble
+from warmrank.orchestrator.build.launcher import OfflineLauncher
+from warmrank.orchestrator.build.plan import built_ranks, differences, model_rank, replica
+from warmrank.orchestrator.build.ranks import OfflineOpening
+from warmrank.orchestrator.build.report import BuildReport
+from warmrank.orchestrator.build.target import BuildTarget, check_target
+from warmrank.orchestrator.config.models import EntrypointWorkload
+from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.errors import BadArgument, BuildFailed
+from warmrank.orchestrator.gang.launcher import Launcher
+from warmrank.orchestrator.launch import steps
+from warmrank.orchestrator.launch.identity import identity, launch_key
+from warmrank.orchestrator.launch.rounds import settle_all
+from warmrank.orchestrator.launch.stages import Stages
+from warmrank.orchestrator.show.course import Recorder
+from warmrank.orchestrator.show.events import Listener, all_of, silence
+from warmrank.orchestrator.signals import undisturbed
+from warmrank.worker.results import LeftOut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ def launcher_for(config: Config, options: BuildOptions, ranks: tuple[int, ...]) 
 
 def _open_store(config: Config) -> Store | None:
     """The config's store, which must be there and writable: a build has nobody else to tell."""
-    from orchestrator.store.stores import access, is_writable, may_publish
+    from warmrank.orchestrator.store.stores import access, is_writable, may_publish
 
     if config.store is None:
         return None

@@ -20,10 +20,10 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener
 from typing import Any
 
-from orchestrator.build.ranks import BOOTSTRAP
-from orchestrator.causes import WorkerFailure
-from orchestrator.errors import CannotStart
-from orchestrator.seats import Gang, Seat
+from warmrank.orchestrator.build.ranks import BOOTSTRAP
+from warmrank.orchestrator.causes import WorkerFailure
+from warmrank.orchestrator.errors import CannotStart
+from warmrank.orchestrator.seats import Gang, Seat
 
 _STOP_TIMEOUT_S = 10.0
 _IDLE_END_S = 2.0

@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-from cache_store.keys import changed_components
-from cache_store.records.manifest import ArtifactEntry, PartitionManifest
-from orchestrator.config.models import Config
-from orchestrator.launch.plan import Slot
-from worker.results import FunctionProbe, FunctionResult
+from warmrank.cache_store.keys import changed_components
+from warmrank.cache_store.records.manifest import ArtifactEntry, PartitionManifest
+from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.launch.plan import Slot
+from warmrank.worker.results import FunctionProbe, FunctionResult
 
 
 def num_positions(config: Config) -> int:

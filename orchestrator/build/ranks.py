@@ -23,14 +23,14 @@ from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection
 from typing import Any, NoReturn
 
-from cache_store.node.private_files import ensure_cache_dir
-from orchestrator.config.models import Config
-from orchestrator.gang.opening import Opened, Opening, rank_spec
-from orchestrator.gang.rank_host import RankHost, answer, failure_of
-from orchestrator.seats import Seat
-from worker import collection
-from worker.results import Retraced
-from worker.settings import settings
+from warmrank.cache_store.node.private_files import ensure_cache_dir
+from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.gang.opening import Opened, Opening, rank_spec
+from warmrank.orchestrator.gang.rank_host import RankHost, answer, failure_of
+from warmrank.orchestrator.seats import Seat
+from warmrank.worker import collection
+from warmrank.worker.results import Retraced
+from warmrank.worker.settings import settings
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ BOOTSTRAP = (
     "import json, sys\n"
     "hello = json.loads(sys.stdin.readline())\n"
     "sys.path[:] = hello['path']\n"
-    "from orchestrator.build.ranks import main\n"
+    "from warmrank.orchestrator.build.ranks import main\n"
     "main(hello)\n"
 )
 """What the first process runs: it must find this package before it can import it."""
@@ -73,8 +73,8 @@ class OfflineHost(RankHost):
             cache_store.errors.StoreError: the cache directory cannot be used.
             worker.errors.WorkerError: the rank cannot be brought up.
         """
-        from worker.offline import OfflineRank
-        from worker.target import Target
+        from warmrank.worker.offline import OfflineRank
+        from warmrank.worker.target import Target
 
         config = opening.config
         ensure_cache_dir(config.cache_dir)
@@ -172,14 +172,19 @@ def _serve(connection: Connection, rank: int) -> None:
 def _import_ahead(module: str) -> None:
     """Import what a compile needs, and the workload's module: seconds for each rank otherwise."""
     if settings().emulate_npu:
-        from worker.engines.torchair_vendor import vendor_for
-        from worker.npu_emulator import install
+        from warmrank.worker.engines.torchair_vendor import vendor_for
+        from warmrank.worker.npu_emulator import install
 
         install()
         vendor_for("reduce-overhead")
-    from worker.torch_private.fake_ranks import import_tracer
+    from warmrank.worker.torch_private.fake_ranks import import_tracer
 
-    for name in ("worker.compiler", "worker.cached_function", "worker.engines.graph", "worker.offline"):
+    for name in (
+        "warmrank.worker.compiler",
+        "warmrank.worker.cached_function",
+        "warmrank.worker.engines.graph",
+        "warmrank.worker.offline",
+    ):
         importlib.import_module(name)
     import_tracer()
     with contextlib.suppress(Exception):  # the ranks meet it again, and say so

@@ -12,12 +12,12 @@ from functools import cache
 
 from pydantic import TypeAdapter
 
-from orchestrator.build.plan import model_rank
-from orchestrator.config.models import Config
-from orchestrator.launch.plan import Slot
-from orchestrator.show.course import AuditReport
-from orchestrator.show.report import StageReport
-from worker.results import FunctionProbe, FunctionResult, Outcome
+from warmrank.orchestrator.build.plan import model_rank
+from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.launch.plan import Slot
+from warmrank.orchestrator.show.course import AuditReport
+from warmrank.orchestrator.show.report import StageReport
+from warmrank.worker.results import FunctionProbe, FunctionResult, Outcome
 
 BUILD_SCHEMA_VERSION = 1
 

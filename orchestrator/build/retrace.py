@@ -11,20 +11,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cache_store.node.companions import is_companion_name
-from cache_store.records.manifest import PartitionManifest, utc_now
-from cache_store.seed import pick_launch
-from cache_store.store import Store
-from orchestrator.build.driver import BuildOptions, fetch, launcher_for, probed
-from orchestrator.build.plan import built_ranks
-from orchestrator.build.target import check_target
-from orchestrator.config.reading import Config
-from orchestrator.gang.launcher import Launcher
-from orchestrator.launch.identity import launch_key
-from orchestrator.launch.stages import Stages
-from orchestrator.show.events import Listener, silence
-from orchestrator.signals import undisturbed
-from worker.results import LeftOut, Retraced, RetraceOutcome
+from warmrank.cache_store.node.companions import is_companion_name
+from warmrank.cache_store.records.manifest import PartitionManifest, utc_now
+from warmrank.cache_store.seed import pick_launch
+from warmrank.cache_store.store import Store
+from warmrank.orchestrator.build.driver import BuildOptions, fetch, launcher_for, probed
+from warmrank.orchestrator.build.plan import built_ranks
+from warmrank.orchestrator.build.target import check_target
+from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.gang.launcher import Launcher
+from warmrank.orchestrator.launch.identity import launch_key
+from warmrank.orchestrator.launch.stages import Stages
+from warmrank.orchestrator.show.events import Listener, silence
+from warmrank.orchestrator.signals import undisturbed
+from warmrank.worker.results import LeftOut, Retraced, RetraceOutcome
 
 AUDIT_SCHEMA_VERSION = 1
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from orchestrator.build.retrace import CacheAudit
-from orchestrator.show.figures import count_text, seconds_text
-from orchestrator.show.folding import brief_ranks, runs_text
-from orchestrator.show.plain_table import plain_table
+from warmrank.orchestrator.build.retrace import CacheAudit
+from warmrank.orchestrator.show.figures import count_text, seconds_text
+from warmrank.orchestrator.show.folding import brief_ranks, runs_text
+from warmrank.orchestrator.show.plain_table import plain_table
 
 _DIGEST_CHARS = 12
 _STYLES = {"equal": "green", "differs": "bold red", "missing": "yellow", "failed": "yellow"}

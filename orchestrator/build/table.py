@@ -6,10 +6,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.build.report import BuildReport
-from orchestrator.show.figures import count_text, seconds_text, size_text
-from orchestrator.show.plain_table import plain_table
-from orchestrator.show.report_table import audit_lines
+from warmrank.orchestrator.build.report import BuildReport
+from warmrank.orchestrator.show.figures import count_text, seconds_text, size_text
+from warmrank.orchestrator.show.plain_table import plain_table
+from warmrank.orchestrator.show.report_table import audit_lines
 
 _DIGEST_CHARS = 12
 

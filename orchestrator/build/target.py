@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.config.models import Config, ScriptWorkload
-from orchestrator.config.reading import require_workload
-from orchestrator.errors import BadArgument
-from worker.environment import environment
-from worker.settings import settings
+from warmrank.orchestrator.config.models import Config, ScriptWorkload
+from warmrank.orchestrator.config.reading import require_workload
+from warmrank.orchestrator.errors import BadArgument
+from warmrank.worker.environment import environment
+from warmrank.worker.settings import settings
 
 _TRACED_WITH = ("python", "torch", "cuda")
 _NONE = "none"

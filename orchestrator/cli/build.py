@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.console import ExitCode, answer, output, print_json, session
-from orchestrator.cli.options import AsJson, ConfigFile, Debug, Overrides
+from warmrank.orchestrator.cli.console import ExitCode, answer, output, print_json, session
+from warmrank.orchestrator.cli.options import AsJson, ConfigFile, Debug, Overrides
 
 if TYPE_CHECKING:
-    from orchestrator.build.driver import BuildOptions
+    from warmrank.orchestrator.build.driver import BuildOptions
 
 
 WorldSize = Annotated[
@@ -53,12 +53,12 @@ def build(  # noqa: PLR0913, PLR0917 - options of a command
 ) -> None:
     """Make the partitions of all ranks on this machine, without devices and without a cluster."""
     with session(debug=debug):
-        from orchestrator.build.driver import build as run
-        from orchestrator.build.report import to_json
-        from orchestrator.build.table import render_build
-        from orchestrator.config.reading import load
-        from orchestrator.show.progress import progress
-        from orchestrator.show.whole_file import make_way, write_whole
+        from warmrank.orchestrator.build.driver import build as run
+        from warmrank.orchestrator.build.report import to_json
+        from warmrank.orchestrator.build.table import render_build
+        from warmrank.orchestrator.config.reading import load
+        from warmrank.orchestrator.show.progress import progress
+        from warmrank.orchestrator.show.whole_file import make_way, write_whole
 
         chosen = (*(overrides or ()), *([f"device={device}"] if device else ()))
         loaded = load(config, chosen, world_size=world_size)
@@ -92,11 +92,11 @@ def audit(  # noqa: PLR0913, PLR0917 - options of a command
 ) -> None:
     """Trace again what a store holds, and compare: is it what would be compiled now?"""
     with session(debug=debug):
-        from orchestrator.build.retrace import audit_cache
-        from orchestrator.build.retrace_table import render_audit
-        from orchestrator.config.reading import load
-        from orchestrator.look.store_contents import open_if_there
-        from orchestrator.show.progress import progress
+        from warmrank.orchestrator.build.retrace import audit_cache
+        from warmrank.orchestrator.build.retrace_table import render_audit
+        from warmrank.orchestrator.config.reading import load
+        from warmrank.orchestrator.look.store_contents import open_if_there
+        from warmrank.orchestrator.show.progress import progress
 
         chosen = (*(overrides or ()), *([f"device={device}"] if device else ()))
         loaded = load(config, chosen, world_size=world_size)
@@ -111,8 +111,8 @@ def audit(  # noqa: PLR0913, PLR0917 - options of a command
 def _options(
     environment_file: Path | None, *, real_tensors: bool, every_rank: bool, jobs: int | None
 ) -> BuildOptions:
-    from orchestrator.build.driver import BuildOptions
-    from orchestrator.build.target import read_target, target_here
+    from warmrank.orchestrator.build.driver import BuildOptions
+    from warmrank.orchestrator.build.target import read_target, target_here
 
     return BuildOptions(
         target=read_target(environment_file) if environment_file else target_here(),
@@ -125,6 +125,6 @@ def _options(
 def environment(debug: Debug = False) -> None:
     """Print this machine's environment as JSON, for warmrank build --environment elsewhere."""
     with session(debug=debug):
-        from worker.environment import environment as here
+        from warmrank.worker.environment import environment as here
 
         print_json(here())

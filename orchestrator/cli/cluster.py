@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.completion import config_arguments
-from orchestrator.cli.console import ExitCode, answer, output, session
-from orchestrator.cli.options import AsJson, Debug
+from warmrank.orchestrator.cli.completion import config_arguments
+from warmrank.orchestrator.cli.console import ExitCode, answer, output, session
+from warmrank.orchestrator.cli.options import AsJson, Debug
 
 if TYPE_CHECKING:
-    from orchestrator.cluster.connections import Answer
+    from warmrank.orchestrator.cluster.connections import Answer
 
 HostsPath = Annotated[
     Path,
@@ -36,9 +36,9 @@ def up(
 ) -> None:
     """Start Ray on plain hosts, the head first; what is up already is left alone."""
     with session(debug=debug):
-        from orchestrator.cluster import bring
-        from orchestrator.cluster.hosts import load_hosts
-        from orchestrator.cluster.table import render_cluster
+        from warmrank.orchestrator.cluster import bring
+        from warmrank.orchestrator.cluster.hosts import load_hosts
+        from warmrank.orchestrator.cluster.table import render_cluster
 
         loaded = load_hosts(hosts)
         report = bring.status(loaded) if look else bring.up(loaded, on_answer=_say)
@@ -50,9 +50,9 @@ def up(
 def down(hosts: HostsPath, as_json: AsJson = False, debug: Debug = False) -> None:
     """Stop what `warmrank up` started on every host, and remove Ray's files there."""
     with session(debug=debug):
-        from orchestrator.cluster import bring
-        from orchestrator.cluster.hosts import load_hosts
-        from orchestrator.cluster.table import render_cluster
+        from warmrank.orchestrator.cluster import bring
+        from warmrank.orchestrator.cluster.hosts import load_hosts
+        from warmrank.orchestrator.cluster.table import render_cluster
 
         report = bring.down(load_hosts(hosts), on_answer=_say)
         answer(report, render_cluster, as_json=as_json)
@@ -63,7 +63,7 @@ def _say(answer: Answer) -> None:
     if answer.trouble:
         what = f"failed: {answer.trouble}"
     elif "stopped" in answer.values:
-        from orchestrator.show.figures import count_text
+        from warmrank.orchestrator.show.figures import count_text
 
         what = f"{count_text(answer.values['stopped'], 'process')} ended"
     else:

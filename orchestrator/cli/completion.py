@@ -68,8 +68,8 @@ def settings_for(incomplete: str, config: Path | None) -> list[tuple[str, str]]:
 
 def _of_model() -> dict[str, tuple[tuple[str, ...], str]]:
     """Keys of a config, with their values (or the default alone) and what they mean."""
-    from orchestrator.config.keys import sections
-    from orchestrator.config.models import Config
+    from warmrank.orchestrator.config.keys import sections
+    from warmrank.orchestrator.config.models import Config
 
     found = {}
     for section in sections(Config):
@@ -84,8 +84,8 @@ def _of_model() -> dict[str, tuple[tuple[str, ...], str]]:
 
 def _of_file(path: Path) -> dict[str, tuple[tuple[str, ...], str]]:
     """What a config file sets below ``workload.arguments``, whose keys no model knows, with what is there."""
-    from orchestrator.config.origins import leaves
-    from orchestrator.config.reading import read_data
+    from warmrank.orchestrator.config.origins import leaves
+    from warmrank.orchestrator.config.reading import read_data
 
     arguments = read_data(path).get("workload", {}).get("arguments", {})
     if not isinstance(arguments, dict):

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 import yaml
 
-from orchestrator.cli.config_option import ConfigGroup
-from orchestrator.cli.console import ExitCode, answer, output, plain, print_json, session
-from orchestrator.cli.documents import NAMES, SchemaOf, reference_of, schema_text
-from orchestrator.cli.options import AsJson, ConfigFile, Debug, Overrides, load_config
-from orchestrator.show.figures import count_text
+from warmrank.orchestrator.cli.config_option import ConfigGroup
+from warmrank.orchestrator.cli.console import ExitCode, answer, output, plain, print_json, session
+from warmrank.orchestrator.cli.documents import NAMES, SchemaOf, reference_of, schema_text
+from warmrank.orchestrator.cli.options import AsJson, ConfigFile, Debug, Overrides, load_config
+from warmrank.orchestrator.show.figures import count_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import RenderableType
 
-    from orchestrator.config.doubts import Doubt
-    from orchestrator.config.origins import Origin
-    from orchestrator.config.reading import Config
+    from warmrank.orchestrator.config.doubts import Doubt
+    from warmrank.orchestrator.config.origins import Origin
+    from warmrank.orchestrator.config.reading import Config
 
 app = typer.Typer(
     name="config",
@@ -74,7 +74,7 @@ def show(
 ) -> None:
     """Show a config as a launch would use it, with all defaults and absolute paths."""
     with session(debug=debug):
-        from orchestrator.config.origins import as_plain, origins
+        from warmrank.orchestrator.config.origins import as_plain, origins
 
         loaded = load_config(config, overrides)
         if origin:
@@ -102,7 +102,7 @@ def reference(
 ) -> None:
     """Print all keys with type, default and meaning, as Markdown."""
     with session(debug=debug):
-        from orchestrator.config.reference import update
+        from warmrank.orchestrator.config.reference import update
 
         made = reference_of(of)
         if into is None:
@@ -112,8 +112,8 @@ def reference(
 
 
 def _doubts(loaded: Config) -> tuple[Doubt, ...]:
-    from orchestrator.config.doubts import doubts
-    from orchestrator.config.machine import look
+    from warmrank.orchestrator.config.doubts import doubts
+    from warmrank.orchestrator.config.machine import look
 
     return doubts(loaded, look(loaded))
 
@@ -121,8 +121,8 @@ def _doubts(loaded: Config) -> tuple[Doubt, ...]:
 @contextmanager
 def _told(config: Path, overrides: list[str] | None, *, as_json: bool) -> Iterator[None]:
     """Let nobody take the mistakes in single keys for all there are, nor miss them in the JSON."""
-    from orchestrator.config.problems import AXES
-    from orchestrator.errors import ConfigError
+    from warmrank.orchestrator.config.problems import AXES
+    from warmrank.orchestrator.errors import ConfigError
 
     try:
         yield
@@ -143,7 +143,7 @@ def _told(config: Path, overrides: list[str] | None, *, as_json: bool) -> Iterat
 
 def _with_axes_that_fit(config: Path, overrides: list[str] | None) -> Config:
     """The config, of which only the axes do not fill the ranks, with others: nothing else is about them."""
-    from orchestrator.config.reading import read_data
+    from warmrank.orchestrator.config.reading import read_data
 
     ranks = read_data(config, tuple(overrides or ()))["ranks"]
     return load_config(config, [*(overrides or ()), f"parallel={{dp: {ranks}}}"])
@@ -170,7 +170,7 @@ def _rendered(found: Sequence[Doubt]) -> RenderableType:
 def _origins_table(found: Sequence[Origin]) -> RenderableType:
     from rich.text import Text
 
-    from orchestrator.show.plain_table import plain_table
+    from warmrank.orchestrator.show.plain_table import plain_table
 
     table = plain_table()
     for name in ("key", "value", "from"):

@@ -24,10 +24,10 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cache_store.errors import StoreError, is_final
-from orchestrator import signals
-from orchestrator.cli.terminal import SafeConsole, SafeFormatter, defused_json
-from orchestrator.errors import (
+from warmrank.cache_store.errors import StoreError, is_final
+from warmrank.orchestrator import signals
+from warmrank.orchestrator.cli.terminal import SafeConsole, SafeFormatter, defused_json
+from warmrank.orchestrator.errors import (
     BadArgument,
     CannotStart,
     CompileForbidden,
@@ -43,7 +43,7 @@ from orchestrator.errors import (
     OutsideDirectory,
     UnknownNode,
 )
-from worker.errors import NotYet, WorkerError
+from warmrank.worker.errors import NotYet, WorkerError
 
 T = TypeVar("T")
 
@@ -154,7 +154,7 @@ def exit_code_of(error: BaseException) -> int:
     """The exit code that stands for an error."""
     if isinstance(error, KeyboardInterrupt):
         return signals.exit_code_of(error)
-    from orchestrator.launch.retries import is_lost
+    from warmrank.orchestrator.launch.retries import is_lost
 
     if isinstance(error, DemoFailed):
         return error.exit_code

@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.errors import DemoFailed, NotOurs
-from orchestrator.show.figures import count_text, seconds_text
-from orchestrator.show.report import RankReport, Report, from_json, sum_seconds
-from orchestrator.signals import Terminated, undisturbed
+from warmrank.orchestrator.errors import DemoFailed, NotOurs
+from warmrank.orchestrator.show.figures import count_text, seconds_text
+from warmrank.orchestrator.show.report import RankReport, Report, from_json, sum_seconds
+from warmrank.orchestrator.signals import Terminated, undisturbed
 
 MARKER = ".made-by-warmrank-demo"
 _STATE = ("cache", "store", "cold.json", "warm.json", "cold.html", "warm.html")
@@ -74,7 +74,7 @@ def demo(out: Path, console: Console, *, run: Run | None = None) -> None:
 
 def packaged_config() -> Path:
     """The embedded default, as people would name it from here."""
-    found = Path(str(importlib.resources.files("cluster_configs") / "llama-cpu.yaml"))
+    found = Path(str(importlib.resources.files("warmrank.cluster_configs") / "llama-cpu.yaml"))
     here = Path.cwd()
     return found.relative_to(here) if found.is_relative_to(here) else found
 
@@ -105,7 +105,7 @@ def launch_command(config: Path, out: Path, report: Path) -> tuple[str, ...]:
     """The command of one launch."""
     settings = ("--set", f"cache_dir={out / 'cache'}", "--set", f"store.path={out / 'store'}")
     files = ("--json", str(report), "--report", str(report.with_suffix(".html")))
-    return (sys.executable, "-m", "orchestrator", "launch", str(config), *settings, *files)
+    return (sys.executable, "-m", "warmrank", "launch", str(config), *settings, *files)
 
 
 def run_process(command: Sequence[str]) -> int:
@@ -170,7 +170,7 @@ def program() -> str:
         return "warmrank"
     script = Path(sys.executable).with_name("warmrank")
     if not script.exists():
-        return f"{sys.executable} -m orchestrator"
+        return f"{sys.executable} -m warmrank"
     return str(script.relative_to(Path.cwd())) if script.is_relative_to(Path.cwd()) else str(script)
 
 

@@ -6,9 +6,16 @@ from typing import Annotated, Literal
 
 import typer
 
-from orchestrator.cli.console import ExitCode, answer, session
-from orchestrator.cli.options import AsJson, Debug, OptionalConfig, Overrides, load_config, refuse_shadows
-from orchestrator.show.others_output import others_on_stderr
+from warmrank.orchestrator.cli.console import ExitCode, answer, session
+from warmrank.orchestrator.cli.options import (
+    AsJson,
+    Debug,
+    OptionalConfig,
+    Overrides,
+    load_config,
+    refuse_shadows,
+)
+from warmrank.orchestrator.show.others_output import others_on_stderr
 
 
 def doctor(
@@ -33,17 +40,17 @@ def doctor(
     if all_nodes and config is None:
         raise typer.BadParameter("it needs a CONFIG, which names the cluster", param_hint="--all-nodes")
     with session(debug=debug):
-        from orchestrator.doctor.table import render_diagnosis
+        from warmrank.orchestrator.doctor.table import render_diagnosis
 
         loaded = None if config is None else load_config(config, overrides)
         if all_nodes and loaded is not None:
-            from orchestrator.doctor.nodes import diagnose_nodes
+            from warmrank.orchestrator.doctor.nodes import diagnose_nodes
 
             refuse_shadows()
             with others_on_stderr():
                 found = diagnose_nodes(loaded, device)
         else:
-            from orchestrator.doctor.examine import diagnose_here
+            from warmrank.orchestrator.doctor.examine import diagnose_here
 
             found = diagnose_here(loaded, device)
         answer(found, render_diagnosis, as_json=as_json)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
-from orchestrator.errors import BadArgument
+from warmrank.orchestrator.errors import BadArgument
 
 SchemaOf = Literal["config", "hosts", "report"]
 NAMES: tuple[SchemaOf, ...] = get_args(SchemaOf)
@@ -33,9 +33,9 @@ def reference_of(name: SchemaOf) -> str:
     Raises:
         BadArgument: nobody writes that kind of document.
     """
-    from orchestrator.cluster.models import HostsFile
-    from orchestrator.config.models import Config
-    from orchestrator.config.reference import reference
+    from warmrank.orchestrator.cluster.models import HostsFile
+    from warmrank.orchestrator.config.models import Config
+    from warmrank.orchestrator.config.reference import reference
 
     if name == "report":
         msg = "--of report: nobody writes reports, so there is a schema only; expected config or hosts"
@@ -44,19 +44,19 @@ def reference_of(name: SchemaOf) -> str:
 
 
 def _config_schema() -> dict[str, Any]:
-    from orchestrator.config.schema import config_schema
+    from warmrank.orchestrator.config.schema import config_schema
 
     return config_schema()
 
 
 def _hosts_schema() -> dict[str, Any]:
-    from orchestrator.cluster.models import HostsFile
-    from orchestrator.config.schema import schema_of
+    from warmrank.orchestrator.cluster.models import HostsFile
+    from warmrank.orchestrator.config.schema import schema_of
 
     return schema_of(HostsFile, title="Hosts of a Ray cluster, for warmrank up")
 
 
 def _report_schema() -> dict[str, Any]:
-    from orchestrator.show.report import report_schema
+    from warmrank.orchestrator.show.report import report_schema
 
     return report_schema()

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from cache_store.errors import Conflict, NotInStore
-from orchestrator.cli.console import ExitCode, output, print_json, session
-from orchestrator.cli.options import (
+from warmrank.cache_store.errors import Conflict, NotInStore
+from warmrank.orchestrator.cli.console import ExitCode, output, print_json, session
+from warmrank.orchestrator.cli.options import (
     AsJson,
     Debug,
     OptionalConfig,
@@ -17,7 +17,7 @@ from orchestrator.cli.options import (
     check_line,
     load_optional,
 )
-from orchestrator.store.retention import parse_duration_s, parse_size_bytes
+from warmrank.orchestrator.store.retention import parse_duration_s, parse_size_bytes
 
 
 def evict(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
@@ -61,9 +61,9 @@ def evict(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
 ) -> None:
     """Take away what no launch needs any more; the trash keeps it for the grace."""
     with session(debug=debug, bad_input=(NotInStore,)):
-        from cache_store.upkeep.evict_plan import EvictPolicy
-        from orchestrator.look import store_contents as look
-        from orchestrator.store.retention_tables import render_evicted
+        from warmrank.cache_store.upkeep.evict_plan import EvictPolicy
+        from warmrank.orchestrator.look import store_contents as look
+        from warmrank.orchestrator.store.retention_tables import render_evicted
 
         opened = look.open_to_evict(load_optional(config, overrides), store)
         policy = EvictPolicy(
@@ -104,8 +104,8 @@ def pin(  # noqa: PLR0913, PLR0917 - as evict
     with session(debug=debug, bad_input=(Conflict,)):
         from pathlib import Path
 
-        from orchestrator.look import store_contents as look
-        from orchestrator.store.retention_tables import render_pins
+        from warmrank.orchestrator.look import store_contents as look
+        from warmrank.orchestrator.store.retention_tables import render_pins
 
         opened = look.open_to_look(load_optional(Path(config) if config else None, None), store)
         if launch is not None and remove:

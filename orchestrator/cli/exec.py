@@ -9,13 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.console import output, plain, session, show_error
-from orchestrator.cli.options import ConfigFile, Debug, Overrides, check_line, load_config, refuse_what_fails
-from orchestrator.show.others_output import others_on_stderr
+from warmrank.orchestrator.cli.console import output, plain, session, show_error
+from warmrank.orchestrator.cli.options import (
+    ConfigFile,
+    Debug,
+    Overrides,
+    check_line,
+    load_config,
+    refuse_what_fails,
+)
+from warmrank.orchestrator.show.others_output import others_on_stderr
 
 if TYPE_CHECKING:
-    from orchestrator.config.reading import Config
-    from orchestrator.serve.outcome import Options, Outcome
+    from warmrank.orchestrator.config.reading import Config
+    from warmrank.orchestrator.serve.outcome import Options, Outcome
 
 _GRACE_S = 30.0
 
@@ -85,9 +92,9 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
     if here and nodes:
         raise typer.BadParameter("--here and --node exclude each other")
     with session(debug=debug):
-        from orchestrator.serve.outcome import Options
-        from orchestrator.serve.readiness import parse_when
-        from orchestrator.serve.world import World
+        from warmrank.orchestrator.serve.outcome import Options
+        from warmrank.orchestrator.serve.readiness import parse_when
+        from warmrank.orchestrator.serve.world import World
 
         world = None
         if nnodes > 1:
@@ -133,9 +140,9 @@ def check_world(nnodes: int, node_rank: int | None, run_id: str, *, here: bool) 
 
 
 def _launch(config: Config) -> None:
-    from orchestrator.launch.before_ray import refuse_for_ranks
-    from orchestrator.launch.driver import launch
-    from orchestrator.show.progress import progress
+    from warmrank.orchestrator.launch.before_ray import refuse_for_ranks
+    from warmrank.orchestrator.launch.driver import launch
+    from warmrank.orchestrator.show.progress import progress
 
     with progress(output(stderr=True), config.ranks, name=config.name) as listener, others_on_stderr():
         refuse_for_ranks(config)
@@ -143,9 +150,9 @@ def _launch(config: Config) -> None:
 
 
 def _execute(config: Config, words: list[str], options: Options) -> Outcome:
-    from orchestrator.serve.command import CannotRun
-    from orchestrator.serve.driver import execute
-    from orchestrator.serve.streams import Streams
+    from warmrank.orchestrator.serve.command import CannotRun
+    from warmrank.orchestrator.serve.driver import execute
+    from warmrank.orchestrator.serve.streams import Streams
 
     def say(line: str) -> None:
         output(stderr=True).print(f"warmrank: {line}", soft_wrap=True, markup=False)

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cache_store.errors import Conflict
-from orchestrator.cli.console import answer, output, print_json, session
-from orchestrator.cli.options import AsJson, Debug, check_line
-from worker.settings import settings
+from warmrank.cache_store.errors import Conflict
+from warmrank.orchestrator.cli.console import answer, output, print_json, session
+from warmrank.orchestrator.cli.options import AsJson, Debug, check_line
+from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from orchestrator.look.key_list import KeyList
+    from warmrank.orchestrator.look.key_list import KeyList
 
 KeyringPath = Annotated[
     Path | None,
@@ -44,9 +44,9 @@ def generate(
 ) -> None:
     """Make a key pair and trust its public half."""
     with session(debug=debug, bad_input=(Conflict,)):
-        from cache_store.signing.keyring import generate as run
-        from cache_store.signing.keyring import private_path, public_path, read_keyring
-        from cache_store.signing.signing_keys import key_id
+        from warmrank.cache_store.signing.keyring import generate as run
+        from warmrank.cache_store.signing.keyring import private_path, public_path, read_keyring
+        from warmrank.cache_store.signing.signing_keys import key_id
 
         place = _place(keyring)
         called = _name(name)
@@ -71,7 +71,7 @@ def generate(
 def list_(keyring: KeyringPath = None, as_json: AsJson = False, debug: Debug = False) -> None:
     """List the keys: which sign, which are trusted, which are revoked."""
     with session(debug=debug):
-        from orchestrator.look.key_list import list_keys
+        from warmrank.orchestrator.look.key_list import list_keys
 
         found = list_keys(_place(keyring))
         answer(found, _table, as_json=as_json)
@@ -97,8 +97,8 @@ def trust(
 ) -> None:
     """Trust a public key: what it signed may run here."""
     with session(debug=debug):
-        from cache_store.signing.keyring import trust_key
-        from cache_store.signing.signing_keys import key_id, load_public_key
+        from warmrank.cache_store.signing.keyring import trust_key
+        from warmrank.cache_store.signing.signing_keys import key_id, load_public_key
 
         place = _place(keyring)
         called = _name(name or file.name.removesuffix(".pem").removesuffix(".pub"))
@@ -125,9 +125,9 @@ def revoke(
 ) -> None:
     """Believe a key no more, whoever trusts it; one's own key then signs nothing."""
     with session(debug=debug):
-        from cache_store.signing.keyring import revoke as run
-        from cache_store.signing.revocations import revocation_of
-        from orchestrator.look.key_list import list_keys
+        from warmrank.cache_store.signing.keyring import revoke as run
+        from warmrank.cache_store.signing.revocations import revocation_of
+        from warmrank.orchestrator.look.key_list import list_keys
 
         check_line(reason, "--reason")
         place = _place(keyring)
@@ -153,7 +153,7 @@ def _place(keyring: Path | None) -> Path:
 
 
 def _name(name: str) -> str:
-    from cache_store.signing.keyring import name_fault
+    from warmrank.cache_store.signing.keyring import name_fault
 
     if fault := name_fault(name):
         raise typer.BadParameter(f"{name!r} {fault}", param_hint="NAME")
@@ -161,7 +161,7 @@ def _name(name: str) -> str:
 
 
 def _meant(found: KeyList, text: str) -> tuple[str, str]:
-    from orchestrator.look.key_list import meant_keys
+    from warmrank.orchestrator.look.key_list import meant_keys
 
     meant = meant_keys(found, text)
     if not meant:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.console import exit_code_of, output, session
-from orchestrator.cli.options import (
+from warmrank.orchestrator.cli.console import exit_code_of, output, session
+from warmrank.orchestrator.cli.options import (
     ConfigFile,
     Debug,
     Overrides,
@@ -18,13 +18,13 @@ from orchestrator.cli.options import (
     load_config,
     refuse_what_fails,
 )
-from orchestrator.leaving import leave_at_once_later
-from orchestrator.show.others_output import others_on_stderr
-from orchestrator.signals import named, undisturbed
-from worker.settings import settings
+from warmrank.orchestrator.leaving import leave_at_once_later
+from warmrank.orchestrator.show.others_output import others_on_stderr
+from warmrank.orchestrator.signals import named, undisturbed
+from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
-    from orchestrator.show.report import Report
+    from warmrank.orchestrator.show.report import Report
 
 HtmlFile = Annotated[
     Path | None,
@@ -66,17 +66,17 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
 ) -> None:
     """Bring every rank to a warm state; compile only what is nowhere stored."""
     with session(debug=debug):
-        from orchestrator.config.reading import require_workload
-        from orchestrator.launch.before_ray import refuse_for_ranks
-        from orchestrator.launch.driver import Launch
-        from orchestrator.launch.emulation import emulate
-        from orchestrator.show.events import all_of
-        from orchestrator.show.outputs import Outputs
-        from orchestrator.show.progress import progress
-        from orchestrator.show.ray_metrics import RayMetrics
-        from orchestrator.show.read_report import keep_last
-        from orchestrator.show.report import to_json
-        from orchestrator.show.report_table import render
+        from warmrank.orchestrator.config.reading import require_workload
+        from warmrank.orchestrator.launch.before_ray import refuse_for_ranks
+        from warmrank.orchestrator.launch.driver import Launch
+        from warmrank.orchestrator.launch.emulation import emulate
+        from warmrank.orchestrator.show.events import all_of
+        from warmrank.orchestrator.show.outputs import Outputs
+        from warmrank.orchestrator.show.progress import progress
+        from warmrank.orchestrator.show.ray_metrics import RayMetrics
+        from warmrank.orchestrator.show.read_report import keep_last
+        from warmrank.orchestrator.show.report import to_json
+        from warmrank.orchestrator.show.report_table import render
 
         overrides = [*(overrides or ()), *chosen_nodes(node, exclude_node)]
         loaded = load_config(config, overrides)
@@ -143,9 +143,9 @@ def report(
 ) -> None:
     """Show the report of a launch again: as a table, a page, a trace, metrics."""
     with session(debug=debug):
-        from orchestrator.show.outputs import Outputs
-        from orchestrator.show.read_report import read_last, read_report
-        from orchestrator.show.report_table import render
+        from warmrank.orchestrator.show.outputs import Outputs
+        from warmrank.orchestrator.show.read_report import read_last, read_report
+        from warmrank.orchestrator.show.report_table import render
 
         found = read_report(json_file) if json_file else read_last()
         outputs = Outputs(html=html_file, trace=trace_file, metrics=metrics_file)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.console import ExitCode, answer, output, print_json, session
-from orchestrator.cli.options import (
+from warmrank.orchestrator.cli.console import ExitCode, answer, output, print_json, session
+from warmrank.orchestrator.cli.options import (
     AsJson,
     ConfigFile,
     Debug,
@@ -32,9 +32,9 @@ def list_(
 ) -> None:
     """List the launches in a store."""
     with session(debug=debug):
-        from orchestrator.look import store_contents as look
-        from orchestrator.look.listing import list_store
-        from orchestrator.look.tables import render_listing
+        from warmrank.orchestrator.look import store_contents as look
+        from warmrank.orchestrator.look.listing import list_store
+        from warmrank.orchestrator.look.tables import render_listing
 
         loaded = load_optional(config, overrides)
         listing = list_store(look.open_to_look(loaded, store), loaded)
@@ -58,8 +58,8 @@ def show(
 ) -> None:
     """Show one partition of a store: artifacts, requests, environment, capture plan."""
     with session(debug=debug):
-        from orchestrator.look import store_contents as look
-        from orchestrator.look.tables import render_partition
+        from warmrank.orchestrator.look import store_contents as look
+        from warmrank.orchestrator.look.tables import render_partition
 
         if config is None and store is None and look.is_config_name(partition):
             look.refuse_lone_config(partition, load_config(Path(partition), overrides))
@@ -73,8 +73,8 @@ def explain(
 ) -> None:
     """Say what a launch here would find, and name what differs from what is stored."""
     with session(debug=debug):
-        from orchestrator.look.explain import explain_if_away
-        from orchestrator.look.tables import render_explanation
+        from warmrank.orchestrator.look.explain import explain_if_away
+        from warmrank.orchestrator.look.tables import render_explanation
 
         found = explain_if_away(load_config(config, overrides))
         answer(found, render_explanation, as_json=as_json)
@@ -90,8 +90,8 @@ def readable(
 ) -> None:
     """Print an artifact as text: request, guards, and the graph as Python."""
     with session(debug=debug):
-        from orchestrator.cli.terminal import defused
-        from worker.inference import readable_cache
+        from warmrank.orchestrator.cli.terminal import defused
+        from warmrank.worker.inference import readable_cache
 
         text = readable_cache(file, print_output=False, file=out)
         if as_json:
@@ -122,10 +122,10 @@ def verify(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
 ) -> None:
     """Read store and cache again, byte for byte, and say what is wrong."""
     with session(debug=debug):
-        from orchestrator.look import store_contents as look
-        from orchestrator.look.tables import render_verified
-        from orchestrator.look.verify import verify as run
-        from orchestrator.show.fetch_progress import fetch_progress
+        from warmrank.orchestrator.look import store_contents as look
+        from warmrank.orchestrator.look.tables import render_verified
+        from warmrank.orchestrator.look.verify import verify as run
+        from warmrank.orchestrator.show.fetch_progress import fetch_progress
 
         loaded = load_optional(config, overrides)
         only_cache = cache is not None and loaded is None and store is None

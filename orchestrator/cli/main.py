@@ -12,24 +12,24 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli import build as cli_build
-from orchestrator.cli import cluster as cli_cluster
-from orchestrator.cli import config as cli_config
-from orchestrator.cli import doctor as cli_doctor
-from orchestrator.cli import evict as cli_evict
-from orchestrator.cli import exec as cli_exec
-from orchestrator.cli import keys as cli_keys
-from orchestrator.cli import launch as cli_launch
-from orchestrator.cli import look as cli_look
-from orchestrator.cli import preseed as cli_preseed
-from orchestrator.cli import publish as cli_publish
-from orchestrator.cli import sync as cli_sync
-from orchestrator.cli.completion import for_bash
-from orchestrator.cli.config_option import ConfigGroup
-from orchestrator.cli.console import output, session
-from orchestrator.cli.options import ConfigFile, Debug, Overrides, load_config, refuse_what_fails
-from orchestrator.leaving import leave_at_once_if_needed
-from worker.settings import settings
+from warmrank.orchestrator.cli import build as cli_build
+from warmrank.orchestrator.cli import cluster as cli_cluster
+from warmrank.orchestrator.cli import config as cli_config
+from warmrank.orchestrator.cli import doctor as cli_doctor
+from warmrank.orchestrator.cli import evict as cli_evict
+from warmrank.orchestrator.cli import exec as cli_exec
+from warmrank.orchestrator.cli import keys as cli_keys
+from warmrank.orchestrator.cli import launch as cli_launch
+from warmrank.orchestrator.cli import look as cli_look
+from warmrank.orchestrator.cli import preseed as cli_preseed
+from warmrank.orchestrator.cli import publish as cli_publish
+from warmrank.orchestrator.cli import sync as cli_sync
+from warmrank.orchestrator.cli.completion import for_bash
+from warmrank.orchestrator.cli.config_option import ConfigGroup
+from warmrank.orchestrator.cli.console import output, session
+from warmrank.orchestrator.cli.options import ConfigFile, Debug, Overrides, load_config, refuse_what_fails
+from warmrank.orchestrator.leaving import leave_at_once_if_needed
+from warmrank.worker.settings import settings
 
 # The panels of --help; a command that belongs to none of them is hard to find.
 LAUNCH, CLUSTER, LOOK, STORE, KEYS = "Launch", "Cluster", "Look", "Store", "Keys"
@@ -93,7 +93,7 @@ def demo(
 ) -> None:
     """Launch the embedded default twice, cold and then warm, and compare."""
     with session(debug=debug):
-        from orchestrator.cli.demo import demo as run
+        from warmrank.orchestrator.cli.demo import demo as run
 
         run(out, output())
 
@@ -135,9 +135,9 @@ def submit(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
 ) -> None:
     """Run a launch as a Ray job and follow its log; Ctrl-C stops the job."""
     with session(debug=debug):
-        from orchestrator.config.reading import relative_places, require_workload
-        from orchestrator.gang import upload
-        from orchestrator.jobs import submit as jobs
+        from warmrank.orchestrator.config.reading import relative_places, require_workload
+        from warmrank.orchestrator.gang import upload
+        from warmrank.orchestrator.jobs import submit as jobs
 
         loaded = load_config(config, overrides)
         require_workload(loaded, str(config))
@@ -159,7 +159,7 @@ def submit(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
         for line in upload.upload_notes(here, loaded):
             notes.print(f"note: {line}", soft_wrap=True, markup=False)
         client = jobs.connect(address, environ=os.environ)
-        env = upload.runtime_env(here, upload.package_root(), loaded)
+        env = upload.runtime_env(here, loaded)
         job = jobs.submit_job(client, entrypoint=entrypoint, env=env, names=named)
         _write(f"job {job} submitted; follow it also with: ray job logs -f {job}\n")
         if no_wait:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli import completion
+from warmrank.orchestrator.cli import completion
 
 if TYPE_CHECKING:
-    from orchestrator.config.reading import Config
+    from warmrank.orchestrator.config.reading import Config
 
 ConfigFile = Annotated[
     Path,
@@ -57,7 +57,7 @@ def check_line(text: str, option: str) -> None:
 
 def load_config(config: Path, overrides: list[str] | None) -> Config:
     """Load a config with its overrides; raises `ConfigError`."""
-    from orchestrator.config.reading import load
+    from warmrank.orchestrator.config.reading import load
 
     return load(config, tuple(overrides or ()))
 
@@ -82,11 +82,11 @@ def refuse_what_fails(
     Raises:
         ConfigError: something in it can never work.
     """
-    from orchestrator.config.doubts import doubts
-    from orchestrator.config.machine import look
-    from orchestrator.errors import ConfigError, ConfigProblem
-    from orchestrator.gang.ray_session import way_in_now
-    from orchestrator.gang.upload import own_places, refuse_in_job
+    from warmrank.orchestrator.config.doubts import doubts
+    from warmrank.orchestrator.config.machine import look
+    from warmrank.orchestrator.errors import ConfigError, ConfigProblem
+    from warmrank.orchestrator.gang.ray_session import way_in_now
+    from warmrank.orchestrator.gang.upload import own_places, refuse_in_job
 
     if way_in_now(config.ray) == "job":
         refuse_in_job(own_places(config, Path.cwd()), place)
@@ -106,16 +106,17 @@ def refuse_what_fails(
 
 
 def refuse_shadows() -> None:
-    """Refuse a directory whose modules ranks and nodes would import in place of ours.
+    """Refuse a directory with a module that ranks and nodes would import in place of `warmrank`.
 
     Raises:
         BadArgument: there is such a module.
     """
-    from orchestrator.config.doubts import shadow_doubt
-    from orchestrator.config.entrypoint import shadows
-    from orchestrator.errors import BadArgument
+    from warmrank.orchestrator.config.doubts import shadow_doubt
+    from warmrank.orchestrator.config.entrypoint import shadow
+    from warmrank.orchestrator.errors import BadArgument
 
-    for path in shadows(Path.cwd()):
+    path = shadow(Path.cwd())
+    if path is not None:
         doubt = shadow_doubt(path)
         msg = f"{doubt.found}: {doubt.remedy}"
         raise BadArgument(msg)
@@ -132,7 +133,7 @@ def check_script(config: Config, place: str) -> None:
         return
     is_local = not (config.ray.address or os.environ.get("RAY_ADDRESS"))
     if is_local or (config.ray.ship_code and not Path(script).is_absolute()):
-        from orchestrator.errors import ConfigError, ConfigProblem
+        from warmrank.orchestrator.errors import ConfigError, ConfigProblem
 
         expected = f"a Python script, looked for from {Path.cwd()}"
         raise ConfigError(
@@ -148,7 +149,7 @@ def load_optional(config: Path | None, overrides: list[str] | None) -> Config | 
         BadArgument: it is a directory, perhaps that of a store.
     """
     if config is not None and config.is_dir():
-        from orchestrator.errors import BadArgument
+        from warmrank.orchestrator.errors import BadArgument
 
         msg = f"{config}: expected a config, found a directory; a store's is named with --store {config}"
         raise BadArgument(msg)

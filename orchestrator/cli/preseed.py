@@ -10,17 +10,24 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from orchestrator.cli.console import ExitCode, output, plain, print_json, session
-from orchestrator.cli.options import AsJson, ConfigFile, Debug, Overrides, load_config, refuse_shadows
-from orchestrator.cli.terminal import defused_json
-from orchestrator.show.others_output import others_on_stderr
+from warmrank.orchestrator.cli.console import ExitCode, output, plain, print_json, session
+from warmrank.orchestrator.cli.options import (
+    AsJson,
+    ConfigFile,
+    Debug,
+    Overrides,
+    load_config,
+    refuse_shadows,
+)
+from warmrank.orchestrator.cli.terminal import defused_json
+from warmrank.orchestrator.show.others_output import others_on_stderr
 
 if TYPE_CHECKING:
-    from orchestrator.config.reading import Config
-    from orchestrator.seed.events import SeedEvent
-    from orchestrator.seed.options import SeedOptions
-    from orchestrator.seed.outcome import NodeSeed
-    from orchestrator.seed.watch import Until
+    from warmrank.orchestrator.config.reading import Config
+    from warmrank.orchestrator.seed.events import SeedEvent
+    from warmrank.orchestrator.seed.options import SeedOptions
+    from warmrank.orchestrator.seed.outcome import NodeSeed
+    from warmrank.orchestrator.seed.watch import Until
 
 FanOutChoice = Literal["auto", "always", "never"]
 _STEP_S = 0.1
@@ -64,8 +71,8 @@ def preseed(  # noqa: PLR0913, PLR0917 - options of a command
     """Bring a launch's partitions from the store onto nodes' local disks, verified."""
     _check(here=here, nodes=nodes, watch=watch, ends=for_s is not None or until is not None)
     with session(debug=debug):
-        from orchestrator.seed.options import SeedOptions, parse_rate
-        from orchestrator.seed.watch import Until
+        from warmrank.orchestrator.seed.options import SeedOptions, parse_rate
+        from warmrank.orchestrator.seed.watch import Until
 
         rate = parse_rate(limit) if limit is not None else None
         options = SeedOptions(limit_bytes_per_s=rate, verify=verify, fan_out=fan_out)
@@ -92,18 +99,18 @@ def _check(*, here: bool, nodes: list[str] | None, watch: bool, ends: bool) -> N
 
 
 def _here(config: Config, options: SeedOptions) -> tuple[NodeSeed, ...]:
-    from orchestrator.seed.here import intake_of, seed_here
-    from orchestrator.show.fetch_progress import fetch_progress
+    from warmrank.orchestrator.seed.here import intake_of, seed_here
+    from warmrank.orchestrator.show.fetch_progress import fetch_progress
 
     with fetch_progress(output(stderr=True)) as on_progress:
         return (seed_here(config, intake=intake_of(options), on_progress=on_progress),)
 
 
 def _once(config: Config, names: Sequence[str], options: SeedOptions) -> tuple[NodeSeed, ...]:
-    from orchestrator.nodes import choose, this_node
-    from orchestrator.seed import preseed as seeding
-    from orchestrator.seed.display import seed_display
-    from orchestrator.seed.here import check_store
+    from warmrank.orchestrator.nodes import choose, this_node
+    from warmrank.orchestrator.seed import preseed as seeding
+    from warmrank.orchestrator.seed.display import seed_display
+    from warmrank.orchestrator.seed.here import check_store
 
     check_store(config)
     if seeding.is_this_machine(config):
@@ -117,11 +124,11 @@ def _once(config: Config, names: Sequence[str], options: SeedOptions) -> tuple[N
 def _watch(
     config: Config, names: tuple[str, ...], options: SeedOptions, until: Until, *, as_json: bool
 ) -> tuple[NodeSeed, ...]:
-    from orchestrator.errors import BadArgument
-    from orchestrator.seed.here import check_store
-    from orchestrator.seed.preseed import is_this_machine
-    from orchestrator.seed.watch import Watch
-    from orchestrator.seed.watch_child import ProcessChild
+    from warmrank.orchestrator.errors import BadArgument
+    from warmrank.orchestrator.seed.here import check_store
+    from warmrank.orchestrator.seed.preseed import is_this_machine
+    from warmrank.orchestrator.seed.watch import Watch
+    from warmrank.orchestrator.seed.watch_child import ProcessChild
 
     check_store(config)
     if is_this_machine(config):
@@ -148,8 +155,8 @@ def _watch(
 @contextmanager
 def _shown(*, as_json: bool) -> Iterator[Callable[[SeedEvent], None]]:
     """Shows events, and with ``as_json`` writes a line of JSON for each node that ended."""
-    from orchestrator.seed.display import seed_display
-    from orchestrator.seed.events import Ended
+    from warmrank.orchestrator.seed.display import seed_display
+    from warmrank.orchestrator.seed.events import Ended
 
     with seed_display(output(stderr=True)) as shown:
 
@@ -162,14 +169,14 @@ def _shown(*, as_json: bool) -> Iterator[Callable[[SeedEvent], None]]:
 
 
 def _print_table(seeds: Sequence[NodeSeed]) -> None:
-    from orchestrator.seed.table import render_seeds
+    from warmrank.orchestrator.seed.table import render_seeds
 
     output().print(render_seeds(seeds))
 
 
 def _exit_code(seeds: Sequence[NodeSeed], *, wanted: int) -> ExitCode:
     """The worst of all nodes; a watch that ended with fewer than were wanted failed."""
-    from orchestrator.seed.outcome import word, worst
+    from warmrank.orchestrator.seed.outcome import word, worst
 
     codes = {"faults": ExitCode.FAULT, "miss": ExitCode.MISSED, "seeded": ExitCode.OK}
     code = codes[worst(seeds)]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import typer
 
-from orchestrator.cli.console import ExitCode, output, print_json, session
-from orchestrator.cli.options import AsJson, ConfigFile, Debug, Overrides, load_config
+from warmrank.orchestrator.cli.console import ExitCode, output, print_json, session
+from warmrank.orchestrator.cli.options import AsJson, ConfigFile, Debug, Overrides, load_config
 
 
 def init(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) -> None:
     """Make the store of a config where there is none yet; a launch makes none that is required."""
     with session(debug=debug):
-        from orchestrator.errors import BadArgument
-        from orchestrator.store.stores import make
+        from warmrank.orchestrator.errors import BadArgument
+        from warmrank.orchestrator.store.stores import make
 
         loaded = load_config(config, overrides)
         if loaded.store is None:
@@ -27,7 +27,7 @@ def publish(
 ) -> None:
     """Publish what launches left on this node while the store was away; imports neither torch nor Ray."""
     with session(debug=debug):
-        from orchestrator.store.late import publish_late, render_late
+        from warmrank.orchestrator.store.late import publish_late, render_late
 
         loaded = load_config(config, overrides)
         found = publish_late(loaded)

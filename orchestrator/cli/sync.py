@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from orchestrator.cli.console import ExitCode, answer, output, print_json, session
-from orchestrator.cli.options import AsJson, Debug, load_optional
+from warmrank.orchestrator.cli.console import ExitCode, answer, output, print_json, session
+from warmrank.orchestrator.cli.options import AsJson, Debug, load_optional
 
 if TYPE_CHECKING:
-    from cache_store.store import Store
-    from orchestrator.store.sync import Target
+    from warmrank.cache_store.store import Store
+    from warmrank.orchestrator.store.sync import Target
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -91,8 +91,8 @@ def push(  # noqa: PLR0913 - a command has one parameter for each option
 ) -> None:
     """Store directories; locks and temporary files are left out."""
     with session(debug=debug):
-        from orchestrator.errors import BadArgument
-        from orchestrator.store.sync_tables import render_pushes
+        from warmrank.orchestrator.errors import BadArgument
+        from warmrank.orchestrator.store.sync_tables import render_pushes
 
         wanted = _targets(directories, keys, per, rank, world_size)
         if absent := [str(each.directory) for each in wanted if not each.directory.is_dir()]:
@@ -127,10 +127,10 @@ def pull(  # noqa: PLR0913 - a command has one parameter for each option
 
     Exit status 3 when nothing was pushed under these keys (all the others are restored all the same).
     """
-    from cache_store.errors import NoStoreYet, NotInStore
+    from warmrank.cache_store.errors import NoStoreYet, NotInStore
 
     with session(debug=debug):
-        from orchestrator.store.sync_tables import render_pulls
+        from warmrank.orchestrator.store.sync_tables import render_pulls
 
         wanted = _targets(directories, keys, per, rank, world_size)
         reports, misses = [], []
@@ -159,7 +159,7 @@ def _kind(path: str) -> str:
 @contextmanager
 def _signing_key_named_so(location: str | None) -> Iterator[None]:
     """Without a config there is no ``store.trust.signing_key`` to set."""
-    from cache_store.errors import Untrusted
+    from warmrank.cache_store.errors import Untrusted
 
     try:
         yield
@@ -177,14 +177,14 @@ def _targets(
     rank: int | None,
     world_size: int | None,
 ) -> tuple[Target, ...]:
-    from orchestrator.store.sync import Seat, targets
+    from warmrank.orchestrator.store.sync import Seat, targets
 
     return targets(directories, keys or (), Seat(scope=per, rank=rank, world_size=world_size))
 
 
 def _open(config: Path | None, location: str | None, key: Path | None, *, to_push: bool) -> Store:
-    from orchestrator.errors import BadArgument
-    from orchestrator.store.stores import named_store, open_store, open_to_fetch
+    from warmrank.orchestrator.errors import BadArgument
+    from warmrank.orchestrator.store.stores import named_store, open_store, open_to_fetch
 
     loaded = load_optional(config, None)
     if (loaded is None) == (location is None):

@@ -11,17 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from orchestrator.cluster.connections import Answer, Errand, Listener, run_all
-from orchestrator.cluster.errors import HostsFailed
-from orchestrator.cluster.hosts import Host, Hosts
-from orchestrator.cluster.script import (
+from warmrank.orchestrator.cluster.connections import Answer, Errand, Listener, run_all
+from warmrank.orchestrator.cluster.errors import HostsFailed
+from warmrank.orchestrator.cluster.hosts import Host, Hosts
+from warmrank.orchestrator.cluster.script import (
     nodes_request,
     shell_script,
     start_request,
     status_request,
     stop_request,
 )
-from orchestrator.show.figures import count_text
+from warmrank.orchestrator.show.figures import count_text
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.cluster.host_side import ANSWER
+from warmrank.orchestrator.cluster.host_side import ANSWER
 
 logger = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from orchestrator.cluster.connections import Answer
-from orchestrator.errors import OrchestratorError
-from orchestrator.show.figures import count_text
+from warmrank.orchestrator.cluster.connections import Answer
+from warmrank.orchestrator.errors import OrchestratorError
+from warmrank.orchestrator.show.figures import count_text
 
 _SHOWN = 8
 

@@ -18,11 +18,11 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from orchestrator.cluster.errors import hosts_text
-from orchestrator.cluster.models import HostEntry, HostsFile
-from orchestrator.config.problems import expected_text, refuse_other_kind, shown
-from orchestrator.config.yaml_files import problem, read_mapping, refuse_odd_values
-from orchestrator.errors import ConfigError, ConfigProblem
+from warmrank.orchestrator.cluster.errors import hosts_text
+from warmrank.orchestrator.cluster.models import HostEntry, HostsFile
+from warmrank.orchestrator.config.problems import expected_text, refuse_other_kind, shown
+from warmrank.orchestrator.config.yaml_files import problem, read_mapping, refuse_odd_values
+from warmrank.orchestrator.errors import ConfigError, ConfigProblem
 
 _LONGEST_DIRECTORY = 40
 """Bytes of a host's directory: paths of sockets, which Ray makes up to 67 bytes further down, end at 107."""

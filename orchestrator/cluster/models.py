@@ -12,7 +12,7 @@ from pydantic import Field, GetJsonSchemaHandler, field_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from orchestrator.config.strict import Seconds, Strict
+from warmrank.orchestrator.config.strict import Seconds, Strict
 
 HOST_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.:@%-]{0,252}$"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$"

@@ -11,8 +11,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cluster import host_side
-from orchestrator.cluster.hosts import Host, Hosts
+from warmrank.orchestrator.cluster import host_side
+from warmrank.orchestrator.cluster.hosts import Host, Hosts
 
 _END = "END_OF_WARMRANK_HOST_SIDE"
 

@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cluster.bring import ClusterReport, HostReport
-from orchestrator.show.plain_table import plain_table
+from warmrank.orchestrator.cluster.bring import ClusterReport, HostReport
+from warmrank.orchestrator.show.plain_table import plain_table
 
 _STYLES = {"started": "green", "up": "green", "unknown": "red"}
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from orchestrator.config.machine import Machine, is_shipped
-from orchestrator.config.models import Config, ScriptWorkload
-from orchestrator.config.store import StoreConfig, is_url
+from warmrank.orchestrator.config.machine import Machine, is_shipped
+from warmrank.orchestrator.config.models import Config, ScriptWorkload
+from warmrank.orchestrator.config.store import StoreConfig, is_url
 
 Level = Literal["error", "warning"]
 
@@ -113,17 +113,16 @@ def _code(config: Config, machine: Machine) -> Iterator[Doubt]:
             found=f"{fault.error.message}{where}",
             remedy=f"{_STARTED_IN} the config or the code{'' if is_certain else only_there}",
         )
-    for path in machine.shadows:
-        yield shadow_doubt(path)
+    if machine.shadow is not None:
+        yield shadow_doubt(machine.shadow)
 
 
 def shadow_doubt(path: Path) -> Doubt:
-    """A module that bears the name of one of our packages."""
-    package = path.parent.name if path.stem == "__init__" else path.name.partition(".")[0]
+    """A module that bears our package's name."""
     return Doubt(
         level="error",
         keys=("workload",),
-        found=f"ranks would import {path} in place of warmrank's own package {package}",
+        found=f"ranks would import {path} in place of the package warmrank",
         remedy="rename it, or start the command in another directory",
     )
 

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from orchestrator import PACKAGES, is_own
-from worker.errors import WorkloadError
-from worker.workload import check_arguments, no_function, not_imported
+from warmrank.worker.errors import WorkloadError
+from warmrank.worker.workload import check_arguments, no_function, not_imported
 
 _MAX_HOPS = 8
 """Imports and other names that are followed from an entrypoint to the function behind it."""
@@ -85,14 +84,19 @@ def missing_module(name: str) -> str:
     return f"No module named {name!r}"
 
 
-def shadows(directory: Path) -> tuple[Path, ...]:
-    """Modules in a directory that ranks, which look there first, would import in place of our packages."""
-    found = []
-    for name in PACKAGES:
-        spec = PathFinder.find_spec(name, [str(directory)])
-        if spec is not None and spec.origin is not None and not is_own(Path(spec.origin)):
-            found.append(Path(spec.origin))
-    return tuple(found)
+def shadow(directory: Path) -> Path | None:
+    """A module in a directory that ranks, which look there first, would import in place of `warmrank`."""
+    spec = PathFinder.find_spec("warmrank", [str(directory)])
+    origin = None if spec is None or spec.origin is None else Path(spec.origin)
+    return None if origin is None or _is_warmrank(origin) else origin
+
+
+def _is_warmrank(origin: Path) -> bool:
+    """Whether a file is our package, wherever it lies: a job has it in a directory of its own."""
+    try:
+        return origin.name == "__init__.py" and b"warmrank" in origin.read_bytes().partition(b"\n")[0]
+    except OSError:
+        return True  # the import tells of it
 
 
 @contextmanager

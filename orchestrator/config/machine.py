@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from orchestrator.bounded import all_within
-from orchestrator.config.entrypoint import EntrypointFault, entrypoint_fault, shadows
-from orchestrator.config.models import Config, EntrypointWorkload, RayConfig, ScriptWorkload
-from orchestrator.config.store import is_url
-from orchestrator.config.trust import LOOK_S, choice_of
+from warmrank.orchestrator.bounded import all_within
+from warmrank.orchestrator.config.entrypoint import EntrypointFault, entrypoint_fault, shadow
+from warmrank.orchestrator.config.models import Config, EntrypointWorkload, RayConfig, ScriptWorkload
+from warmrank.orchestrator.config.store import is_url
+from warmrank.orchestrator.config.trust import LOOK_S, choice_of
 
 _MOUNTS = Path("/proc/self/mounts")
 
@@ -31,7 +31,7 @@ class Machine:
         entrypoint: why the entrypoint cannot be called; None where it can, or there is none.
         script: whether the workload's script is there; true where it is none.
         obstacle: what is no directory, at or above the cache directory; empty for nothing.
-        shadows: modules of the current directory that bear the name of one of our packages.
+        shadow: a module of the current directory that ranks would import in place of `warmrank`.
         requires_signature: why nothing unsigned is taken from the store, where the config leaves that open.
         has_signing_key: whether the file of the signing key is there; true where none is named.
     """
@@ -42,7 +42,7 @@ class Machine:
     entrypoint: EntrypointFault | None = None
     script: bool = True
     obstacle: str = ""
-    shadows: tuple[Path, ...] = ()
+    shadow: Path | None = None
     requires_signature: str = ""
     has_signing_key: bool = True
 
@@ -62,7 +62,7 @@ def look(config: Config) -> Machine:
         entrypoint=fault_of(config),
         script=not script or Path(script).is_file(),
         obstacle=obstacle or "",
-        shadows=shadows(Path.cwd()),
+        shadow=shadow(Path.cwd()),
         requires_signature=choice_of(config.store.trust, [tier.path for tier in config.store.tiers])[1]
         if config.store
         else "",
@@ -104,7 +104,7 @@ def obstacle_to(path: Path) -> str:
 
 def _is_local(path: Path, mounts: str) -> bool:
     """Whether a directory is there, on a disk of this machine alone."""
-    from cache_store.backends.durability import LOCAL_TYPES, file_system_type
+    from warmrank.cache_store.backends.durability import LOCAL_TYPES, file_system_type
 
     return path.is_dir() and file_system_type(path.resolve(), mounts) in LOCAL_TYPES
 

@@ -19,10 +19,10 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from orchestrator.config.serving import VARIABLE_PATTERN, ExecConfig
-from orchestrator.config.store import StoreConfig
-from orchestrator.config.strict import Seconds, Strict
-from worker import known_caches
+from warmrank.orchestrator.config.serving import VARIABLE_PATTERN, ExecConfig
+from warmrank.orchestrator.config.store import StoreConfig
+from warmrank.orchestrator.config.strict import Seconds, Strict
+from warmrank.worker import known_caches
 
 DeviceKind = Literal["cpu", "cuda", "npu"]
 GuardMode = Literal["always", "once", "skip"]
@@ -48,7 +48,7 @@ class EntrypointWorkload(Strict):
     """A workload that a Python function builds."""
 
     entrypoint: str = Field(
-        pattern=ENTRYPOINT_PATTERN, description="module:function that returns a worker.Workload"
+        pattern=ENTRYPOINT_PATTERN, description="module:function that returns a warmrank.Workload"
     )
     arguments: dict[str, JsonValue] = Field(default={}, description="keyword arguments of the function")
 

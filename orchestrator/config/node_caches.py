@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from orchestrator.config.models import Config
-from worker import known_caches, node_caches
-from worker.node_caches import NodeCache
-from worker.settings import expanded, settings
+from warmrank.orchestrator.config.models import Config
+from warmrank.worker import known_caches, node_caches
+from warmrank.worker.node_caches import NodeCache
+from warmrank.worker.settings import expanded, settings
 
 
 def node_caches_of(config: Config) -> tuple[NodeCache, ...]:

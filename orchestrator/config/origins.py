@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from orchestrator.config.models import Config
+from warmrank.orchestrator.config.models import Config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

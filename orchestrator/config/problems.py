@@ -10,10 +10,10 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from cache_store.backends.objects.connection import KNOWN_OPTIONS
-from orchestrator.config import models, serving
-from orchestrator.config import store as store_config
-from orchestrator.errors import ConfigError, ConfigProblem
+from warmrank.cache_store.backends.objects.connection import KNOWN_OPTIONS
+from warmrank.orchestrator.config import models, serving
+from warmrank.orchestrator.config import store as store_config
+from warmrank.orchestrator.errors import ConfigError, ConfigProblem
 
 MODELS: dict[tuple[str, ...], type[BaseModel]] = {
     (): models.Config,

@@ -16,13 +16,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from orchestrator.config.models import Config, ScriptWorkload, groups
-from orchestrator.config.node_caches import place_faults
-from orchestrator.config.problems import is_short, refuse_other_kind, shown, translate
-from orchestrator.config.store import StoreConfig, is_url
-from orchestrator.config.trust import absolute, locate_trust, warn_of_off
-from orchestrator.config.yaml_files import problem, read_mapping, read_yaml, refuse_odd_values
-from orchestrator.errors import ConfigError
+from warmrank.orchestrator.config.models import Config, ScriptWorkload, groups
+from warmrank.orchestrator.config.node_caches import place_faults
+from warmrank.orchestrator.config.problems import is_short, refuse_other_kind, shown, translate
+from warmrank.orchestrator.config.store import StoreConfig, is_url
+from warmrank.orchestrator.config.trust import absolute, locate_trust, warn_of_off
+from warmrank.orchestrator.config.yaml_files import problem, read_mapping, read_yaml, refuse_odd_values
+from warmrank.orchestrator.errors import ConfigError
 
 __all__ = ["Config", "groups", "load", "parse"]
 

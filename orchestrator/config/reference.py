@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from orchestrator.config.keys import Key, Section, sections
+from warmrank.orchestrator.config.keys import Key, Section, sections
 
 BEGIN = "<!-- made by `warmrank config reference --into`: edit the models, not this -->"
 END = "<!-- end of what is made -->"

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from orchestrator.config.models import Config
+from warmrank.orchestrator.config.models import Config
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

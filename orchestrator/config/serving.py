@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from orchestrator.config.strict import Strict
+from warmrank.orchestrator.config.strict import Strict
 
 TOOL_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,63}$"
 VARIABLE_PATTERN = r"^([A-Za-z_][A-Za-z0-9_]*)?$"

@@ -13,10 +13,10 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from cache_store.backends.objects.connection import KNOWN_OPTIONS, SCHEMES, is_usable
-from cache_store.backends.tier import ANSWER_S
-from orchestrator.config.strict import Seconds, Strict
-from orchestrator.errors import BadArgument
+from warmrank.cache_store.backends.objects.connection import KNOWN_OPTIONS, SCHEMES, is_usable
+from warmrank.cache_store.backends.tier import ANSWER_S
+from warmrank.orchestrator.config.strict import Seconds, Strict
+from warmrank.orchestrator.errors import BadArgument
 
 TierMode = Literal["off", "ro", "rw", "required"]
 Flush = Literal["auto", "syncfs", "fsync"]

@@ -12,12 +12,12 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from cache_store.signing.trust import TrustPolicy
-from cache_store.signing.trust_policy import PolicyChoice, choose_policy
-from orchestrator.bounded import all_within
-from orchestrator.config.store import TrustConfig
-from orchestrator.errors import BadArgument
-from worker.settings import settings
+from warmrank.cache_store.signing.trust import TrustPolicy
+from warmrank.cache_store.signing.trust_policy import PolicyChoice, choose_policy
+from warmrank.orchestrator.bounded import all_within
+from warmrank.orchestrator.config.store import TrustConfig
+from warmrank.orchestrator.errors import BadArgument
+from warmrank.worker.settings import settings
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ def _signing_key(trust: TrustConfig, keyring: Path | None, base: Path) -> Path |
 
 
 def _revoked(trust: TrustConfig, keyring: Path | None) -> tuple[str, ...]:
-    from cache_store.signing.keyring import read_keyring
+    from warmrank.cache_store.signing.keyring import read_keyring
 
     known = read_keyring(keyring).revoked if keyring else {}
     return tuple(sorted({*trust.revoked, *known}))

@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from orchestrator.config.problems import shown
-from orchestrator.errors import ConfigError, ConfigProblem
+from warmrank.orchestrator.config.problems import shown
+from warmrank.orchestrator.errors import ConfigError, ConfigProblem
 
 
 def read_mapping(path: Path, *, expected: str) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.doctor.findings import Finding, ok, unknown
-from worker.devices.streams import Captures, limit_of, needed, problem
+from warmrank.orchestrator.doctor.findings import Finding, ok, unknown
+from warmrank.worker.devices.streams import Captures, limit_of, needed, problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

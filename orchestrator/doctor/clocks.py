@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from orchestrator.doctor.findings import Finding, ok
+from warmrank.orchestrator.doctor.findings import Finding, ok
 
 SOME_SECONDS = 5.0
 """Two launches of one thing within this time may be taken in the wrong order; nobody launches faster."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.doctor.clocks import Clock
-from orchestrator.doctor.clocks import check as check_clocks
-from orchestrator.doctor.findings import Finding, NodeFindings, ok
-from orchestrator.nodes import Node
-from orchestrator.show.figures import count_text
+from warmrank.orchestrator.doctor.clocks import Clock
+from warmrank.orchestrator.doctor.clocks import check as check_clocks
+from warmrank.orchestrator.doctor.findings import Finding, NodeFindings, ok
+from warmrank.orchestrator.nodes import Node
+from warmrank.orchestrator.show.figures import count_text
 
 MAX_HOSTS_SHOWN = 8
 

@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from orchestrator.doctor.findings import Finding, ok, unknown
-from orchestrator.show.figures import count_text
-from worker.ascend import visible_devices
-from worker.errors import DeviceUnavailable
+from warmrank.orchestrator.doctor.findings import Finding, ok, unknown
+from warmrank.orchestrator.show.figures import count_text
+from warmrank.worker.ascend import visible_devices
+from warmrank.worker.errors import DeviceUnavailable
 
 VARIABLES = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
 DRIVER_LIBRARIES = "/usr/local/Ascend/driver/lib64"

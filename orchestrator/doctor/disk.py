@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cache_store.backends.durability import LOCAL_TYPES
-from orchestrator.doctor.findings import Finding, ok, unknown
-from orchestrator.show.figures import size_text
+from warmrank.cache_store.backends.durability import LOCAL_TYPES
+from warmrank.orchestrator.doctor.findings import Finding, ok, unknown
+from warmrank.orchestrator.show.figures import size_text
 
 LEAST_FREE_BYTES = 2**30
 """Where nobody knows what the launch needs."""

@@ -12,26 +12,26 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from orchestrator.config.models import Config
-from orchestrator.doctor import ascend as doctor_ascend
-from orchestrator.doctor import clocks as doctor_clocks
-from orchestrator.doctor import devices as doctor_devices
-from orchestrator.doctor import disk as doctor_disk
-from orchestrator.doctor import limits as doctor_limits
-from orchestrator.doctor import look as doctor_look
-from orchestrator.doctor import look_disk as doctor_look_disk
-from orchestrator.doctor import look_limits as doctor_look_limits
-from orchestrator.doctor import look_network as doctor_look_network
-from orchestrator.doctor import look_store as doctor_look_store
-from orchestrator.doctor import network as doctor_network
-from orchestrator.doctor import store as doctor_store
-from orchestrator.doctor import versions as doctor_versions
-from orchestrator.doctor.findings import Diagnosis, Finding, NodeFindings, diagnosis, unknown
-from orchestrator.gang import ray_session
-from orchestrator.nodes import Node, this_node
-from worker.devices.streams import Captures
-from worker.environment import environment
-from worker.settings import settings
+from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.doctor import ascend as doctor_ascend
+from warmrank.orchestrator.doctor import clocks as doctor_clocks
+from warmrank.orchestrator.doctor import devices as doctor_devices
+from warmrank.orchestrator.doctor import disk as doctor_disk
+from warmrank.orchestrator.doctor import limits as doctor_limits
+from warmrank.orchestrator.doctor import look as doctor_look
+from warmrank.orchestrator.doctor import look_disk as doctor_look_disk
+from warmrank.orchestrator.doctor import look_limits as doctor_look_limits
+from warmrank.orchestrator.doctor import look_network as doctor_look_network
+from warmrank.orchestrator.doctor import look_store as doctor_look_store
+from warmrank.orchestrator.doctor import network as doctor_network
+from warmrank.orchestrator.doctor import store as doctor_store
+from warmrank.orchestrator.doctor import versions as doctor_versions
+from warmrank.orchestrator.doctor.findings import Diagnosis, Finding, NodeFindings, diagnosis, unknown
+from warmrank.orchestrator.gang import ray_session
+from warmrank.orchestrator.nodes import Node, this_node
+from warmrank.worker.devices.streams import Captures
+from warmrank.worker.environment import environment
+from warmrank.worker.settings import settings
 
 EXPANSION = "HCCL_OP_EXPANSION_MODE"
 
@@ -231,7 +231,7 @@ def _silent_disk(path: str) -> Finding:
 
 def _likely_device() -> str:
     """By the device files of this machine."""
-    from worker.ascend import installation
+    from warmrank.worker.ascend import installation
 
     if settings().emulate_npu or installation().devices:
         return "npu"

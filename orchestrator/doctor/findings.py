@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from orchestrator.nodes import Node
+from warmrank.orchestrator.nodes import Node
 
 SCHEMA_VERSION = 1
 """Of the JSON that ``doctor --json`` prints; a change of meaning needs a new number."""

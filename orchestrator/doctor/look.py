@@ -16,14 +16,15 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from orchestrator.doctor.ascend import Ascend
-from orchestrator.doctor.devices import DRIVER_LIBRARIES, VARIABLES, DeviceFile, Devices, Tool
-from orchestrator.doctor.versions import AUTOLOAD, RANGES, Probe, Versions
-from worker.ascend import fit, installation
-from worker.environment import environment
-from worker.errors import ToolchainError
-from worker.settings import settings
-from worker.toolchain import check_cpp_compiler, check_cuda
+from warmrank.orchestrator import import_root
+from warmrank.orchestrator.doctor.ascend import Ascend
+from warmrank.orchestrator.doctor.devices import DRIVER_LIBRARIES, VARIABLES, DeviceFile, Devices, Tool
+from warmrank.orchestrator.doctor.versions import AUTOLOAD, RANGES, Probe, Versions
+from warmrank.worker.ascend import fit, installation
+from warmrank.worker.environment import environment
+from warmrank.worker.errors import ToolchainError
+from warmrank.worker.settings import settings
+from warmrank.worker.toolchain import check_cpp_compiler, check_cuda
 
 PROBE_S = 120.0
 """A first import of torch from a cold network disk takes long; a rank would wait as long."""
@@ -46,7 +47,7 @@ try:
     said["cuda"] = torch.version.cuda or ""
     if kind == "npu":
         if emulated:
-            from worker import npu_emulator
+            from warmrank.worker import npu_emulator
             npu_emulator.install()
         else:
             import torch_npu
@@ -61,7 +62,7 @@ else:
                 said["architectures"] = module.get_arch_list()
         except Exception as error:
             said["device_error"] = f"{type(error).__name__}: {error}"
-    from worker.torch_private import facts
+    from warmrank.worker.torch_private import facts
     said["untested"] = facts.untested()
     groups = ["compile", "trial", "offline", "torchair" if kind == "npu" else "inductor"]
     found = (fact for name in groups for fact in facts.examined(name))
@@ -75,7 +76,7 @@ def probe_torch(device: str, environ: Mapping[str, str], *, emulated: bool) -> P
     child = dict(environ)
     if device != "npu" or emulated:
         child[AUTOLOAD] = "0"  # as for ranks, see `ray_session.rank_environ`
-    root = str(Path(__file__).resolve().parent.parent.parent)
+    root = str(import_root())
     child["PYTHONPATH"] = os.pathsep.join(part for part in (root, child.get("PYTHONPATH", "")) if part)
     command = [sys.executable, "-c", _PROBE, device, str(int(emulated))]
     try:

@@ -13,14 +13,14 @@ import time
 from functools import partial
 from pathlib import Path
 
-from cache_store.backends.durability import file_system_type
-from cache_store.errors import UnusableCache
-from cache_store.node.private_files import FILE_MODE, check_parents, create_private, temporary_name
-from orchestrator.bounded import all_within
-from orchestrator.config.models import Config
-from orchestrator.config.node_caches import declared_caches, place_faults
-from orchestrator.doctor.clocks import Clock
-from orchestrator.doctor.disk import Disk, NodeCacheDirectory
+from warmrank.cache_store.backends.durability import file_system_type
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.node.private_files import FILE_MODE, check_parents, create_private, temporary_name
+from warmrank.orchestrator.bounded import all_within
+from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.config.node_caches import declared_caches, place_faults
+from warmrank.orchestrator.doctor.clocks import Clock
+from warmrank.orchestrator.doctor.disk import Disk, NodeCacheDirectory
 
 PATIENCE_S = 5.0
 

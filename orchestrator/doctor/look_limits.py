@@ -10,8 +10,8 @@ import resource
 import sys
 from pathlib import Path
 
-from orchestrator.config.models import Config
-from orchestrator.doctor.limits import Limits
+from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.doctor.limits import Limits
 
 _CGROUPS = Path("/sys/fs/cgroup")
 

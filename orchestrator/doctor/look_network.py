@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from orchestrator.bounded import all_within
-from orchestrator.doctor.network import GLOO, HCCL, HcclLink, Network
+from warmrank.orchestrator.bounded import all_within
+from warmrank.orchestrator.doctor.network import GLOO, HCCL, HcclLink, Network
 
 PATIENCE_S = 5.0
 

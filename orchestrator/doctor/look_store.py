@@ -16,23 +16,23 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from cache_store import connect
-from cache_store.backends.backend import BlobBackend, NewFile
-from cache_store.digests import digest_bytes
-from cache_store.errors import StoreError
-from cache_store.layout import FORMAT_FILE, TMP, TOP_LEVEL
-from cache_store.node.private_files import temporary_name
-from cache_store.records.manifest import LaunchRecord, PartitionManifest
-from cache_store.store import Store
-from orchestrator.bounded import all_within
-from orchestrator.config.models import Config
-from orchestrator.config.store import StoreConfig, TierConfig, is_url
-from orchestrator.doctor.clocks import Clock
-from orchestrator.doctor.look_disk import nearest
-from orchestrator.doctor.store import Keys, Place
-from orchestrator.errors import BadArgument
-from orchestrator.launch.identity import launch_key
-from orchestrator.store import stores
+from warmrank.cache_store import connect
+from warmrank.cache_store.backends.backend import BlobBackend, NewFile
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import StoreError
+from warmrank.cache_store.layout import FORMAT_FILE, TMP, TOP_LEVEL
+from warmrank.cache_store.node.private_files import temporary_name
+from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest
+from warmrank.cache_store.store import Store
+from warmrank.orchestrator.bounded import all_within
+from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.config.store import StoreConfig, TierConfig, is_url
+from warmrank.orchestrator.doctor.clocks import Clock
+from warmrank.orchestrator.doctor.look_disk import nearest
+from warmrank.orchestrator.doctor.store import Keys, Place
+from warmrank.orchestrator.errors import BadArgument
+from warmrank.orchestrator.launch.identity import launch_key
+from warmrank.orchestrator.store import stores
 
 MAX_RANKS_SUMMED = 16
 """Ranks of a node at most, as on the largest nodes; so many partitions are what a node needs room for."""

@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.doctor.findings import Finding, ok, unknown
+from warmrank.orchestrator.doctor.findings import Finding, ok, unknown
 
 SLOW_NAME_S = 1.0
 GLOO = "GLOO_SOCKET_IFNAME"

@@ -11,15 +11,15 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from orchestrator.config.models import Config
-from orchestrator.doctor import cluster as doctor_cluster
-from orchestrator.doctor.cluster import Member
-from orchestrator.doctor.examine import Answer, Request, examine, request_of
-from orchestrator.doctor.findings import Diagnosis, Finding, NodeFindings, diagnosis
-from orchestrator.errors import first_line
-from orchestrator.gang import ray_session
-from orchestrator.gang.on_node import options_on
-from orchestrator.nodes import Node
+from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.doctor import cluster as doctor_cluster
+from warmrank.orchestrator.doctor.cluster import Member
+from warmrank.orchestrator.doctor.examine import Answer, Request, examine, request_of
+from warmrank.orchestrator.doctor.findings import Diagnosis, Finding, NodeFindings, diagnosis
+from warmrank.orchestrator.errors import first_line
+from warmrank.orchestrator.gang import ray_session
+from warmrank.orchestrator.gang.on_node import options_on
+from warmrank.orchestrator.nodes import Node
 
 NODE_S = 180.0
 """Longest wait for a node: a first import of torch, and every place of the store silent, in one."""
@@ -47,7 +47,7 @@ def diagnose_nodes(config: Config, device: str | None) -> Diagnosis:
     """
     request = request_of(config, device)
     if not request.in_cluster:
-        from orchestrator.doctor.examine import diagnose_here
+        from warmrank.orchestrator.doctor.examine import diagnose_here
 
         return diagnose_here(config, device)
     session = ray_session.enter(config.ray, timeout_s=config.timeouts.start_s)

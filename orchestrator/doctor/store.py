@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.doctor.findings import Finding, Level, ok
+from warmrank.orchestrator.doctor.findings import Finding, Level, ok
 
 PlaceState = Literal["open", "absent", "silent", "refused"]
 

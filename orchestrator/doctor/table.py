@@ -9,10 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.doctor.cluster import hosts_text
-from orchestrator.doctor.findings import LEVELS, Diagnosis, Finding, Folded, fold
-from orchestrator.show.figures import count_text
-from orchestrator.show.plain_table import plain_table
+from warmrank.orchestrator.doctor.cluster import hosts_text
+from warmrank.orchestrator.doctor.findings import LEVELS, Diagnosis, Finding, Folded, fold
+from warmrank.orchestrator.show.figures import count_text
+from warmrank.orchestrator.show.plain_table import plain_table
 
 _STYLES = {"ok": "green", "note": "cyan", "warning": "bold yellow", "error": "bold red"}
 

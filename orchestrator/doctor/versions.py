@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 
-from orchestrator.doctor.findings import Finding, ok, unknown
+from warmrank.orchestrator.doctor.findings import Finding, ok, unknown
 
 PYTHON = (3, 11)
 RANGES: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {

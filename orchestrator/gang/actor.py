@@ -12,14 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cache_store.errors import StoreError
-from cache_store.node.private_files import ensure_cache_dir, make_private_directories
-from orchestrator.gang import last_words
-from orchestrator.gang.launcher import Process
-from orchestrator.gang.ports import free_port
-from orchestrator.gang.rank_host import MakeWorker, RankHost, answer
-from orchestrator.gang.step_file import StepFile, step_file
-from worker import collection
+from warmrank.cache_store.errors import StoreError
+from warmrank.cache_store.node.private_files import ensure_cache_dir, make_private_directories
+from warmrank.orchestrator.gang import last_words
+from warmrank.orchestrator.gang.launcher import Process
+from warmrank.orchestrator.gang.ports import free_port
+from warmrank.orchestrator.gang.rank_host import MakeWorker, RankHost, answer
+from warmrank.orchestrator.gang.step_file import StepFile, step_file
+from warmrank.worker import collection
 
 # Appending: a launch of the same name beside this one does not write over its lines.
 _LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW
@@ -98,7 +98,7 @@ class RankActor:
 def _import_ahead() -> None:
     """Import what `open` needs; should that fail, `open` meets the same fault, and reports it."""
     with suppress(Exception):
-        importlib.import_module("worker.rank_start")
+        importlib.import_module("warmrank.worker.rank_start")
         importlib.import_module("torch.distributed")
 
 

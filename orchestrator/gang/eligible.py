@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.config.models import RayConfig, WatchConfig
-from orchestrator.errors import UnknownNode
-from orchestrator.gang.knocking import knock
-from orchestrator.nodes import Node, alive, choose, is_called
+from warmrank.orchestrator.config.models import RayConfig, WatchConfig
+from warmrank.orchestrator.errors import UnknownNode
+from warmrank.orchestrator.gang.knocking import knock
+from warmrank.orchestrator.nodes import Node, alive, choose, is_called
 
 KNOCK_S = 2.0
 """Seconds that a node is waited for."""

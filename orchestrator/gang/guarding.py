@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from orchestrator.gang import guardian
+from warmrank.orchestrator.gang import guardian
 
 _FOR_EVER_S = 1e9
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 
-from orchestrator.causes import CLUSTER_LOST, WorkerFailure
-from orchestrator.config.models import WatchConfig
-from orchestrator.gang.knocking import knock
+from warmrank.orchestrator.causes import CLUSTER_LOST, WorkerFailure
+from warmrank.orchestrator.config.models import WatchConfig
+from warmrank.orchestrator.gang.knocking import knock
 
 _CONNECT_S = 2.0
 _AGAIN_S = 0.2

@@ -10,10 +10,10 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from orchestrator.gang.launcher import Process, seat_ranks
-from orchestrator.gang.ports import free_port
-from orchestrator.gang.rank_host import MakeWorker, RankHost, answer
-from orchestrator.seats import Gang
+from warmrank.orchestrator.gang.launcher import Process, seat_ranks
+from warmrank.orchestrator.gang.ports import free_port
+from warmrank.orchestrator.gang.rank_host import MakeWorker, RankHost, answer
+from warmrank.orchestrator.seats import Gang
 
 
 class InProcessLauncher:

@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator.config.models import RayConfig
-from orchestrator.environ import inherited
-from orchestrator.errors import first_line
+from warmrank.orchestrator import import_root
+from warmrank.orchestrator.config.models import RayConfig
+from warmrank.orchestrator.environ import inherited
+from warmrank.orchestrator.errors import first_line
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +37,7 @@ _NO_CLIENT = (
 
 def import_paths(paths: Iterable[str], cwd: Path, prefixes: Iterable[str]) -> tuple[str, ...]:
     """The directories that ranks must look for modules in and would not by themselves; cwd first."""
-    package_root = Path(__file__).resolve().parent.parent.parent
-    wanted = [cwd, *(cwd / path for path in paths), package_root]
+    wanted = [cwd, *(cwd / path for path in paths), import_root()]
     inside = [Path(prefix) for prefix in prefixes]
     kept = [
         path for path in wanted if path.is_dir() and not any(path.is_relative_to(prefix) for prefix in inside)
@@ -115,13 +115,13 @@ def _check_listens(address: str) -> None:
 
 
 def _shipped(config: RayConfig) -> dict[str, Any] | None:
-    from orchestrator.gang import upload
+    from warmrank.orchestrator.gang import upload
 
     if not config.ship_code:
         return None
     for note in upload.upload_notes(Path.cwd()):
         logger.warning("%s; or set ray.ship_code to false where the nodes have the code", note)
-    return upload.runtime_env(Path.cwd(), upload.package_root())
+    return upload.runtime_env(Path.cwd())
 
 
 def too_late(way: WayIn, config: RayConfig, timeout_s: float) -> str:

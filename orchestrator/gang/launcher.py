@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from orchestrator.nodes import in_order
-from orchestrator.seats import Gang, Seat
+from warmrank.orchestrator.nodes import in_order
+from warmrank.orchestrator.seats import Gang, Seat
 
 NOBODY_WAITS = frozenset({"fetch", "commit"})
 """Stages in which each rank is alone with the store: that it fails one is no reason to stop the others."""

@@ -9,20 +9,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cache_store.node.node_files import KEPT_S, NodeFile, drop_unneeded
-from cache_store.node.placing import Destinations, refusal
-from cache_store.publishing.publish_queue import QUEUE
-from orchestrator.config.models import Config
-from orchestrator.config.node_caches import declared_caches, node_caches_of, place_faults
-from orchestrator.show.store_report import NodeArtifacts
-from worker import known_caches, node_caches, node_collecting
-from worker.engine_files import drop_unused
-from worker.node_collecting import Collected
-from worker.node_listing import Listing, listing
+from warmrank.cache_store.node.node_files import KEPT_S, NodeFile, drop_unneeded
+from warmrank.cache_store.node.placing import Destinations, refusal
+from warmrank.cache_store.publishing.publish_queue import QUEUE
+from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.config.node_caches import declared_caches, node_caches_of, place_faults
+from warmrank.orchestrator.show.store_report import NodeArtifacts
+from warmrank.worker import known_caches, node_caches, node_collecting
+from warmrank.worker.engine_files import drop_unused
+from warmrank.worker.node_collecting import Collected
+from warmrank.worker.node_listing import Listing, listing
 
 if TYPE_CHECKING:
-    from cache_store.node_seeding import NodeSeedReport
-    from cache_store.records.manifest import PartitionManifest
+    from warmrank.cache_store.node_seeding import NodeSeedReport
+    from warmrank.cache_store.records.manifest import PartitionManifest
 
 MAX_REASONS = 16
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator.gang.ray_answers import answer_of
+from warmrank.orchestrator.gang.ray_answers import answer_of
 
 Batches = tuple[tuple[tuple[Any, ...], tuple[int, ...]], ...]
 """Arguments, and the ranks that are called with them."""

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.gang import last_words
-from orchestrator.gang.guardian import fields_of, start_of
-from orchestrator.gang.guarding import Guarding, Lease
-from orchestrator.gang.launcher import Sight
-from orchestrator.gang.node_calls import Answers, Batches, NodeCalls
-from orchestrator.gang.step_file import read_step, step_file
+from warmrank.orchestrator.gang import last_words
+from warmrank.orchestrator.gang.guardian import fields_of, start_of
+from warmrank.orchestrator.gang.guarding import Guarding, Lease
+from warmrank.orchestrator.gang.launcher import Sight
+from warmrank.orchestrator.gang.node_calls import Answers, Batches, NodeCalls
+from warmrank.orchestrator.gang.step_file import read_step, step_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

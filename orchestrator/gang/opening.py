@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.config.models import Config, EntrypointWorkload, groups
-from orchestrator.seats import Seat
-from worker.results import RankPlace
-from worker.settings import settings
+from warmrank.orchestrator.config.models import Config, EntrypointWorkload, groups
+from warmrank.orchestrator.seats import Seat
+from warmrank.worker.results import RankPlace
+from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
-    from worker.rank_spec import RankSpec
+    from warmrank.worker.rank_spec import RankSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Opened:
 
 def rank_spec(opening: Opening) -> RankSpec:
     """The worker's view of the config and of this rank's seat."""
-    from worker.rank_spec import RankSpec
+    from warmrank.worker.rank_spec import RankSpec
 
     config, seat = opening.config, opening.seat
     entry = config.workload if isinstance(config.workload, EntrypointWorkload) else None

@@ -13,29 +13,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from cache_store.errors import StoreError, StoreUnavailable, UnusableCache, UnwritableDisk
-from cache_store.node.private_files import ensure_cache_dir
-from orchestrator.causes import WorkerFailure
-from orchestrator.config.models import ScriptWorkload
-from orchestrator.errors import FunctionFailed, VerificationFailed
-from orchestrator.gang.launcher import Shared
-from orchestrator.gang.opening import Opened, Opening, rank_spec
-from orchestrator.show.events import RENDEZVOUS
-from worker.errors import CompileForbidden
-from worker.results import FunctionResult, Published, RankPlace, TraceResult
+from warmrank.cache_store.errors import StoreError, StoreUnavailable, UnusableCache, UnwritableDisk
+from warmrank.cache_store.node.private_files import ensure_cache_dir
+from warmrank.orchestrator.causes import WorkerFailure
+from warmrank.orchestrator.config.models import ScriptWorkload
+from warmrank.orchestrator.errors import FunctionFailed, VerificationFailed
+from warmrank.orchestrator.gang.launcher import Shared
+from warmrank.orchestrator.gang.opening import Opened, Opening, rank_spec
+from warmrank.orchestrator.show.events import RENDEZVOUS
+from warmrank.worker.code_digests import package_of
+from warmrank.worker.errors import CompileForbidden
+from warmrank.worker.results import FunctionResult, Published, RankPlace, TraceResult
 
 if TYPE_CHECKING:
-    from cache_store.seed import SeedReport
-    from cache_store.store import Store
-    from orchestrator.gang.node_artifacts import NodeKeeper
-    from orchestrator.show.store_report import NodeArtifacts
-    from worker.rank_spec import RankSpec
+    from warmrank.cache_store.seed import SeedReport
+    from warmrank.cache_store.store import Store
+    from warmrank.orchestrator.gang.node_artifacts import NodeKeeper
+    from warmrank.orchestrator.show.store_report import NodeArtifacts
+    from warmrank.worker.rank_spec import RankSpec
 
 logger = logging.getLogger(__name__)
 
 MakeWorker = Callable[["RankSpec", "Store | None"], Any]
 """Makes what has the methods of `worker.rank.RankWorker`."""
 
+_OWN = frozenset({"warmrank.worker", "warmrank.cache_store", "warmrank.orchestrator"})
 _AWAY = "the store could not be used when the launch began"
 _BEHIND = "a place of the store is away, and has yet to take it"
 _OF_FUNCTIONS = frozenset({"compile", "capture", "first_call"})
@@ -66,7 +68,7 @@ class RankHost:
             cache_store.errors.StoreError: the cache directory or the store cannot be used.
             worker.errors.WorkerError: the rank cannot be brought up.
         """
-        from cache_store.node.admission import admit
+        from warmrank.cache_store.node.admission import admit
 
         config = opening.config
         if config.store is None:
@@ -86,7 +88,7 @@ class RankHost:
 
     def _node_keeper(self, opening: Opening) -> NodeKeeper | None:
         """What keeps the node's artifacts, on the first rank of a node that has node caches."""
-        from orchestrator.gang.node_artifacts import keeper_of
+        from warmrank.orchestrator.gang.node_artifacts import keeper_of
 
         keeper = keeper_of(opening.config) if opening.seat.local_rank == 0 else None
         if keeper is not None:
@@ -95,8 +97,8 @@ class RankHost:
 
     def fetch(self, launch_key: str, ranks: tuple[int, ...]) -> SeedReport | None:
         """Bring the partitions of this node's ranks from the store to its disk; None without a store."""
-        from cache_store.seed import Wanted, seed
-        from worker.environment import environment
+        from warmrank.cache_store.seed import Wanted, seed
+        from warmrank.worker.environment import environment
 
         if self._store is None:
             return None
@@ -119,14 +121,14 @@ class RankHost:
 
     def silent_places(self) -> tuple[str, ...]:
         """The places of the store that gave this rank no answer."""
-        from orchestrator.store.stores import silent_places
+        from warmrank.orchestrator.store.stores import silent_places
 
         config = self._opening.config.store
         return silent_places(config) if config is not None else ()
 
     def leave_alone(self, places: tuple[str, ...]) -> None:
         """Ask these places of the store no more: other ranks have waited for them already."""
-        from orchestrator.store.stores import leave_alone
+        from warmrank.orchestrator.store.stores import leave_alone
 
         if self._opening.config.store is not None:
             leave_alone(self._opening.config.store, places)
@@ -142,7 +144,7 @@ class RankHost:
         Raises:
             cache_store.errors.StoreError: the store refused it, or it is away and nothing may be queued.
         """
-        from cache_store.publishing.publish_queue import discard_partition
+        from warmrank.cache_store.publishing.publish_queue import discard_partition
 
         if self._keeper is not None and (files := self._keeper.collect(self._worker.manifest())):
             self._worker.keep_for_node(files)
@@ -160,7 +162,7 @@ class RankHost:
         return replace(found, queued=self._queue(launch_key, _BEHIND).queued) if may_queue else found
 
     def _queue(self, launch_key: str, reason: str) -> Published:
-        from cache_store.publishing.publish_queue import add_partition
+        from warmrank.cache_store.publishing.publish_queue import add_partition
 
         manifest = self._worker.manifest()
         key = add_partition(self._opening.config.cache_dir, launch_key, manifest)
@@ -241,14 +243,14 @@ class RankHost:
             worker.errors.CompileForbidden: something missed, and compiling is forbidden.
             worker.errors.ScriptFailed: it ended with an error.
         """
-        from worker.script import run_script
+        from warmrank.worker.script import run_script
 
         workload = cast("ScriptWorkload", self._opening.config.workload)
         return run_script(rank_spec(self._opening), workload.script, workload.arguments)
 
     def close(self) -> None:
         """Take the rank down."""
-        from worker.script import journal_of
+        from warmrank.worker.script import journal_of
 
         if self._worker is not None:
             self._worker.stop()
@@ -294,7 +296,7 @@ def failure_of(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
     """The value that stands for an exception; names the line where the message may not explain itself."""
     # The rank stands beside the message; within it, it would keep equal causes from being grouped.
     message = str(error).removeprefix(f"rank {rank}: ") or "(no message)"
-    if type(error).__module__.partition(".")[0] not in {"worker", "cache_store", "orchestrator"}:
+    if package_of(type(error).__module__) not in _OWN:
         frames = traceback.extract_tb(error.__traceback__)
         if frames:
             message += f" ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})"
@@ -317,7 +319,7 @@ def _is_store_fault(error: Exception) -> bool:
 
 
 def _open_store(opening: Opening) -> tuple[Store | None, str]:
-    from orchestrator.store.stores import open_store
+    from warmrank.orchestrator.store.stores import open_store
 
     if opening.config.store is None or opening.store_away:
         return None, ""
@@ -330,12 +332,12 @@ def _open_store(opening: Opening) -> tuple[Store | None, str]:
 
 
 def _place_of_script(rank: int) -> RankPlace:
-    from worker.environment import environment
+    from warmrank.worker.environment import environment
 
     return RankPlace(rank=rank, host=os.uname().nodename, pid=os.getpid(), environment=environment())
 
 
 def _rank_worker(spec: RankSpec, store: Store | None) -> Any:
-    from worker.rank import RankWorker
+    from warmrank.worker.rank import RankWorker
 
     return RankWorker(spec, store)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from orchestrator.gang.ray_trouble import failure_of_ray
+from warmrank.orchestrator.gang.ray_trouble import failure_of_ray
 
 TICK_S = 0.5
 """The longest wait after which a caller looks at what else there is."""

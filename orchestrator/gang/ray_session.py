@@ -24,14 +24,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config.models import RayConfig
-from orchestrator.errors import CannotStart
-from orchestrator.gang import guardian, joining
-from orchestrator.gang.beginning import Beginning, TookTooLong
-from orchestrator.gang.guarding import Guarding
-from orchestrator.leaving import leave_at_once_later
-from orchestrator.signals import held_back, python_s_sigterm, undisturbed
-from worker.settings import settings
+from warmrank.orchestrator.config.models import RayConfig
+from warmrank.orchestrator.errors import CannotStart
+from warmrank.orchestrator.gang import guardian, joining
+from warmrank.orchestrator.gang.beginning import Beginning, TookTooLong
+from warmrank.orchestrator.gang.guarding import Guarding
+from warmrank.orchestrator.leaving import leave_at_once_later
+from warmrank.orchestrator.signals import held_back, python_s_sigterm, undisturbed
+from warmrank.worker.settings import settings
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from orchestrator.causes import DIED, NODE_LOST, WorkerFailure
+from warmrank.orchestrator.causes import DIED, NODE_LOST, WorkerFailure
 
 _EXIT_DETAIL = re.compile(
     # The first sentence: the others guess at causes, such as the OOM killer, that need not be so.

@@ -13,14 +13,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.causes import DIED, WorkerFailure
-from orchestrator.config.models import WatchConfig
-from orchestrator.gang.last_words import crash_in
-from orchestrator.gang.launcher import Sight
-from orchestrator.gang.node_watch import Charge, NodeWatch
-from orchestrator.gang.on_node import options_on
-from orchestrator.gang.watching import Limits, Watching
-from orchestrator.seats import Gang
+from warmrank.orchestrator.causes import DIED, WorkerFailure
+from warmrank.orchestrator.config.models import WatchConfig
+from warmrank.orchestrator.gang.last_words import crash_in
+from warmrank.orchestrator.gang.launcher import Sight
+from warmrank.orchestrator.gang.node_watch import Charge, NodeWatch
+from warmrank.orchestrator.gang.on_node import options_on
+from warmrank.orchestrator.gang.watching import Limits, Watching
+from warmrank.orchestrator.seats import Gang
 
 logger = logging.getLogger(__name__)
 

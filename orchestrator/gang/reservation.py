@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from orchestrator.errors import CannotStart, LacksDevice
-from orchestrator.gang.bundles import bundle_sizes, index_in, slots, times
-from orchestrator.gang.eligible import Eligible
-from orchestrator.gang.ray_answers import TICK_S, left_s
-from orchestrator.gang.ray_trouble import describe_shortage, in_a_line
-from orchestrator.gang.supply import available_on, lacks_devices, supply_of
+from warmrank.orchestrator.errors import CannotStart, LacksDevice
+from warmrank.orchestrator.gang.bundles import bundle_sizes, index_in, slots, times
+from warmrank.orchestrator.gang.eligible import Eligible
+from warmrank.orchestrator.gang.ray_answers import TICK_S, left_s
+from warmrank.orchestrator.gang.ray_trouble import describe_shortage, in_a_line
+from warmrank.orchestrator.gang.supply import available_on, lacks_devices, supply_of
 
 _SAY_AFTER_S = 5.0
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 
-from orchestrator.config.models import RayConfig
-from orchestrator.errors import LacksDevice
-from orchestrator.gang.eligible import Eligible, RayNode
-from orchestrator.gang.ray_trouble import Supply, describe_shortage
+from warmrank.orchestrator.config.models import RayConfig
+from warmrank.orchestrator.errors import LacksDevice
+from warmrank.orchestrator.gang.eligible import Eligible, RayNode
+from warmrank.orchestrator.gang.ray_trouble import Supply, describe_shortage
 
 _OVERRIDE = "RAY_OVERRIDE_RESOURCES"  # ray/_private/ray_constants.py: what a Ray offers, whatever it finds
 

@@ -1,6 +1,6 @@
 """What of the current directory goes to a cluster, with a job or with a driver that joins one.
 
-The three packages go along where the directory does not hold them, so they need not be installed there.
+`warmrank` goes along where the directory does not hold it, so it need not be installed there.
 Invariant: no private key goes along.
 """
 
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator import PACKAGES
-from orchestrator.bounded import all_within
-from orchestrator.config.reading import Config
-from orchestrator.config.store import StoreConfig, is_url
-from orchestrator.config.trust import LOOK_S
-from orchestrator.errors import ConfigError, ConfigProblem
-from orchestrator.show.figures import size_text
+from warmrank.orchestrator import import_root
+from warmrank.orchestrator.bounded import all_within
+from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.config.store import StoreConfig, is_url
+from warmrank.orchestrator.config.trust import LOOK_S
+from warmrank.orchestrator.errors import ConfigError, ConfigProblem
+from warmrank.orchestrator.show.figures import size_text
 
 EXCLUDED_NAMES = (
     ".git",
@@ -216,21 +216,15 @@ def refuse_in_job(places: Mapping[str, str], place: str) -> None:
         raise ConfigError(problems)
 
 
-def package_root() -> Path:
-    """The directory that holds the three packages."""
-    return Path(__file__).resolve().parent.parent.parent
-
-
-def runtime_env(directory: Path, package_root: Path, config: Config | None = None) -> dict[str, Any]:
-    """Ray's runtime environment for the job: the directory, and the packages where it does not hold them.
+def runtime_env(directory: Path, config: Config | None = None) -> dict[str, Any]:
+    """Ray's runtime environment for the job: the directory, and `warmrank` where it does not hold it.
 
     Private keys stay here, and with a config its signing key, cache and store.
     """
     excludes = [*EXCLUDED_NAMES, *(_pattern(path) for path in left_out(directory, config))]
     env: dict[str, Any] = {"working_dir": str(directory), "excludes": excludes}
-    missing = [name for name in PACKAGES if not (directory / name / "__init__.py").is_file()]
-    if missing:
-        env["py_modules"] = [str(package_root / name) for name in missing]
+    if not (directory / "warmrank" / "__init__.py").is_file():
+        env["py_modules"] = [str(import_root() / "warmrank")]
     return env
 
 

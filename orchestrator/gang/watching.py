@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from orchestrator.causes import DIED, NODE_LOST, STOPPED, WorkerFailure
-from orchestrator.gang.launcher import Sight
+from warmrank.orchestrator.causes import DIED, NODE_LOST, STOPPED, WorkerFailure
+from warmrank.orchestrator.gang.launcher import Sight
 
 UNTOLD_S = 3.0
 """Seconds that a rank may be without a process before it counts as dead though Ray said nothing."""

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from orchestrator import signals
-from orchestrator.errors import BadArgument, OutsideDirectory, SubmitFailed, first_line
+from warmrank.orchestrator import signals
+from warmrank.orchestrator.errors import BadArgument, OutsideDirectory, SubmitFailed, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ def job_entrypoint(
             "change into a directory above it, or copy it here"
         )
         raise OutsideDirectory(msg) from None
-    words = ["python", "-m", "orchestrator", "launch", inside.as_posix()]
+    words = ["python", "-m", "warmrank", "launch", inside.as_posix()]
     for override in overrides:
         words += ["--set", override]
     for option, path in (files or {}).items():

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from orchestrator.config.models import AuditMode
-from orchestrator.launch.situation import (
+from warmrank.orchestrator.config.models import AuditMode
+from warmrank.orchestrator.launch.situation import (
     Action,
     Adopt,
     Attempt,
@@ -28,7 +28,7 @@ from orchestrator.launch.situation import (
     Situation,
     Slot,
 )
-from worker.results import FunctionProbe
+from warmrank.worker.results import FunctionProbe
 
 
 def begin(

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cache_store.backends.tier import TierState
-from cache_store.records.manifest import environments_of
-from orchestrator.launch.identity import identity, launch_key
-from orchestrator.launch.stages import Stages
-from orchestrator.seats import Seat
-from orchestrator.show.course import Course
-from orchestrator.show.report import SCHEMA_VERSION, FunctionReport, RankReport, Report, totals
-from orchestrator.show.store_report import Committed, NodeFetch, NodeReport
-from worker.results import FunctionProbe, FunctionResult, RankPlace, Verification, function_of_unit
+from warmrank.cache_store.backends.tier import TierState
+from warmrank.cache_store.records.manifest import environments_of
+from warmrank.orchestrator.launch.identity import identity, launch_key
+from warmrank.orchestrator.launch.stages import Stages
+from warmrank.orchestrator.seats import Seat
+from warmrank.orchestrator.show.course import Course
+from warmrank.orchestrator.show.report import SCHEMA_VERSION, FunctionReport, RankReport, Report, totals
+from warmrank.orchestrator.show.store_report import Committed, NodeFetch, NodeReport
+from warmrank.worker.results import FunctionProbe, FunctionResult, RankPlace, Verification, function_of_unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

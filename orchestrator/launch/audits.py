@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from orchestrator.errors import ranks_text
-from orchestrator.launch.situation import Action, Adopt, AwaitLeader, Situation, Slot
-from orchestrator.launch.stages import Stages
-from orchestrator.show.events import AuditOutcome
-from worker.results import FunctionResult, TraceResult
+from warmrank.orchestrator.errors import ranks_text
+from warmrank.orchestrator.launch.situation import Action, Adopt, AwaitLeader, Situation, Slot
+from warmrank.orchestrator.launch.stages import Stages
+from warmrank.orchestrator.show.events import AuditOutcome
+from warmrank.worker.results import FunctionResult, TraceResult
 
 _MAX_EXPLAINED = 16
 """Different traces of one function that are explained; further ones are only said to differ."""

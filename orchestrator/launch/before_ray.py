@@ -9,15 +9,15 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from cache_store.errors import UnusableCache
-from cache_store.node.private_files import ensure_cache_dir
-from orchestrator.bounded import all_within
-from orchestrator.config.machine import fault_of, is_shipped
-from orchestrator.config.models import Config
-from orchestrator.config.trust import LOOK_S
-from orchestrator.errors import LaunchFailed
-from orchestrator.gang.rank_host import failure_of
-from orchestrator.gang.ray_session import way_in_now
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.node.private_files import ensure_cache_dir
+from warmrank.orchestrator.bounded import all_within
+from warmrank.orchestrator.config.machine import fault_of, is_shipped
+from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.config.trust import LOOK_S
+from warmrank.orchestrator.errors import LaunchFailed
+from warmrank.orchestrator.gang.rank_host import failure_of
+from warmrank.orchestrator.gang.ray_session import way_in_now
 
 
 def refuse_for_ranks(config: Config) -> None:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from itertools import zip_longest
 
-from worker.results import CaptureProposal
+from warmrank.worker.results import CaptureProposal
 
 Proposals = Mapping[int, tuple[CaptureProposal, ...]]
 """What each rank proposes."""

@@ -9,16 +9,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from cache_store.errors import StoreError, StoreUnavailable, UnusableCache
-from cache_store.publishing.publish_queue import AwaitedPartition, WaitingLaunch, add_launch
-from cache_store.records.manifest import LaunchRecord, environments_of, utc_now
-from orchestrator.config.reading import Config
-from orchestrator.errors import ranks_text
-from orchestrator.launch.identity import identity, launch_key
-from orchestrator.launch.stages import Stages
-from orchestrator.show.store_report import Committed, by_node, nondeterministic
-from orchestrator.store.stores import Access, is_writable, may_publish
-from worker.results import Published
+from warmrank.cache_store.errors import StoreError, StoreUnavailable, UnusableCache
+from warmrank.cache_store.publishing.publish_queue import AwaitedPartition, WaitingLaunch, add_launch
+from warmrank.cache_store.records.manifest import LaunchRecord, environments_of, utc_now
+from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.errors import ranks_text
+from warmrank.orchestrator.launch.identity import identity, launch_key
+from warmrank.orchestrator.launch.stages import Stages
+from warmrank.orchestrator.show.store_report import Committed, by_node, nondeterministic
+from warmrank.orchestrator.store.stores import Access, is_writable, may_publish
+from warmrank.worker.results import Published
 
 
 def commit(stages: Stages, access: Access, *, is_new: bool) -> Committed:

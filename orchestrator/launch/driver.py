@@ -10,28 +10,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cache_store.records.manifest import CaptureEntry, utc_now
-from orchestrator.config.reading import Config, require_workload
-from orchestrator.errors import CannotStart, LaunchFailed
-from orchestrator.gang.launcher import Launcher
-from orchestrator.launch import steps
-from orchestrator.launch.assemble import Known, Moved, Warm, assemble
-from orchestrator.launch.commit import commit
-from orchestrator.launch.failed import failed_report
-from orchestrator.launch.failed_compiles import CompileCut, Compiling
-from orchestrator.launch.first_calls import run_calls
-from orchestrator.launch.retries import Spent
-from orchestrator.launch.rounds import settle_all
-from orchestrator.launch.stages import Stages
-from orchestrator.launch.turns import turn
-from orchestrator.show.course import Recorder
-from orchestrator.show.events import Listener, all_of, silence
-from orchestrator.show.report import Report
-from orchestrator.signals import held_back, named, undisturbed
-from worker.settings import settings
+from warmrank.cache_store.records.manifest import CaptureEntry, utc_now
+from warmrank.orchestrator.config.reading import Config, require_workload
+from warmrank.orchestrator.errors import CannotStart, LaunchFailed
+from warmrank.orchestrator.gang.launcher import Launcher
+from warmrank.orchestrator.launch import steps
+from warmrank.orchestrator.launch.assemble import Known, Moved, Warm, assemble
+from warmrank.orchestrator.launch.commit import commit
+from warmrank.orchestrator.launch.failed import failed_report
+from warmrank.orchestrator.launch.failed_compiles import CompileCut, Compiling
+from warmrank.orchestrator.launch.first_calls import run_calls
+from warmrank.orchestrator.launch.retries import Spent
+from warmrank.orchestrator.launch.rounds import settle_all
+from warmrank.orchestrator.launch.stages import Stages
+from warmrank.orchestrator.launch.turns import turn
+from warmrank.orchestrator.show.course import Recorder
+from warmrank.orchestrator.show.events import Listener, all_of, silence
+from warmrank.orchestrator.show.report import Report
+from warmrank.orchestrator.signals import held_back, named, undisturbed
+from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
-    from orchestrator.store.stores import Access
+    from warmrank.orchestrator.store.stores import Access
 
 _EMULATED = (
     "emulated NPU: tensors lie on the CPU; times and numbers say nothing of an NPU, and artifacts are keyed "
@@ -185,6 +185,6 @@ def run_scripts(stages: Stages) -> Warm:
 
 def ray_launcher(config: Config) -> Launcher:
     """The launcher on Ray, imported only where it is needed."""
-    from orchestrator.gang.ray_launcher import RayLauncher
+    from warmrank.orchestrator.gang.ray_launcher import RayLauncher
 
     return RayLauncher(config)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 
-from orchestrator.config.reading import Config
-from orchestrator.errors import BadArgument
+from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.errors import BadArgument
 
-_VARIABLE = "WARMRANK_EMULATE_NPU"  # worker.settings reads it
+_VARIABLE = "WARMRANK_EMULATE_NPU"  # warmrank.worker.settings reads it
 
 
 def emulate(config: Config) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.errors import LaunchFailed, in_words
-from orchestrator.launch.assemble import Known, Moved, put_together, rank_report
-from orchestrator.launch.stages import Stages
-from orchestrator.show.course import Course
-from orchestrator.show.report import Failure, Report
+from warmrank.orchestrator.errors import LaunchFailed, in_words
+from warmrank.orchestrator.launch.assemble import Known, Moved, put_together, rank_report
+from warmrank.orchestrator.launch.stages import Stages
+from warmrank.orchestrator.show.course import Course
+from warmrank.orchestrator.show.report import Failure, Report
 
 
 def failed_report(

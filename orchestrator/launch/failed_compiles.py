@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.causes import WorkerFailure
-from orchestrator.errors import LaunchFailed, ranks_text
-from orchestrator.launch.situation import Avoided, Failed, Situation, Slot
-from orchestrator.seats import Seat
+from warmrank.orchestrator.causes import WorkerFailure
+from warmrank.orchestrator.errors import LaunchFailed, ranks_text
+from warmrank.orchestrator.launch.situation import Avoided, Failed, Situation, Slot
+from warmrank.orchestrator.seats import Seat
 
 Seats = Mapping[int, Seat]
 """Every rank's seat."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from orchestrator.causes import WorkerFailure
-from orchestrator.launch import steps
-from orchestrator.launch.rounds import Ledger, settle_all
-from orchestrator.launch.stages import Stages
-from worker.results import FunctionProbe, FunctionResult, function_of_unit
+from warmrank.orchestrator.causes import WorkerFailure
+from warmrank.orchestrator.launch import steps
+from warmrank.orchestrator.launch.rounds import Ledger, settle_all
+from warmrank.orchestrator.launch.stages import Stages
+from warmrank.worker.results import FunctionProbe, FunctionResult, function_of_unit
 
 Probes = Mapping[int, tuple[FunctionProbe, ...]]
 """Found by each rank that is named."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from orchestrator.gang.launcher import Shared
-from orchestrator.launch.situation import Action, Adopt, AwaitLeader, Demand, Situation, Slot
-from orchestrator.launch.stages import Stages
-from worker.results import FunctionResult
+from warmrank.orchestrator.gang.launcher import Shared
+from warmrank.orchestrator.launch.situation import Action, Adopt, AwaitLeader, Demand, Situation, Slot
+from warmrank.orchestrator.launch.stages import Stages
+from warmrank.worker.results import FunctionResult
 
 Wanted = dict[tuple[int, str, str], dict[int, int]]
 """By rank that has it, function and digest: for each node that lacks it the rank that takes it in."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 import posixpath
 from pathlib import Path
 
-from cache_store.canonical import canonical_json
-from cache_store.keys import key_of
-from orchestrator.config.models import Config, EntrypointWorkload
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.keys import key_of
+from warmrank.orchestrator.config.models import Config, EntrypointWorkload
 
 
 def identity(config: Config) -> dict[str, str]:

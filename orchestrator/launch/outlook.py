@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from cache_store.keys import changed_components
-from cache_store.records.manifest import LaunchRecord
-from orchestrator.config.reading import Config
-from orchestrator.show.figures import count_text, time_text
+from warmrank.cache_store.keys import changed_components
+from warmrank.cache_store.records.manifest import LaunchRecord
+from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.show.figures import count_text, time_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

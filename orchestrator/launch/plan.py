@@ -23,11 +23,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.config.models import AuditMode
-from orchestrator.errors import ForbiddenCompile
-from orchestrator.launch.advance import advance, begin
-from orchestrator.launch.leaders import NOWHERE, Leaders, Tried
-from orchestrator.launch.situation import (
+from warmrank.orchestrator.config.models import AuditMode
+from warmrank.orchestrator.errors import ForbiddenCompile
+from warmrank.orchestrator.launch.advance import advance, begin
+from warmrank.orchestrator.launch.leaders import NOWHERE, Leaders, Tried
+from warmrank.orchestrator.launch.situation import (
     Action,
     Adopt,
     Attempt,
@@ -43,8 +43,8 @@ from orchestrator.launch.situation import (
     Situation,
     Slot,
 )
-from orchestrator.show.events import ClassAction, RankClass
-from worker.results import function_of_unit
+from warmrank.orchestrator.show.events import ClassAction, RankClass
+from warmrank.worker.results import function_of_unit
 
 __all__ = [
     "MAX_LEADERS", "Action", "Adopt", "Attempt", "Avoided", "AwaitLeader", "Compile", "Demand", "Failed",

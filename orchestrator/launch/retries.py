@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Literal
 
-from orchestrator.causes import CLUSTER_LOST, DIED, NODE_LOST, STOPPED, TIMEOUT
-from orchestrator.config.models import Retries
-from orchestrator.errors import CannotStart, LaunchFailed, ranks_text
+from warmrank.orchestrator.causes import CLUSTER_LOST, DIED, NODE_LOST, STOPPED, TIMEOUT
+from warmrank.orchestrator.config.models import Retries
+from warmrank.orchestrator.errors import CannotStart, LaunchFailed, ranks_text
 
 Budget = Literal["rank", "node", "hang", "start"]
 

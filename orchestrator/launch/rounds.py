@@ -9,17 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from orchestrator.causes import WorkerFailure
-from orchestrator.config.models import positions
-from orchestrator.errors import CompileForbidden, LaunchFailed
-from orchestrator.launch import audits
-from orchestrator.launch.advance import advance, begin
-from orchestrator.launch.audits import Comparison
-from orchestrator.launch.failed_compiles import CompileCut, Compiling, avoided, cut_off, failures_of, retries
-from orchestrator.launch.handover import hand_over
-from orchestrator.launch.leaders import lanes_of
-from orchestrator.launch.plan import auditing, forbidden, plan_round, rank_classes
-from orchestrator.launch.situation import (
+from warmrank.orchestrator.causes import WorkerFailure
+from warmrank.orchestrator.config.models import positions
+from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed
+from warmrank.orchestrator.launch import audits
+from warmrank.orchestrator.launch.advance import advance, begin
+from warmrank.orchestrator.launch.audits import Comparison
+from warmrank.orchestrator.launch.failed_compiles import (
+    CompileCut,
+    Compiling,
+    avoided,
+    cut_off,
+    failures_of,
+    retries,
+)
+from warmrank.orchestrator.launch.handover import hand_over
+from warmrank.orchestrator.launch.leaders import lanes_of
+from warmrank.orchestrator.launch.plan import auditing, forbidden, plan_round, rank_classes
+from warmrank.orchestrator.launch.situation import (
     Action,
     Attempt,
     AwaitLeader,
@@ -29,9 +36,9 @@ from orchestrator.launch.situation import (
     Situation,
     Slot,
 )
-from orchestrator.launch.stages import Stages
-from orchestrator.seats import Gang
-from worker.results import FunctionProbe, FunctionResult, TraceResult
+from warmrank.orchestrator.launch.stages import Stages
+from warmrank.orchestrator.seats import Gang
+from warmrank.worker.results import FunctionProbe, FunctionResult, TraceResult
 
 Ledger = dict[Slot, FunctionResult]
 """What became of every function on every rank."""

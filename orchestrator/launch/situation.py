@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.config.models import AuditMode
+from warmrank.orchestrator.config.models import AuditMode
 
 Slot = tuple[int, str]
 """A rank and a cached function."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NoReturn
 
-from cache_store.errors import UnwritableDisk
-from orchestrator.causes import TIMEOUT, WorkerFailure
-from orchestrator.errors import CompileForbidden, ForbiddenCompile, LaunchFailed
-from orchestrator.gang.launcher import Sight
-from orchestrator.seats import Gang, distinct_hosts
+from warmrank.cache_store.errors import UnwritableDisk
+from warmrank.orchestrator.causes import TIMEOUT, WorkerFailure
+from warmrank.orchestrator.errors import CompileForbidden, ForbiddenCompile, LaunchFailed
+from warmrank.orchestrator.gang.launcher import Sight
+from warmrank.orchestrator.seats import Gang, distinct_hosts
 
 
 def late(

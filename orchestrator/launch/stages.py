@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from orchestrator.causes import WorkerFailure
-from orchestrator.config.models import Config, ScriptWorkload
-from orchestrator.errors import in_words
-from orchestrator.gang.launcher import Dumping, Launcher, Sight, Waiting
-from orchestrator.launch.stage_failures import late, raise_failed
-from orchestrator.seats import Gang
-from orchestrator.show import events
-from orchestrator.show.events import AuditOutcome, Event, Listener, RankClass
-from orchestrator.show.report import StageReport
-from worker.results import FunctionResult, TraceResult
+from warmrank.orchestrator.causes import WorkerFailure
+from warmrank.orchestrator.config.models import Config, ScriptWorkload
+from warmrank.orchestrator.errors import in_words
+from warmrank.orchestrator.gang.launcher import Dumping, Launcher, Sight, Waiting
+from warmrank.orchestrator.launch.stage_failures import late, raise_failed
+from warmrank.orchestrator.seats import Gang
+from warmrank.orchestrator.show import events
+from warmrank.orchestrator.show.events import AuditOutcome, Event, Listener, RankClass
+from warmrank.orchestrator.show.report import StageReport
+from warmrank.worker.results import FunctionResult, TraceResult
 
 Arguments = Mapping[int, tuple[Any, ...]]
 """Arguments of a call by rank; ranks that are not named are not called."""
@@ -196,7 +196,7 @@ class Stages:
         answers = self.ask(stage, "silent_places", asked, is_work=False)
         silent = frozenset.intersection(*(frozenset(places) for places in answers.values()))
         if silent - self._silent:
-            from orchestrator.store.stores import leave_alone
+            from warmrank.orchestrator.store.stores import leave_alone
 
             self._silent |= silent
             leave_alone(config, silent)

@@ -6,24 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from cache_store.keys import changed_components
-from cache_store.records.manifest import environments_of
-from orchestrator.causes import WorkerFailure
-from orchestrator.config.models import packed_ranks
-from orchestrator.errors import ranks_text
-from orchestrator.gang.opening import Opened, Opening
-from orchestrator.launch.capture_order import Proposals, num_calls, order
-from orchestrator.launch.identity import launch_key
-from orchestrator.launch.rounds import Ledger
-from orchestrator.launch.stages import Stages
-from orchestrator.seats import straddle_text, straddling_groups
-from orchestrator.show.store_report import NodeFetch, NodeReport
-from worker.results import FunctionProbe, FunctionResult, RankPlace, Verification
+from warmrank.cache_store.keys import changed_components
+from warmrank.cache_store.records.manifest import environments_of
+from warmrank.orchestrator.causes import WorkerFailure
+from warmrank.orchestrator.config.models import packed_ranks
+from warmrank.orchestrator.errors import ranks_text
+from warmrank.orchestrator.gang.opening import Opened, Opening
+from warmrank.orchestrator.launch.capture_order import Proposals, num_calls, order
+from warmrank.orchestrator.launch.identity import launch_key
+from warmrank.orchestrator.launch.rounds import Ledger
+from warmrank.orchestrator.launch.stages import Stages
+from warmrank.orchestrator.seats import straddle_text, straddling_groups
+from warmrank.orchestrator.show.store_report import NodeFetch, NodeReport
+from warmrank.worker.results import FunctionProbe, FunctionResult, RankPlace, Verification
 
 if TYPE_CHECKING:
-    from cache_store.records.manifest import CaptureEntry
-    from cache_store.seed import SeedReport
-    from orchestrator.store.stores import Access
+    from warmrank.cache_store.records.manifest import CaptureEntry
+    from warmrank.cache_store.seed import SeedReport
+    from warmrank.orchestrator.store.stores import Access
 
 Results = dict[int, tuple[FunctionResult, ...]]
 """What became of functions, by rank."""
@@ -35,7 +35,7 @@ def open_store(stages: Stages) -> Access | None:
     Raises:
         cache_store.errors.StoreError: what is there cannot be used, or a required place is away.
     """
-    from orchestrator.store.stores import access
+    from warmrank.orchestrator.store.stores import access
 
     if stages.config.store is None:
         return None
@@ -91,7 +91,7 @@ def node_artifacts(stages: Stages) -> tuple[NodeReport, ...]:
 
     The launch is committed by now, so a rank that cannot say it any more is a problem, not the end of all.
     """
-    from orchestrator.config.node_caches import declared_caches
+    from warmrank.orchestrator.config.node_caches import declared_caches
 
     if not declared_caches(stages.config):
         return ()

@@ -12,12 +12,16 @@ from collections.abc import Iterator
 
 from filelock import FileLock, Timeout
 
-from cache_store.errors import UnusableCache
-from cache_store.node.private_files import ensure_cache_dir, make_private_directories, os_errors_are_unusable
-from cache_store.node.single_flight import LOCKS
-from orchestrator.config.models import Config
-from orchestrator.gang.ray_session import way_in_now
-from orchestrator.launch.identity import launch_key
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.node.private_files import (
+    ensure_cache_dir,
+    make_private_directories,
+    os_errors_are_unusable,
+)
+from warmrank.cache_store.node.single_flight import LOCKS
+from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.gang.ray_session import way_in_now
+from warmrank.orchestrator.launch.identity import launch_key
 
 logger = logging.getLogger(__name__)
 

@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cache_store.errors import StoreError, StoreUnavailable
-from cache_store.explain import nearest
-from cache_store.node.companions import find_companion, is_companion_name
-from cache_store.node.local import find_variant
-from cache_store.records.manifest import ArtifactEntry, LaunchRecord, PartitionManifest
-from cache_store.seed import pick_launch
-from cache_store.store import Store
-from orchestrator.config.reading import Config
-from orchestrator.launch.identity import identity, launch_key
-from orchestrator.launch.outlook import (
+from warmrank.cache_store.errors import StoreError, StoreUnavailable
+from warmrank.cache_store.explain import nearest
+from warmrank.cache_store.node.companions import find_companion, is_companion_name
+from warmrank.cache_store.node.local import find_variant
+from warmrank.cache_store.records.manifest import ArtifactEntry, LaunchRecord, PartitionManifest
+from warmrank.cache_store.seed import pick_launch
+from warmrank.cache_store.store import Store
+from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.launch.identity import identity, launch_key
+from warmrank.orchestrator.launch.outlook import (
     OtherRanks,
     Outlook,
     changes_of,
@@ -31,9 +31,9 @@ from orchestrator.launch.outlook import (
     other_ranks,
     record_changes,
 )
-from orchestrator.look.store_contents import StateView, num_artifacts, open_if_there, states_of
-from orchestrator.look.verify import cached_files
-from worker.environment import environment
+from warmrank.orchestrator.look.store_contents import StateView, num_artifacts, open_if_there, states_of
+from warmrank.orchestrator.look.verify import cached_files
+from warmrank.worker.environment import environment
 
 logger = logging.getLogger(__name__)
 

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cache_store.errors import StoreError
-from cache_store.signing.keyring import (
+from warmrank.cache_store.errors import StoreError
+from warmrank.cache_store.signing.keyring import (
     PUBLIC_SUFFIX,
     TRUSTED,
     is_key_id,
     private_keys,
     read_keyring,
 )
-from cache_store.signing.revocations import Revocation
-from cache_store.signing.signing_keys import key_id, load_signer, read_any_key
+from warmrank.cache_store.signing.revocations import Revocation
+from warmrank.cache_store.signing.signing_keys import key_id, load_signer, read_any_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from cache_store.errors import StoreError
-from cache_store.publishing.stored_launches import StoredLaunch
-from cache_store.records.manifest import PartitionManifest, PartitionRef
-from cache_store.store import Store
-from orchestrator.config.reading import Config
-from orchestrator.launch.identity import launch_key
-from orchestrator.launch.outlook import OtherRanks, other_ranks, record_changes
-from orchestrator.look.store_contents import num_artifacts
-from worker.environment import environment
+from warmrank.cache_store.errors import StoreError
+from warmrank.cache_store.publishing.stored_launches import StoredLaunch
+from warmrank.cache_store.records.manifest import PartitionManifest, PartitionRef
+from warmrank.cache_store.store import Store
+from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.launch.identity import launch_key
+from warmrank.orchestrator.launch.outlook import OtherRanks, other_ranks, record_changes
+from warmrank.orchestrator.look.store_contents import num_artifacts
+from warmrank.worker.environment import environment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

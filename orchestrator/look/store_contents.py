@@ -11,24 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from cache_store.errors import StoreUnavailable, os_errors_are_unavailable
-from cache_store.keys import changed_components
-from cache_store.layout import FORMAT_FILE, TOP_LEVEL
-from cache_store.node.companions import is_companion_name
-from cache_store.records.manifest import (
+from warmrank.cache_store.errors import StoreUnavailable, os_errors_are_unavailable
+from warmrank.cache_store.keys import changed_components
+from warmrank.cache_store.layout import FORMAT_FILE, TOP_LEVEL
+from warmrank.cache_store.node.companions import is_companion_name
+from warmrank.cache_store.records.manifest import (
     ArtifactEntry,
     CaptureEntry,
     LaunchRecord,
     PartitionManifest,
     RequestEntry,
 )
-from cache_store.store import Store
-from orchestrator.config.reading import Config
-from orchestrator.config.store import is_url
-from orchestrator.errors import NothingThere
-from orchestrator.launch.identity import launch_key
-from orchestrator.store.stores import named_store, open_store, open_unchecked, silent_places
-from worker.environment import environment
+from warmrank.cache_store.store import Store
+from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.config.store import is_url
+from warmrank.orchestrator.errors import NothingThere
+from warmrank.orchestrator.launch.identity import launch_key
+from warmrank.orchestrator.store.stores import named_store, open_store, open_unchecked, silent_places
+from warmrank.worker.environment import environment
 
 MIN_KEY_CHARS = 6
 """Fewer characters of a key than this are taken for a name."""

@@ -8,16 +8,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.errors import ranks_text
-from orchestrator.launch.outlook import OtherRanks
-from orchestrator.look.captures import short_signature
-from orchestrator.look.explain import CachedView, Explanation, FunctionView
-from orchestrator.look.listing import LaunchLine, Listing
-from orchestrator.look.store_contents import PartitionView
-from orchestrator.look.verify import Verified
-from orchestrator.show.figures import count_text, size_text, time_text
-from orchestrator.show.plain_table import plain_table
-from worker.runtime_state import in_words
+from warmrank.orchestrator.errors import ranks_text
+from warmrank.orchestrator.launch.outlook import OtherRanks
+from warmrank.orchestrator.look.captures import short_signature
+from warmrank.orchestrator.look.explain import CachedView, Explanation, FunctionView
+from warmrank.orchestrator.look.listing import LaunchLine, Listing
+from warmrank.orchestrator.look.store_contents import PartitionView
+from warmrank.orchestrator.look.verify import Verified
+from warmrank.orchestrator.show.figures import count_text, size_text, time_text
+from warmrank.orchestrator.show.plain_table import plain_table
+from warmrank.worker.runtime_state import in_words
 
 KEY_CHARS = 12
 WIDE = 100

@@ -9,15 +9,15 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from cache_store.errors import StoreError
-from cache_store.fetching.progress import OnProgress
-from cache_store.node.companions import companions, holds_what_it_says
-from cache_store.node.local import check_private, is_variant_name
-from cache_store.node.node_files import kept_files
-from cache_store.node.private_files import digest_private
-from cache_store.store import Store
-from cache_store.upkeep.reports import VerifyReport
-from orchestrator.errors import NothingThere
+from warmrank.cache_store.errors import StoreError
+from warmrank.cache_store.fetching.progress import OnProgress
+from warmrank.cache_store.node.companions import companions, holds_what_it_says
+from warmrank.cache_store.node.local import check_private, is_variant_name
+from warmrank.cache_store.node.node_files import kept_files
+from warmrank.cache_store.node.private_files import digest_private
+from warmrank.cache_store.store import Store
+from warmrank.cache_store.upkeep.reports import VerifyReport
+from warmrank.orchestrator.errors import NothingThere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +123,8 @@ def verify_cache(cache_dir: Path) -> CacheReport:
 def _judge_artifact(path: Path, judged: Collection[Path], faults: list[str]) -> set[Path]:
     """Check an artifact, and the files beside it that were not ``judged`` yet; the paths of these files."""
     # Imported here, because they import torch.
-    from worker.artifact import read, verified
-    from worker.errors import ArtifactCorrupt
+    from warmrank.worker.artifact import read, verified
+    from warmrank.worker.errors import ArtifactCorrupt
 
     try:
         check_private(path)

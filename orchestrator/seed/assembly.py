@@ -11,12 +11,12 @@ import logging
 import threading
 from collections.abc import Collection, Iterable
 
-from cache_store.digests import Digest
-from cache_store.errors import Corrupt
-from cache_store.fetching.begun import Begun
-from cache_store.fetching.intake import Delivery
-from cache_store.fetching.pace import Pace
-from orchestrator.seed.chunks import Chunk, Segment, size_of
+from warmrank.cache_store.digests import Digest
+from warmrank.cache_store.errors import Corrupt
+from warmrank.cache_store.fetching.begun import Begun
+from warmrank.cache_store.fetching.intake import Delivery
+from warmrank.cache_store.fetching.pace import Pace
+from warmrank.orchestrator.seed.chunks import Chunk, Segment, size_of
 
 logger = logging.getLogger(__name__)
 

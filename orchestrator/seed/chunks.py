@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cache_store.digests import Digest
+from warmrank.cache_store.digests import Digest
 
 CHUNK_BYTES = 8 << 20
 """5 to 20 MB were measured as best; the less, the more of them a small object store holds."""

@@ -17,14 +17,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cache_store.fetching.progress import Progress
-from orchestrator.nodes import Node, distinct_names
-from orchestrator.seed.events import Advanced, Away, Back, Began, Ended, Looked, SeedEvent, Tell
-from orchestrator.seed.outcome import word
-from orchestrator.seed.table import STYLES
-from orchestrator.show.fetch_progress import LINE_EVERY_S
-from orchestrator.show.figures import count_text, seconds_text, size_text
-from orchestrator.show.rates import Rate
+from warmrank.cache_store.fetching.progress import Progress
+from warmrank.orchestrator.nodes import Node, distinct_names
+from warmrank.orchestrator.seed.events import Advanced, Away, Back, Began, Ended, Looked, SeedEvent, Tell
+from warmrank.orchestrator.seed.outcome import word
+from warmrank.orchestrator.seed.table import STYLES
+from warmrank.orchestrator.show.fetch_progress import LINE_EVERY_S
+from warmrank.orchestrator.show.figures import count_text, seconds_text, size_text
+from warmrank.orchestrator.show.rates import Rate
 
 MAX_ROWS = 12
 _REFRESH_HZ = 4

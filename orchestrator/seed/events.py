@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cache_store.fetching.progress import Progress
-from orchestrator.nodes import Node
-from orchestrator.seed.outcome import NodeSeed
+from warmrank.cache_store.fetching.progress import Progress
+from warmrank.orchestrator.nodes import Node
+from warmrank.orchestrator.seed.outcome import NodeSeed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

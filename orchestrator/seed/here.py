@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cache_store.fetching.intake import Intake
-from cache_store.fetching.pace import Pace
-from cache_store.fetching.progress import OnProgress
-from cache_store.seed import Wanted, seed
-from orchestrator.config.reading import Config
-from orchestrator.config.store import StoreConfig
-from orchestrator.errors import NoStore
-from orchestrator.gang.node_artifacts import keeper_of
-from orchestrator.launch.identity import launch_key
-from orchestrator.nodes import Node, this_node
-from orchestrator.seed.options import SeedOptions
-from orchestrator.seed.other_launches import other_launches
-from orchestrator.seed.outcome import NodeSeed, summary
-from orchestrator.store.stores import open_to_fetch
-from worker.environment import environment
+from warmrank.cache_store.fetching.intake import Intake
+from warmrank.cache_store.fetching.pace import Pace
+from warmrank.cache_store.fetching.progress import OnProgress
+from warmrank.cache_store.seed import Wanted, seed
+from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.config.store import StoreConfig
+from warmrank.orchestrator.errors import NoStore
+from warmrank.orchestrator.gang.node_artifacts import keeper_of
+from warmrank.orchestrator.launch.identity import launch_key
+from warmrank.orchestrator.nodes import Node, this_node
+from warmrank.orchestrator.seed.options import SeedOptions
+from warmrank.orchestrator.seed.other_launches import other_launches
+from warmrank.orchestrator.seed.outcome import NodeSeed, summary
+from warmrank.orchestrator.store.stores import open_to_fetch
+from warmrank.worker.environment import environment
 
 
 def seed_here(

@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from cache_store.errors import StoreError
-from cache_store.fetching.progress import Progress
-from orchestrator.config.reading import Config
-from orchestrator.errors import OrchestratorError, first_line
-from orchestrator.nodes import Node
-from orchestrator.seed.here import intake_of, seed_here
-from orchestrator.seed.options import SeedOptions
-from orchestrator.seed.outcome import NodeSeed, failed
-from orchestrator.seed.receiving import Receiver, SourceGone
-from orchestrator.seed.serving import Answer, Part, Serving
+from warmrank.cache_store.errors import StoreError
+from warmrank.cache_store.fetching.progress import Progress
+from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.errors import OrchestratorError, first_line
+from warmrank.orchestrator.nodes import Node
+from warmrank.orchestrator.seed.here import intake_of, seed_here
+from warmrank.orchestrator.seed.options import SeedOptions
+from warmrank.orchestrator.seed.outcome import NodeSeed, failed
+from warmrank.orchestrator.seed.receiving import Receiver, SourceGone
+from warmrank.orchestrator.seed.serving import Answer, Part, Serving
 
 CHUNK_TIMEOUT_S = 60.0
 """How long a chunk may take. The source answers in milliseconds, and a chunk takes a tenth of a second at

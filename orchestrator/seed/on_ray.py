@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cache_store.fetching.progress import Progress
-from orchestrator.config.reading import Config
-from orchestrator.gang.on_node import options_on
-from orchestrator.nodes import Node, alive
-from orchestrator.seed.node_actor import CONCURRENCY, NodeSeeder, in_short
-from orchestrator.seed.options import SeedOptions
-from orchestrator.seed.outcome import NodeSeed, failed
-from orchestrator.seed.serving import Part
-from orchestrator.seed.shelf import ROOM_BYTES
+from warmrank.cache_store.fetching.progress import Progress
+from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.gang.on_node import options_on
+from warmrank.orchestrator.nodes import Node, alive
+from warmrank.orchestrator.seed.node_actor import CONCURRENCY, NodeSeeder, in_short
+from warmrank.orchestrator.seed.options import SeedOptions
+from warmrank.orchestrator.seed.outcome import NodeSeed, failed
+from warmrank.orchestrator.seed.serving import Part
+from warmrank.orchestrator.seed.shelf import ROOM_BYTES
 
 ROOM_SHARE = 4
 """A node passes on from a quarter of its object store at most: a launch beside it needs the rest."""

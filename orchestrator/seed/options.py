@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.errors import BadArgument
+from warmrank.orchestrator.errors import BadArgument
 
 FanOut = Literal["auto", "always", "never"]
 

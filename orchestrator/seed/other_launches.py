@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 
-from cache_store.errors import StoreError
-from cache_store.explain import explain_miss
-from cache_store.store import Store
-from orchestrator.config.models import Config
-from orchestrator.launch.identity import identity, launch_key
+from warmrank.cache_store.errors import StoreError
+from warmrank.cache_store.explain import explain_miss
+from warmrank.cache_store.store import Store
+from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.launch.identity import identity, launch_key
 
 logger = logging.getLogger(__name__)
 

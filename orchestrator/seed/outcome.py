@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from cache_store.seed import SeedReport
-from orchestrator.nodes import Node
-from orchestrator.show.store_report import NodeArtifacts
+from warmrank.cache_store.seed import SeedReport
+from warmrank.orchestrator.nodes import Node
+from warmrank.orchestrator.show.store_report import NodeArtifacts
 
 Word = Literal["seeded", "miss", "faults"]
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection
 from itertools import islice
 from typing import Any
 
-from orchestrator.seed.chunks import Chunk, Segment
-from orchestrator.seed.serving import Answer
+from warmrank.orchestrator.seed.chunks import Chunk, Segment
+from warmrank.orchestrator.seed.serving import Answer
 
 PATIENCE_S = 60.0
 """A node that answers and gets no further for so long is left; a low limit moves some bytes each second."""

@@ -10,14 +10,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from orchestrator.config.reading import Config
-from orchestrator.gang import ray_session
-from orchestrator.nodes import choose, this_node
-from orchestrator.seed.events import Tell, nobody
-from orchestrator.seed.here import check_store, intake_of, seed_here
-from orchestrator.seed.options import SeedOptions
-from orchestrator.seed.outcome import NodeSeed
-from orchestrator.seed.seeding import SeedCluster, Seeding, SeedPlan
+from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.gang import ray_session
+from warmrank.orchestrator.nodes import choose, this_node
+from warmrank.orchestrator.seed.events import Tell, nobody
+from warmrank.orchestrator.seed.here import check_store, intake_of, seed_here
+from warmrank.orchestrator.seed.options import SeedOptions
+from warmrank.orchestrator.seed.outcome import NodeSeed
+from warmrank.orchestrator.seed.seeding import SeedCluster, Seeding, SeedPlan
 
 STEP_S = 0.1
 
@@ -86,7 +86,7 @@ def seed_cluster(config: Config, options: SeedOptions) -> Iterator[SeedCluster]:
     Raises:
         CannotStart: it cannot be joined.
     """
-    from orchestrator.seed.on_ray import RaySeedCluster
+    from warmrank.orchestrator.seed.on_ray import RaySeedCluster
 
     session = ray_session.enter(config.ray, timeout_s=config.timeouts.start_s)
     try:

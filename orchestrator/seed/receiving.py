@@ -15,16 +15,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
-from cache_store.digests import Digest
-from cache_store.errors import StoreError, UnusableCache, is_final
-from cache_store.fetching.intake import Delivery
-from cache_store.fetching.pace import Pace
-from cache_store.parallel import each
-from orchestrator.errors import OrchestratorError
-from orchestrator.seed.assembly import Assembly
-from orchestrator.seed.chunks import Chunk, share_out
-from orchestrator.seed.peer import Peer
-from orchestrator.seed.serving import Answer, Serving
+from warmrank.cache_store.digests import Digest
+from warmrank.cache_store.errors import StoreError, UnusableCache, is_final
+from warmrank.cache_store.fetching.intake import Delivery
+from warmrank.cache_store.fetching.pace import Pace
+from warmrank.cache_store.parallel import each
+from warmrank.orchestrator.errors import OrchestratorError
+from warmrank.orchestrator.seed.assembly import Assembly
+from warmrank.orchestrator.seed.chunks import Chunk, share_out
+from warmrank.orchestrator.seed.peer import Peer
+from warmrank.orchestrator.seed.serving import Answer, Serving
 
 logger = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from cache_store.fetching.progress import Progress
-from orchestrator.nodes import Node, choose, is_called
-from orchestrator.seed.events import Advanced, Began, Ended, Looked, Tell
-from orchestrator.seed.options import FanOut
-from orchestrator.seed.outcome import NodeSeed, failed, word
-from orchestrator.seed.waves import plan_wave, retry_in_s
+from warmrank.cache_store.fetching.progress import Progress
+from warmrank.orchestrator.nodes import Node, choose, is_called
+from warmrank.orchestrator.seed.events import Advanced, Began, Ended, Looked, Tell
+from warmrank.orchestrator.seed.options import FanOut
+from warmrank.orchestrator.seed.outcome import NodeSeed, failed, word
+from warmrank.orchestrator.seed.waves import plan_wave, retry_in_s
 
 LOOK_EVERY_S = 5.0
 ADVANCE_EVERY_S = 1.0

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from cache_store.backends.backend import NewFile
-from cache_store.digests import Digest
-from cache_store.errors import UnusableCache
-from cache_store.node.private_files import open_private
-from orchestrator.seed.chunks import Chunk, chunk_bytes_of, plan_chunks, share_out, size_of
-from orchestrator.seed.shelf import ROOM_BYTES, Shelf
+from warmrank.cache_store.backends.backend import NewFile
+from warmrank.cache_store.digests import Digest
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.node.private_files import open_private
+from warmrank.orchestrator.seed.chunks import Chunk, chunk_bytes_of, plan_chunks, share_out, size_of
+from warmrank.orchestrator.seed.shelf import ROOM_BYTES, Shelf
 
 Ref = TypeVar("Ref")
 

@@ -9,10 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.nodes import Node, distinct_names
-from orchestrator.seed.outcome import NodeSeed, word
-from orchestrator.show.figures import seconds_text, size_text
-from orchestrator.show.report_table import node_artifacts_text
+from warmrank.orchestrator.nodes import Node, distinct_names
+from warmrank.orchestrator.seed.outcome import NodeSeed, word
+from warmrank.orchestrator.show.figures import seconds_text, size_text
+from warmrank.orchestrator.show.report_table import node_artifacts_text
 
 STYLES = {"seeded": "green", "miss": "yellow", "faults": "bold red"}
 _COLUMNS = ("node", "address", "outcome", "partitions", "files", "there before", "copied", "seconds")

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from orchestrator.nodes import Node
-from orchestrator.seed.events import Away, Back, Ended, Looked, SeedEvent, Tell
-from orchestrator.seed.outcome import NodeSeed, word
+from warmrank.orchestrator.nodes import Node
+from warmrank.orchestrator.seed.events import Away, Back, Ended, Looked, SeedEvent, Tell
+from warmrank.orchestrator.seed.outcome import NodeSeed, word
 
 SILENT_S = 20.0
 """Without a sign of life from the child, which gives one a second, the cluster is said to be away."""

@@ -10,14 +10,14 @@ import multiprocessing
 import os
 from multiprocessing.connection import Connection
 
-from orchestrator.config.reading import Config
-from orchestrator.errors import OrchestratorError
-from orchestrator.seed.events import Away, SeedEvent
-from orchestrator.seed.options import SeedOptions
-from orchestrator.seed.preseed import STEP_S, plan_of, seed_cluster
-from orchestrator.seed.seeding import Seeding
-from orchestrator.show.others_output import others_on_stderr
-from orchestrator.signals import undisturbed
+from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.errors import OrchestratorError
+from warmrank.orchestrator.seed.events import Away, SeedEvent
+from warmrank.orchestrator.seed.options import SeedOptions
+from warmrank.orchestrator.seed.preseed import STEP_S, plan_of, seed_cluster
+from warmrank.orchestrator.seed.seeding import Seeding
+from warmrank.orchestrator.show.others_output import others_on_stderr
+from warmrank.orchestrator.signals import undisturbed
 
 _STOP_S = 10.0
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.nodes import Node
-from orchestrator.seed.options import FanOut
+from warmrank.orchestrator.nodes import Node
+from warmrank.orchestrator.seed.options import FanOut
 
 MIN_FAN_OUT = 8
 """Nodes at once from which a shared store is taken for the bottleneck, unless somebody says otherwise."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from orchestrator.serve.command import Chunk
-from orchestrator.serve.places import Place
-from orchestrator.serve.readiness import When
-from worker.results import Published
+from warmrank.orchestrator.serve.command import Chunk
+from warmrank.orchestrator.serve.places import Place
+from warmrank.orchestrator.serve.readiness import When
+from warmrank.worker.results import Published
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,8 +22,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from orchestrator.errors import OrchestratorError
-from orchestrator.serve import keeper
+from warmrank.orchestrator.errors import OrchestratorError
+from warmrank.orchestrator.serve import keeper
 
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127

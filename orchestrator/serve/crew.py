@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from orchestrator.config.models import Config
-from orchestrator.serve.node import ServingNode
-from orchestrator.serve.places import Host
+from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.serve.node import ServingNode
+from warmrank.orchestrator.serve.places import Host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

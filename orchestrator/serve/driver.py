@@ -15,18 +15,18 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from orchestrator.config.models import Config
-from orchestrator.errors import CannotStart
-from orchestrator.gang import ray_session
-from orchestrator.nodes import choose, this_node
-from orchestrator.serve.answers import Order, Prepared, State
-from orchestrator.serve.crew import Crew, LocalCrew, Lost
-from orchestrator.serve.outcome import NodeOutcome, Options, Outcome
-from orchestrator.serve.places import Place, place_in, places
-from orchestrator.serve.publisher import Publisher
-from orchestrator.serve.streams import Outlet, Streams
-from orchestrator.signals import kept, undisturbed
-from orchestrator.store.stores import decided
+from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.errors import CannotStart
+from warmrank.orchestrator.gang import ray_session
+from warmrank.orchestrator.nodes import choose, this_node
+from warmrank.orchestrator.serve.answers import Order, Prepared, State
+from warmrank.orchestrator.serve.crew import Crew, LocalCrew, Lost
+from warmrank.orchestrator.serve.outcome import NodeOutcome, Options, Outcome
+from warmrank.orchestrator.serve.places import Place, place_in, places
+from warmrank.orchestrator.serve.publisher import Publisher
+from warmrank.orchestrator.serve.streams import Outlet, Streams
+from warmrank.orchestrator.signals import kept, undisturbed
+from warmrank.orchestrator.store.stores import decided
 
 _HERE_WAIT_S, _RAY_WAIT_S = 0.1, 0.2
 _LOOK_S = 1.0
@@ -66,7 +66,7 @@ def _crew(config: Config, options: Options) -> Crew:
     if way == "local":
         choose((this_node(),), options.nodes)
         return LocalCrew(config)
-    from orchestrator.serve.ray_crew import RayCrew
+    from warmrank.orchestrator.serve.ray_crew import RayCrew
 
     return RayCrew(config, options.nodes, replicate=options.replicate)
 

@@ -17,30 +17,36 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from cache_store.errors import StoreError, UnusableCache, is_final
-from cache_store.node.admission import admit
-from cache_store.node.private_files import (
+from warmrank.cache_store.errors import StoreError, UnusableCache, is_final
+from warmrank.cache_store.node.admission import admit
+from warmrank.cache_store.node.private_files import (
     ensure_cache_dir,
     make_private_directories,
     sweep_debris,
     temporary_name,
 )
-from cache_store.seed import SeedReport, Wanted, seed
-from cache_store.store import Store
-from orchestrator.config.models import Config
-from orchestrator.config.store import StoreConfig
-from orchestrator.gang.node_artifacts import NodeKeeper, keeper_of
-from orchestrator.gang.ports import free_port
-from orchestrator.launch.identity import launch_key
-from orchestrator.serve.answers import Added, Order, Prepared, State
-from orchestrator.serve.command import Command
-from orchestrator.serve.places import Place, filled, variables
-from orchestrator.serve.publishing import RankWork, publish_ranks, work_in
-from orchestrator.serve.readiness import Readiness
-from orchestrator.serve.tools import ToolDirectory, pull_all, push_all, tool_directories, tool_variables
-from orchestrator.show.figures import count_text
-from orchestrator.store.stores import is_writable, may_publish, open_store, open_to_fetch
-from worker.environment import environment
+from warmrank.cache_store.seed import SeedReport, Wanted, seed
+from warmrank.cache_store.store import Store
+from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.config.store import StoreConfig
+from warmrank.orchestrator.gang.node_artifacts import NodeKeeper, keeper_of
+from warmrank.orchestrator.gang.ports import free_port
+from warmrank.orchestrator.launch.identity import launch_key
+from warmrank.orchestrator.serve.answers import Added, Order, Prepared, State
+from warmrank.orchestrator.serve.command import Command
+from warmrank.orchestrator.serve.places import Place, filled, variables
+from warmrank.orchestrator.serve.publishing import RankWork, publish_ranks, work_in
+from warmrank.orchestrator.serve.readiness import Readiness
+from warmrank.orchestrator.serve.tools import (
+    ToolDirectory,
+    pull_all,
+    push_all,
+    tool_directories,
+    tool_variables,
+)
+from warmrank.orchestrator.show.figures import count_text
+from warmrank.orchestrator.store.stores import is_writable, may_publish, open_store, open_to_fetch
+from warmrank.worker.environment import environment
 
 JOURNALS = ".journal"
 _EXEC = "exec-"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.serve.readiness import When
-from orchestrator.serve.world import World
+from warmrank.orchestrator.serve.readiness import When
+from warmrank.orchestrator.serve.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

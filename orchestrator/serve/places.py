@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.config.models import Config
-from orchestrator.errors import CannotStart
-from orchestrator.serve.world import World
+from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.errors import CannotStart
+from warmrank.orchestrator.serve.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

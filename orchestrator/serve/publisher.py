@@ -14,18 +14,18 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cache_store.errors import StoreError, StoreUnavailable, is_final
-from cache_store.store import Store
-from orchestrator.config.models import Config
-from orchestrator.config.store import StoreConfig
-from orchestrator.launch.identity import launch_key
-from orchestrator.serve.answers import Added
-from orchestrator.serve.crew import Crew, Lost
-from orchestrator.serve.publishing import RankWork, commit_launch, not_whole
-from orchestrator.serve.world import World, exchange
-from orchestrator.show.figures import count_text
-from orchestrator.store.stores import is_writable, may_publish, open_store
-from worker.results import Published
+from warmrank.cache_store.errors import StoreError, StoreUnavailable, is_final
+from warmrank.cache_store.store import Store
+from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.config.store import StoreConfig
+from warmrank.orchestrator.launch.identity import launch_key
+from warmrank.orchestrator.serve.answers import Added
+from warmrank.orchestrator.serve.crew import Crew, Lost
+from warmrank.orchestrator.serve.publishing import RankWork, commit_launch, not_whole
+from warmrank.orchestrator.serve.world import World, exchange
+from warmrank.orchestrator.show.figures import count_text
+from warmrank.orchestrator.store.stores import is_writable, may_publish, open_store
+from warmrank.worker.results import Published
 
 Phase = Literal["waiting", "pushing", "looking", "publishing", "committing", "done"]
 Say = Callable[[str], None]

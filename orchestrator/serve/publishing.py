@@ -12,24 +12,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cache_store.errors import StoreError, StoreUnavailable, is_final
-from cache_store.publishing.publish_queue import (
+from warmrank.cache_store.errors import StoreError, StoreUnavailable, is_final
+from warmrank.cache_store.publishing.publish_queue import (
     add_launch,
     add_partition,
     discard_partition,
 )
-from orchestrator.config.models import Config
-from orchestrator.errors import OrchestratorError, ranks_text
-from orchestrator.launch.commit import complete, waiting_launch
-from orchestrator.launch.identity import launch_key
-from worker import journal
-from worker.manifests import of_journals, publish, with_node_files
-from worker.results import Published
+from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.errors import OrchestratorError, ranks_text
+from warmrank.orchestrator.launch.commit import complete, waiting_launch
+from warmrank.orchestrator.launch.identity import launch_key
+from warmrank.worker import journal
+from warmrank.worker.manifests import of_journals, publish, with_node_files
+from warmrank.worker.results import Published
 
 if TYPE_CHECKING:
-    from cache_store.records.manifest import PartitionManifest
-    from cache_store.store import Store
-    from orchestrator.gang.node_artifacts import NodeKeeper
+    from warmrank.cache_store.records.manifest import PartitionManifest
+    from warmrank.cache_store.store import Store
+    from warmrank.orchestrator.gang.node_artifacts import NodeKeeper
 
 _AWAY = "the store is away"
 

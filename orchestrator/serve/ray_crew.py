@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.config.models import Config
-from orchestrator.errors import CannotStart, first_line
-from orchestrator.gang import ray_session
-from orchestrator.gang.on_node import options_on
-from orchestrator.nodes import alive, choose
-from orchestrator.serve.crew import Lost
-from orchestrator.serve.node import ServingNode
-from orchestrator.serve.places import Host, choose_hosts
-from orchestrator.signals import undisturbed
+from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.errors import CannotStart, first_line
+from warmrank.orchestrator.gang import ray_session
+from warmrank.orchestrator.gang.on_node import options_on
+from warmrank.orchestrator.nodes import alive, choose
+from warmrank.orchestrator.serve.crew import Lost
+from warmrank.orchestrator.serve.node import ServingNode
+from warmrank.orchestrator.serve.places import Host, choose_hosts
+from warmrank.orchestrator.signals import undisturbed
 
 logger = logging.getLogger(__name__)
 

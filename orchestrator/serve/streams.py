@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import BinaryIO
 
-from orchestrator.serve.command import Chunk, Stream
+from warmrank.orchestrator.serve.command import Chunk, Stream
 
 LONGEST_LINE = 1 << 16
 """Bytes of a line that are held back until its end comes; a progress bar or a binary file may have none."""

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cache_store.errors import NotInStore, StoreError, is_final
-from cache_store.store import Store
-from orchestrator.config.models import Config
-from orchestrator.config.serving import SyncedCache, variable_of
-from orchestrator.launch.identity import launch_key
-from orchestrator.serve.places import Place
-from orchestrator.show.figures import count_text
-from orchestrator.store.sync import Seat, Target, targets
-from worker.environment import environment
-from worker.settings import expanded
+from warmrank.cache_store.errors import NotInStore, StoreError, is_final
+from warmrank.cache_store.store import Store
+from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.config.serving import SyncedCache, variable_of
+from warmrank.orchestrator.launch.identity import launch_key
+from warmrank.orchestrator.serve.places import Place
+from warmrank.orchestrator.show.figures import count_text
+from warmrank.orchestrator.store.sync import Seat, Target, targets
+from warmrank.worker.environment import environment
+from warmrank.worker.settings import expanded
 
 DIRECTORY = "tools"
 

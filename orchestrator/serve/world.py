@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cache_store.errors import NotInStore
-from cache_store.records.manifest import PartitionRef
-from orchestrator.config.models import Config
-from orchestrator.launch.identity import launch_key
-from worker.results import Published
+from warmrank.cache_store.errors import NotInStore
+from warmrank.cache_store.records.manifest import PartitionRef
+from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.launch.identity import launch_key
+from warmrank.worker.results import Published
 
 if TYPE_CHECKING:
-    from cache_store.store import Store
+    from warmrank.cache_store.store import Store
 
 TOOL = "exec-world"
 _FILE = "partitions.json"

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import shlex
 
-from orchestrator.show.advice_failed import Level, Step, failure_steps
-from orchestrator.show.figures import count_text
-from orchestrator.show.folding import brief_names, brief_ranks
-from orchestrator.show.report import Report, config_words
-from orchestrator.show.slow_ranks import slow_ranks
+from warmrank.orchestrator.show.advice_failed import Level, Step, failure_steps
+from warmrank.orchestrator.show.figures import count_text
+from warmrank.orchestrator.show.folding import brief_names, brief_ranks
+from warmrank.orchestrator.show.report import Report, config_words
+from warmrank.orchestrator.show.slow_ranks import slow_ranks
 
 MAX_REASONS = 4
 ENVIRONMENT_DIFFERS = "another environment than rank 0"

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.show.folding import brief_ranks
-from orchestrator.show.report import Report
-from orchestrator.signals import EXIT_INTERRUPTED, EXIT_TERMINATED
+from warmrank.orchestrator.show.folding import brief_ranks
+from warmrank.orchestrator.show.report import Report
+from warmrank.orchestrator.signals import EXIT_INTERRUPTED, EXIT_TERMINATED
 
 Level = Literal["do", "look", "good"]
 

@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from orchestrator.show.report import FunctionReport, RankReport, Report, spelled_out
+from warmrank.orchestrator.show.report import FunctionReport, RankReport, Report, spelled_out
 
 _DRIVER = 1
 """The process of what concerns all ranks, and its thread; nodes and ranks follow."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.show import events
-from orchestrator.show.events import AuditOutcome, ClassAction, Event
+from warmrank.orchestrator.show import events
+from warmrank.orchestrator.show.events import AuditOutcome, ClassAction, Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

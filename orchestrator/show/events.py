@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.seats import Seat
-from worker.results import FunctionResult
+from warmrank.orchestrator.seats import Seat
+from warmrank.worker.results import FunctionResult
 
 STAGES = (
     "start",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from orchestrator.show.course import why_again
-from orchestrator.show.folding import brief_names, brief_ranks
-from orchestrator.show.report import Report
+from warmrank.orchestrator.show.course import why_again
+from warmrank.orchestrator.show.folding import brief_names, brief_ranks
+from warmrank.orchestrator.show.report import Report
 
 MAX_CAUSES_SHOWN = 8
 

@@ -17,9 +17,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from cache_store.fetching.progress import OnProgress
-from cache_store.fetching.progress import Progress as Fetched
-from orchestrator.show.figures import count_text, size_text
+from warmrank.cache_store.fetching.progress import OnProgress
+from warmrank.cache_store.fetching.progress import Progress as Fetched
+from warmrank.orchestrator.show.figures import count_text, size_text
 
 LINE_EVERY_S = 10.0
 

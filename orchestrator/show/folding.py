@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.show.course import Course, StageSpan
-from orchestrator.show.report import RankReport
+from warmrank.orchestrator.show.course import Course, StageSpan
+from warmrank.orchestrator.show.report import RankReport
 
 MAX_RUNS = 6
 """Runs of neighbouring ranks that a text names before it counts the others."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from orchestrator.show.figures import count_text
-from orchestrator.show.folding import brief_names, brief_ranks
-from orchestrator.show.report import Report
+from warmrank.orchestrator.show.figures import count_text
+from warmrank.orchestrator.show.folding import brief_names, brief_ranks
+from warmrank.orchestrator.show.report import Report
 
 
 def headline(report: Report) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from orchestrator.show.figures import count_text, seconds_text, size_text
-from orchestrator.show.folding import runs_text
-from orchestrator.show.html_tables import closed, table
-from orchestrator.show.markup import Html, join, tag
-from orchestrator.show.metrics import held_bytes
-from orchestrator.show.report import Report
+from warmrank.orchestrator.show.figures import count_text, seconds_text, size_text
+from warmrank.orchestrator.show.folding import runs_text
+from warmrank.orchestrator.show.html_tables import closed, table
+from warmrank.orchestrator.show.markup import Html, join, tag
+from warmrank.orchestrator.show.metrics import held_bytes
+from warmrank.orchestrator.show.report import Report
 
 
 def classes(report: Report) -> Html | None:

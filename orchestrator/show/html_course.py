@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from orchestrator.show.course import why_again
-from orchestrator.show.figures import seconds_text
-from orchestrator.show.folding import brief_names, brief_ranks
-from orchestrator.show.html_tables import table
-from orchestrator.show.markup import Html, join, tag
-from orchestrator.show.report import Report
-from orchestrator.show.slow_ranks import last_ranks
+from warmrank.orchestrator.show.course import why_again
+from warmrank.orchestrator.show.figures import seconds_text
+from warmrank.orchestrator.show.folding import brief_names, brief_ranks
+from warmrank.orchestrator.show.html_tables import table
+from warmrank.orchestrator.show.markup import Html, join, tag
+from warmrank.orchestrator.show.report import Report
+from warmrank.orchestrator.show.slow_ranks import last_ranks
 
 MAX_CAUSES = 40
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from orchestrator.errors import ranks_text
-from orchestrator.show.figures import count_text, seconds_text, size_text
-from orchestrator.show.folding import runs_text
-from orchestrator.show.html_tables import closed, table
-from orchestrator.show.markup import Html, join, tag
-from orchestrator.show.report import Report, config_words, verified_text
-from orchestrator.show.slow_ranks import node_lags
+from warmrank.orchestrator.errors import ranks_text
+from warmrank.orchestrator.show.figures import count_text, seconds_text, size_text
+from warmrank.orchestrator.show.folding import runs_text
+from warmrank.orchestrator.show.html_tables import closed, table
+from warmrank.orchestrator.show.markup import Html, join, tag
+from warmrank.orchestrator.show.report import Report, config_words, verified_text
+from warmrank.orchestrator.show.slow_ranks import node_lags
 
 
 def nodes(report: Report) -> Html | None:

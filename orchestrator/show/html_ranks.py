@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 
-from orchestrator.show.figures import count_text, seconds_text
-from orchestrator.show.folding import runs_text
-from orchestrator.show.html_tables import MAX_ROWS
-from orchestrator.show.markup import Html, join, tag
-from orchestrator.show.report import RankReport, Report
-from worker.results import StageSeconds
+from warmrank.orchestrator.show.figures import count_text, seconds_text
+from warmrank.orchestrator.show.folding import runs_text
+from warmrank.orchestrator.show.html_tables import MAX_ROWS
+from warmrank.orchestrator.show.markup import Html, join, tag
+from warmrank.orchestrator.show.report import RankReport, Report
+from warmrank.worker.results import StageSeconds
 
 MAX_RANKS_SHOWN = 2048
 """A larger launch has its ranks one by one in the JSON report only, which keeps the page small."""

@@ -10,17 +10,17 @@ import base64
 import hashlib
 from importlib.resources import files
 
-from orchestrator.show.advice import next_steps
-from orchestrator.show.advice_failed import Step
-from orchestrator.show.figures import count_text, size_text
-from orchestrator.show.headline import headline, parallel_text
-from orchestrator.show.html_artifacts import bytes_moved, classes, held_text, lookups
-from orchestrator.show.html_course import failure, stages
-from orchestrator.show.html_places import facts, nodes, problems
-from orchestrator.show.html_ranks import ranks
-from orchestrator.show.html_timeline import timeline
-from orchestrator.show.markup import Html, tag
-from orchestrator.show.report import Report
+from warmrank.orchestrator.show.advice import next_steps
+from warmrank.orchestrator.show.advice_failed import Step
+from warmrank.orchestrator.show.figures import count_text, size_text
+from warmrank.orchestrator.show.headline import headline, parallel_text
+from warmrank.orchestrator.show.html_artifacts import bytes_moved, classes, held_text, lookups
+from warmrank.orchestrator.show.html_course import failure, stages
+from warmrank.orchestrator.show.html_places import facts, nodes, problems
+from warmrank.orchestrator.show.html_ranks import ranks
+from warmrank.orchestrator.show.html_timeline import timeline
+from warmrank.orchestrator.show.markup import Html, tag
+from warmrank.orchestrator.show.report import Report
 
 _LEVELS = {"do": "to do", "look": "look", "good": "good"}
 
@@ -142,7 +142,7 @@ def _footer(report: Report) -> Html:
 
 
 def _asset(name: str) -> str:
-    return files("orchestrator.show").joinpath("assets", name).read_text(encoding="utf-8")
+    return files("warmrank.orchestrator.show").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def _policy(script: str) -> str:

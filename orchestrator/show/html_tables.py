@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from orchestrator.show.figures import count_text
-from orchestrator.show.markup import Html, tag
+from warmrank.orchestrator.show.figures import count_text
+from warmrank.orchestrator.show.markup import Html, tag
 
 MAX_OPEN_ROWS = 32
 """Longer tables are closed until they are asked for."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from orchestrator.show.course import Course
-from orchestrator.show.events import STAGES
-from orchestrator.show.figures import count_text
-from orchestrator.show.folding import Bar, Row, brief_names, brief_ranks, runs_text, timeline_rows
-from orchestrator.show.markup import Html, join, tag
-from orchestrator.show.report import Report
+from warmrank.orchestrator.show.course import Course
+from warmrank.orchestrator.show.events import STAGES
+from warmrank.orchestrator.show.figures import count_text
+from warmrank.orchestrator.show.folding import Bar, Row, brief_names, brief_ranks, runs_text, timeline_rows
+from warmrank.orchestrator.show.markup import Html, join, tag
+from warmrank.orchestrator.show.report import Report
 
 MAX_ROWS = 64
 _DENSE_ROWS = 24

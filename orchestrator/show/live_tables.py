@@ -8,10 +8,10 @@ from heapq import nsmallest
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.show.figures import count_text, seconds_text, size_text
-from orchestrator.show.folding import brief_ranks, runs_text
-from orchestrator.show.standing import ClassStanding, Standing
-from worker.results import FunctionResult
+from warmrank.orchestrator.show.figures import count_text, seconds_text, size_text
+from warmrank.orchestrator.show.folding import brief_ranks, runs_text
+from warmrank.orchestrator.show.standing import ClassStanding, Standing
+from warmrank.worker.results import FunctionResult
 
 _STYLES = {"compiled": "yellow", "loaded": "green", "adopted": "cyan"}
 _GOING = {"compile": "compiling", "load": "loading"}

@@ -15,11 +15,11 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.segment import Segment
 from rich.text import Text
 
-from orchestrator.show.events import Event
-from orchestrator.show.figures import count_text
-from orchestrator.show.folding import brief_names
-from orchestrator.show.live_tables import class_table, cut, late_lines, rank_table
-from orchestrator.show.standing import StageStanding, Standing
+from warmrank.orchestrator.show.events import Event
+from warmrank.orchestrator.show.figures import count_text
+from warmrank.orchestrator.show.folding import brief_names
+from warmrank.orchestrator.show.live_tables import class_table, cut, late_lines, rank_table
+from warmrank.orchestrator.show.standing import StageStanding, Standing
 
 MAX_RANK_ROWS = 16
 MAX_PROBLEMS_SHOWN = 3

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from orchestrator.show.report import Report
+from warmrank.orchestrator.show.report import Report
 
 FAMILIES: dict[str, str] = {
     "warmrank_launch_warm": "1 where every rank of the last launch is warm, 0 where it failed.",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.errors import BadArgument
-from orchestrator.show.report import Report, to_json
-from orchestrator.show.whole_file import make_way, write_whole
+from warmrank.orchestrator.errors import BadArgument
+from warmrank.orchestrator.show.report import Report, to_json
+from warmrank.orchestrator.show.whole_file import make_way, write_whole
 
 STDOUT = Path("-")
 
@@ -79,18 +79,18 @@ class Outputs:
 
 
 def _html(report: Report) -> str:
-    from orchestrator.show.html_report import render_html
+    from warmrank.orchestrator.show.html_report import render_html
 
     return render_html(report)
 
 
 def _trace(report: Report) -> str:
-    from orchestrator.show.chrome_trace import trace_json
+    from warmrank.orchestrator.show.chrome_trace import trace_json
 
     return trace_json(report)
 
 
 def _metrics(report: Report) -> str:
-    from orchestrator.show.metrics import exposition, samples
+    from warmrank.orchestrator.show.metrics import exposition, samples
 
     return exposition(samples(report))

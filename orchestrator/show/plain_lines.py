@@ -9,13 +9,13 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from orchestrator.show import events
-from orchestrator.show.course import why_again
-from orchestrator.show.events import Event, RankClass
-from orchestrator.show.figures import count_text
-from orchestrator.show.folding import brief_names, brief_ranks
-from orchestrator.show.standing import Standing
-from worker.results import FunctionResult
+from warmrank.orchestrator.show import events
+from warmrank.orchestrator.show.course import why_again
+from warmrank.orchestrator.show.events import Event, RankClass
+from warmrank.orchestrator.show.figures import count_text
+from warmrank.orchestrator.show.folding import brief_names, brief_ranks
+from warmrank.orchestrator.show.standing import Standing
+from warmrank.worker.results import FunctionResult
 
 MAX_LINES_SHOWN = 12
 """Classes of a plan, and kinds of results of a stage, that are told one by one."""

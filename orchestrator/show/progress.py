@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.live import Live
 
-from orchestrator.show.events import Listener
-from orchestrator.show.live_view import LiveView
-from orchestrator.show.plain_lines import PlainLines
+from warmrank.orchestrator.show.events import Listener
+from warmrank.orchestrator.show.live_view import LiveView
+from warmrank.orchestrator.show.plain_lines import PlainLines
 
 _REFRESH_PER_S = 8
 _REFRESH_PER_S_OF_MANY = 2

@@ -10,11 +10,11 @@ import sys
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from orchestrator.show import events
-from orchestrator.show.events import Event
-from orchestrator.show.metrics import FAMILIES, Sample
-from orchestrator.show.standing import Standing
-from worker.results import FunctionResult
+from warmrank.orchestrator.show import events
+from warmrank.orchestrator.show.events import Event
+from warmrank.orchestrator.show.metrics import FAMILIES, Sample
+from warmrank.orchestrator.show.standing import Standing
+from warmrank.worker.results import FunctionResult
 
 SET_EVERY_S = 1.0
 _ENDS = (

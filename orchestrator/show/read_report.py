@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from orchestrator.errors import ConfigError, ConfigProblem, NothingThere
-from orchestrator.show.report import SCHEMA_VERSION, Report, from_json, to_json
-from orchestrator.show.whole_file import write_whole
-from worker.settings import settings
+from warmrank.orchestrator.errors import ConfigError, ConfigProblem, NothingThere
+from warmrank.orchestrator.show.report import SCHEMA_VERSION, Report, from_json, to_json
+from warmrank.orchestrator.show.whole_file import write_whole
+from warmrank.worker.settings import settings
 
 logger = logging.getLogger(__name__)
 

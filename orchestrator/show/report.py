@@ -16,14 +16,20 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError
 
-from cache_store.backends.tier import TierState
-from cache_store.records.manifest import RankEnvironment
-from orchestrator.causes import Cause
-from orchestrator.show.course import Course
-from orchestrator.show.described import described
-from orchestrator.show.figures import count_text
-from orchestrator.show.store_report import Committed, NodeFetch, NodePublish, NodeReport, Nondeterministic
-from worker.results import Outcome, StageSeconds, Verification
+from warmrank.cache_store.backends.tier import TierState
+from warmrank.cache_store.records.manifest import RankEnvironment
+from warmrank.orchestrator.causes import Cause
+from warmrank.orchestrator.show.course import Course
+from warmrank.orchestrator.show.described import described
+from warmrank.orchestrator.show.figures import count_text
+from warmrank.orchestrator.show.store_report import (
+    Committed,
+    NodeFetch,
+    NodePublish,
+    NodeReport,
+    Nondeterministic,
+)
+from warmrank.worker.results import Outcome, StageSeconds, Verification
 
 SCHEMA_VERSION = 4
 
@@ -274,7 +280,7 @@ def verified_text(report: Report) -> str:
         )
     if report.outcome != "warm":
         return ""
-    how = "" if "script" in report.identity else "; an entrypoint may return worker.Workload(check=...)"
+    how = "" if "script" in report.identity else "; an entrypoint may return warmrank.Workload(check=...)"
     return f"nothing was verified: no check compares the warm model with a reference{how}"
 
 

@@ -10,16 +10,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.show.course import AuditReport
-from orchestrator.show.events import AuditOutcome
-from orchestrator.show.failure_lines import attempt_lines, failure_lines
-from orchestrator.show.figures import count_text, seconds_text, size_text
-from orchestrator.show.folding import brief_ranks, runs_text
-from orchestrator.show.plain_table import plain_table
-from orchestrator.show.report import FunctionReport, Report, config_words, verified_text
-from orchestrator.show.store_report import NodeArtifacts
-from worker.results import StageSeconds
-from worker.runtime_state import in_words
+from warmrank.orchestrator.show.course import AuditReport
+from warmrank.orchestrator.show.events import AuditOutcome
+from warmrank.orchestrator.show.failure_lines import attempt_lines, failure_lines
+from warmrank.orchestrator.show.figures import count_text, seconds_text, size_text
+from warmrank.orchestrator.show.folding import brief_ranks, runs_text
+from warmrank.orchestrator.show.plain_table import plain_table
+from warmrank.orchestrator.show.report import FunctionReport, Report, config_words, verified_text
+from warmrank.orchestrator.show.store_report import NodeArtifacts
+from warmrank.worker.results import StageSeconds
+from warmrank.worker.runtime_state import in_words
 
 MAX_RANKS_SHOWN = 16
 """A launch of more ranks shows one row for all ranks that did the same."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
-from orchestrator.show.course import Course, StageSpan
-from orchestrator.show.report import RankReport
+from warmrank.orchestrator.show.course import Course, StageSpan
+from warmrank.orchestrator.show.report import RankReport
 
 SLOW_FACTOR = 1.5
 """How many times as long as half of the ranks makes a rank a slow one."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from orchestrator.seats import Seat, distinct_hosts
-from orchestrator.show import events
-from orchestrator.show.events import ClassAction, Event, RankClass
-from worker.results import FunctionResult
+from warmrank.orchestrator.seats import Seat, distinct_hosts
+from warmrank.orchestrator.show import events
+from warmrank.orchestrator.show.events import ClassAction, Event, RankClass
+from warmrank.worker.results import FunctionResult
 
 MAX_PROBLEMS_KEPT = 200
 

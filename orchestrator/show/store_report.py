@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from orchestrator.seats import Gang
-from worker.results import Published
+from warmrank.orchestrator.seats import Gang
+from warmrank.worker.results import Published
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.errors import ConfigError, ConfigProblem
+from warmrank.orchestrator.errors import ConfigError, ConfigProblem
 
 
 def make_way(path: Path, *, option: str = "--json") -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from cache_store.publish_pending import QueueReport, publish_pending
-from orchestrator.config.reading import Config
-from orchestrator.errors import NothingThere
-from orchestrator.show.figures import count_text
-from orchestrator.store.stores import open_store
+from warmrank.cache_store.publish_pending import QueueReport, publish_pending
+from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.errors import NothingThere
+from warmrank.orchestrator.show.figures import count_text
+from warmrank.orchestrator.store.stores import open_store
 
 
 def publish_late(config: Config) -> QueueReport:

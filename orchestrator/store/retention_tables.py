@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from cache_store.upkeep.evict_plan import Choice
-from cache_store.upkeep.pins import Pin, short_name
-from cache_store.upkeep.reports import EvictOutcome, EvictReport
-from orchestrator.show.figures import count_text, size_text, time_text
+from warmrank.cache_store.upkeep.evict_plan import Choice
+from warmrank.cache_store.upkeep.pins import Pin, short_name
+from warmrank.cache_store.upkeep.reports import EvictOutcome, EvictReport
+from warmrank.orchestrator.show.figures import count_text, size_text, time_text
 
 
 def render_evicted(done: EvictOutcome, *, dry_run: bool) -> RenderableType:

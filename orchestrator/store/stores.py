@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from cache_store import connect
-from cache_store.backends.tier import TierState
-from cache_store.errors import StoreUnavailable
-from cache_store.signing.trust import Trust, TrustPolicy, load_trust
-from cache_store.store import Store
-from orchestrator.config.store import StoreConfig, TierConfig, TrustConfig, tier_at
-from orchestrator.config.trust import choice_of, locate_trust
-from orchestrator.errors import BadArgument
+from warmrank.cache_store import connect
+from warmrank.cache_store.backends.tier import TierState
+from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.signing.trust import Trust, TrustPolicy, load_trust
+from warmrank.cache_store.store import Store
+from warmrank.orchestrator.config.store import StoreConfig, TierConfig, TrustConfig, tier_at
+from warmrank.orchestrator.config.trust import choice_of, locate_trust
+from warmrank.orchestrator.errors import BadArgument
 
 logger = logging.getLogger(__name__)
 

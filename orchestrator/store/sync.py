@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from orchestrator.errors import BadArgument
-from worker.environment import environment
+from warmrank.orchestrator.errors import BadArgument
+from warmrank.worker.environment import environment
 
 Scope = Literal["node", "rank"]
 

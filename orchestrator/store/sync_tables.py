@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from cache_store.errors import NotInStore
-from cache_store.sync.pull import PullReport
-from cache_store.sync.push import PushReport
-from orchestrator.show.figures import count_text, size_text, time_text
+from warmrank.cache_store.errors import NotInStore
+from warmrank.cache_store.sync.pull import PullReport
+from warmrank.cache_store.sync.push import PushReport
+from warmrank.orchestrator.show.figures import count_text, size_text, time_text
 
 _SHOWN = 10
 

@@ -50,7 +50,7 @@ def hosts_file(net: Network) -> Path:
 
 
 def warmrank(*words: str) -> subprocess.CompletedProcess[str]:
-    command = (sys.executable, "-m", "orchestrator", *words)
+    command = (sys.executable, "-m", "warmrank", *words)
     return subprocess.run(
         command, env=clean_environ(), capture_output=True, text=True, timeout=400, check=False
     )

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.show.report import Report, from_json
 from tests.support.netns import Node, until
 from tests.support.netns_cluster import Cluster, ray_nodes
 from tests.support.netns_commands import Running
 from tests.support.netns_store import CountingStore
+from warmrank.orchestrator.show.report import Report, from_json
 
 pytestmark = [pytest.mark.ray, pytest.mark.netns, pytest.mark.timeout(900)]
 

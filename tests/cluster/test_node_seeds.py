@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.fetching.arrivals import INCOMING
-from cache_store.fetching.begun import BEGUN
-from orchestrator.config.reading import load
-from orchestrator.look.verify import cached_files
-from orchestrator.show.report import Report
 from tests.support.launched import store_launch
 from tests.support.netns import Node, until
 from tests.support.netns_cluster import Cluster
 from tests.support.netns_store import CountingStore, blob_reads
+from warmrank.cache_store.fetching.arrivals import INCOMING
+from warmrank.cache_store.fetching.begun import BEGUN
+from warmrank.orchestrator.config.reading import load
+from warmrank.orchestrator.look.verify import cached_files
+from warmrank.orchestrator.show.report import Report
 
 pytestmark = [pytest.mark.ray, pytest.mark.netns, pytest.mark.timeout(600)]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from orchestrator.show.report import Report
 from tests.support.netns_cluster import Cluster, ray_nodes
+from warmrank.orchestrator.show.report import Report
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 

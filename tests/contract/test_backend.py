@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache_store.backends.backend import BlobBackend, NewFile
-from cache_store.backends.directory import DirectoryBackend
-from cache_store.backends.objects.store import ObjectBackend
-from cache_store.backends.tier import Tier, TierMode
-from cache_store.backends.tiers import TieredBackend
-from cache_store.digests import Digest, digest_bytes
-from cache_store.errors import Corrupt, NotInStore, StoreUnavailable, UnusableCache
-from cache_store.layout import FORMAT_FILE, blob_name
 from tests.support.memory_backend import MemoryBackend
 from tests.support.s3_server import PATIENT_S, S3Server, new_prefix
+from warmrank.cache_store.backends.backend import BlobBackend, NewFile
+from warmrank.cache_store.backends.directory import DirectoryBackend
+from warmrank.cache_store.backends.objects.store import ObjectBackend
+from warmrank.cache_store.backends.tier import Tier, TierMode
+from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.digests import Digest, digest_bytes
+from warmrank.cache_store.errors import Corrupt, NotInStore, StoreUnavailable, UnusableCache
+from warmrank.cache_store.layout import FORMAT_FILE, blob_name
 
 NAME = "ac/ab/one"
 Request = pytest.FixtureRequest
@@ -162,7 +162,7 @@ def test_put_new_tells_a_fault_of_the_local_disk_from_one_of_the_store(backend, 
 
     source = private_file(tmp_path / "source", b"data")
     bad = BufferedReader(Bad(source))
-    monkeypatch.setattr("cache_store.backends.backend.open_private", lambda path: bad)
+    monkeypatch.setattr("warmrank.cache_store.backends.backend.open_private", lambda path: bad)
     with pytest.raises(UnusableCache, match=r"source: .*Input/output error"):
         backend.put_new([NewFile(name=NAME, source=source, expected=digest_bytes(b"data"))])
     assert not backend.stat([NAME])

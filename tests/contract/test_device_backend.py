@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.support.device_kinds import BACKENDS, STAND_IN, make_backend, make_device
-from worker.devices import CapturedGraph, DeviceBackend, Pool
+from warmrank.worker.devices import CapturedGraph, DeviceBackend, Pool
 
 Graph = Callable[..., tuple[Any, ...]]
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from orchestrator.causes import WorkerFailure
-from orchestrator.config.reading import Config, parse
-from orchestrator.errors import CannotStart
-from orchestrator.gang.in_process import InProcessLauncher
-from orchestrator.gang.launcher import Launcher, Shared, Sight
-from orchestrator.gang.opening import Opening
-from orchestrator.gang.ray_launcher import RayLauncher
-from orchestrator.seats import Gang
 from tests.support.fake_rank import FUNCTIONS, make_alone
+from warmrank.orchestrator.causes import WorkerFailure
+from warmrank.orchestrator.config.reading import Config, parse
+from warmrank.orchestrator.errors import CannotStart
+from warmrank.orchestrator.gang.in_process import InProcessLauncher
+from warmrank.orchestrator.gang.launcher import Launcher, Shared, Sight
+from warmrank.orchestrator.gang.opening import Opening
+from warmrank.orchestrator.gang.ray_launcher import RayLauncher
+from warmrank.orchestrator.seats import Gang
 
 BOUND_S = 120.0
 MakeLauncher = Callable[[], Launcher]

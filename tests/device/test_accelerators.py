@@ -12,10 +12,10 @@ from torch import nn
 
 from tests.support.device_kinds import is_here
 from tests.support.drawing import NAMES, Drawing, assert_equal, drawn
-from worker.configs.compiler_config import CompilerConfig
-from worker.devices import backend_for
-from worker.errors import NotCapturable
-from worker.inference import cache_compile
+from warmrank.inference import cache_compile
+from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.devices import backend_for
+from warmrank.worker.errors import NotCapturable
 
 KINDS = [
     pytest.param(

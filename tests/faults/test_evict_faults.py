@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from cache_store.steps import Step
 from tests.support.forking import Forker, Trial
 from tests.support.rooms import Rooms
+from warmrank.cache_store.steps import Step
 
 pytestmark = pytest.mark.faults
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from cache_store.steps import Step
 from tests.support.fault_child import DAY_S
 from tests.support.forking import Forker, Trial
+from warmrank.cache_store.steps import Step
 
 pytestmark = pytest.mark.faults
 

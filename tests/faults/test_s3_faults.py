@@ -15,15 +15,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cache_store.backends.backend import NewFile
-from cache_store.backends.objects.client import ObjectClient
-from cache_store.backends.objects.connection import connect
-from cache_store.backends.objects.store import WHOLE_BYTES, ObjectBackend
-from cache_store.digests import digest_bytes
-from cache_store.errors import Corrupt, StoreError, StoreUnavailable
-from cache_store.layout import blob_name
 from tests.support.faulty_proxy import Fault, FaultyProxy, running_proxy
 from tests.support.s3_server import S3Server, new_prefix
+from warmrank.cache_store.backends.backend import NewFile
+from warmrank.cache_store.backends.objects.client import ObjectClient
+from warmrank.cache_store.backends.objects.connection import connect
+from warmrank.cache_store.backends.objects.store import WHOLE_BYTES, ObjectBackend
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import Corrupt, StoreError, StoreUnavailable
+from warmrank.cache_store.layout import blob_name
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(0)]  # the full counts take longer than any one test
 

@@ -21,13 +21,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from cache_store.digests import digest_bytes, digest_file
-from cache_store.errors import Conflict, EvictRefused, NotInStore, StoreError
-from cache_store.layout import blob_name, manifest_name
-from cache_store.records.manifest import LaunchRecord
-from cache_store.retention.marks import references
-from cache_store.steps import EVENT, Step
 from tests.support.evicting import DAY_S, GRACE_S, Evicting
+from warmrank.cache_store.digests import digest_bytes, digest_file
+from warmrank.cache_store.errors import Conflict, EvictRefused, NotInStore, StoreError
+from warmrank.cache_store.layout import blob_name, manifest_name
+from warmrank.cache_store.records.manifest import LaunchRecord
+from warmrank.cache_store.retention.marks import references
+from warmrank.cache_store.steps import EVENT, Step
 
 EXAMPLES_A_ROUND = 15
 KEYS = ("1" * 64, "2" * 64)

@@ -12,24 +12,6 @@ from typing import Any
 
 import pytest
 
-from cache_store.canonical import canonical_json
-from cache_store.digests import digest_bytes
-from cache_store.errors import Corrupt, NewerFormat, StoreError, Untrusted
-from cache_store.layout import manifest_name
-from cache_store.paths import collision, path_fault
-from cache_store.records.fields import (
-    MAX_COMPONENTS,
-    MAX_DOCUMENT_BYTES,
-    MAX_ENTRIES,
-    MAX_FILE_BYTES,
-    MAX_PARTITION_BYTES,
-    MAX_TEXT_CHARS,
-)
-from cache_store.records.manifest import PartitionManifest, PartitionRef, parse_manifest
-from cache_store.signing.envelope import ENVELOPE_FORMAT, MAX_HEADER_BYTES
-from cache_store.signing.revocations import Revocation
-from cache_store.signing.signing_keys import key_id
-from cache_store.signing.trust import DocumentKind, Signer, Trust, TrustPolicy, generate_key_pair
 from tests.support.hostile import (
     MUTATIONS,
     joined,
@@ -40,6 +22,24 @@ from tests.support.hostile import (
     with_signature,
 )
 from tests.support.stored import LAUNCH_KEY, make_partition, make_record, open_store, stored, tree
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreError, Untrusted
+from warmrank.cache_store.layout import manifest_name
+from warmrank.cache_store.paths import collision, path_fault
+from warmrank.cache_store.records.fields import (
+    MAX_COMPONENTS,
+    MAX_DOCUMENT_BYTES,
+    MAX_ENTRIES,
+    MAX_FILE_BYTES,
+    MAX_PARTITION_BYTES,
+    MAX_TEXT_CHARS,
+)
+from warmrank.cache_store.records.manifest import PartitionManifest, PartitionRef, parse_manifest
+from warmrank.cache_store.signing.envelope import ENVELOPE_FORMAT, MAX_HEADER_BYTES
+from warmrank.cache_store.signing.revocations import Revocation
+from warmrank.cache_store.signing.signing_keys import key_id
+from warmrank.cache_store.signing.trust import DocumentKind, Signer, Trust, TrustPolicy, generate_key_pair
 
 pytestmark = pytest.mark.faults
 

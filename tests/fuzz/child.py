@@ -116,8 +116,8 @@ class _Run:
         self.cached = self._cached()
 
     def _cached(self) -> Any:
-        from worker import CompilerConfig
-        from worker.inference import cache_compile
+        from warmrank import CompilerConfig
+        from warmrank.inference import cache_compile
 
         config = CompilerConfig()
         config.mode = self.job.mode
@@ -191,7 +191,7 @@ class _Run:
 
     def _after_error(self, wanted: Exception, args: Any, kwargs: Any) -> Calls:
         """Eager raised; so must the cached function, in some way."""
-        from worker.errors import WorkerError
+        from warmrank.worker.errors import WorkerError
 
         try:
             got = self.cached(*args, **kwargs)
@@ -237,7 +237,7 @@ class _Run:
 
 
 def _judged(error: Exception) -> Calls:
-    from worker.errors import CompileForbidden, WorkerError
+    from warmrank.worker.errors import CompileForbidden, WorkerError
 
     if isinstance(error, CompileForbidden):
         return Calls("miss", error.reason)
@@ -430,16 +430,16 @@ def _prepare(kind: str) -> None:
     import torch
     from torch import nn
 
-    import worker.cached_function
-    import worker.engines.graph
+    import warmrank.worker.cached_function
+    import warmrank.worker.engines.graph
 
     if kind == "cold":
         import tempfile
 
-        import worker.compiler  # noqa: F401 - as a compile would
+        import warmrank.worker.compiler  # noqa: F401 - as a compile would
 
         model = nn.Linear(4, 4)
-        from worker.inference import cache_compile
+        from warmrank.inference import cache_compile
 
         class Unrelated(nn.Module):
             def forward(self, x: torch.Tensor) -> torch.Tensor:

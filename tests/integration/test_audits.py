@@ -12,13 +12,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from orchestrator.build.driver import BuildOptions, build
-from orchestrator.build.target import target_here
-from orchestrator.cli.main import app
-from orchestrator.config.reading import Config, load, parse
-from orchestrator.launch.driver import launch
-from orchestrator.show.report import Report
 from tests.support.hidden_ranks import SHIFT, DyingLauncher, HidingLauncher
+from warmrank.orchestrator.build.driver import BuildOptions, build
+from warmrank.orchestrator.build.target import target_here
+from warmrank.orchestrator.cli.main import app
+from warmrank.orchestrator.config.reading import Config, load, parse
+from warmrank.orchestrator.launch.driver import launch
+from warmrank.orchestrator.show.report import Report
 
 HIDDEN = {"entrypoint": "tests.support.hidden_ranks:workload"}
 SCALED, PLAIN = "Scaled.scaled", "Scaled.plain"
@@ -60,7 +60,7 @@ def test_rank_dependence_behind_all_guards_is_found(tmp_path: Path, audit: str) 
 
 
 def test_without_an_audit_it_is_not(tmp_path: Path) -> None:
-    from orchestrator.errors import LaunchFailed
+    from warmrank.orchestrator.errors import LaunchFailed
 
     with pytest.raises(LaunchFailed, match="arithmetic"):
         launch(config_of(tmp_path, 2, audit="off"), launcher=HidingLauncher())
@@ -85,7 +85,7 @@ def test_finding_is_not_published_and_kept_from_other_partitions(tmp_path: Path)
 
 @pytest.mark.slow
 def test_retry_of_an_attempt_that_died_in_the_audit_audits_again(tmp_path: Path) -> None:
-    from orchestrator.errors import LaunchFailed
+    from warmrank.orchestrator.errors import LaunchFailed
 
     with pytest.raises(LaunchFailed):
         launch(config_of(tmp_path, 2, retries={"rank": 0}), launcher=DyingLauncher())
@@ -154,7 +154,7 @@ def test_audit_names_what_is_not_stored(tmp_path: Path) -> None:
 
 def test_audit_of_equal_ranks_finds_nothing(tmp_path: Path) -> None:
     config = config_of(tmp_path, 2, workload={"entrypoint": "tests.support.tiny_workload:workload"})
-    from orchestrator.gang.in_process import InProcessLauncher
+    from warmrank.orchestrator.gang.in_process import InProcessLauncher
 
     report = launch(config, launcher=InProcessLauncher())
     assert [item.outcome for item in report.course.audits] == ["equal", "equal"]

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from cache_store.records.manifest import CaptureEntry
-from orchestrator.config.reading import parse
-from orchestrator.gang.in_process import InProcessLauncher
-from orchestrator.launch.driver import launch
-from orchestrator.launch.identity import launch_key
-from orchestrator.store.stores import open_store
 from tests.support.stored import store_config
-from worker.capture.plan import parse as parse_plan
-from worker.rank import RankWorker
-from worker.results import FunctionProbe, FunctionResult
+from warmrank.cache_store.records.manifest import CaptureEntry
+from warmrank.orchestrator.config.reading import parse
+from warmrank.orchestrator.gang.in_process import InProcessLauncher
+from warmrank.orchestrator.launch.driver import launch
+from warmrank.orchestrator.launch.identity import launch_key
+from warmrank.orchestrator.store.stores import open_store
+from warmrank.worker.capture.plan import parse as parse_plan
+from warmrank.worker.rank import RankWorker
+from warmrank.worker.results import FunctionProbe, FunctionResult
 
 
 class WatchedRank(RankWorker):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.doctor.nodes import diagnose_nodes
 from tests.support.launched import loaded_config
+from warmrank.orchestrator.doctor.nodes import diagnose_nodes
 
 pytestmark = pytest.mark.ray
 

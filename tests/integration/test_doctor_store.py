@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import socket
 
-from cache_store.connect import TierSpec, open_store
-from orchestrator.config.store import StoreConfig, TierConfig
-from orchestrator.doctor.look_store import look_at_places
 from tests.support.s3_server import PATIENT_S, S3Server, new_prefix
 from tests.support.stored import OFF
+from warmrank.cache_store.connect import TierSpec, open_store
+from warmrank.orchestrator.config.store import StoreConfig, TierConfig
+from warmrank.orchestrator.doctor.look_store import look_at_places
 
 
 def test_bucket_is_written_and_its_clock_is_read(s3_server: S3Server) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from orchestrator.config.reading import load
-from orchestrator.gang.in_process import InProcessLauncher
-from orchestrator.launch.driver import launch
 from tests.support.stored import store_config
+from warmrank.orchestrator.config.reading import load
+from warmrank.orchestrator.gang.in_process import InProcessLauncher
+from warmrank.orchestrator.launch.driver import launch
 
 ROOT = Path(__file__).parents[2]
 README, QUICKSTART = ROOT / "README.md", ROOT / "docs" / "quickstart-huggingface.md"
@@ -70,7 +70,7 @@ def test_commands_of_a_document_end_well(tmp_path: Path, document: Path):
     write_files(document)
     script = tmp_path / "bin" / "warmrank"
     script.parent.mkdir()
-    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m orchestrator "$@"\n')
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m warmrank "$@"\n')
     script.chmod(0o755)
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{script.parent}:{os.environ['PATH']}"}
     commands = "".join(match["text"] for match in _COMMANDS.finditer(document.read_text(encoding="utf-8")))

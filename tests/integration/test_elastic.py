@@ -8,14 +8,14 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from cache_store.backends.directory import DirectoryBackend
-from orchestrator.config.reading import parse
-from orchestrator.errors import LaunchFailed
-from orchestrator.launch.driver import launch
-from orchestrator.show.events import Event, Listener, Planned, StageFinished, silence
-from orchestrator.show.report import Report
 from tests.support.node_launcher import NodeLauncher
 from tests.support.stored import store_config
+from warmrank.cache_store.backends.directory import DirectoryBackend
+from warmrank.orchestrator.config.reading import parse
+from warmrank.orchestrator.errors import LaunchFailed
+from warmrank.orchestrator.launch.driver import launch
+from warmrank.orchestrator.show.events import Event, Listener, Planned, StageFinished, silence
+from warmrank.orchestrator.show.report import Report
 
 TINY = "tests.support.tiny_workload:workload"
 NUM_FUNCTIONS = 2

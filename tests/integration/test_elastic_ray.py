@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.reading import parse
-from orchestrator.launch.driver import launch
-from orchestrator.show.report import Report
 from tests.support.stored import store_config
+from warmrank.orchestrator.config.reading import parse
+from warmrank.orchestrator.launch.driver import launch
+from warmrank.orchestrator.show.report import Report
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -19,7 +19,7 @@ SIZES = {"layers": 2, "dim": 32, "heads": 4, "kv_heads": 2, "hidden": 32}
 
 def launched(root: Path, *, tp: int, pp: int, dp: int, node: str, **changes: Any) -> Report:
     data = {
-        "workload": {"entrypoint": "examples.llama_stage:workload", "arguments": SIZES},
+        "workload": {"entrypoint": "warmrank.examples.llama_stage:workload", "arguments": SIZES},
         "ranks": tp * pp * dp,
         "parallel": {"tp": tp, "pp": pp, "dp": dp},
         "cache_dir": str(root / node),

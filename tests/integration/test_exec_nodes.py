@@ -45,13 +45,13 @@ class Project:
 
     def exec(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "orchestrator", "exec", str(self.path), *arguments],
+            [sys.executable, "-m", "warmrank", "exec", str(self.path), *arguments],
             env=self._environ, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
         )  # fmt: skip
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "orchestrator", "exec", str(self.path), *arguments],
+            [sys.executable, "-m", "warmrank", "exec", str(self.path), *arguments],
             env=self._environ, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
 

@@ -31,7 +31,7 @@ def ranks_of(tmp_path: Path, command: tuple[str, ...], **changes: object) -> tup
     """What each rank printed, and what warmrank said."""
     config = write_config(tmp_path, **changes)
     done = subprocess.run(
-        [sys.executable, "-m", "orchestrator", "exec", str(config), "--here", "--", *command],
+        [sys.executable, "-m", "warmrank", "exec", str(config), "--here", "--", *command],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-import worker
+import warmrank
 from tests.support.gears_child import Model
-from worker.errors import GearError
-from worker.inference import set_dim_gears
+from warmrank.inference import set_dim_gears
+from warmrank.worker.errors import GearError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +88,9 @@ class _Counting:
     """The backend, and how often ``torch.compile`` asked it."""
 
     def __init__(self, policy: str) -> None:
-        config = worker.CompilerConfig()
+        config = warmrank.CompilerConfig()
         config.inference_config.dynamic_gears_merge_policy = policy
-        self._backend = worker.get_npu_backend(compiler_config=config)
+        self._backend = warmrank.get_npu_backend(compiler_config=config)
         self.compiles = 0
 
     def __call__(self, graph: Any, inputs: list[Any]) -> Callable[..., Any]:

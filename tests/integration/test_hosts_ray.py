@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from orchestrator.cluster import bring
-from orchestrator.cluster.host_side import MARK
-from orchestrator.cluster.hosts import load_hosts
 from tests.support.processes import marked
 from tests.support.ray_cluster import free_ports
+from warmrank.orchestrator.cluster import bring
+from warmrank.orchestrator.cluster.host_side import MARK
+from warmrank.orchestrator.cluster.hosts import load_hosts
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from orchestrator.causes import DIED, STOPPED, TIMEOUT, WorkerFailure
-from orchestrator.cli.console import ExitCode, exit_code_of
-from orchestrator.config.reading import parse
-from orchestrator.errors import LaunchFailed
-from orchestrator.gang.ray_launcher import RayLauncher
-from orchestrator.launch.driver import Launch
-from orchestrator.show.report import Report
 from tests.support.fault_workload import fault, helpers_of
 from tests.support.processes import still_there
 from tests.support.tiny_launches import data_of
+from warmrank.orchestrator.causes import DIED, STOPPED, TIMEOUT, WorkerFailure
+from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
+from warmrank.orchestrator.config.reading import parse
+from warmrank.orchestrator.errors import LaunchFailed
+from warmrank.orchestrator.gang.ray_launcher import RayLauncher
+from warmrank.orchestrator.launch.driver import Launch
+from warmrank.orchestrator.show.report import Report
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(480)]
 

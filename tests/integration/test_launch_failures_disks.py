@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.console import ExitCode
-from orchestrator.look.verify import verify
 from tests.support.launch_process import LaunchProcess
 from tests.support.stored import open_store
 from tests.support.tiny_launches import data_of
+from warmrank.orchestrator.cli.console import ExitCode
+from warmrank.orchestrator.look.verify import verify
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
 

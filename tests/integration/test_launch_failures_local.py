@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.causes import NODE_LOST
-from orchestrator.cli.console import ExitCode
 from tests.support.fault_workload import fault, helpers_of
 from tests.support.launch_process import LaunchProcess, await_true
 from tests.support.processes import still_there
 from tests.support.tiny_launches import data_of
+from warmrank.orchestrator.causes import NODE_LOST
+from warmrank.orchestrator.cli.console import ExitCode
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(480)]
 

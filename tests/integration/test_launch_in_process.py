@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.reading import Config, parse
-from orchestrator.errors import CompileForbidden, LaunchFailed
-from orchestrator.gang.in_process import InProcessLauncher
-from orchestrator.launch.driver import launch
-from orchestrator.show.chrome_trace import trace_json
-from orchestrator.show.report import Report
-from orchestrator.store.late import publish_late
-from orchestrator.store.stores import open_store
 from tests.support.stored import store_config
 from tests.support.trace_rules import faults_of
+from warmrank.orchestrator.config.reading import Config, parse
+from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed
+from warmrank.orchestrator.gang.in_process import InProcessLauncher
+from warmrank.orchestrator.launch.driver import launch
+from warmrank.orchestrator.show.chrome_trace import trace_json
+from warmrank.orchestrator.show.report import Report
+from warmrank.orchestrator.store.late import publish_late
+from warmrank.orchestrator.store.stores import open_store
 
 ENTRYPOINT = "tests.support.tiny_workload:workload"
 
@@ -198,7 +198,7 @@ def test_silent_object_store_is_waited_for_once(
         "trust": {"policy": "off"},
     }
     report = house.launch(2, store=store)
-    silences = [record for record in caplog.records if record.name == "cache_store.backends.circuit"]
+    silences = [record for record in caplog.records if record.name == "warmrank.cache_store.backends.circuit"]
     assert len(silences) == 1
     assert "no answer" in silences[0].getMessage()
     assert counts(report) == (2, 0, 2)

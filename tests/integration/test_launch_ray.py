@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.reading import Config, parse
-from orchestrator.errors import CannotStart, LaunchFailed
-from orchestrator.gang.ray_launcher import RayLauncher
-from orchestrator.launch.driver import launch
-from orchestrator.seats import Gang
-from orchestrator.show.report import Report
 from tests.support.processes import marked, still_there
 from tests.support.tiny_launches import ENTRYPOINT, counts, data_of
+from warmrank.orchestrator.config.reading import Config, parse
+from warmrank.orchestrator.errors import CannotStart, LaunchFailed
+from warmrank.orchestrator.gang.ray_launcher import RayLauncher
+from warmrank.orchestrator.launch.driver import launch
+from warmrank.orchestrator.seats import Gang
+from warmrank.orchestrator.show.report import Report
 
 ROOT = Path(__file__).parents[2]
 
@@ -162,7 +162,7 @@ def test_missing_resources_are_named_in_bounded_time(cluster: str, tmp_path: Pat
 
 SCRIPT = """
 import os, torch, worker
-from worker import CompilerConfig
+from warmrank import CompilerConfig
 
 class Model(torch.nn.Module):
     def __init__(self):
@@ -170,7 +170,7 @@ class Model(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.ones(2), requires_grad=False)
         config = CompilerConfig()
         config.mode = "reduce-overhead"
-        self.run = worker.inference.cache_compile(self.scale, config=config)
+        self.run = warmrank.inference.cache_compile(self.scale, config=config)
 
     def scale(self, x):
         return x * self.weight

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.show.report import from_json
 from tests.support.processes import marked, still_there
 from tests.support.tiny_launches import ENTRYPOINT, counts, data_of
+from warmrank.orchestrator.show.report import from_json
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from torch import nn
 
-from orchestrator.config.reading import parse
-from orchestrator.errors import LaunchFailed
-from orchestrator.gang.in_process import InProcessLauncher
-from orchestrator.launch.driver import launch
-from orchestrator.show.report import Report
 from tests.support.stored import store_config
+from warmrank.orchestrator.config.reading import parse
+from warmrank.orchestrator.errors import LaunchFailed
+from warmrank.orchestrator.gang.in_process import InProcessLauncher
+from warmrank.orchestrator.launch.driver import launch
+from warmrank.orchestrator.show.report import Report
 
 
 @pytest.fixture(autouse=True)

@@ -18,19 +18,20 @@ from typing import Any
 import pytest
 import torch
 
-from cache_store.node.companions import companions
-from cache_store.node.local import variants
-from orchestrator.look.verify import verify_cache
 from tests.support import autotune_models as models
 from tests.support.rank_spec import rank_spec
 from tests.support.releases import compiles_ahead
 from tests.support.stored import open_store
-from worker import CompilerConfig, manifests
-from worker.cache_options import LaunchDefaults, launch_defaults
-from worker.cached_function import CachedFunction
-from worker.engines import aoti
-from worker.errors import CompileForbidden
-from worker.inference import cache_compile, get_backend
+from warmrank import CompilerConfig
+from warmrank.cache_store.node.companions import companions
+from warmrank.cache_store.node.local import variants
+from warmrank.inference import cache_compile, get_backend
+from warmrank.orchestrator.look.verify import verify_cache
+from warmrank.worker import manifests
+from warmrank.worker.cache_options import LaunchDefaults, launch_defaults
+from warmrank.worker.cached_function import CachedFunction
+from warmrank.worker.engines import aoti
+from warmrank.worker.errors import CompileForbidden
 
 ROOT = Path(__file__).parents[2]
 LAUNCH_KEY = "0f" * 32
@@ -302,7 +303,7 @@ def test_without_ge_cache_kernels_are_compiled_again_without_a_trace(
 
     # As in a later process, which has compiled nothing yet.
     aoti._compiled.clear()
-    monkeypatch.setattr("worker.compiler.trace", None)
+    monkeypatch.setattr("warmrank.worker.compiler.trace", None)
     later = cached(models.small(), tmp_path)
     torch.testing.assert_close(later(x), reference(x))
     assert later.last_result is not None
@@ -323,7 +324,7 @@ def test_cache_step_is_compiled_again_and_equals_eager(
     step = cache_compile(models.Step().forward, config=autotuned(), cache_dir=tmp_path)
     step(*call())
     aoti._compiled.clear()  # as in a later process, which has compiled nothing yet
-    monkeypatch.setattr("worker.compiler.trace", None)
+    monkeypatch.setattr("warmrank.worker.compiler.trace", None)
     later = cache_compile(models.Step().forward, config=autotuned(), cache_dir=tmp_path)
     call_one, call_two = call(), call()
     with caplog.at_level(logging.INFO, logger="torchair"):
@@ -335,7 +336,7 @@ def test_cache_step_is_compiled_again_and_equals_eager(
 
 
 def aoti_compile() -> Any:
-    from worker.engines import aoti_compile
+    from warmrank.worker.engines import aoti_compile
 
     return aoti_compile
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-import worker
-from worker.capture import GraphRunner
+import warmrank
+from warmrank.worker.capture import GraphRunner
 
 ROWS = (16, 4, 2)
 
@@ -29,10 +29,10 @@ class Model(nn.Module):
 class Compiled:
     """A model through ``torch.compile``, and the runners that the backend made for its graphs."""
 
-    def __init__(self, config: worker.CompilerConfig, *, dynamic: bool) -> None:
+    def __init__(self, config: warmrank.CompilerConfig, *, dynamic: bool) -> None:
         self.model = Model().eval()
         self.runners: list[GraphRunner] = []
-        self._backend = worker.get_npu_backend(compiler_config=config)
+        self._backend = warmrank.get_npu_backend(compiler_config=config)
         self.call: Any = torch.compile(self.model, backend=self._noted, dynamic=dynamic)
 
     def _noted(self, graph: Any, inputs: list[Any]) -> Callable[..., Any]:
@@ -54,11 +54,11 @@ class Compiled:
 
 def configured(
     *, custom_pool: bool, reuse: bool, clone_input: bool, clone_output: bool
-) -> worker.CompilerConfig:
-    config = worker.CompilerConfig()
+) -> warmrank.CompilerConfig:
+    config = warmrank.CompilerConfig()
     config.mode = "reduce-overhead"
     if custom_pool:
-        config.aclgraph_config.use_custom_pool = worker.graph_pool_handle("cpu")
+        config.aclgraph_config.use_custom_pool = warmrank.graph_pool_handle("cpu")
     config.debug.aclgraph.disable_mempool_reuse_in_same_fx = not reuse
     config.debug.aclgraph.clone_input = clone_input
     config.debug.aclgraph.enable_output_clone = clone_output

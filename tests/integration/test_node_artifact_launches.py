@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.reading import parse
-from orchestrator.gang.in_process import InProcessLauncher
-from orchestrator.launch.driver import launch
-from orchestrator.show.report import Report, from_json, to_json
-from orchestrator.show.store_report import NodeArtifacts
 from tests.support.stored import store_config
-from worker.rank import RankWorker
+from warmrank.orchestrator.config.reading import parse
+from warmrank.orchestrator.gang.in_process import InProcessLauncher
+from warmrank.orchestrator.launch.driver import launch
+from warmrank.orchestrator.show.report import Report, from_json, to_json
+from warmrank.orchestrator.show.store_report import NodeArtifacts
+from warmrank.worker.rank import RankWorker
 
 KERNEL = "atc_data/kernel_cache/Ascend910/add.o"
 

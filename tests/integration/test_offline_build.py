@@ -17,24 +17,24 @@ import torch
 import torch.distributed as dist
 import yaml
 
-from cache_store.seed import Wanted, seed
-from orchestrator.build import launcher as build_launcher
-from orchestrator.build.driver import BuildOptions, build
-from orchestrator.build.launcher import OfflineLauncher
-from orchestrator.build.report import BuildReport, from_json
-from orchestrator.build.target import target_here
-from orchestrator.config.reading import Config, load
-from orchestrator.errors import CannotStart, LaunchFailed
-from orchestrator.launch.driver import launch
-from orchestrator.launch.identity import launch_key
 from tests.support.fake_group import fake_world
 from tests.support.offline_ranks import small
 from tests.support.processes import marked, still_there
 from tests.support.stored import REPOSITORY, open_store, store_config
-from worker import groups
-from worker.cache_options import LaunchDefaults, launch_defaults
-from worker.environment import environment
-from worker.workload import RankContext
+from warmrank.cache_store.seed import Wanted, seed
+from warmrank.orchestrator.build import launcher as build_launcher
+from warmrank.orchestrator.build.driver import BuildOptions, build
+from warmrank.orchestrator.build.launcher import OfflineLauncher
+from warmrank.orchestrator.build.report import BuildReport, from_json
+from warmrank.orchestrator.build.target import target_here
+from warmrank.orchestrator.config.reading import Config, load
+from warmrank.orchestrator.errors import CannotStart, LaunchFailed
+from warmrank.orchestrator.launch.driver import launch
+from warmrank.orchestrator.launch.identity import launch_key
+from warmrank.worker import groups
+from warmrank.worker.cache_options import LaunchDefaults, launch_defaults
+from warmrank.worker.environment import environment
+from warmrank.worker.workload import RankContext
 
 NUM_RANKS = 1024
 
@@ -132,7 +132,7 @@ def test_process_that_does_not_come_up_is_an_error(monkeypatch, capfd):
 
 
 def test_command_prints_the_environment_that_a_build_elsewhere_takes():
-    code = "import sys; from orchestrator.cli.main import main; main()"
+    code = "import sys; from warmrank.orchestrator.cli.main import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code, "environment"],
         capture_output=True,
@@ -146,7 +146,13 @@ def test_command_prints_the_environment_that_a_build_elsewhere_takes():
 @pytest.mark.slow
 def test_command_builds_and_a_second_one_compiles_nothing(tmp_path):
     config = write_config(tmp_path)
-    command = [sys.executable, "-c", "from orchestrator.cli.main import main; main()", "build", str(config)]
+    command = [
+        sys.executable,
+        "-c",
+        "from warmrank.orchestrator.cli.main import main; main()",
+        "build",
+        str(config),
+    ]
     reports = []
     for _ in range(2):
         done = subprocess.run(
@@ -171,7 +177,7 @@ def test_rank_that_fails_is_named_with_its_line(tmp_path):
 
 STAGES = {
     "workload": {
-        "entrypoint": "examples.llama_stage:workload",
+        "entrypoint": "warmrank.examples.llama_stage:workload",
         "arguments": {"layers": 2, "dim": 32, "heads": 4, "kv_heads": 2, "hidden": 32},
     },
     "ray": {"num_cpus": 8},
@@ -278,7 +284,7 @@ def test_build_that_is_stopped_leaves_no_process_and_the_store_as_it_was(number,
         sys.executable,
         "-u",
         "-c",
-        "from orchestrator.cli.main import main; main()",
+        "from warmrank.orchestrator.cli.main import main; main()",
         "build",
         str(path),
     ]

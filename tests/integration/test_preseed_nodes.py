@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.look.verify import cached_files
 from tests.support.launched import loaded_config, store_launch
 from tests.support.ray_cluster import RayCluster, free_ports, ray_cluster
 from tests.support.stored import FUNCTIONS, tree
+from warmrank.orchestrator.look.verify import cached_files
 
 REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_S = 120
@@ -39,7 +39,7 @@ def project(tmp_path: Path, cluster: RayCluster) -> Path:
 
 
 def preseed(cluster: RayCluster, project: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "orchestrator", "preseed", "tiny.yaml", "--json", *options]
+    command = [sys.executable, "-m", "warmrank", "preseed", "tiny.yaml", "--json", *options]
     environ = {**cluster.environ, "PYTHONPATH": str(REPOSITORY)}
     return subprocess.run(
         command, cwd=project, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
@@ -117,7 +117,7 @@ def test_watch_of_a_head_that_is_away_says_so_and_ends_when_told(cluster: RayClu
     (port,) = free_ports(1)
     options = ("--watch", "--for", str(TIMEOUT_S), "--set", f"ray.address=127.0.0.1:{port}")
     with subprocess.Popen(
-        [sys.executable, "-m", "orchestrator", "preseed", "tiny.yaml", *options],
+        [sys.executable, "-m", "warmrank", "preseed", "tiny.yaml", *options],
         cwd=project,
         env={**cluster.environ, "PYTHONPATH": str(REPOSITORY)},
         stdout=subprocess.PIPE,

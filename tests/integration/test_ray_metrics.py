@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from orchestrator.show.ray_metrics import RayMetrics
 from tests.support.made_reports import until_compile
+from warmrank.orchestrator.show.ray_metrics import RayMetrics
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

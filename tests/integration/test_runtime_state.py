@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
-from orchestrator.config.reading import Config, parse
-from orchestrator.errors import CompileForbidden
-from orchestrator.gang.in_process import InProcessLauncher
-from orchestrator.launch.driver import launch
-from orchestrator.look.explain import explain
-from orchestrator.look.store_contents import show_partition
-from orchestrator.look.tables import render_explanation, render_partition
-from orchestrator.show.report import Report
-from orchestrator.show.report_table import render
-from orchestrator.store.stores import open_store
 from tests.support.state_workload import MEASURED
 from tests.support.stored import store_config
+from warmrank.orchestrator.config.reading import Config, parse
+from warmrank.orchestrator.errors import CompileForbidden
+from warmrank.orchestrator.gang.in_process import InProcessLauncher
+from warmrank.orchestrator.launch.driver import launch
+from warmrank.orchestrator.look.explain import explain
+from warmrank.orchestrator.look.store_contents import show_partition
+from warmrank.orchestrator.look.tables import render_explanation, render_partition
+from warmrank.orchestrator.show.report import Report
+from warmrank.orchestrator.show.report_table import render
+from warmrank.orchestrator.store.stores import open_store
 
 
 @pytest.fixture(autouse=True)

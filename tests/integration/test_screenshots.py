@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
-from orchestrator.causes import Cause
-from orchestrator.show.html_report import render_html
-from orchestrator.show.live_view import LiveView
-from orchestrator.show.report import Failure, Report
 from tests.support.browser import find_browser, picture_of, run_browser
 from tests.support.made_reports import made_report, until_compile
+from warmrank.orchestrator.causes import Cause
+from warmrank.orchestrator.show.html_report import render_html
+from warmrank.orchestrator.show.live_view import LiveView
+from warmrank.orchestrator.show.report import Failure, Report
 
 KEEP = os.environ.get("WARMRANK_SCREENSHOTS", "")
 """A directory to keep the pictures in, for the documentation; they are larger then."""

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.backends.directory import DirectoryBackend
-from cache_store.records.documents import Documents
-from cache_store.signing.trust import Trust
-from cache_store.sync.pull import plan_pull, pull
-from cache_store.sync.push import push
+from warmrank.cache_store.backends.directory import DirectoryBackend
+from warmrank.cache_store.records.documents import Documents
+from warmrank.cache_store.signing.trust import Trust
+from warmrank.cache_store.sync.pull import plan_pull, pull
+from warmrank.cache_store.sync.push import push
 
 CHILD = """
 import json, torch

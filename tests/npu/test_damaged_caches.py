@@ -23,9 +23,9 @@ import torch
 
 from tests.support.loop_mounts import NAMESPACE, why_not
 from tests.support.npu_damage_child import build, cached, is_right
-from worker import artifact as artifacts
-from worker.artifact import Artifact
-from worker.errors import ArtifactCorrupt
+from warmrank.worker import artifact as artifacts
+from warmrank.worker.artifact import Artifact
+from warmrank.worker.errors import ArtifactCorrupt
 
 pytestmark = pytest.mark.torchair
 
@@ -198,7 +198,7 @@ def test_hostile_pickle_is_not_run(one_damage: Damage, tmp_path: Path) -> None:
 
 def test_torchairs_own_file_is_compiled_again(damage: Damage) -> None:
     """As it lies there after a script was moved from TorchAir."""
-    from worker.engines.torchair_vendor import vendor_for
+    from warmrank.worker.engines.torchair_vendor import vendor_for
 
     models = vendor_for(damage.mode).cache
     model = models.CompiledModel(damage.model.step)
@@ -339,7 +339,7 @@ def test_process_that_is_killed_in_a_compile_leaves_the_cache_whole(
 
 
 def test_what_a_killed_process_left_is_removed_a_day_later(private: Path, damage: Damage) -> None:
-    from worker.engines import torchair_private
+    from warmrank.worker.engines import torchair_private
 
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from worker.ascend import installation
+from warmrank.worker.ascend import installation
 
 pytestmark = pytest.mark.torchair
 
@@ -19,7 +19,7 @@ VARIABLES = ("TORCH_DEVICE_BACKEND_AUTOLOAD", "WARMRANK_EMULATE_NPU", "RAY_ADDRE
 
 def findings(**variables: str) -> dict[str, dict[str, Any]]:
     environ = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    command = [sys.executable, "-m", "orchestrator", "doctor", "--device", "npu", "--json"]
+    command = [sys.executable, "-m", "warmrank", "doctor", "--device", "npu", "--json"]
     done = subprocess.run(
         command,
         cwd=ROOT,

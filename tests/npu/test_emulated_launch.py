@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.launched import write_config
 from tests.support.rank_spec import rank_spec
-from worker.script import run_script
+from warmrank.worker.script import run_script
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +25,7 @@ def launch(directory: Path) -> dict[str, Any]:
         device="npu",
         ray={"num_cpus": 4},
     )
-    command = [sys.executable, "-m", "orchestrator", "launch", str(config), "--emulate-npu", "--json"]
+    command = [sys.executable, "-m", "warmrank", "launch", str(config), "--emulate-npu", "--json"]
     environ = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     report = directory / "report.json"
     done = subprocess.run(

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from worker import npu_emulator
-from worker.emulation import kind_of
+from warmrank.worker import npu_emulator
+from warmrank.worker.emulation import kind_of
 
 
 @pytest.fixture
@@ -183,18 +183,18 @@ def test_version_of_cann_comes_from_its_tree(tmp_path: Path, monkeypatch: pytest
 def test_script_runs_on_the_emulated_device_as_it_is(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import sys, torch, torch_npu\nprint(torch.npu.is_available(), sys.argv[1:])\n")
-    command = [sys.executable, "-m", "worker.npu_emulator", str(script), "a", "b"]
+    command = [sys.executable, "-m", "warmrank.worker.npu_emulator", str(script), "a", "b"]
     environ = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=400)
     assert done.stdout == "True ['a', 'b']\n", done.stderr
 
 
 LOGGED = """
-from worker import npu_emulator
+from warmrank.worker import npu_emulator
 npu_emulator.install()
 import sys, torch
-from worker import CompilerConfig
-from worker.inference import cache_compile
+from warmrank import CompilerConfig
+from warmrank.inference import cache_compile
 
 class Model(torch.nn.Module):
     def adds(self, x):

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from worker.environment import environment
-from worker.guards.ambient import differences, encode, snapshot
+from warmrank.worker.environment import environment
+from warmrank.worker.guards.ambient import differences, encode, snapshot
 
 
 @pytest.fixture

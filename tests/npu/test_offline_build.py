@@ -10,15 +10,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from orchestrator.build.driver import BuildOptions, build
-from orchestrator.build.report import BuildReport
-from orchestrator.build.target import target_here
-from orchestrator.config.reading import Config, parse
 from tests.support.fake_group import fake_world
 from tests.support.offline_ranks import small
-from worker import groups
-from worker.cache_options import LaunchDefaults, launch_defaults
-from worker.workload import RankContext, Workload
+from warmrank.orchestrator.build.driver import BuildOptions, build
+from warmrank.orchestrator.build.report import BuildReport
+from warmrank.orchestrator.build.target import target_here
+from warmrank.orchestrator.config.reading import Config, parse
+from warmrank.worker import groups
+from warmrank.worker.cache_options import LaunchDefaults, launch_defaults
+from warmrank.worker.workload import RankContext, Workload
 
 NUM_RANKS = 8
 

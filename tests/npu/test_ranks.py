@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.show.report import FunctionReport, Report
-from worker.artifact import parse
+from warmrank.orchestrator.show.report import FunctionReport, Report
+from warmrank.worker.artifact import parse
 
 if importlib.util.find_spec("torch_npu") is not None:
     from tests.support.npu_cluster import House, break_code, two_nodes

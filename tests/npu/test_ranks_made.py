@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from worker.cached_function import CachedFunction
-from worker.configs.compiler_config import CompilerConfig
-from worker.engines.torchair_vendor import vendor_for
-from worker.inference import cache_compile
+from warmrank.inference import cache_compile
+from warmrank.worker.cached_function import CachedFunction
+from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.engines.torchair_vendor import vendor_for
 
 X = torch.arange(8.0).reshape(2, 4)
 GRAPH, INDEX = "graph_1_20260131.om", "graph_1.idx"

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from tests.support.node_artifacts import PACKAGE, package_bytes, write
-from worker.engine_files import PACKAGES, bring_in, hand_over
-from worker.engines.torchair_vendor import vendor_for
+from warmrank.worker.engine_files import PACKAGES, bring_in, hand_over
+from warmrank.worker.engines.torchair_vendor import vendor_for
 
 DIRECTORIES = {
     "torchair": "aclnn_static_shape_kernel_outputs",

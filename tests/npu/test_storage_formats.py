@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from worker.cached_function import CachedFunction
-from worker.configs.compiler_config import CompilerConfig
-from worker.inference import cache_compile
+from warmrank.inference import cache_compile
+from warmrank.worker.cached_function import CachedFunction
+from warmrank.worker.configs.compiler_config import CompilerConfig
 
 GRAPH, INDEX = "graph_1_20260131.om", "graph_1.idx"
 ND, FRACTAL_NZ = 2, 29

@@ -26,13 +26,13 @@ from tests.support.option_values import (
     with_value,
 )
 from tests.support.small_models import Plain
-from worker.configs.compiler_config import CompilerConfig
-from worker.configs.effects import MODES
-from worker.configs.section import options
-from worker.engines.torchair_names import FLAT, INVERTED
-from worker.engines.torchair_objects import their_options
-from worker.engines.torchair_options import translated
-from worker.errors import NoCounterpart
+from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.configs.effects import MODES
+from warmrank.worker.configs.section import options
+from warmrank.worker.engines.torchair_names import FLAT, INVERTED
+from warmrank.worker.engines.torchair_objects import their_options
+from warmrank.worker.engines.torchair_options import translated
+from warmrank.worker.errors import NoCounterpart
 
 pytestmark = pytest.mark.torchair
 

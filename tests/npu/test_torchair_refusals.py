@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from worker import CompilerConfig
-from worker.engines import engine_named
-from worker.errors import BadConfig, NotCapturable, NotPortable, RandomOp
-from worker.inference import cache_compile
+from warmrank import CompilerConfig
+from warmrank.inference import cache_compile
+from warmrank.worker.engines import engine_named
+from warmrank.worker.errors import BadConfig, NotCapturable, NotPortable, RandomOp
 
 
 class Model(nn.Module):
@@ -131,9 +131,9 @@ def test_engine_says_what_it_is() -> None:
 
 SIGNALS = """
 import signal
-from worker import npu_emulator
+from warmrank.worker import npu_emulator
 npu_emulator.install()
-from worker.engines.torchair_vendor import vendor_for
+from warmrank.worker.engines.torchair_vendor import vendor_for
 before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
 vendor_for("npugraph_ex"), vendor_for("reduce-overhead")
 assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
@@ -145,7 +145,7 @@ def test_importing_torchair_leaves_signals_alone() -> None:
 
 
 def test_importing_torchair_leaves_the_logger_as_it_was() -> None:
-    from worker.engines.torchair_vendor import vendor_for
+    from warmrank.worker.engines.torchair_vendor import vendor_for
 
     logger = logging.getLogger("torchair")
     before = (logger.level, list(logger.handlers), logging.getLoggerClass())

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from worker import CompilerConfig
-from worker.errors import NotPortable
-from worker.inference import cache_compile
+from warmrank import CompilerConfig
+from warmrank.inference import cache_compile
+from warmrank.worker.errors import NotPortable
 
 PACKAGES = {"reduce-overhead": "torchair", "npugraph_ex": "npugraph_ex"}
 ROW = torch.empty(2, 4)
@@ -75,7 +75,7 @@ def config(request: pytest.FixtureRequest) -> CompilerConfig:
 @pytest.fixture
 def register(config: CompilerConfig, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Registers these patterns, and no others: each a tuple of arguments, a dict of options at its end."""
-    from worker.engines.torchair_vendor import vendor_for
+    from warmrank.worker.engines.torchair_vendor import vendor_for
 
     vendor_for(config.mode)
     manager = importlib.import_module(f"{PACKAGES[config.mode]}.patterns.pattern_pass_manager")

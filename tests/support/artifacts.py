@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cache_store.node.local import add_variant
-from worker.artifact import Artifact
-from worker.frame import Frame
-from worker.graph_facts import GraphFacts
-from worker.guards.asked import RANK
-from worker.guards.model import PortableGuards
-from worker.sources import TracedSource
+from warmrank.cache_store.node.local import add_variant
+from warmrank.worker.artifact import Artifact
+from warmrank.worker.frame import Frame
+from warmrank.worker.graph_facts import GraphFacts
+from warmrank.worker.guards.asked import RANK
+from warmrank.worker.guards.model import PortableGuards
+from warmrank.worker.sources import TracedSource
 
 COMPONENTS = {"engine": "graph 1", "torch": "2.13.0"}
 GUARDS = PortableGuards(

@@ -9,8 +9,8 @@ import sys
 import torch
 
 from tests.support import autotune_models as models
-from worker import CompilerConfig
-from worker.inference import cache_compile
+from warmrank import CompilerConfig
+from warmrank.inference import cache_compile
 
 
 def main(cache_dir: str, ge_cache: str) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from worker.cache_options import LaunchDefaults, launch_defaults
-from worker.cached_function import CachedFunction
-from worker.inference import cache_compile
+from warmrank.inference import cache_compile
+from warmrank.worker.cache_options import LaunchDefaults, launch_defaults
+from warmrank.worker.cached_function import CachedFunction
 
 ROWS = torch.arange(8.0).reshape(2, 4).clone()  # no view: Dynamo tells the two apart
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from worker.devices.cpu import CpuBackend
+from warmrank.worker.devices.cpu import CpuBackend
 
 ops = torch.ops._c10d_functional
 

@@ -8,13 +8,13 @@ import signal
 import time
 from pathlib import Path
 
-from orchestrator.show.report import from_json
 from tests.support.chaos_plan import Fault, Plan, Strike
 from tests.support.chaos_room import LINGER_S, Outcome, judge, judge_store, launches_of, strike_all
 from tests.support.launch_process import ENDS_S
 from tests.support.netns import Node
 from tests.support.netns_cluster import Cluster
 from tests.support.netns_commands import Running
+from warmrank.orchestrator.show.report import from_json
 
 WATCH = {"every_s": 0.5, "node_silent_s": 5, "stopped_s": 1, "lease_s": 7}
 _BRIEFLY_S = 1.5

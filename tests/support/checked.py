@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import FunctionType
 from typing import Any
 
-from worker.guards.calls import CallGuards
-from worker.guards.check import mismatches
-from worker.guards.model import PortableGuards
+from warmrank.worker.guards.calls import CallGuards
+from warmrank.worker.guards.check import mismatches
+from warmrank.worker.guards.model import PortableGuards
 
 
 class Checked:

@@ -19,14 +19,14 @@ from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cache_store.backends.backend import NewFile
-from cache_store.backends.directory import DirectoryBackend
-from cache_store.digests import digest_bytes
-from cache_store.errors import NotInStore
-from cache_store.layout import blob_name, launch_name, trash_name
-from cache_store.records.manifest import utc_now
 from tests.support.sealed_launches import fetch_laid, launch_key, lay_launch, publish_laid
 from tests.support.stored import FUNCTIONS, LAUNCH_KEY, make_partition, make_record, open_store
+from warmrank.cache_store.backends.backend import NewFile
+from warmrank.cache_store.backends.directory import DirectoryBackend
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import NotInStore
+from warmrank.cache_store.layout import blob_name, launch_name, trash_name
+from warmrank.cache_store.records.manifest import utc_now
 
 Act = Callable[[], Any]
 THREADS = 4

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.support.fake_device import FakeDevice
-from worker.devices import DeviceBackend, backend_for
-from worker.devices.accelerator import AcceleratorBackend
+from warmrank.worker.devices import DeviceBackend, backend_for
+from warmrank.worker.devices.accelerator import AcceleratorBackend
 
 STAND_IN = "stand-in"
 

@@ -6,12 +6,12 @@ import sys
 
 from rich.console import Console
 
-from orchestrator.config.reading import load
-from orchestrator.errors import OrchestratorError
-from orchestrator.launch.driver import launch
-from orchestrator.show.progress import progress
-from orchestrator.show.report import to_json
-from orchestrator.signals import exit_code_of, sigterm_raises
+from warmrank.orchestrator.config.reading import load
+from warmrank.orchestrator.errors import OrchestratorError
+from warmrank.orchestrator.launch.driver import launch
+from warmrank.orchestrator.show.progress import progress
+from warmrank.orchestrator.show.report import to_json
+from warmrank.orchestrator.signals import exit_code_of, sigterm_raises
 
 
 def main() -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.distributed
 
-import worker
-from worker import CompilerConfig
+import warmrank
+from warmrank import CompilerConfig
 
 
 class Model(torch.nn.Module):
@@ -17,7 +17,7 @@ class Model(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.ones(2), requires_grad=False)
         config = CompilerConfig()
         config.mode = "reduce-overhead"
-        self.cached_scale = worker.inference.cache_compile(self.scale, config=config)
+        self.cached_scale = warmrank.inference.cache_compile(self.scale, config=config)
 
     def scale(self, x: torch.Tensor) -> torch.Tensor:
         """Once each."""

@@ -15,10 +15,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from cache_store.digests import digest_file
-from cache_store.node.local import add_variant
-from worker import journal
-from worker.results import FunctionResult
+from warmrank.cache_store.digests import digest_file
+from warmrank.cache_store.node.local import add_variant
+from warmrank.worker import journal
+from warmrank.worker.results import FunctionResult
 
 
 def look_up(rank: int, world_size: int, outcome: Any, environment: dict[str, str]) -> None:

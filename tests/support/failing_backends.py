@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO
 
-from cache_store.backends.backend import FileInfo, NewFile
-from cache_store.digests import digest_bytes
-from cache_store.errors import StoreUnavailable
-from cache_store.layout import FORMAT_FILE
 from tests.support.memory_backend import MemoryBackend
+from warmrank.cache_store.backends.backend import FileInfo, NewFile
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.layout import FORMAT_FILE
 
 
 class WaywardBackend(MemoryBackend):

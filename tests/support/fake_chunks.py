@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cache_store.fetching.intake import Intake
-from cache_store.fetching.pace import Pace
-from cache_store.parallel import each
-from orchestrator.config.reading import Config
-from orchestrator.seed.here import seed_here
-from orchestrator.seed.outcome import NodeSeed
-from orchestrator.seed.receiving import Receiver, SourceGone
-from orchestrator.seed.serving import Answer, Part, Serving
 from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import tree
+from warmrank.cache_store.fetching.intake import Intake
+from warmrank.cache_store.fetching.pace import Pace
+from warmrank.cache_store.parallel import each
+from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.seed.here import seed_here
+from warmrank.orchestrator.seed.outcome import NodeSeed
+from warmrank.orchestrator.seed.receiving import Receiver, SourceGone
+from warmrank.orchestrator.seed.serving import Answer, Part, Serving
 
 
 class LocalSource:

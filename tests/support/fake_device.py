@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from worker.npu_emulator.device import Device, PoolId
+from warmrank.worker.npu_emulator.device import Device, PoolId
 
 
 class FakeStream:

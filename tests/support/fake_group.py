@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from worker import groups
+from warmrank.worker import groups
 
 
 @contextlib.contextmanager

@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from orchestrator.cluster.host_side import MARK
 from tests.support.processes import marked, still_there
+from warmrank.orchestrator.cluster.host_side import MARK
 
 FAKE_RAY = Path(__file__).parent / "fake_ray"
 

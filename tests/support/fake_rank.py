@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cache_store.records.manifest import PartitionManifest
-from worker.results import (
+from warmrank.cache_store.records.manifest import PartitionManifest
+from warmrank.worker.results import (
     CaptureProposal,
     FunctionProbe,
     FunctionResult,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cache_store.fetching.progress import Progress
-from orchestrator.nodes import Node
-from orchestrator.seed.outcome import NodeSeed, failed
+from warmrank.cache_store.fetching.progress import Progress
+from warmrank.orchestrator.nodes import Node
+from warmrank.orchestrator.seed.outcome import NodeSeed, failed
 
 
 class Clock:

@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-from worker.cached_function import CachedFunction
-from worker.configs.compiler_config import CompilerConfig
-from worker.inference import cache_compile
+from warmrank.inference import cache_compile
+from warmrank.worker.cached_function import CachedFunction
+from warmrank.worker.configs.compiler_config import CompilerConfig
 
 Cached = Callable[[Any], CachedFunction]
 Calls = tuple[list[CachedFunction], float]
@@ -120,7 +120,7 @@ def main(table: str, phase: str, cache: str, mode: str, *names: str) -> None:
     module = importlib.import_module(table)
     module.load(names)
     if phase == "cold":
-        importlib.import_module("worker.compiler")
+        importlib.import_module("warmrank.worker.compiler")
     for name in names:
         found = _forked(module, name, Path(cache), mode, list(PHASES).index(phase))
         print(json.dumps({name: found}), flush=True)  # noqa: T201 - a line each

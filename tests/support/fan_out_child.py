@@ -14,16 +14,16 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cli.console import plain
-from orchestrator.config.reading import Config, load
-from orchestrator.gang import ray_session
-from orchestrator.nodes import Node
-from orchestrator.seed.events import nobody
-from orchestrator.seed.node_actor import NodeSeeder
-from orchestrator.seed.on_ray import RaySeedCluster
-from orchestrator.seed.options import SeedOptions
-from orchestrator.seed.seeding import Seeding, SeedPlan
 from tests.support.stored import REPOSITORY
+from warmrank.orchestrator.cli.console import plain
+from warmrank.orchestrator.config.reading import Config, load
+from warmrank.orchestrator.gang import ray_session
+from warmrank.orchestrator.nodes import Node
+from warmrank.orchestrator.seed.events import nobody
+from warmrank.orchestrator.seed.node_actor import NodeSeeder
+from warmrank.orchestrator.seed.on_ray import RaySeedCluster
+from warmrank.orchestrator.seed.options import SeedOptions
+from warmrank.orchestrator.seed.seeding import Seeding, SeedPlan
 
 READS = "reads"
 TIME_S = 60.0

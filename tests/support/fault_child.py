@@ -19,12 +19,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cache_store.digests import digest_bytes
-from cache_store.errors import StoreError
 from tests.support import crowds, evict_trials
 from tests.support.fault_plans import Plan, Tape, install
 from tests.support.sealed_launches import fetch_laid, files_of, launch_key, lay_launch, publish_laid
 from tests.support.stored import open_store, tree
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import StoreError
 
 DAY_S = 24 * 3600.0
 Act = Callable[[], Any]

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cache_store.backends import durability
-from cache_store.steps import EVENT
+from warmrank.cache_store.backends import durability
+from warmrank.cache_store.steps import EVENT
 
 ERRORS = ("ENOSPC", "EDQUOT", "EIO", "EROFS", "EMFILE", "ESTALE")
 _PATH_EVENTS = frozenset(

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from orchestrator.gang.rank_host import RankHost
 from tests.support import tiny_workload
-from worker.workload import RankContext, Workload
+from warmrank.orchestrator.gang.rank_host import RankHost
+from warmrank.worker.workload import RankContext, Workload
 
 METHODS = {
     "probe": "probe",

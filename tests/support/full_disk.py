@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cache_store.errors import StoreError
 from tests.support.fault_child import half_laid_out
 from tests.support.loop_mounts import LoopMount
 from tests.support.sealed_launches import fetch_laid, lay_launch, publish_laid
 from tests.support.stored import open_store
+from warmrank.cache_store.errors import StoreError
 
 WORLD_SIZE = 2
 _SIZE_BYTES = 8 << 20

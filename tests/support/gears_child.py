@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-import worker
-from worker.errors import GearError
-from worker.inference import cache_compile, set_dim_gears
+import warmrank
+from warmrank.inference import cache_compile, set_dim_gears
+from warmrank.worker.errors import GearError
 
 FORBIDDEN = ("torch._dynamo", "torch._inductor", "sympy")
 
@@ -43,7 +43,7 @@ class Decoder(nn.Module):
 
 
 def gears(root: Path, policy: str, on_miss: str) -> list[dict[str, Any]]:
-    config = worker.CompilerConfig()
+    config = warmrank.CompilerConfig()
     config.inference_config.dynamic_gears_merge_policy = policy
     model = Model()
     cached = cache_compile(

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from orchestrator.causes import WorkerFailure
-from orchestrator.gang.in_process import InProcessLauncher
-from worker.inference import cache_compile
-from worker.results import Verification
-from worker.workload import Call, RankContext, Workload
+from warmrank.inference import cache_compile
+from warmrank.orchestrator.causes import WorkerFailure
+from warmrank.orchestrator.gang.in_process import InProcessLauncher
+from warmrank.worker.results import Verification
+from warmrank.worker.workload import Call, RankContext, Workload
 
 _NONE = 5000
 

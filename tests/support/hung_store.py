@@ -17,12 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cache_store.backends.tier import Tier
-from cache_store.backends.tiers import TieredBackend
-from cache_store.errors import StoreUnavailable
-from cache_store.store import Store
 from tests.support.loop_mounts import LoopMount
 from tests.support.stored import LAUNCH_KEY, OFF, make_partition
+from warmrank.cache_store.backends.tier import Tier
+from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.store import Store
 
 _THAW_AFTER_S = 60.0
 _ANSWER_S = {"near": 60.0, "far": 1.0}
@@ -91,7 +91,7 @@ def _afterwards(store: Store, far: Path) -> dict[str, Any]:
 
 
 def _backend(root: Path, *, create: bool) -> Any:
-    from cache_store.backends.directory import DirectoryBackend
+    from warmrank.cache_store.backends.directory import DirectoryBackend
 
     return DirectoryBackend(root, create=create)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cache_store.signing.signing_keys import Signer, save_private_key, save_public_key
+from warmrank.cache_store.signing.signing_keys import Signer, save_private_key, save_public_key
 
 
 def save_key_pair(signer: Signer, directory: Path) -> tuple[Path, Path]:

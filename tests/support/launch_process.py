@@ -18,9 +18,9 @@ from typing import Any
 
 import yaml
 
-from orchestrator.gang import guardian
-from orchestrator.show.report import Report, from_json
 from tests.support.processes import marked
+from warmrank.orchestrator.gang import guardian
+from warmrank.orchestrator.show.report import Report, from_json
 
 ROOT = Path(__file__).parents[2]
 _VARIABLE = "WARMRANK_TEST"
@@ -131,7 +131,7 @@ def _command_line(pid: int) -> str:
 
 def warmrank(*words: str) -> tuple[str, ...]:
     """The command line of one of warmrank's commands."""
-    return (sys.executable, "-u", "-m", "orchestrator", *words)
+    return (sys.executable, "-u", "-m", "warmrank", *words)
 
 
 def plain_environ(temp_dir: Path) -> dict[str, str]:

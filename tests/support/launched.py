@@ -8,15 +8,15 @@ from types import MappingProxyType
 
 import yaml
 
-from cache_store.records.manifest import LaunchRecord
-from orchestrator.config.reading import Config, load
-from orchestrator.launch.identity import identity, launch_key
-from orchestrator.show.course import Course
-from orchestrator.show.report import SCHEMA_VERSION, FunctionReport, RankReport, Report, totals
-from orchestrator.show.store_report import Committed
 from tests.support.stored import FUNCTIONS, make_partition, make_record, open_store, store_config
-from worker.environment import environment
-from worker.results import Outcome, StageSeconds, Verification
+from warmrank.cache_store.records.manifest import LaunchRecord
+from warmrank.orchestrator.config.reading import Config, load
+from warmrank.orchestrator.launch.identity import identity, launch_key
+from warmrank.orchestrator.show.course import Course
+from warmrank.orchestrator.show.report import SCHEMA_VERSION, FunctionReport, RankReport, Report, totals
+from warmrank.orchestrator.show.store_report import Committed
+from warmrank.worker.environment import environment
+from warmrank.worker.results import Outcome, StageSeconds, Verification
 
 
 def write_config(directory: Path, **changes: object) -> Path:

@@ -7,9 +7,9 @@ import sys
 
 import torch.distributed as dist
 
-from examples import llama
-from examples.llama_model import build_model
-from examples.llama_weights import LlamaSizes, full_weights
+from warmrank.examples import llama
+from warmrank.examples.llama_model import build_model
+from warmrank.examples.llama_weights import LlamaSizes, full_weights
 
 
 def main() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cache_store.backends.tier import TierState
-from orchestrator.causes import Cause
-from orchestrator.seats import Seat
-from orchestrator.show import events as e
-from orchestrator.show.course import Course, Recorder
-from orchestrator.show.report import (
+from warmrank.cache_store.backends.tier import TierState
+from warmrank.orchestrator.causes import Cause
+from warmrank.orchestrator.seats import Seat
+from warmrank.orchestrator.show import events as e
+from warmrank.orchestrator.show.course import Course, Recorder
+from warmrank.orchestrator.show.report import (
     SCHEMA_VERSION,
     Failure,
     FunctionReport,
@@ -18,8 +18,8 @@ from orchestrator.show.report import (
     StageReport,
     totals,
 )
-from orchestrator.show.store_report import Committed, NodeFetch, NodePublish
-from worker.results import FunctionResult, StageSeconds, Verification
+from warmrank.orchestrator.show.store_report import Committed, NodeFetch, NodePublish
+from warmrank.worker.results import FunctionResult, StageSeconds, Verification
 
 FUNCTIONS = ("Llama.prefill", "Llama.decode")
 MIB = 1 << 20
@@ -250,7 +250,7 @@ def made_report(num_ranks: int, *, per_node: int = 8, failed: bool = False) -> R
         course=course,
         name="llama-70b",
         launch_key="cd" * 32,
-        identity={"entrypoint": "examples.llama:build", "ranks": str(num_ranks)},
+        identity={"entrypoint": "warmrank.examples.llama:build", "ranks": str(num_ranks)},
         environment={"python": "3.11.9", "torch": "2.13.1", "device": "npu"},
         other_environments=(),
         world_size=num_ranks,

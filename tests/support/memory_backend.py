@@ -6,9 +6,9 @@ import io
 from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO
 
-from cache_store.backends.backend import FileInfo, NewFile, check_name
-from cache_store.digests import digest_bytes
-from cache_store.errors import Corrupt, NotInStore
+from warmrank.cache_store.backends.backend import FileInfo, NewFile, check_name
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import Corrupt, NotInStore
 
 
 class MemoryBackend:

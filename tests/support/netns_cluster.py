@@ -18,10 +18,10 @@ from typing import Any
 
 import yaml
 
-from orchestrator.show.report import Report, from_json
 from tests.support.netns import Network, Node, network, until
 from tests.support.netns_commands import COMMAND_S, Ended, Running
 from tests.support.stored import store_config
+from warmrank.orchestrator.show.report import Report, from_json
 
 ROOT = Path(__file__).parents[2]
 PORT = 6379
@@ -142,7 +142,7 @@ class Cluster:
     def start(self, *words: str, cwd: Path | None = None) -> Running:
         """Start a command of warmrank on the head."""
         lines = self.net.base / f"command{len(self._commands)}.log"
-        command = (sys.executable, "-m", "orchestrator", *words)
+        command = (sys.executable, "-m", "warmrank", *words)
         process = self.head.popen(*command, output=lines, environ=self.environ, cwd=cwd or self.shared)
         self._commands.append(Running(node=self.head, process=process, lines=lines))
         return self._commands[-1]

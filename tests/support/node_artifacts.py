@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from cache_store.node.node_files import NodeFile, keep
-from cache_store.node.placing import Destination
-from cache_store.records.manifest import LaunchRecord
-from cache_store.store import Store
 from tests.support.stored import CREATED, ENVIRONMENT, FUNCTIONS, LAUNCH_KEY, make_partition, make_record
-from worker.manifests import with_node_files
+from warmrank.cache_store.node.node_files import NodeFile, keep
+from warmrank.cache_store.node.placing import Destination
+from warmrank.cache_store.records.manifest import LaunchRecord
+from warmrank.cache_store.store import Store
+from warmrank.worker.manifests import with_node_files
 
 PACKAGE = "static_kernel_250924103634186357_988879.run"
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.gang.in_process import InProcessLauncher
-from orchestrator.gang.launcher import Process, seat_ranks
-from orchestrator.gang.opening import Opening
-from orchestrator.gang.rank_host import MakeWorker
-from orchestrator.seats import Gang
+from warmrank.orchestrator.gang.in_process import InProcessLauncher
+from warmrank.orchestrator.gang.launcher import Process, seat_ranks
+from warmrank.orchestrator.gang.opening import Opening
+from warmrank.orchestrator.gang.rank_host import MakeWorker
+from warmrank.orchestrator.seats import Gang
 
 
 class NodeLauncher(InProcessLauncher):

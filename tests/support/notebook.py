@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from worker.inference import cache_compile
+from warmrank.inference import cache_compile
 
 CELLS = (
     """

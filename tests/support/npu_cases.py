@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
-from worker.configs.compiler_config import CompilerConfig
-from worker.inference import cache_compile, set_dim_gears
+from warmrank.inference import cache_compile, set_dim_gears
+from warmrank.worker.configs.compiler_config import CompilerConfig
 
 
 @dataclasses.dataclass
@@ -231,7 +231,7 @@ def recompile(bench: Bench) -> None:
 
 
 def custom_pools(bench: Bench) -> None:
-    from worker import graph_pool_handle
+    from warmrank import graph_pool_handle
 
     model, config = ready(), bench.config()
     config.aclgraph_config.use_custom_pool = graph_pool_handle()

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from worker import npu_emulator
-from worker.devices import backend_for
+from warmrank.worker import npu_emulator
+from warmrank.worker.devices import backend_for
 
 
 def main(device: str, mode: str, cache_dir: str, *names: str) -> None:

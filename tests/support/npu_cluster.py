@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.config.reading import load
-from orchestrator.launch.driver import launch
-from orchestrator.show.report import Report
-from orchestrator.store.stores import open_store
 from tests.support.npu_tools import Tools
 from tests.support.stored import store_config
-from worker.artifact import parse
+from warmrank.orchestrator.config.reading import load
+from warmrank.orchestrator.launch.driver import launch
+from warmrank.orchestrator.show.report import Report
+from warmrank.orchestrator.store.stores import open_store
+from warmrank.worker.artifact import parse
 
 ROOT = Path(__file__).parents[2]
 ENTRYPOINT = "tests.support.npu_workload:workload"
@@ -89,7 +89,7 @@ class House:
     def preseed(self, num_ranks: int, disk: str) -> str:
         """What ``warmrank preseed --here`` says on a new node."""
         config = self.config_file(num_ranks, disk)
-        command = [sys.executable, "-m", "orchestrator", "preseed", str(config), "--here"]
+        command = [sys.executable, "-m", "warmrank", "preseed", str(config), "--here"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=True)
         return done.stdout
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from worker import npu_emulator
+from warmrank.worker import npu_emulator
 
 
 class Damaged(nn.Module):
@@ -47,8 +47,8 @@ def build() -> Damaged:
 
 
 def cached(model: Damaged, mode: str, cache_dir: str | Path, name: str = "step", **options: Any) -> Any:
-    from worker import CompilerConfig
-    from worker.inference import cache_compile
+    from warmrank import CompilerConfig
+    from warmrank.inference import cache_compile
 
     config: Any = CompilerConfig()
     config.mode = mode
@@ -71,7 +71,7 @@ def is_right(model: Damaged, function: Any) -> bool:
 
 def kill_in_compile() -> None:
     """End this process as soon as TorchAir begins to compile a graph."""
-    torchair_cache: Any = importlib.import_module("worker.engines.torchair_cache")
+    torchair_cache: Any = importlib.import_module("warmrank.worker.engines.torchair_cache")
     real = torchair_cache._saver
 
     def saver(*args: Any) -> Any:
@@ -94,7 +94,7 @@ def fill(directory: Path) -> Path:
 
 def refusal(model: Damaged, mode: str, cache_dir: str) -> str:
     """The error of a call that cannot be served."""
-    from cache_store.errors import UnusableCache
+    from warmrank.cache_store.errors import UnusableCache
 
     try:
         is_right(model, cached(model, mode, cache_dir))

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 import torch_npu  # type: ignore[import-not-found]
 
-import worker as torchair
-from worker import CompilerConfig
+import warmrank as torchair
+from warmrank import CompilerConfig
 
 config = CompilerConfig()
 config.mode = "reduce-overhead"

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from tests.support.node_artifacts import package_bytes
-from worker.npu_emulator import write_tree
+from warmrank.worker.npu_emulator import write_tree
 
 _COMPILER = """\
 #!/bin/sh

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed._functional_collectives import all_reduce
 
-from worker.configs.compiler_config import CompilerConfig
-from worker.inference import cache_compile
-from worker.results import Verification
-from worker.workload import Call, RankContext, Workload
+from warmrank.inference import cache_compile
+from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.results import Verification
+from warmrank.worker.workload import Call, RankContext, Workload
 
 DIM, HIDDEN, ROWS = 8, 16, 4
 TOLERANCE = 1e-5

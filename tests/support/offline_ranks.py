@@ -12,18 +12,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cache_store.records.manifest import PartitionManifest
-from orchestrator.build.ranks import OfflineHost, OfflineOpening, imagined
-from orchestrator.gang.opening import Opened, rank_spec
-from orchestrator.gang.rank_host import answer
-from orchestrator.seats import Gang, Seat
 from tests.support.fake_rank import FakeRank, FakeWorld
 from tests.support.stored import make_partition
-from worker.configs.compiler_config import CompilerConfig
-from worker.inference import cache_compile
-from worker.rank_spec import RankSpec
-from worker.results import LeftOut
-from worker.workload import Call, RankContext, Workload
+from warmrank.cache_store.records.manifest import PartitionManifest
+from warmrank.inference import cache_compile
+from warmrank.orchestrator.build.ranks import OfflineHost, OfflineOpening, imagined
+from warmrank.orchestrator.gang.opening import Opened, rank_spec
+from warmrank.orchestrator.gang.rank_host import answer
+from warmrank.orchestrator.seats import Gang, Seat
+from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.rank_spec import RankSpec
+from warmrank.worker.results import LeftOut
+from warmrank.worker.workload import Call, RankContext, Workload
 
 
 class FakeOfflineRank(FakeRank):

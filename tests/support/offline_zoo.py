@@ -15,15 +15,15 @@ from pathlib import Path
 
 import torch
 
-import worker
+import warmrank
 from tests.support.zoo import memory  # noqa: F401 - fills the zoo, with what it imports
 from tests.support.zoo.case import CASES, Case
 from tests.support.zoo_child import _contexts
-from worker.environment import environment
-from worker.errors import WorkerError
-from worker.inference import cache_compile
-from worker.target import Target, building_for
-from worker.torch_private.fake_ranks import fake_tensors
+from warmrank.inference import cache_compile
+from warmrank.worker.environment import environment
+from warmrank.worker.errors import WorkerError
+from warmrank.worker.target import Target, building_for
+from warmrank.worker.torch_private.fake_ranks import fake_tensors
 
 
 def outcome(name: str, case: Case, root: Path, *, offline: bool) -> str:
@@ -33,7 +33,7 @@ def outcome(name: str, case: Case, root: Path, *, offline: bool) -> str:
         torch.manual_seed(0)
         with fake_tensors() if offline else contextlib.nullcontext():
             module, calls = case.build(), list(case.calls())
-        config = worker.CompilerConfig()
+        config = warmrank.CompilerConfig()
         for option, value in case.settings.items():
             *path, last = option.split(".")
             section = config

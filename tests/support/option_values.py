@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from worker.configs.compiler_config import CompilerConfig
-from worker.configs.effects import TORCHAIR, Verdict, verdict
-from worker.configs.npugraphex import NpuGraphEx
-from worker.configs.options import (
+from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.configs.effects import TORCHAIR, Verdict, verdict
+from warmrank.worker.configs.npugraphex import NpuGraphEx
+from warmrank.worker.configs.options import (
     Choice,
     Directory,
     ExistingDirectory,
@@ -23,8 +23,8 @@ from worker.configs.options import (
     PoolHandle,
     Text,
 )
-from worker.configs.section import Option, names, options
-from worker.engines.torchair_names import FLAT, OURS_ALONE, REFUSED
+from warmrank.worker.configs.section import Option, names, options
+from warmrank.worker.engines.torchair_names import FLAT, OURS_ALONE, REFUSED
 
 SET, WARNS, ERROR, HERE = "set", "warns", "error", "here"
 _FLAT_NAMES = {"mode", "post_grad_custom_pre_pass", "post_grad_custom_post_pass", *names(NpuGraphEx)}

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from orchestrator.launch.plan import (
+from warmrank.orchestrator.launch.plan import (
     Action,
     Adopt,
     Attempt,
@@ -20,7 +20,7 @@ from orchestrator.launch.plan import (
     begin,
     plan_round,
 )
-from worker.results import FunctionProbe, ProbeState
+from warmrank.worker.results import FunctionProbe, ProbeState
 
 
 def digest_of(function: str, kind: object) -> str:

@@ -26,16 +26,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from cache_store.backends import durability
-from cache_store.backends.directory import DirectoryBackend
-from cache_store.backends.durability import Flush
-from cache_store.digests import digest_bytes
-from cache_store.errors import StoreError
-from cache_store.layout import launch_name, manifest_name
-from cache_store.store import Store
 from tests.support.loop_mounts import FileSystem, LoopMount
 from tests.support.sealed_launches import blobs_of, fetch_laid, launch_key, lay_launch, publish_laid
 from tests.support.stored import OFF, stored
+from warmrank.cache_store.backends import durability
+from warmrank.cache_store.backends.directory import DirectoryBackend
+from warmrank.cache_store.backends.durability import Flush
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import StoreError
+from warmrank.cache_store.layout import launch_name, manifest_name
+from warmrank.cache_store.store import Store
 
 Leave = Literal["nothing", "files", "names", "both"]
 WORLD_SIZE = 2

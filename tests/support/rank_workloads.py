@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from tests.support.small_models import Cached, Plain, Unfit
-from worker.inference import cache_compile
-from worker.results import Verification
-from worker.workload import Call, RankContext, Workload
+from warmrank.inference import cache_compile
+from warmrank.worker.results import Verification
+from warmrank.worker.workload import Call, RankContext, Workload
 
 ROWS = torch.arange(8.0).reshape(2, 4).clone()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.show import events
-from orchestrator.show.events import Event
+from warmrank.orchestrator.show import events
+from warmrank.orchestrator.show.events import Event
 
 
 class Recorder:

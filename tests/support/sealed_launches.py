@@ -6,14 +6,14 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from cache_store.digests import digest_bytes
-from cache_store.errors import StoreError
-from cache_store.keys import key_of
-from cache_store.layout import blob_name
-from cache_store.node.private_files import create_private, make_private_directories
-from cache_store.records.manifest import PartitionManifest, PartitionRef
-from cache_store.store import Store
 from tests.support.stored import function_dir, make_partition, make_record, partition_name
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import StoreError
+from warmrank.cache_store.keys import key_of
+from warmrank.cache_store.layout import blob_name
+from warmrank.cache_store.node.private_files import create_private, make_private_directories
+from warmrank.cache_store.records.manifest import PartitionManifest, PartitionRef
+from warmrank.cache_store.store import Store
 
 SIZES = (0, 40, 900, 5_000, 70_000)
 

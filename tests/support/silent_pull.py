@@ -12,12 +12,12 @@ import threading
 from pathlib import Path
 from typing import BinaryIO
 
-from cache_store.backends.directory import DirectoryBackend
-from cache_store.backends.tier import Tier
-from cache_store.backends.tiers import TieredBackend
-from cache_store.layout import BLOBS
-from cache_store.store import Store
 from tests.support.stored import OFF
+from warmrank.cache_store.backends.directory import DirectoryBackend
+from warmrank.cache_store.backends.tier import Tier
+from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.layout import BLOBS
+from warmrank.cache_store.store import Store
 
 _NUM_FILES = 20
 _FALLEN_SILENT = threading.Event()

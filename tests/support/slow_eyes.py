@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO
 
-from cache_store.backends.backend import BlobBackend, FileInfo, NewFile
-from cache_store.errors import NotInStore
+from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile
+from warmrank.cache_store.errors import NotInStore
 
 
 class SlowEyes:

@@ -228,7 +228,7 @@ PROCESS = {
 }
 FAKE_TORCH = """
 import importlib.util, pathlib, types
-import worker.environment
+import warmrank.worker.environment
 real = pathlib.Path(torch.__file__).with_name('version.py').read_text()
 fake = pathlib.Path(DIRECTORY, 'torch')
 fake.mkdir()
@@ -236,19 +236,19 @@ changed = real.replace({old}, {new})
 assert changed != real
 (fake / 'version.py').write_text(changed)
 found = types.SimpleNamespace(origin=str(fake / '__init__.py'))
-worker.environment.importlib = types.SimpleNamespace(
+warmrank.worker.environment.importlib = types.SimpleNamespace(
     util=types.SimpleNamespace(find_spec=lambda name: found), metadata=importlib.metadata)
 """
 FAKE_FILE = """
 import pathlib
-import worker.environment as e
+import warmrank.worker.environment as e
 fake = pathlib.Path(DIRECTORY, '{file}')
 fake.write_text('{text}')
 """
 ASCEND = """
 import dataclasses
 import pathlib
-from worker.ascend import places
+from warmrank.worker.ascend import places
 driver = pathlib.Path(DIRECTORY, 'ascend', 'driver')
 driver.mkdir(parents=True)
 real = places.here
@@ -267,7 +267,7 @@ ENVIRONMENT = {
     ),
     "instruction set": Change(
         before=FAKE_FILE.format(file="cpuinfo", text="flags : avx sse2")
-        + "import worker.instruction_set; worker.instruction_set._CPU_INFO = fake",
+        + "import warmrank.worker.instruction_set; warmrank.worker.instruction_set._CPU_INFO = fake",
         reason=r"cpu ",
     ),
     "driver": Change(
@@ -280,14 +280,16 @@ ENVIRONMENT = {
         reason=r"cann none -> 8\.2",
     ),
     "torch_npu version": Change(
-        before="import worker.environment as e; e._version = lambda name: '2.13.0.post1'",
+        before="import warmrank.worker.environment as e; e._version = lambda name: '2.13.0.post1'",
         reason=r"torch_npu none -> 2\.13\.0\.post1",
     ),
     "engine version": Change(
-        before="from worker.engines.graph import GraphEngine; GraphEngine.version = '99'",
+        before="from warmrank.worker.engines.graph import GraphEngine; GraphEngine.version = '99'",
         reason=r"engine graph \d+ -> graph 99",
     ),
-    "artifact format": Change(before="import worker.artifact; worker.artifact.FORMAT = 99", reason=r"format"),
+    "artifact format": Change(
+        before="import warmrank.worker.artifact; warmrank.worker.artifact.FORMAT = 99", reason=r"format"
+    ),
 }
 CONFIG = {
     "clone_input": Change(
@@ -385,7 +387,7 @@ DOES_NOT_MATTER = {
     "values": Change(call="batch.tokens.mul_(-3.0)"),
     "order of options": Change(
         base="config.debug.aclgraph.clone_input = False\nconfig.debug.run_eagerly = True",
-        config="from worker import CompilerConfig\nconfig = CompilerConfig()\n"
+        config="from warmrank import CompilerConfig\nconfig = CompilerConfig()\n"
         "config.debug.run_eagerly = True\nconfig.debug.aclgraph.clone_input = False",
     ),
     "order of a dict of options": Change(

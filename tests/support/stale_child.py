@@ -81,13 +81,13 @@ def launch(job: Job) -> Result:
     exec(job.before, scope)  # noqa: S102 - jobs come from the test beside it
     sys.path.insert(0, job.package)
     definition = importlib.import_module("tiny_model.model")
-    import worker
-    from worker.errors import WorkerError
+    import warmrank
+    from warmrank.worker.errors import WorkerError
 
     scope["model"], scope["definition"] = model, _ = definition.build(), definition
     exec(job.build, scope)  # noqa: S102 - likewise
     model = scope["model"]
-    scope |= {"config": worker.CompilerConfig(), "options": {}, "batch": definition.batch()}
+    scope |= {"config": warmrank.CompilerConfig(), "options": {}, "batch": definition.batch()}
     exec(job.config, scope)  # noqa: S102 - likewise
     scope |= {"args": [scope["batch"], [1.0, 2.0]], "kwargs": {}}
     exec(job.call, scope)  # noqa: S102 - likewise
@@ -114,7 +114,7 @@ def launch(job: Job) -> Result:
 
 
 def _cached(model: Any, job: Job, scope: dict[str, Any]) -> Any:
-    from worker.inference import cache_compile
+    from warmrank.inference import cache_compile
 
     return cache_compile(model.step, config=scope["config"], cache_dir=job.cache, **scope["options"])
 
@@ -167,8 +167,8 @@ class Unrelated(torch.nn.Module):
 
 def trace_something() -> None:
     """Import the tracer and trace once, which takes seconds the first time."""
-    import worker.compiler  # noqa: F401 - as a compile would
-    from worker.torch_private.tracing import trace
+    import warmrank.worker.compiler  # noqa: F401 - as a compile would
+    from warmrank.worker.torch_private.tracing import trace
 
     arguments = (torch.ones(4, 2, 3), torch.arange(4), [1.0])
     with torch.no_grad():
@@ -180,7 +180,7 @@ def main() -> None:
     if len(sys.argv) == 1:
         sys.stdout.write("".join(map(attempt, jobs)))
         return
-    importlib.import_module("worker.cached_function")
+    importlib.import_module("warmrank.worker.cached_function")
     if "--fork-with-tracer" in sys.argv:
         trace_something()
     gc.disable()  # else each fork's collector goes through all of torch; frozen, it would be counted instead

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from worker.inference import cache_compile
-from worker.results import Verification
-from worker.workload import Call, RankContext, Workload
+from warmrank.inference import cache_compile
+from warmrank.worker.results import Verification
+from warmrank.worker.workload import Call, RankContext, Workload
 
 TOKEN = torch.ones(1, 4)
 PROMPT = torch.ones(3, 4)

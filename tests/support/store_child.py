@@ -26,7 +26,7 @@ def publish(store_root: str, cache_root: str) -> dict[str, Any]:
 
 
 def add_variant(function_dir: str, text: str) -> dict[str, Any]:
-    from cache_store.node.local import add_variant
+    from warmrank.cache_store.node.local import add_variant
 
     _wait()
     return {"path": str(add_variant(Path(function_dir), text.encode()))}
@@ -34,8 +34,8 @@ def add_variant(function_dir: str, text: str) -> dict[str, Any]:
 
 def publish_and_die(store_root: str, cache_root: str, step: str, nth: str) -> dict[str, Any]:
     """Publish and commit a launch, and end without any clean-up at the nth time that ``step`` is reached."""
-    from cache_store.steps import EVENT
     from tests.support.stored import LAUNCH_KEY, make_partition, make_record, open_store
+    from warmrank.cache_store.steps import EVENT
 
     times = 0
 

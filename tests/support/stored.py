@@ -8,13 +8,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from cache_store.backends.backend import BlobBackend
-from cache_store.connect import TierSpec
-from cache_store.connect import open_store as open_tiers
-from cache_store.digests import digest_bytes
-from cache_store.keys import key_of
-from cache_store.node.local import add_variant
-from cache_store.records.manifest import (
+from warmrank.cache_store.backends.backend import BlobBackend
+from warmrank.cache_store.connect import TierSpec
+from warmrank.cache_store.connect import open_store as open_tiers
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.keys import key_of
+from warmrank.cache_store.node.local import add_variant
+from warmrank.cache_store.records.manifest import (
     ArtifactEntry,
     CaptureEntry,
     LaunchRecord,
@@ -23,8 +23,8 @@ from cache_store.records.manifest import (
     RequestEntry,
     environments_of,
 )
-from cache_store.signing.trust import Trust
-from cache_store.store import Store
+from warmrank.cache_store.signing.trust import Trust
+from warmrank.cache_store.store import Store
 
 REPOSITORY = Path(__file__).parents[2]
 LAUNCH_KEY = key_of({"entrypoint": "sample:workload"})

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from orchestrator.show.report import Report
 from tests.support.stored import store_config
+from warmrank.orchestrator.show.report import Report
 
 ENTRYPOINT = "tests.support.tiny_workload:workload"
 

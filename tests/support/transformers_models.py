@@ -15,7 +15,7 @@ import torch
 import transformers
 from torch import nn
 
-from worker.inference import cache_compile
+from warmrank.inference import cache_compile
 
 VOCABULARY = 64
 HEADS, KEY_HEADS, HEAD_SIZE = 4, 2, 8

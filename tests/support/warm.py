@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from worker.capture import GraphRunner
-from worker.devices.memory import duplicate
+from warmrank.worker.capture import GraphRunner
+from warmrank.worker.devices.memory import duplicate
 
 
 def warm(run: GraphRunner, *inputs: Any) -> GraphRunner:

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
-import worker
+import warmrank
 from tests.support.compare import cloned, difference, storages
 from tests.support.zoo import memory, programs  # noqa: F401 - fill the zoo, with what they import
 from tests.support.zoo.case import CASES, REFUSED, Case
-from worker.errors import WorkerError
-from worker.inference import cache_compile
+from warmrank.inference import cache_compile
+from warmrank.worker.errors import WorkerError
 
 FORBIDDEN = ("torch._dynamo", "torch._inductor", "sympy", "ray")
 
@@ -31,7 +31,7 @@ def run(name: str, case: Case, root: Path) -> dict[str, Any]:
     torch.manual_seed(0)
     eager = case.build()
     module = copy.deepcopy(eager)
-    config = worker.CompilerConfig()
+    config = warmrank.CompilerConfig()
     for option, value in case.settings.items():
         *path, last = option.split(".")
         section = config

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cache_store.store import Store
+from warmrank.cache_store.store import Store
 
 _VARIABLES = (
     "TORCHAIR_CACHE_HOME", "WARMRANK_NO_COMPILE", "WARMRANK_JOURNAL", "WARMRANK_EMULATE_NPU",

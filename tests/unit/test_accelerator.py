@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from tests.support.fake_device import FakeDevice
-from worker.devices import backend_for
-from worker.devices.accelerator import AcceleratorBackend, AcceleratorGraph
-from worker.devices.accelerator_pool import AcceleratorPool
-from worker.devices.cpu import CpuBackend
-from worker.errors import DeviceUnavailable, NotCapturable
-from worker.npu_emulator.device import DEFAULT_STREAM
+from warmrank.worker.devices import backend_for
+from warmrank.worker.devices.accelerator import AcceleratorBackend, AcceleratorGraph
+from warmrank.worker.devices.accelerator_pool import AcceleratorPool
+from warmrank.worker.devices.cpu import CpuBackend
+from warmrank.worker.errors import DeviceUnavailable, NotCapturable
+from warmrank.worker.npu_emulator.device import DEFAULT_STREAM
 
 NONE: frozenset[int] = frozenset()
 FIRST = frozenset((0,))

@@ -4,13 +4,13 @@ import stat
 
 import pytest
 
-from cache_store.errors import UnusableCache
-from cache_store.node.admission import Marks, admit, marks_of, permit_copies
-from cache_store.node.signers import mark_signers
-from cache_store.node.unverified import mark_unverified
-from cache_store.signing.revocations import Revocation
-from cache_store.signing.trust import Trust
 from tests.support.stored import open_store, publish_launch
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.node.admission import Marks, admit, marks_of, permit_copies
+from warmrank.cache_store.node.signers import mark_signers
+from warmrank.cache_store.node.unverified import mark_unverified
+from warmrank.cache_store.signing.revocations import Revocation
+from warmrank.cache_store.signing.trust import Trust
 
 ONE = "1" * 16
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cache_store.backends.tier import TierState
-from orchestrator.causes import Cause
-from orchestrator.show.advice import next_steps
-from orchestrator.show.advice_failed import Step
-from orchestrator.show.course import StageSpan
-from orchestrator.show.report import Report
-from orchestrator.show.store_report import Nondeterministic
 from tests.support.made_reports import course_of, failing, made_report
+from warmrank.cache_store.backends.tier import TierState
+from warmrank.orchestrator.causes import Cause
+from warmrank.orchestrator.show.advice import next_steps
+from warmrank.orchestrator.show.advice_failed import Step
+from warmrank.orchestrator.show.course import StageSpan
+from warmrank.orchestrator.show.report import Report
+from warmrank.orchestrator.show.store_report import Nondeterministic
 
 
 def calm(**changes: object) -> Report:

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from worker.errors import NotPortable
-from worker.guards import ambient
-from worker.guards.ambient import NAMES, differences, encode, snapshot
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.guards import ambient
+from warmrank.worker.guards.ambient import NAMES, differences, encode, snapshot
 
 pytestmark = pytest.mark.usefixtures("torch_state")
 

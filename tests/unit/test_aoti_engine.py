@@ -18,21 +18,21 @@ from torch import nn
 
 from tests.support.fake_group import fake_world
 from tests.support.tracing import traced
-from worker import CompilerConfig
-from worker.cache_options import CacheOptions
-from worker.engines import aoti_place, engine_named
-from worker.engines.aoti import AotiEngine
-from worker.engines.aoti_call import CompiledGraph, Parts
-from worker.engines.aoti_package import pack, package_name, unpack
-from worker.engines.aoti_place import compile_place
-from worker.engines.aoti_split import Division, divide
-from worker.engines.overlap import OverlapCheck
-from worker.errors import ArtifactCorrupt, NotPortable, NotYet
-from worker.graph_facts import analyse
-from worker.instruction_set import instruction_set, of_features
-from worker.request import request
-from worker.torch_private.library_inputs import bind_inputs
-from worker.torch_private.symbolic import describe, rebuild
+from warmrank import CompilerConfig
+from warmrank.worker.cache_options import CacheOptions
+from warmrank.worker.engines import aoti_place, engine_named
+from warmrank.worker.engines.aoti import AotiEngine
+from warmrank.worker.engines.aoti_call import CompiledGraph, Parts
+from warmrank.worker.engines.aoti_package import pack, package_name, unpack
+from warmrank.worker.engines.aoti_place import compile_place
+from warmrank.worker.engines.aoti_split import Division, divide
+from warmrank.worker.engines.overlap import OverlapCheck
+from warmrank.worker.errors import ArtifactCorrupt, NotPortable, NotYet
+from warmrank.worker.graph_facts import analyse
+from warmrank.worker.instruction_set import instruction_set, of_features
+from warmrank.worker.request import request
+from warmrank.worker.torch_private.library_inputs import bind_inputs
+from warmrank.worker.torch_private.symbolic import describe, rebuild
 
 V3 = frozenset(
     ("cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma",
@@ -156,7 +156,7 @@ def test_process_groups_are_refused_by_name() -> None:
 
 
 def test_graph_of_views_runs_without_a_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.engines.aoti_compile.compile_library", None)
+    monkeypatch.setattr("warmrank.worker.engines.aoti_compile.compile_library", None)
     lowered = traced(MODULE.views_only, X).lowered
     built = AotiEngine().compile(lowered, analyse(lowered, "self"), keep_compiled=True)
     assert built.files == {}
@@ -334,7 +334,7 @@ def test_file_that_is_no_package_is_corrupt(tmp_path: Path) -> None:
 
 
 def test_library_that_cannot_be_opened_is_corrupt() -> None:
-    from worker.torch_private.aoti_runtime import open_library
+    from warmrank.worker.torch_private.aoti_runtime import open_library
 
     with pytest.raises(ArtifactCorrupt, match="cannot be opened on this machine"):
         open_library({"graph.so": b"no library"}, torch.device("cpu"))
@@ -416,7 +416,7 @@ def test_instruction_set_is_that_of_the_first_processor(
     path = tmp_path / "cpuinfo"
     if text is not None:
         path.write_text(text)
-    monkeypatch.setattr("worker.instruction_set._CPU_INFO", path)
+    monkeypatch.setattr("warmrank.worker.instruction_set._CPU_INFO", path)
     monkeypatch.setattr("platform.machine", lambda: "riscv")
     assert instruction_set.__wrapped__() == of_features("riscv", frozenset(found))
 

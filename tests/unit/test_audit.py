@@ -5,16 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.backends.backend import BlobBackend
-from cache_store.errors import StoreUnavailable
-from cache_store.publishing.stored_launches import read_launch
-from cache_store.records.documents import Documents
-from cache_store.signing.revocations import Revocation
-from cache_store.signing.signing_keys import generate_key_pair, key_id
-from cache_store.signing.trust import Trust
-from cache_store.store import Store
-from cache_store.upkeep import audit
-from cache_store.upkeep.audit import verify_store
 from tests.support.stored import (
     FUNCTIONS,
     OFF,
@@ -26,6 +16,16 @@ from tests.support.stored import (
     stored,
     tree,
 )
+from warmrank.cache_store.backends.backend import BlobBackend
+from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.publishing.stored_launches import read_launch
+from warmrank.cache_store.records.documents import Documents
+from warmrank.cache_store.signing.revocations import Revocation
+from warmrank.cache_store.signing.signing_keys import generate_key_pair, key_id
+from warmrank.cache_store.signing.trust import Trust
+from warmrank.cache_store.store import Store
+from warmrank.cache_store.upkeep import audit
+from warmrank.cache_store.upkeep.audit import verify_store
 
 DECODE = FUNCTIONS["Llama.decode"]
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from worker.audit import TracePrint, first_difference, print_of
-from worker.cached_function import CachedFunction
-from worker.configs.compiler_config import CompilerConfig
-from worker.inference import cache_compile
-from worker.variant import StoredArtifact
-from worker.withheld import is_withheld, release, withhold
+from warmrank.inference import cache_compile
+from warmrank.worker.audit import TracePrint, first_difference, print_of
+from warmrank.worker.cached_function import CachedFunction
+from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.variant import StoredArtifact
+from warmrank.worker.withheld import is_withheld, release, withhold
 
 
 class Sliced(torch.nn.Module):
@@ -104,7 +104,7 @@ def test_missing_line_is_a_difference() -> None:
 
 
 def test_withheld_artifact_is_its_own_partitions_alone(tmp_path: Path) -> None:
-    from worker.cache_options import LaunchDefaults, launch_defaults
+    from warmrank.worker.cache_options import LaunchDefaults, launch_defaults
 
     def found(rank: int) -> str:
         with_place = launch_defaults.set(LaunchDefaults(place=(rank, 2)))

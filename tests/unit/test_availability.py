@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tests.support import ascend_machine as machine
-from worker.devices import availability
-from worker.devices.availability import device_module
-from worker.errors import DeviceUnavailable
+from warmrank.worker.devices import availability
+from warmrank.worker.devices.availability import device_module
+from warmrank.worker.errors import DeviceUnavailable
 
 
 @pytest.fixture
@@ -80,6 +80,6 @@ def test_torch_npu_that_does_not_import_is_told_with_what_is_there(
 def test_variable_says_nothing_to_an_emulated_npu(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.lay_out_npus(root, "910B2", 2)
     monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "no list")
-    monkeypatch.setattr("worker.emulation.memory_of", lambda kind: "cpu")
+    monkeypatch.setattr("warmrank.worker.emulation.memory_of", lambda kind: "cpu")
     module = with_devices(monkeypatch, 1)
     assert device_module("npu") is module

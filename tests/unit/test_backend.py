@@ -12,12 +12,12 @@ import torch.distributed as dist
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
-import worker
+import warmrank
 from tests.support.fake_group import fake_world
 from tests.support.small_models import Cached, Plain, Unfit
-from worker.backend import compile_graph
-from worker.configs.compiler_config import CompilerConfig
-from worker.errors import BackwardNotSupported, BadConfig, RandomOp
+from warmrank.worker.backend import compile_graph
+from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.errors import BackwardNotSupported, BadConfig, RandomOp
 
 ROWS = torch.arange(8.0).reshape(2, 4)
 
@@ -29,7 +29,7 @@ def forget_compiled() -> Iterator[None]:
 
 
 def compiled(function: Any, config: CompilerConfig | None = None, **options: Any) -> Any:
-    return torch.compile(function, backend=worker.get_npu_backend(compiler_config=config), **options)
+    return torch.compile(function, backend=warmrank.get_npu_backend(compiler_config=config), **options)
 
 
 def with_options(**options: Any) -> CompilerConfig:
@@ -103,7 +103,7 @@ def test_decomposition_takes_effect() -> None:
     def twice(x: torch.Tensor, factor: float) -> torch.Tensor:
         return x - x + 7
 
-    backend = worker.get_npu_backend(custom_decompositions={torch.ops.aten.mul.Tensor: twice})
+    backend = warmrank.get_npu_backend(custom_decompositions={torch.ops.aten.mul.Tensor: twice})
     model = Plain()
     run = torch.compile(model.scaled, backend=backend, dynamic=False)
     assert torch.equal(run(ROWS), torch.full((2, 4), 7.0))

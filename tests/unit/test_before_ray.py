@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from cache_store.errors import UnusableCache
-from cache_store.node.admission import admit
-from orchestrator.cli.console import ExitCode, exit_code_of
-from orchestrator.config.reading import Config, parse
-from orchestrator.errors import LaunchFailed
-from orchestrator.launch.before_ray import refuse_for_ranks
-from worker.errors import WorkloadError
-from worker.workload import build_workload
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.node.admission import admit
+from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
+from warmrank.orchestrator.config.reading import Config, parse
+from warmrank.orchestrator.errors import LaunchFailed
+from warmrank.orchestrator.launch.before_ray import refuse_for_ranks
+from warmrank.worker.errors import WorkloadError
+from warmrank.worker.workload import build_workload
 
 
 @pytest.fixture(autouse=True)
 def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("orchestrator.gang.ray_session._is_initialized", lambda: False)
+    monkeypatch.setattr("warmrank.orchestrator.gang.ray_session._is_initialized", lambda: False)
 
 
 def config(tmp_path: Path, **changes: Any) -> Config:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from cache_store.backends.circuit import Ticks
-from orchestrator.bounded import all_within
+from warmrank.cache_store.backends.circuit import Ticks
+from warmrank.orchestrator.bounded import all_within
 
 
 def test_calls_run_side_by_side_and_answer_in_order() -> None:

@@ -10,20 +10,20 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from cache_store.seed import Wanted, seed
-from orchestrator.build.driver import BuildOptions, build
-from orchestrator.build.plan import built_ranks
-from orchestrator.build.report import BuildReport, from_json, to_json
-from orchestrator.build.target import target_here
-from orchestrator.cli.main import app
-from orchestrator.config.reading import Config, load
-from orchestrator.errors import BadArgument, BuildFailed, LaunchFailed
-from orchestrator.launch.identity import launch_key
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
 from tests.support.launched import loaded_config, write_config
 from tests.support.offline_ranks import FakeOfflineLauncher
 from tests.support.stored import open_store, tree
-from worker.environment import environment
+from warmrank.cache_store.seed import Wanted, seed
+from warmrank.orchestrator.build.driver import BuildOptions, build
+from warmrank.orchestrator.build.plan import built_ranks
+from warmrank.orchestrator.build.report import BuildReport, from_json, to_json
+from warmrank.orchestrator.build.target import target_here
+from warmrank.orchestrator.cli.main import app
+from warmrank.orchestrator.config.reading import Config, load
+from warmrank.orchestrator.errors import BadArgument, BuildFailed, LaunchFailed
+from warmrank.orchestrator.launch.identity import launch_key
+from warmrank.worker.environment import environment
 
 STAGES = FakeWorld(asks=lambda rank: f"stage {rank // 2 % 2}", kind_of=lambda rank: rank // 2 % 2)
 
@@ -195,7 +195,7 @@ def test_config_without_world_size_stays_as_it_is(tmp_path):
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> Result:
     """The command, with ranks without torch."""
     monkeypatch.setattr(
-        "orchestrator.build.driver.OfflineLauncher", lambda ranks, **_: FakeOfflineLauncher(ranks)
+        "warmrank.orchestrator.build.driver.OfflineLauncher", lambda ranks, **_: FakeOfflineLauncher(ranks)
     )
     return CliRunner(env={"COLUMNS": "400"}).invoke(app, ["build", *map(str, arguments)])
 

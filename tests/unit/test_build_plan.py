@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cache_store.records.manifest import PartitionManifest
-from orchestrator.build.plan import built_ranks, differences, model_rank, replica
-from orchestrator.config.reading import Config, groups, parse
 from tests.support.stored import make_partition
-from worker.results import FunctionProbe, FunctionResult
+from warmrank.cache_store.records.manifest import PartitionManifest
+from warmrank.orchestrator.build.plan import built_ranks, differences, model_rank, replica
+from warmrank.orchestrator.config.reading import Config, groups, parse
+from warmrank.worker.results import FunctionProbe, FunctionResult
 
 
 def config_of(*, tp: int = 2, pp: int = 2, dp: int = 4) -> Config:

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-import worker
+import warmrank
 from tests.support.small_models import Plain
-from worker.cached_function import CachedFunction
-from worker.configs.compiler_config import CompilerConfig
-from worker.errors import BadConfig, BadFunction, ConfigMismatch, WorkerError
-from worker.inference import cache_compile, get_backend
+from warmrank.inference import cache_compile, get_backend
+from warmrank.worker.cached_function import CachedFunction
+from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.errors import BadConfig, BadFunction, ConfigMismatch, WorkerError
 
 
 class Decorated(nn.Module):
@@ -153,7 +153,7 @@ def test_decompositions_of_the_backend_are_used_and_the_functions_own_win(model:
 )
 def test_backend_of_another_make_is_refused(model: Plain, backend: Any) -> None:
     with pytest.raises(
-        BadConfig, match=r"expected what worker.get_npu_backend\(compiler_config=...\) returns"
+        BadConfig, match=r"expected what warmrank.get_npu_backend\(compiler_config=...\) returns"
     ):
         cache_compile(model.affine, backend=backend)
 
@@ -265,20 +265,20 @@ def test_backend_of_a_wrong_configuration_is_refused() -> None:
     ],
 )
 def test_worker_has_torchairs_names(name: str) -> None:
-    assert getattr(worker, name) is not None
-    assert name in dir(worker)
+    assert getattr(warmrank, name) is not None
+    assert name in dir(warmrank)
 
 
 def test_worker_gives_the_same_backend_under_both_names() -> None:
-    assert worker.get_npu_backend is worker.get_backend
+    assert warmrank.get_npu_backend is warmrank.get_backend
 
 
 @pytest.mark.parametrize("name", ["cache_compile", "readable_cache", "set_dim_gears"])
 def test_worker_inference_has_torchairs_names(name: str) -> None:
-    function: Callable[..., Any] = getattr(worker.inference, name)
+    function: Callable[..., Any] = getattr(warmrank.inference, name)
     assert callable(function)
 
 
 def test_worker_without_the_name_says_so() -> None:
-    with pytest.raises(AttributeError, match="module 'worker' has no attribute 'get_gpu_backend'"):
-        worker.get_gpu_backend  # noqa: B018 - the access is what is tested
+    with pytest.raises(AttributeError, match="module 'warmrank' has no attribute 'get_gpu_backend'"):
+        warmrank.get_gpu_backend  # noqa: B018 - the access is what is tested

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-import cache_store
 from tests.support.stored import REPOSITORY
+from warmrank import cache_store
 
 HEAVY = {"pydantic", "cryptography", "filelock", "torch", "ray", "ctypes", "asyncio"}
 
@@ -41,9 +41,13 @@ def test_unknown_name_is_an_attribute_error():
 
 
 def test_warm_load_imports_the_standard_library_only():
-    statement = "import cache_store.node.local, cache_store.keys, cache_store.digests, cache_store.errors"
+    statement = (
+        "from warmrank.cache_store import digests, errors, keys\nfrom warmrank.cache_store.node import local"
+    )
     assert loaded_by(statement) & HEAVY == set()
 
 
 def test_whole_package_imports_neither_torch_nor_ray():
-    assert loaded_by("import cache_store.seed, cache_store.store") & {"torch", "ray"} == set()
+    assert (
+        loaded_by("import warmrank.cache_store.seed, warmrank.cache_store.store") & {"torch", "ray"} == set()
+    )

@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch import nn
 
-from cache_store.errors import UnusableCache
 from tests.support.cached import ROWS, cached, cached_in_launch, files, model_of, outcome, reason, warm
 from tests.support.fake_group import fake_world
 from tests.support.small_models import Cached, Plain, Unfit
-from worker import compiler, journal
-from worker.cache_options import LaunchDefaults, launch_defaults
-from worker.errors import BackwardNotSupported, CompileForbidden, GraphBreak, NotYet, RandomOp
-from worker.inference import cache_compile
-from worker.log import logger
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.inference import cache_compile
+from warmrank.worker import compiler, journal
+from warmrank.worker.cache_options import LaunchDefaults, launch_defaults
+from warmrank.worker.errors import BackwardNotSupported, CompileForbidden, GraphBreak, NotYet, RandomOp
+from warmrank.worker.log import logger
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -210,7 +210,7 @@ def test_cache_dir_that_cannot_be_written_is_a_clear_error(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.mkdir()
-    monkeypatch.setattr("cache_store.node.private_files.os.access", lambda path, mode: False)
+    monkeypatch.setattr("warmrank.cache_store.node.private_files.os.access", lambda path, mode: False)
     with pytest.raises(
         UnusableCache, match=rf"directory {cache}: expected writable, .*; chmod u\+rwx {cache}"
     ):
@@ -220,7 +220,7 @@ def test_cache_dir_that_cannot_be_written_is_a_clear_error(
 
 def test_cache_dir_of_another_user_is_a_clear_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.mkdir()
-    monkeypatch.setattr("cache_store.node.private_files.os.geteuid", lambda: 12345)
+    monkeypatch.setattr("warmrank.cache_store.node.private_files.os.geteuid", lambda: 12345)
     with pytest.raises(
         UnusableCache, match=rf"{cache}: expected owner uid 12345, found uid \d+; name a cache_dir"
     ):
@@ -323,7 +323,7 @@ def test_artifact_that_others_can_read_is_not_used(cache: Path, affine_artifact:
 
 @pytest.mark.usefixtures("affine_artifact")
 def test_artifact_of_another_user_is_not_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cache_store.node.private_files.os.geteuid", lambda: 12345)
+    monkeypatch.setattr("warmrank.cache_store.node.private_files.os.geteuid", lambda: 12345)
     found = cached(Plain().affine, cache).find((ROWS,), {})
     assert found.stored is None
     assert "expected owner uid 12345" in found.reason

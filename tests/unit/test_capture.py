@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from tests.support.warm import warm
-from worker.capture import CaptureOptions, GraphRunner
-from worker.configs.compiler_config import CompilerConfig
-from worker.devices.cpu import CpuBackend
-from worker.graph_facts import GraphFacts
+from warmrank.worker.capture import CaptureOptions, GraphRunner
+from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.devices.cpu import CpuBackend
+from warmrank.worker.graph_facts import GraphFacts
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-import worker
+import warmrank
 from tests.support.cached import cached
 from tests.support.small_models import Cached, Plain
 from tests.support.warm import warm
-from worker.capture import CaptureOptions, GraphRunner
-from worker.capture.first_calls import FirstCalls
-from worker.devices.cpu import CpuBackend
-from worker.graph_facts import GraphFacts
+from warmrank.worker.capture import CaptureOptions, GraphRunner
+from warmrank.worker.capture.first_calls import FirstCalls
+from warmrank.worker.devices.cpu import CpuBackend
+from warmrank.worker.graph_facts import GraphFacts
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -150,7 +150,7 @@ def test_recapture_that_failed_is_tried_again_at_the_next_call() -> None:
 
 @pytest.mark.parametrize("pool", ["own", "given"])
 def test_output_of_a_first_call_is_never_overwritten(pool: str) -> None:
-    options: dict[str, Any] = {"pool": worker.graph_pool_handle("cpu")} if pool == "given" else {}
+    options: dict[str, Any] = {"pool": warmrank.graph_pool_handle("cpu")} if pool == "given" else {}
     run = runner(doubled, "user", **options)
     kept = [(size, run(torch.ones(size))[0]) for size in (8, 4)]
     for size in (8, 4, 8, 4):

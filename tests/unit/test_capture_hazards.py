@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from worker.configs.compiler_config import CompilerConfig
-from worker.inference import cache_compile
+from warmrank.inference import cache_compile
+from warmrank.worker.configs.compiler_config import CompilerConfig
 
 
 class Model(torch.nn.Module):

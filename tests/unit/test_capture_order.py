@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.launch.capture_order import num_calls, order
-from worker.results import CaptureProposal
+from warmrank.orchestrator.launch.capture_order import num_calls, order
+from warmrank.worker.results import CaptureProposal
 
 
 def proposal(function: str, size: int, signature: str = "", *, planned: bool = False) -> CaptureProposal:

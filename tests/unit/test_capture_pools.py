@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-import worker
+import warmrank
 from tests.support.warm import warm
-from worker.capture import CaptureOptions, GraphRunner
-from worker.devices.cpu import CpuBackend
-from worker.graph_facts import GraphFacts
+from warmrank.worker.capture import CaptureOptions, GraphRunner
+from warmrank.worker.devices.cpu import CpuBackend
+from warmrank.worker.graph_facts import GraphFacts
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -56,7 +56,7 @@ def poison(run: GraphRunner) -> None:
 
 
 POOLS: dict[str, Callable[[], dict[str, Any]]] = {
-    "mode one": lambda: {"pool": worker.graph_pool_handle("cpu")},
+    "mode one": lambda: {"pool": warmrank.graph_pool_handle("cpu")},
     "mode two": dict,
     "neither": lambda: {"reuse_in_function": False},
 }
@@ -100,7 +100,7 @@ def test_without_mode_two_each_shape_has_a_pool_of_its_own() -> None:
 
 
 def test_functions_with_one_handle_share_a_pool() -> None:
-    handle = worker.graph_pool_handle("cpu")
+    handle = warmrank.graph_pool_handle("cpu")
     first, second = runner_of(LARGE, pool=handle), runner_of(LARGE, pool=handle)
     kept = first(numbers(LARGE))[0]
     second(numbers(LARGE) * 5)
@@ -110,21 +110,21 @@ def test_functions_with_one_handle_share_a_pool() -> None:
 
 
 def test_functions_with_handles_of_their_own_share_nothing() -> None:
-    runs = [runner_of(LARGE, pool=worker.graph_pool_handle("cpu")) for _ in range(2)]
+    runs = [runner_of(LARGE, pool=warmrank.graph_pool_handle("cpu")) for _ in range(2)]
     kept = runs[0](numbers(LARGE))[0]
     runs[1](numbers(LARGE) * NAN)
     assert torch.equal(kept, numbers(LARGE) * 2 + 1)
 
 
 def test_mode_one_takes_the_place_of_mode_two() -> None:
-    run = runner_of(LARGE, SMALL, pool=worker.graph_pool_handle("cpu"), reuse_in_function=False)
+    run = runner_of(LARGE, SMALL, pool=warmrank.graph_pool_handle("cpu"), reuse_in_function=False)
     for size in (LARGE, SMALL):
         run(numbers(size))
     assert [held.num_graphs for held in run.statistics.pools] == [2]
 
 
 def test_a_function_that_is_gone_counts_no_more() -> None:
-    handle = worker.graph_pool_handle("cpu")
+    handle = warmrank.graph_pool_handle("cpu")
     first, second = runner_of(SMALL, pool=handle), runner_of(SMALL, pool=handle)
     for run in (first, second):
         run(numbers(SMALL))
@@ -173,7 +173,7 @@ def test_output_of_another_shape_fed_in_is_read_correctly(
 
 
 def test_output_of_another_function_of_the_pool_fed_in_is_read_correctly() -> None:
-    handle = worker.graph_pool_handle("cpu")
+    handle = warmrank.graph_pool_handle("cpu")
     first, second = runner_of(LARGE, pool=handle), runner_of(LARGE, pool=handle)
     for factor in (1, 2, 3):
         x = numbers(LARGE) * factor
@@ -186,7 +186,7 @@ def test_input_in_the_pool_that_is_not_copied_is_not_overwritten_by_its_own_grap
         y = x * 3
         return ((y + cache) * 1.0,)
 
-    handle = worker.graph_pool_handle("cpu")
+    handle = warmrank.graph_pool_handle("cpu")
     first = runner_of(8, pool=handle)
     second = warm(runner(twice, "mutated", "user", pool=handle), numbers(8), numbers(8))
     (cache,) = first(numbers(8))
@@ -226,14 +226,14 @@ def test_two_inputs_from_the_pool_do_not_overwrite_each_other(pool: dict[str, An
 
 
 def test_cloned_outputs_survive_every_other_replay() -> None:
-    run = runner_of(8, 4, 6, clone_output=True, pool=worker.graph_pool_handle("cpu"))
+    run = runner_of(8, 4, 6, clone_output=True, pool=warmrank.graph_pool_handle("cpu"))
     kept = [run(numbers(size))[0] for size in (8, 4, 6, 8)]
     poison(run)
     assert [torch.equal(value, numbers(len(value)) * 2 + 1) for value in kept] == [True] * 4
 
 
 def test_threads_of_two_functions_with_one_pool_do_not_mix() -> None:
-    handle = worker.graph_pool_handle("cpu")
+    handle = warmrank.graph_pool_handle("cpu")
     runs = [runner(step, "user", pool=handle, clone_output=True) for _ in range(2)]
 
     def call(value: int) -> bool:
@@ -249,15 +249,15 @@ def test_threads_of_two_functions_with_one_pool_do_not_mix() -> None:
 
 
 def test_handle_is_a_tuple_that_no_other_pool_has() -> None:
-    handles = [worker.graph_pool_handle("cpu") for _ in range(3)]
+    handles = [warmrank.graph_pool_handle("cpu") for _ in range(3)]
     assert {type(handle) for handle in handles} == {tuple}
     assert len(set(handles)) == 3
 
 
 def test_handle_without_a_kind_is_one_of_the_present_device() -> None:
-    assert isinstance(worker.graph_pool_handle(), tuple)
+    assert isinstance(warmrank.graph_pool_handle(), tuple)
 
 
 def test_handle_of_an_unknown_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="there is no device kind 'tpu'"):
-        worker.graph_pool_handle("tpu")
+        warmrank.graph_pool_handle("tpu")

@@ -13,13 +13,13 @@ import torch
 from tests.support.cached import cached, cached_in_launch
 from tests.support.small_models import Cached, Plain
 from tests.support.warm import warm
-from worker.cache_options import LaunchDefaults
-from worker.capture import CaptureOptions, CaptureStatistics, GraphRunner
-from worker.capture.statistics import PoolStatistics, total
-from worker.configs.compiler_config import CompilerConfig
-from worker.devices.cpu import CpuBackend
-from worker.errors import CompileForbidden, NotCapturable
-from worker.graph_facts import GraphFacts
+from warmrank.worker.cache_options import LaunchDefaults
+from warmrank.worker.capture import CaptureOptions, CaptureStatistics, GraphRunner
+from warmrank.worker.capture.statistics import PoolStatistics, total
+from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.devices.cpu import CpuBackend
+from warmrank.worker.errors import CompileForbidden, NotCapturable
+from warmrank.worker.graph_facts import GraphFacts
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 

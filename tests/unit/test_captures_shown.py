@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from orchestrator.look.captures import short_signature
-from worker.capture.plan import PlannedInput, Shapes
+from warmrank.orchestrator.look.captures import short_signature
+from warmrank.worker.capture.plan import PlannedInput, Shapes
 
 DIGEST = "80ebff0a1b2c" + "0" * 52
 

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from orchestrator.causes import CLUSTER_LOST, DIED, NODE_LOST, STOPPED, TIMEOUT, WorkerFailure, causes_of
-from orchestrator.errors import LaunchFailed
+from warmrank.orchestrator.causes import (
+    CLUSTER_LOST,
+    DIED,
+    NODE_LOST,
+    STOPPED,
+    TIMEOUT,
+    WorkerFailure,
+    causes_of,
+)
+from warmrank.orchestrator.errors import LaunchFailed
 
 
 def failure(rank: int, kind: str, message: str = "m", function: str = "") -> WorkerFailure:

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from tests.support.cached import cached
-from worker.configs.compiler_config import CompilerConfig
-from worker.errors import StateChanged
+from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.errors import StateChanged
 
 X = torch.arange(12.0).reshape(3, 4) - 5
 SCALE = torch.tensor([2.0, 3.0, 4.0, 5.0])

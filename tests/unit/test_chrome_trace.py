@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from orchestrator.causes import DIED, WorkerFailure
-from orchestrator.config.reading import parse
-from orchestrator.errors import CannotStart, LaunchFailed
-from orchestrator.launch.driver import Launch
-from orchestrator.seats import Gang
-from orchestrator.show.chrome_trace import trace_json
-from orchestrator.show.report import Report
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
 from tests.support.made_reports import made_report
 from tests.support.node_launcher import NodeLauncher
 from tests.support.trace_rules import faults_of
+from warmrank.orchestrator.causes import DIED, WorkerFailure
+from warmrank.orchestrator.config.reading import parse
+from warmrank.orchestrator.errors import CannotStart, LaunchFailed
+from warmrank.orchestrator.launch.driver import Launch
+from warmrank.orchestrator.seats import Gang
+from warmrank.orchestrator.show.chrome_trace import trace_json
+from warmrank.orchestrator.show.report import Report
 
 
 def events_of(num_ranks: int, *, failed: bool = False) -> list[dict[str, Any]]:

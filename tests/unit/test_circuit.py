@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from cache_store.backends.circuit import TICK_S, Answer, Circuit, Circuits, Ticks, Watch
+from warmrank.cache_store.backends.circuit import TICK_S, Answer, Circuit, Circuits, Ticks, Watch
 
 
 class Place:

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from cache_store.errors import StoreUnavailable
-from cache_store.publishing.publish_queue import add_partition
-from orchestrator.causes import WorkerFailure
-from orchestrator.cli.main import app
-from orchestrator.config.reading import Config
-from orchestrator.errors import CompileForbidden, ForbiddenCompile, LaunchFailed
-from orchestrator.launch.identity import launch_key
-from orchestrator.show.report import Failure, Report, from_json
 from tests.support.launched import loaded_config, make_report, store_launch, write_config
 from tests.support.stored import blob_path, make_partition, overwrite
+from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.publishing.publish_queue import add_partition
+from warmrank.orchestrator.causes import WorkerFailure
+from warmrank.orchestrator.cli.main import app
+from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.errors import CompileForbidden, ForbiddenCompile, LaunchFailed
+from warmrank.orchestrator.launch.identity import launch_key
+from warmrank.orchestrator.show.report import Failure, Report, from_json
 
 COMMANDS = (
     "launch",
@@ -76,9 +76,9 @@ class FakeLaunch:
 
 def launching(monkeypatch: pytest.MonkeyPatch, answer: Report | BaseException) -> FakeLaunch:
     fake = FakeLaunch(answer)
-    monkeypatch.setattr("orchestrator.launch.driver.Launch", fake)
+    monkeypatch.setattr("warmrank.orchestrator.launch.driver.Launch", fake)
     # What such a launch has no ranks to run is not looked for.
-    monkeypatch.setattr("orchestrator.launch.before_ray.refuse_for_ranks", lambda _config: None)
+    monkeypatch.setattr("warmrank.orchestrator.launch.before_ray.refuse_for_ranks", lambda _config: None)
     return fake
 
 
@@ -104,20 +104,22 @@ def test_version_is_printed():
 
 
 def test_import_brings_neither_torch_nor_ray():
-    code = "import orchestrator.cli.main, sys; print(sorted({'torch', 'ray'} & set(sys.modules)))"
+    code = "import warmrank.orchestrator.cli.main, sys; print(sorted({'torch', 'ray'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
 def test_import_brings_no_command_s_own_modules():
-    own = {f"orchestrator.{name}" for name in ("demo", "look", "submit", "preseed")} | {"cache_store.store"}
-    code = f"import orchestrator.cli.main, sys; print(sorted({own} & set(sys.modules)))"
+    own = {f"orchestrator.{name}" for name in ("demo", "look", "submit", "preseed")} | {
+        "warmrank.cache_store.store"
+    }
+    code = f"import warmrank.orchestrator.cli.main, sys; print(sorted({own} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
 def test_module_runs_without_installation(tmp_path: Path):
-    command = [sys.executable, "-m", "orchestrator", "launch", str(tmp_path / "absent.yaml")]
+    command = [sys.executable, "-m", "warmrank", "launch", str(tmp_path / "absent.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "absent.yaml" in done.stderr
@@ -372,8 +374,8 @@ def test_publish_without_a_store_is_bad_input(tmp_path: Path):
 
 def test_publish_imports_neither_torch_nor_ray(tmp_path: Path):
     code = (
-        "import sys; from orchestrator.store.late import publish_late;"
-        "from orchestrator.config.reading import load;"
+        "import sys; from warmrank.orchestrator.store.late import publish_late;"
+        "from warmrank.orchestrator.config.reading import load;"
         f"from pathlib import Path; publish_late(load(Path({str(write_config(tmp_path))!r})));"
         "print(sorted({'torch', 'ray'} & set(sys.modules)))"
     )

@@ -9,9 +9,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from orchestrator.cli.main import app
-from orchestrator.config.reading import load
 from tests.support.fake_hosts import fake_hosts
+from warmrank.orchestrator.cli.main import app
+from warmrank.orchestrator.config.reading import load
 
 ROOT = Path(__file__).parents[2]
 MINIMAL = "workload: {entrypoint: json:dumps}\nranks: 2\nparallel: {dp: 2}\nray: {num_cpus: 4}\n"

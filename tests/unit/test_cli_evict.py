@@ -10,11 +10,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from cache_store.signing.keyring import generate
-from cache_store.signing.trust import Trust
-from cache_store.store import Store
-from cache_store.upkeep import evict as evicting
-from orchestrator.cli.main import app
 from tests.support.launched import loaded_config, write_config
 from tests.support.stored import (
     FUNCTIONS,
@@ -25,6 +20,11 @@ from tests.support.stored import (
     publish_launch,
     stored,
 )
+from warmrank.cache_store.signing.keyring import generate
+from warmrank.cache_store.signing.trust import Trust
+from warmrank.cache_store.store import Store
+from warmrank.cache_store.upkeep import evict as evicting
+from warmrank.orchestrator.cli.main import app
 
 DAY_S = 86400.0
 LATER = "2026-02-28T12:00:00+00:00"

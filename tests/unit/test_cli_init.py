@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cache_store.connect import TierSpec, open_store
-from cache_store.errors import StoreUnavailable
-from cache_store.signing.trust import Trust
-from orchestrator.cli.main import app
+from warmrank.cache_store.connect import TierSpec, open_store
+from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.signing.trust import Trust
+from warmrank.orchestrator.cli.main import app
 
 
 def init(tmp_path: Path, mode: str) -> tuple[int, str]:
     config = tmp_path / "launch.yaml"
     config.write_text(
-        "workload: {entrypoint: 'examples.llama:workload'}\nranks: 1\n"
+        "workload: {entrypoint: 'warmrank.examples.llama:workload'}\nranks: 1\n"
         f"store: {{path: {tmp_path / 'store'}, mode: {mode}}}\n"
     )
     result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["init", str(config)])

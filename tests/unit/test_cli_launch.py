@@ -13,20 +13,20 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from cache_store.errors import UnwritableDisk
-from cache_store.signing.signing_keys import generate_key_pair
-from orchestrator import leaving
-from orchestrator.cli.console import ExitCode
-from orchestrator.cli.main import app
-from orchestrator.cli.options import check_script
-from orchestrator.config.reading import parse
-from orchestrator.errors import ConfigError
-from orchestrator.gang.in_process import InProcessLauncher
-from orchestrator.launch import driver
-from orchestrator.show import outputs
 from tests.support.fake_rank import FakeWorld
 from tests.support.key_pairs import save_key_pair
-from worker.errors import WorkloadError
+from warmrank.cache_store.errors import UnwritableDisk
+from warmrank.cache_store.signing.signing_keys import generate_key_pair
+from warmrank.orchestrator import leaving
+from warmrank.orchestrator.cli.console import ExitCode
+from warmrank.orchestrator.cli.main import app
+from warmrank.orchestrator.cli.options import check_script
+from warmrank.orchestrator.config.reading import parse
+from warmrank.orchestrator.errors import ConfigError
+from warmrank.orchestrator.gang.in_process import InProcessLauncher
+from warmrank.orchestrator.launch import driver
+from warmrank.orchestrator.show import outputs
+from warmrank.worker.errors import WorkloadError
 
 
 @pytest.fixture

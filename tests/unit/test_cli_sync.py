@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cache_store.signing.keyring import generate
-from orchestrator.cli.main import app
-from orchestrator.errors import BadArgument
-from orchestrator.store.sync import Seat, targets
-from worker.environment import environment
+from warmrank.cache_store.signing.keyring import generate
+from warmrank.orchestrator.cli.main import app
+from warmrank.orchestrator.errors import BadArgument
+from warmrank.orchestrator.store.sync import Seat, targets
+from warmrank.worker.environment import environment
 
 NODE = Seat(scope="node", rank=None, world_size=None)
 
@@ -121,7 +121,9 @@ def test_key_of_an_installed_package_is_its_version():
 
 @pytest.mark.parametrize("key", ["no_such_package", "=value", "cann"])
 def test_key_that_cannot_be_found_out_is_an_error_that_lists_what_can(key, monkeypatch):
-    monkeypatch.setattr("orchestrator.store.sync.environment", lambda: {"cann": "none", "torch": "2.13.0"})
+    monkeypatch.setattr(
+        "warmrank.orchestrator.store.sync.environment", lambda: {"cann": "none", "torch": "2.13.0"}
+    )
     with pytest.raises(BadArgument, match=r"expected NAME=VALUE, .* or one of cann, torch"):
         targets(["cache"], [key], NODE)
 
@@ -182,7 +184,7 @@ def test_shared_store_takes_what_the_named_key_signs_and_gives_what_the_keyring_
 def test_pull_with_a_config_whose_signing_key_is_not_on_this_node(cache, tmp_path, keyring, shared):
     config = tmp_path / "launch.yaml"
     config.write_text(
-        "workload: {entrypoint: 'examples.llama:workload'}\nranks: 1\n"
+        "workload: {entrypoint: 'warmrank.examples.llama:workload'}\nranks: 1\n"
         f"store: {{path: {shared}, trust: {{signing_key: ci}}}}\n"
     )
     assert run("push", "mine", cache, "--config", config)[0] == 0

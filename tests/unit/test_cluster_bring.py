@@ -18,15 +18,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from orchestrator.cluster import bring, host_side
-from orchestrator.cluster.connections import Errand, read_answer, run_all
-from orchestrator.cluster.errors import HostsFailed
-from orchestrator.cluster.host_side import ANSWER, MARK
-from orchestrator.cluster.hosts import Hosts, load_hosts
-from orchestrator.cluster.script import nodes_request
-from orchestrator.cluster.table import render_cluster
 from tests.support.fake_hosts import calls, fake_hosts
 from tests.support.processes import marked, still_there
+from warmrank.orchestrator.cluster import bring, host_side
+from warmrank.orchestrator.cluster.connections import Errand, read_answer, run_all
+from warmrank.orchestrator.cluster.errors import HostsFailed
+from warmrank.orchestrator.cluster.host_side import ANSWER, MARK
+from warmrank.orchestrator.cluster.hosts import Hosts, load_hosts
+from warmrank.orchestrator.cluster.script import nodes_request
+from warmrank.orchestrator.cluster.table import render_cluster
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from orchestrator.cli.demo import packaged_config
-from orchestrator.config.models import EntrypointWorkload, ScriptWorkload
-from orchestrator.config.reading import load, parse
+from warmrank.orchestrator.cli.demo import packaged_config
+from warmrank.orchestrator.config.models import EntrypointWorkload, ScriptWorkload
+from warmrank.orchestrator.config.reading import load, parse
 
 CONFIGS = sorted((Path(__file__).parents[2] / "cluster_configs").glob("*.yaml"))
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.cluster.hosts import Hosts, host_directory, load_hosts
-from orchestrator.cluster.models import OWN_OPTIONS
-from orchestrator.cluster.script import shell_script, start_request, status_request
-from orchestrator.errors import ConfigError
+from warmrank.orchestrator.cluster.hosts import Hosts, host_directory, load_hosts
+from warmrank.orchestrator.cluster.models import OWN_OPTIONS
+from warmrank.orchestrator.cluster.script import shell_script, start_request, status_request
+from warmrank.orchestrator.errors import ConfigError
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "cluster_configs" / "hosts").glob("*.yaml"))
 

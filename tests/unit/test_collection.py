@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from worker import collection
-from worker.collection import paused
+from warmrank.worker import collection
+from warmrank.worker.collection import paused
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.digests import digest_bytes
-from cache_store.errors import Corrupt, UnusableCache
-from cache_store.node import local
-from cache_store.node.companions import (
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import Corrupt, UnusableCache
+from warmrank.cache_store.node import local
+from warmrank.cache_store.node.companions import (
     add_companion,
     add_companion_from,
     companions,
@@ -20,9 +20,9 @@ from cache_store.node.companions import (
     is_companion_name,
     place_companion,
 )
-from cache_store.node.local import FRESH_S, MAX_VARIANTS, add_variant
-from cache_store.node.private_files import set_aside
-from cache_store.records.manifest import ArtifactEntry
+from warmrank.cache_store.node.local import FRESH_S, MAX_VARIANTS, add_variant
+from warmrank.cache_store.node.private_files import set_aside
+from warmrank.cache_store.records.manifest import ArtifactEntry
 
 DATA = b"kernels"
 NAME = f"ge_cache_{digest_bytes(DATA).sha256[:16]}.pt2"

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.configs.compiler_config import CompilerConfig
-from worker.configs.options import (
+from warmrank.inference import get_backend
+from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.configs.options import (
     Choice,
     Directory,
     ExistingDirectory,
@@ -28,9 +29,8 @@ from worker.configs.options import (
     PoolHandle,
     Text,
 )
-from worker.configs.section import options
-from worker.errors import BadConfig, UnknownOption
-from worker.inference import get_backend
+from warmrank.worker.configs.section import options
+from warmrank.worker.errors import BadConfig, UnknownOption
 
 
 def double(graph: Any) -> Any:
@@ -317,8 +317,8 @@ def test_errors_survive_pickling() -> None:
 
 def test_import_of_the_configuration_does_not_import_torch() -> None:
     code = (
-        "import sys; import worker.configs.section, worker.configs.options, worker.configs.npugraphex; "
-        "from worker.configs.compiler_config import CompilerConfig; CompilerConfig(); "
+        "import sys; from warmrank.worker.configs import npugraphex, options, section; "
+        "from warmrank.worker.configs.compiler_config import CompilerConfig; CompilerConfig(); "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,12 +11,12 @@ import torch
 from tests.support import option_table
 from tests.support.option_values import with_value
 from tests.support.small_models import Plain
-from worker.configs import compiler_config
-from worker.configs.compiler_config import CompilerConfig
-from worker.configs.effects import MODES, Scope
-from worker.configs.section import options
-from worker.errors import BadConfig
-from worker.inference import cache_compile
+from warmrank.inference import cache_compile
+from warmrank.worker.configs import compiler_config
+from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.configs.effects import MODES, Scope
+from warmrank.worker.configs.section import options
+from warmrank.worker.errors import BadConfig
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.completion import config_arguments, rejoined, settings_for, yaml_files
+from warmrank.orchestrator.cli.completion import config_arguments, rejoined, settings_for, yaml_files
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "workload: {entrypoint: a:b, arguments: {layers: 4, deep: {er: true}}}\nranks: 1\n"
@@ -43,7 +43,7 @@ def shell(line: str, *, kind: str = "fish") -> list[str]:
         "_TYPER_COMPLETE_FISH_ACTION": "get-args",
         "PYTHONPATH": str(ROOT),
     }
-    command = [sys.executable, "-m", "orchestrator"]
+    command = [sys.executable, "-m", "warmrank"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=120)
     assert done.stderr == ""
     return done.stdout.splitlines()
@@ -124,7 +124,7 @@ def test_command_line_offers_files_keys_and_values():
 
 def test_completing_imports_neither_torch_nor_ray():
     code = (
-        "import sys\nfrom orchestrator.cli.main import main\ntry: main()\nexcept SystemExit: pass\n"
+        "import sys\nfrom warmrank.orchestrator.cli.main import main\ntry: main()\nexcept SystemExit: pass\n"
         "print(sorted({'torch', 'ray', 'numpy'} & set(sys.modules)))"
     )
     environ = {
@@ -145,7 +145,7 @@ def command(place: Path) -> Path:
     """A command of that name, wherever the package is."""
     path = place / "bin" / "warmrank"
     path.parent.mkdir()
-    path.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m orchestrator "$@"\n')
+    path.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m warmrank "$@"\n')
     path.chmod(0o755)
     return path
 

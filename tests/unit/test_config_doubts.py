@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.config.doubts import doubts
-from orchestrator.config.entrypoint import EntrypointFault
-from orchestrator.config.machine import Machine
-from orchestrator.config.models import Config
-from orchestrator.config.origins import as_plain, key_lines, origins
-from orchestrator.config.reading import load, parse
-from worker.workload import not_imported
+from warmrank.orchestrator.config.doubts import doubts
+from warmrank.orchestrator.config.entrypoint import EntrypointFault
+from warmrank.orchestrator.config.machine import Machine
+from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.config.origins import as_plain, key_lines, origins
+from warmrank.orchestrator.config.reading import load, parse
+from warmrank.worker.workload import not_imported
 
 MACHINE = Machine(num_cpus=8, usable_cpus=8)
 MISSING = EntrypointFault(error=not_imported("a:b", "No module named 'a'"))

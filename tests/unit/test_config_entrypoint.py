@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import PACKAGES
-from orchestrator.config.entrypoint import entrypoint_fault, shadows
+from warmrank.orchestrator import import_root
+from warmrank.orchestrator.config.entrypoint import entrypoint_fault, shadow
 
 MODULE = """
 import functools
@@ -84,12 +84,18 @@ def test_module_that_takes_names_from_elsewhere_is_left_to_the_ranks():
 
 
 @pytest.mark.parametrize(
-    ("name", "is_found"), [("worker.py", True), ("worker/__init__.py", True), ("worker/a.py", False)]
+    ("name", "is_found"),
+    [
+        ("warmrank.py", True),
+        ("warmrank/__init__.py", True),
+        ("warmrank/a.py", False),
+        ("worker.py", False),
+    ],
 )
 def test_module_with_the_name_of_a_package_of_ours_is_found(here: Path, name: str, is_found: bool):
     (here / name).parent.mkdir(exist_ok=True)
     (here / name).touch()
-    assert shadows(here) == ((here / name,) if is_found else ())
+    assert shadow(here) == (here / name if is_found else None)
 
 
 def _all_but_init(_directory: str, names: list[str]) -> list[str]:
@@ -97,12 +103,9 @@ def _all_but_init(_directory: str, names: list[str]) -> list[str]:
 
 
 def test_own_packages_shadow_nothing():
-    assert shadows(Path(__file__).parents[2]) == ()
+    assert shadow(import_root()) is None
 
 
-def test_packages_that_a_job_has_in_directories_of_their_own_are_ours(tmp_path: Path):
-    for name in PACKAGES:
-        shutil.copytree(
-            Path(__file__).parents[2] / name, tmp_path / f"of_{name}" / name, ignore=_all_but_init
-        )
-        assert shadows(tmp_path / f"of_{name}") == ()
+def test_package_that_a_job_has_in_a_directory_of_its_own_is_ours(tmp_path: Path):
+    shutil.copytree(import_root() / "warmrank", tmp_path / "warmrank", ignore=_all_but_init)
+    assert shadow(tmp_path) is None

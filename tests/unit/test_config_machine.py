@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.entrypoint import missing_module
-from orchestrator.config.machine import Machine, look, obstacle_to
-from orchestrator.config.models import Config
-from orchestrator.config.reading import parse
+from warmrank.orchestrator.config.entrypoint import missing_module
+from warmrank.orchestrator.config.machine import Machine, look, obstacle_to
+from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.config.reading import parse
 
 
 def seen(**data: Any) -> Machine:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.cli.config_option import as_argument
-from orchestrator.cli.main import app
+from warmrank.orchestrator.cli.config_option import as_argument
+from warmrank.orchestrator.cli.main import app
 
 
 @pytest.mark.parametrize(

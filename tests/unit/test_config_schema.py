@@ -11,12 +11,12 @@ import jsonschema
 import pytest
 import yaml
 
-from orchestrator.cli.documents import NAMES, SchemaOf, reference_of, schema, schema_text
-from orchestrator.config.keys import sections
-from orchestrator.config.models import Config
-from orchestrator.config.reference import in_document
-from orchestrator.show.described import described
-from orchestrator.show.report import report_schema
+from warmrank.orchestrator.cli.documents import NAMES, SchemaOf, reference_of, schema, schema_text
+from warmrank.orchestrator.config.keys import sections
+from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.config.reference import in_document
+from warmrank.orchestrator.show.described import described
+from warmrank.orchestrator.show.report import report_schema
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "cluster_configs").glob("*.yaml"))

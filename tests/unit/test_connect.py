@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from cache_store import connect
-from cache_store.backends.backend import BlobBackend
-from cache_store.backends.circuit import Circuits, Ticks
-from cache_store.backends.tier import TierState
-from cache_store.connect import TierSpec, is_left_alone, open_store
-from cache_store.errors import Corrupt, NewerFormat, StoreUnavailable
-from cache_store.store import Store
 from tests.support.failing_backends import WaywardBackend, unavailable
 from tests.support.stored import LAUNCH_KEY, OFF, make_partition
+from warmrank.cache_store import connect
+from warmrank.cache_store.backends.backend import BlobBackend
+from warmrank.cache_store.backends.circuit import Circuits, Ticks
+from warmrank.cache_store.backends.tier import TierState
+from warmrank.cache_store.connect import TierSpec, is_left_alone, open_store
+from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreUnavailable
+from warmrank.cache_store.store import Store
 
 OPEN_BACKEND = connect.open_backend
 
@@ -100,7 +100,7 @@ def test_unknown_scheme_is_refused(tmp_path, monkeypatch):
 
 def test_directory_needs_no_client_of_object_stores(near, monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
-    monkeypatch.delitem(sys.modules, "cache_store.backends.objects.store", raising=False)
+    monkeypatch.delitem(sys.modules, "warmrank.cache_store.backends.objects.store", raising=False)
     assert states(open_store([near], trust=OFF)) == [("near", "used")]
 
 
@@ -213,7 +213,7 @@ def test_object_store_is_opened_as_its_mode_says(monkeypatch, mode):
             super().__init__()
             asked.append((url, create, writable, dict(options)))
 
-    monkeypatch.setattr("cache_store.backends.objects.store.ObjectBackend", FakeObjects)
+    monkeypatch.setattr("warmrank.cache_store.backends.objects.store.ObjectBackend", FakeObjects)
     open_store([TierSpec(location="s3://bucket/x", mode=mode, options={"region": "r"})], trust=OFF)
     assert asked == [("s3://bucket/x", mode == "rw", mode != "ro", {"region": "r"})]
 

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 import typer
 
-from cache_store.errors import Corrupt, StoreUnavailable
-from orchestrator.causes import WorkerFailure
-from orchestrator.cli.console import describe, exit_code_of, plain, session
-from orchestrator.config.models import Retries
-from orchestrator.errors import CannotStart, ConfigError, ConfigProblem, DemoFailed, LaunchFailed
-from orchestrator.gang import joining
-from orchestrator.launch.retries import Spent
-from orchestrator.signals import undisturbed
-from worker.errors import NotYet
+from warmrank.cache_store.errors import Corrupt, StoreUnavailable
+from warmrank.orchestrator.causes import WorkerFailure
+from warmrank.orchestrator.cli.console import describe, exit_code_of, plain, session
+from warmrank.orchestrator.config.models import Retries
+from warmrank.orchestrator.errors import CannotStart, ConfigError, ConfigProblem, DemoFailed, LaunchFailed
+from warmrank.orchestrator.gang import joining
+from warmrank.orchestrator.launch.retries import Spent
+from warmrank.orchestrator.signals import undisturbed
+from warmrank.worker.errors import NotYet
 
 
 def problem(key: str) -> ConfigProblem:

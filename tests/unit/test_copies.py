@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from tests.support.cached import ROWS, outcome
-from worker.inference import cache_compile
+from warmrank.inference import cache_compile
 
 
 class Decoder(nn.Module):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.show import events
-from orchestrator.show.course import Recorder
+from warmrank.orchestrator.show import events
+from warmrank.orchestrator.show.course import Recorder
 
 
 def heard() -> Recorder:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from worker.devices.cpu import CpuBackend
-from worker.devices.cpu_graph import CpuGraph
-from worker.errors import NotCapturable, StateChanged
+from warmrank.worker.devices.cpu import CpuBackend
+from warmrank.worker.devices.cpu_graph import CpuGraph
+from warmrank.worker.errors import NotCapturable, StateChanged
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -299,7 +299,7 @@ def test_number_from_an_operator_of_its_own_is_refused(library: torch.library.Li
 def test_capture_in_a_new_process_imports_no_compiler() -> None:
     code = (
         "import sys, torch\n"
-        "from worker.devices.cpu import CpuBackend\n"
+        "from warmrank.worker.devices.cpu import CpuBackend\n"
         "b = CpuBackend()\n"
         "g = b.capture(lambda x: (torch.softmax(x @ x.t(), 0) + 1,), [torch.ones(2, 2)],\n"
         "    copied=frozenset({0}), aliased=frozenset(), pool=b.pool())\n"

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.support.random_graphs import RandomGraph
-from worker.devices import CapturedGraph
-from worker.devices.cpu import CpuBackend
+from warmrank.worker.devices import CapturedGraph
+from warmrank.worker.devices.cpu import CpuBackend
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 

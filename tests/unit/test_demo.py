@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from orchestrator.cli.demo import MARKER, demo, launch_command, prepare, run_process
-from orchestrator.errors import DemoFailed, NotOurs
-from orchestrator.show.report import Report, to_json
-from orchestrator.show.whole_file import write_whole
-from orchestrator.signals import Terminated
 from tests.support.launch_process import await_true
 from tests.support.launched import make_report
+from warmrank.orchestrator.cli.demo import MARKER, demo, launch_command, prepare, run_process
+from warmrank.orchestrator.errors import DemoFailed, NotOurs
+from warmrank.orchestrator.show.report import Report, to_json
+from warmrank.orchestrator.show.whole_file import write_whole
+from warmrank.orchestrator.signals import Terminated
 
 
 class FakeRuns:
@@ -124,7 +124,7 @@ def test_prepare_takes_an_empty_directory(tmp_path: Path):
 
 def test_launch_command_is_a_fresh_python():
     command = launch_command(Path("a.yaml"), Path("out"), Path("out/cold.json"))
-    assert command[:5] == (sys.executable, "-m", "orchestrator", "launch", "a.yaml")
+    assert command[:5] == (sys.executable, "-m", "warmrank", "launch", "a.yaml")
 
 
 def test_run_process_returns_the_exit_status():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.devices import backend_for
+from warmrank.worker.devices import backend_for
 
 
 def test_cpu_is_built() -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.canonical import canonical_json
-from cache_store.digests import Digest, digest_bytes, digest_stream
-from cache_store.errors import UnusableCache
-from cache_store.node import digest_index
-from cache_store.node.digest_index import DigestIndex
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.digests import Digest, digest_bytes, digest_stream
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.node import digest_index
+from warmrank.cache_store.node.digest_index import DigestIndex
 
 DATA = b"bytes of an artifact"
 OTHER = DATA[::-1]

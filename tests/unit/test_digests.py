@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_store.digests import (
+from warmrank.cache_store.digests import (
     CHUNK_BYTES,
     Digest,
     TooLong,

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.backends import directory
-from cache_store.backends.backend import NewFile
-from cache_store.backends.directory import DirectoryBackend
-from cache_store.backends.objects.format import _FORMAT_DATA
-from cache_store.digests import Digest, Readable, Writable, copy_and_digest, digest_bytes
-from cache_store.errors import Corrupt, NewerFormat, StoreUnavailable
-from cache_store.parallel import _SHORT_BYTES, each
-from cache_store.records.documents import _USUAL_BYTES, quarantine, read_stored_form
-from cache_store.steps import Step
 from tests.support.stored import stored
+from warmrank.cache_store.backends import directory
+from warmrank.cache_store.backends.backend import NewFile
+from warmrank.cache_store.backends.directory import DirectoryBackend
+from warmrank.cache_store.backends.objects.format import _FORMAT_DATA
+from warmrank.cache_store.digests import Digest, Readable, Writable, copy_and_digest, digest_bytes
+from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreUnavailable
+from warmrank.cache_store.parallel import _SHORT_BYTES, each
+from warmrank.cache_store.records.documents import _USUAL_BYTES, quarantine, read_stored_form
+from warmrank.cache_store.steps import Step
 
 NAME = "ac/ab/one"
 
@@ -140,7 +140,7 @@ def test_put_new_flushes_bytes_before_names_and_names_last(root, monkeypatch):
 
 def test_put_new_tells_its_steps_in_order(backend, monkeypatch):
     steps: list[Step] = []
-    monkeypatch.setattr("cache_store.backends.directory.reached", steps.append)
+    monkeypatch.setattr("warmrank.cache_store.backends.directory.reached", steps.append)
     backend.put_new([new_file()])
     backend.put_new([new_file()])
     assert steps == [
@@ -159,7 +159,7 @@ def test_put_new_copies_several_files_at_once_the_largest_first(backend, monkeyp
         begun.extend(item[1].expected.size_bytes for item in items)
         return each(function, items, num_threads=4)
 
-    monkeypatch.setattr("cache_store.backends.directory.each", in_threads)
+    monkeypatch.setattr("warmrank.cache_store.backends.directory.each", in_threads)
     sizes = [_SHORT_BYTES + number for number in range(20)]
     files = [new_file(f"cas/sha256/ab/{size}", bytes(size)) for size in sizes]
     assert backend.put_new(files) == tuple(file.name for file in files)
@@ -168,7 +168,7 @@ def test_put_new_copies_several_files_at_once_the_largest_first(backend, monkeyp
 
 
 def test_put_new_copies_many_small_files_in_one_thread_where_the_disk_does_not_wait(backend, monkeypatch):
-    monkeypatch.setattr("cache_store.parallel._WORTH_A_THREAD_S", 60.0)
+    monkeypatch.setattr("warmrank.cache_store.parallel._WORTH_A_THREAD_S", 60.0)
     threads: set[int] = set()
 
     def noting(source: Readable, target: Writable, *, limit_bytes: int) -> Digest:
@@ -204,7 +204,7 @@ def test_flush_may_be_chosen(root):
 def test_put_new_flushes_every_directory_up_to_the_root(backend, root, monkeypatch):
     flushed: list[str] = []
     monkeypatch.setattr(
-        "cache_store.backends.directory.flush_all",
+        "warmrank.cache_store.backends.directory.flush_all",
         lambda paths, **_: flushed.extend(os.path.relpath(path, root) for path in paths),
     )
     backend.put_new([new_file("cas/sha256/ab/1")])
@@ -214,7 +214,7 @@ def test_put_new_flushes_every_directory_up_to_the_root(backend, root, monkeypat
 def test_put_new_flushes_directories_above_only_until_their_names_are_durable(backend, root, monkeypatch):
     flushed: list[list[str]] = []
     monkeypatch.setattr(
-        "cache_store.backends.directory.flush_all",
+        "warmrank.cache_store.backends.directory.flush_all",
         lambda paths, **_: flushed.append(sorted(os.path.relpath(path, root) for path in paths)),
     )
     for name in ("cas/sha256/ab/1", "cas/sha256/ab/2", "cas/sha256/cd/1"):
@@ -233,7 +233,7 @@ def test_put_new_flushes_directories_above_again_after_a_flush_that_failed(backe
         if "cas" in flushed:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("cache_store.backends.directory.flush_all", fail)
+    monkeypatch.setattr("warmrank.cache_store.backends.directory.flush_all", fail)
     for _ in range(2):
         flushed.clear()
         with pytest.raises(StoreUnavailable):

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.backends.backend import NewFile
-from cache_store.backends.directory import DirectoryBackend
-from cache_store.digests import digest_bytes
-from cache_store.errors import Corrupt, StoreUnavailable
-from cache_store.records.documents import quarantine_if_damaged
 from tests.support.stored import stored
+from warmrank.cache_store.backends.backend import NewFile
+from warmrank.cache_store.backends.directory import DirectoryBackend
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import Corrupt, StoreUnavailable
+from warmrank.cache_store.records.documents import quarantine_if_damaged
 
 NAME = "ac/ab/one"
 ODD_NAMES = [b"a\\b", b"a\nb", b"\xff\xfe"]

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.backends import directory_moves
-from cache_store.backends.backend import NewFile
-from cache_store.backends.directory import DirectoryBackend
-from cache_store.digests import digest_bytes
-from cache_store.errors import NotInStore, StoreUnavailable
-from cache_store.layout import trash_name
-from cache_store.parallel import each
-from cache_store.steps import Step
 from tests.support.stored import stored
+from warmrank.cache_store.backends import directory_moves
+from warmrank.cache_store.backends.backend import NewFile
+from warmrank.cache_store.backends.directory import DirectoryBackend
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import NotInStore, StoreUnavailable
+from warmrank.cache_store.layout import trash_name
+from warmrank.cache_store.parallel import each
+from warmrank.cache_store.steps import Step
 
 NAME = "ac/ab/one"
 TRASHED = "trash/20260131T120000Z/ac/ab/one"

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from orchestrator.cli.main import app
-from orchestrator.doctor import examine as doctor
-from orchestrator.doctor import look as doctor_look
-from orchestrator.doctor import look_disk as doctor_look_disk
-from orchestrator.doctor import look_limits as doctor_look_limits
-from orchestrator.doctor.findings import LEVELS
-from orchestrator.doctor.versions import RANGES, Probe
-from orchestrator.nodes import Node
 from tests.support.launched import loaded_config, store_launch, write_config
+from warmrank.orchestrator.cli.main import app
+from warmrank.orchestrator.doctor import examine as doctor
+from warmrank.orchestrator.doctor import look as doctor_look
+from warmrank.orchestrator.doctor import look_disk as doctor_look_disk
+from warmrank.orchestrator.doctor import look_limits as doctor_look_limits
+from warmrank.orchestrator.doctor.findings import LEVELS
+from warmrank.orchestrator.doctor.versions import RANGES, Probe
+from warmrank.orchestrator.nodes import Node
 
 ROOT = Path(__file__).parents[2]
 FIELDS = {"check", "level", "what", "expected", "actual", "remedy"}

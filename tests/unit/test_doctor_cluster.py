@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from orchestrator.doctor.cluster import (
+from tests.support.launched import loaded_config
+from warmrank.orchestrator.doctor.cluster import (
     Member,
     ahead_of_driver,
     check_environments,
@@ -18,12 +19,19 @@ from orchestrator.doctor.cluster import (
     no_answer,
     with_clock,
 )
-from orchestrator.doctor.examine import Answer, Request
-from orchestrator.doctor.findings import Diagnosis, Finding, NodeFindings, diagnosis, fold, ok, unknown
-from orchestrator.doctor.nodes import diagnose_cluster
-from orchestrator.doctor.table import render_diagnosis
-from orchestrator.nodes import Node
-from tests.support.launched import loaded_config
+from warmrank.orchestrator.doctor.examine import Answer, Request
+from warmrank.orchestrator.doctor.findings import (
+    Diagnosis,
+    Finding,
+    NodeFindings,
+    diagnosis,
+    fold,
+    ok,
+    unknown,
+)
+from warmrank.orchestrator.doctor.nodes import diagnose_cluster
+from warmrank.orchestrator.doctor.table import render_diagnosis
+from warmrank.orchestrator.nodes import Node
 
 NODES = tuple(Node(node_id=f"{number:02x}" * 28, address="", host=f"atlas-{number}") for number in range(16))
 FULL = Finding(

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.doctor.devices import DeviceFile, Devices, Tool, check, cuda_visible_fault
-from orchestrator.doctor.findings import Finding
+from warmrank.orchestrator.doctor.devices import DeviceFile, Devices, Tool, check, cuda_visible_fault
+from warmrank.orchestrator.doctor.findings import Finding
 
 NPU = Devices(
     device="npu",

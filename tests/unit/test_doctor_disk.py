@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.doctor.disk import Disk, NodeCacheDirectory, check, check_node_caches
-from orchestrator.doctor.findings import Finding
-from orchestrator.doctor.look_disk import look_at_node_caches
 from tests.support.launched import loaded_config
+from warmrank.orchestrator.doctor.disk import Disk, NodeCacheDirectory, check, check_node_caches
+from warmrank.orchestrator.doctor.findings import Finding
+from warmrank.orchestrator.doctor.look_disk import look_at_node_caches
 
 FINE = Disk(
     path="/var/cache/warmrank",

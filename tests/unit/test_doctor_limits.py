@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.doctor.findings import Finding
-from orchestrator.doctor.limits import Limits, check
+from warmrank.orchestrator.doctor.findings import Finding
+from warmrank.orchestrator.doctor.limits import Limits, check
 
 INFINITY = float("inf")
 FINE = Limits(

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.doctor import look as doctor_look
-from orchestrator.doctor import look_network as doctor_look_network
-from orchestrator.doctor.look import look_at_devices, look_at_versions, probe_torch
-from orchestrator.doctor.look_disk import look_at_disk, nearest
-from orchestrator.doctor.look_limits import look_at_limits
-from orchestrator.doctor.look_network import look_at_network
-from orchestrator.doctor.versions import Probe
 from tests.support.launched import loaded_config
+from warmrank.orchestrator.doctor import look as doctor_look
+from warmrank.orchestrator.doctor import look_network as doctor_look_network
+from warmrank.orchestrator.doctor.look import look_at_devices, look_at_versions, probe_torch
+from warmrank.orchestrator.doctor.look_disk import look_at_disk, nearest
+from warmrank.orchestrator.doctor.look_limits import look_at_limits
+from warmrank.orchestrator.doctor.look_network import look_at_network
+from warmrank.orchestrator.doctor.versions import Probe
 
 
 @pytest.fixture

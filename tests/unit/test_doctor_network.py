@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.doctor.findings import Finding
-from orchestrator.doctor.network import HcclLink, Network, check
+from warmrank.orchestrator.doctor.findings import Finding
+from warmrank.orchestrator.doctor.network import HcclLink, Network, check
 
 FINE = Network(
     device="npu",

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.signing.keyring import generate
-from orchestrator.config.store import StoreConfig, TierConfig
-from orchestrator.doctor.clocks import Clock
-from orchestrator.doctor.clocks import check as check_clocks
-from orchestrator.doctor.findings import Finding
-from orchestrator.doctor.look_store import look_at_keys, look_at_launches, look_at_places
-from orchestrator.doctor.store import Keys, Place, check_keys, check_places
 from tests.support.launched import loaded_config, store_launch
+from warmrank.cache_store.signing.keyring import generate
+from warmrank.orchestrator.config.store import StoreConfig, TierConfig
+from warmrank.orchestrator.doctor.clocks import Clock
+from warmrank.orchestrator.doctor.clocks import check as check_clocks
+from warmrank.orchestrator.doctor.findings import Finding
+from warmrank.orchestrator.doctor.look_store import look_at_keys, look_at_launches, look_at_places
+from warmrank.orchestrator.doctor.store import Keys, Place, check_keys, check_places
 
 OPEN = Place(
     location="/mnt/store",

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.doctor.ascend import Ascend, check_streams
-from orchestrator.doctor.ascend import check as check_ascend
-from orchestrator.doctor.findings import Finding
-from orchestrator.doctor.versions import PYTHON, RANGES, Probe, Versions, check, release
-from worker.devices.streams import Captures
+from warmrank.orchestrator.doctor.ascend import Ascend, check_streams
+from warmrank.orchestrator.doctor.ascend import check as check_ascend
+from warmrank.orchestrator.doctor.findings import Finding
+from warmrank.orchestrator.doctor.versions import PYTHON, RANGES, Probe, Versions, check, release
+from warmrank.worker.devices.streams import Captures
 
 CPU = Versions(
     device="cpu",

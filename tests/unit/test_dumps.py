@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from tests.support.small_models import Cached, Plain
-from worker.configs.compiler_config import CompilerConfig
-from worker.inference import cache_compile, get_backend
+from warmrank.inference import cache_compile, get_backend
+from warmrank.worker.configs.compiler_config import CompilerConfig
 
 
 class Doubling(torch.nn.Module):

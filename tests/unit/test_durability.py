@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.backends import durability
-from cache_store.backends.durability import choose_flush, file_system_type, flush_all
+from warmrank.cache_store.backends import durability
+from warmrank.cache_store.backends.durability import choose_flush, file_system_type, flush_all
 
 MOUNTS = r"""/dev/sda / ext4 rw 0 0
 tmpfs /dev/shm tmpfs rw 0 0

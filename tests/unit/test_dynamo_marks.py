@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from worker.errors import GearError
-from worker.torch_private.marks import mark_geared, marked_dims, refuse_unbacked, traced_as
+from warmrank.worker.errors import GearError
+from warmrank.worker.torch_private.marks import mark_geared, marked_dims, refuse_unbacked, traced_as
 
 
 def marks_of(tensor: torch.Tensor) -> dict[str, object]:

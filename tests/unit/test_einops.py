@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from tests.support.processes import printed_by
-from worker.configs.compiler_config import CompilerConfig
-from worker.inference import cache_compile
+from warmrank.inference import cache_compile
+from warmrank.worker.configs.compiler_config import CompilerConfig
 
 einops = pytest.importorskip("einops", reason="einops comes with pip install 'warmrank[test]'")
 

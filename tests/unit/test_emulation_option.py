@@ -7,17 +7,17 @@ import os
 
 import pytest
 
-from orchestrator.config.models import DeviceKind
-from orchestrator.config.reading import Config
-from orchestrator.errors import BadArgument
-from orchestrator.launch.emulation import emulate
-from worker.settings import settings
+from warmrank.orchestrator.config.models import DeviceKind
+from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.errors import BadArgument
+from warmrank.orchestrator.launch.emulation import emulate
+from warmrank.worker.settings import settings
 
 
 def config(device: DeviceKind) -> Config:
     return Config.model_validate(
         {
-            "workload": {"entrypoint": "examples.llama:workload"},
+            "workload": {"entrypoint": "warmrank.examples.llama:workload"},
             "ranks": 1,
             "device": device,
             "cache_dir": "cache",

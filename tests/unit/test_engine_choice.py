@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from worker import CompilerConfig
-from worker.engines.choice import check_choice, engine_for
-from worker.errors import BadConfig
+from warmrank import CompilerConfig
+from warmrank.worker.engines.choice import check_choice, engine_for
+from warmrank.worker.errors import BadConfig
 
 
 def config(mode: str) -> CompilerConfig:

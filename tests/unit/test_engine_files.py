@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.digests import Digest, digest_bytes
-from cache_store.node.private_files import digest_owned
 from tests.support.node_artifacts import PACKAGE, package_bytes, write
-from worker import engine_files
-from worker.engine_files import GRAPHS, PACKAGES, bring_in, drop_unused, hand_over, set_name
+from warmrank.cache_store.digests import Digest, digest_bytes
+from warmrank.cache_store.node.private_files import digest_owned
+from warmrank.worker import engine_files
+from warmrank.worker.engine_files import GRAPHS, PACKAGES, bring_in, drop_unused, hand_over, set_name
 
 OLD = f"static_kernel_compile_outputs/ts20250101000000_pid1_outputs/{PACKAGE}"
 NEW = f"static_kernel_compile_outputs/ts20260101000000_pid1_outputs/{PACKAGE}"

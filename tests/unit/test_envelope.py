@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_store.digests import digest_bytes
-from cache_store.errors import Corrupt, NewerFormat, StoreError
-from cache_store.signing.envelope import (
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreError
+from warmrank.cache_store.signing.envelope import (
     MAX_HEADER_BYTES,
     Envelope,
     Producer,

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from orchestrator.environ import inherited
+from warmrank.orchestrator.environ import inherited
 
 NAME = "WARMRANK_TEST_VARIABLE"
 

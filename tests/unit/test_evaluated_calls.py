@@ -22,7 +22,7 @@ from torch.distributed import get_rank as position
 from tests.support import observed_operator
 from tests.support.fake_group import fake_world
 from tests.support.tracing import compiled, misfits
-from worker import groups
+from warmrank.worker import groups
 
 X = torch.arange(1.0, 5.0)
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tests.support.tracing import compiled, misfits
-from worker.errors import NotPortable
+from warmrank.worker.errors import NotPortable
 
 X = torch.ones(3)
 

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from tests.support.tracing import compiled, misfits
-from worker.errors import GraphBreak, NotPortable
-from worker.torch_private.evaluated_constants import NotedConstants
+from warmrank.worker.errors import GraphBreak, NotPortable
+from warmrank.worker.torch_private.evaluated_constants import NotedConstants
 
 X = torch.ones(3)
 LIMIT = [3]

@@ -16,7 +16,7 @@ from torch import nn
 
 from tests.support.releases import traces_more
 from tests.support.tracing import compiled, misfits
-from worker.errors import NotPortable
+from warmrank.worker.errors import NotPortable
 
 X = torch.ones(3)
 NUMBERS = [1]

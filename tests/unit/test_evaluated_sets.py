@@ -15,8 +15,8 @@ from torch import nn
 from tests.support.processes import printed_by
 from tests.support.releases import since
 from tests.support.tracing import compiled, misfits
-from worker.artifact import parse
-from worker.inference import cache_compile
+from warmrank.inference import cache_compile
+from warmrank.worker.artifact import parse
 
 X = torch.ones(2)
 GLOBAL = {"a", "b", "c", "dd", "ee"}

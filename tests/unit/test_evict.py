@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.digests import digest_bytes
-from cache_store.errors import EvictRefused, NotInStore, StoreUnavailable
-from cache_store.layout import PROBE, blob_name, quarantine_name, used_name
-from cache_store.publishing import launches
-from cache_store.retention.last_use import mark_used
-from cache_store.steps import Step
-from cache_store.upkeep import evict as evicting
-from cache_store.upkeep.evict_plan import EvictPolicy
 from tests.support.evicting import DAY_S, GRACE_S, SHARED, Evicting, at_step, put
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import EvictRefused, NotInStore, StoreUnavailable
+from warmrank.cache_store.layout import PROBE, blob_name, quarantine_name, used_name
+from warmrank.cache_store.publishing import launches
+from warmrank.cache_store.retention.last_use import mark_used
+from warmrank.cache_store.steps import Step
+from warmrank.cache_store.upkeep import evict as evicting
+from warmrank.cache_store.upkeep.evict_plan import EvictPolicy
 
 OTHER_KEY = "7" * 64
 

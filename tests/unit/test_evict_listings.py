@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.errors import EvictRefused
-from cache_store.steps import Step
 from tests.support.evicting import DAY_S, SHARED, Evicting, at_step, put
+from warmrank.cache_store.errors import EvictRefused
+from warmrank.cache_store.steps import Step
 
 
 @pytest.fixture

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.digests import digest_bytes
-from cache_store.errors import EvictRefused
-from cache_store.layout import launch_name
-from cache_store.records.manifest import PartitionRef
-from cache_store.retention.last_use import mark_used
-from cache_store.signing.trust import Trust, generate_key_pair
 from tests.support.evicting import DAY_S, Evicting, put
 from tests.support.stored import LAUNCH_KEY, OFF, make_record
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import EvictRefused
+from warmrank.cache_store.layout import launch_name
+from warmrank.cache_store.records.manifest import PartitionRef
+from warmrank.cache_store.retention.last_use import mark_used
+from warmrank.cache_store.signing.trust import Trust, generate_key_pair
 
 OTHER_KEY = "7" * 64
 SIGNING = Trust(policy="require", signer=generate_key_pair("ci"))

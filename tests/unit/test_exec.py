@@ -16,25 +16,25 @@ from typing import BinaryIO, cast
 
 import pytest
 
-from cache_store.errors import StoreUnavailable
-from cache_store.publish_pending import publish_pending
-from orchestrator.config.reading import Config, parse
-from orchestrator.errors import BadArgument, UnknownNode
-from orchestrator.launch.identity import identity, launch_key
-from orchestrator.look.verify import cached_files
-from orchestrator.serve import node
-from orchestrator.serve.answers import Order
-from orchestrator.serve.driver import execute
-from orchestrator.serve.node import ServingNode
-from orchestrator.serve.outcome import Options, Outcome
-from orchestrator.serve.places import Place
-from orchestrator.serve.readiness import parse_when
-from orchestrator.serve.streams import LONGEST_LINE, MOST_PENDING, Outlet, Streams
-from orchestrator.serve.world import World
 from tests.support.launched import loaded_config
 from tests.support.processes import marked, still_there
 from tests.support.ray_cluster import free_ports
 from tests.support.stored import open_store, store_config
+from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.publish_pending import publish_pending
+from warmrank.orchestrator.config.reading import Config, parse
+from warmrank.orchestrator.errors import BadArgument, UnknownNode
+from warmrank.orchestrator.launch.identity import identity, launch_key
+from warmrank.orchestrator.look.verify import cached_files
+from warmrank.orchestrator.serve import node
+from warmrank.orchestrator.serve.answers import Order
+from warmrank.orchestrator.serve.driver import execute
+from warmrank.orchestrator.serve.node import ServingNode
+from warmrank.orchestrator.serve.outcome import Options, Outcome
+from warmrank.orchestrator.serve.places import Place
+from warmrank.orchestrator.serve.readiness import parse_when
+from warmrank.orchestrator.serve.streams import LONGEST_LINE, MOST_PENDING, Outlet, Streams
+from warmrank.orchestrator.serve.world import World
 
 ROOT = Path(__file__).parents[2]
 RANKS = (sys.executable, "-m", "tests.support.exec_rank")

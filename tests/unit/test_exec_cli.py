@@ -35,7 +35,7 @@ def cli(tmp_path: Path, mark: str) -> Iterator[Cli]:
     def start(*arguments: str) -> subprocess.Popen[str]:
         environ = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         process = subprocess.Popen(
-            [sys.executable, "-m", "orchestrator", "exec", str(write_config(tmp_path)), *arguments],
+            [sys.executable, "-m", "warmrank", "exec", str(write_config(tmp_path)), *arguments],
             env={**environ, "WARMRANK_TEST": mark, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -95,7 +95,7 @@ def test_here_imports_neither_torch_nor_ray(tmp_path: Path) -> None:
     ranks = [sys.executable, "-m", "tests.support.exec_rank"]
     code = (
         "import sys\n"
-        "from orchestrator.cli.main import app\n"
+        "from warmrank.orchestrator.cli.main import app\n"
         f"arguments = ['exec', {str(write_config(tmp_path))!r}, '--here', '--', *{ranks!r}]\n"
         "status = app(arguments, standalone_mode=False)\n"
         "assert not {'torch', 'ray'} & set(sys.modules)\n"

@@ -18,9 +18,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.serve import command as command_room
-from orchestrator.serve.command import KILLED, CannotRun, Chunk, Command
 from tests.support.processes import marked, still_there
+from warmrank.orchestrator.serve import command as command_room
+from warmrank.orchestrator.serve.command import KILLED, CannotRun, Chunk, Command
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 60.0
@@ -162,7 +162,7 @@ def test_status_that_comes_together_with_the_start_is_not_lost(
 def test_command_ends_with_whoever_started_it(mark: str) -> None:
     program = """
     import os, time
-    from orchestrator.serve.command import Command
+    from warmrank.orchestrator.serve.command import Command
     words = ["sh", "-c", "setsid sleep 600 & echo up; wait"]
     kept = Command(words, environ=os.environ, grace_s=5, captured=False)
     time.sleep(600)

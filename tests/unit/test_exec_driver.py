@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from cache_store.errors import StoreUnavailable
-from orchestrator.errors import CannotStart
-from orchestrator.launch.identity import launch_key
-from orchestrator.serve import driver, publisher
-from orchestrator.serve.answers import Added, Prepared, State
-from orchestrator.serve.crew import Lost
-from orchestrator.serve.outcome import Options, Outcome
-from orchestrator.serve.places import Host
-from orchestrator.serve.publishing import RankWork
-from orchestrator.serve.readiness import parse_when
-from orchestrator.serve.streams import Streams
 from tests.support.launched import loaded_config
-from worker.results import Published
+from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.orchestrator.errors import CannotStart
+from warmrank.orchestrator.launch.identity import launch_key
+from warmrank.orchestrator.serve import driver, publisher
+from warmrank.orchestrator.serve.answers import Added, Prepared, State
+from warmrank.orchestrator.serve.crew import Lost
+from warmrank.orchestrator.serve.outcome import Options, Outcome
+from warmrank.orchestrator.serve.places import Host
+from warmrank.orchestrator.serve.publishing import RankWork
+from warmrank.orchestrator.serve.readiness import parse_when
+from warmrank.orchestrator.serve.streams import Streams
+from warmrank.worker.results import Published
 
 RUNS = State(output=(), status=None, is_ready=False)
 

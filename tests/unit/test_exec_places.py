@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.errors import CannotStart
-from orchestrator.serve.places import Host, Place, choose_hosts, filled, places, variables
+from warmrank.orchestrator.errors import CannotStart
+from warmrank.orchestrator.serve.places import Host, Place, choose_hosts, filled, places, variables
 
 
 def host(name: str, **resources: float) -> Host:

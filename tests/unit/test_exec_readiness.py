@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import BadArgument
-from orchestrator.serve.readiness import Readiness, When, parse_when
+from warmrank.orchestrator.errors import BadArgument
+from warmrank.orchestrator.serve.readiness import Readiness, When, parse_when
 
 
 @pytest.mark.parametrize(

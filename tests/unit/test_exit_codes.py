@@ -7,8 +7,8 @@ from pathlib import Path
 
 from typer.main import get_command
 
-from orchestrator.cli.console import ExitCode
-from orchestrator.cli.main import app
+from warmrank.orchestrator.cli.console import ExitCode
+from warmrank.orchestrator.cli.main import app
 
 TEXT = (Path(__file__).parents[2] / "docs" / "exit-codes.md").read_text()
 CODES, BY_COMMAND = TEXT.split("## By command")

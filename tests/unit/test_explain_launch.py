@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.errors import StoreUnavailable
-from cache_store.seed import Wanted, seed
-from orchestrator.config.reading import Config
-from orchestrator.launch.identity import launch_key
-from orchestrator.look.explain import GUARDS_NOTE, Explanation, explain, explain_if_away
-from orchestrator.look.store_contents import open_if_there
 from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import overwrite, stored
-from worker.environment import environment
+from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.seed import Wanted, seed
+from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.launch.identity import launch_key
+from warmrank.orchestrator.look.explain import GUARDS_NOTE, Explanation, explain, explain_if_away
+from warmrank.orchestrator.look.store_contents import open_if_there
+from warmrank.worker.environment import environment
 
 OTHER_TORCH = {**environment(), "torch": "2.12.0"}
 
@@ -147,7 +147,7 @@ def test_explaining_imports_neither_torch_nor_ray(config: Config, tmp_path: Path
     store_launch(config, tmp_path / "work")
     code = (
         "import sys\n"
-        "from orchestrator.cli.main import app\n"
+        "from warmrank.orchestrator.cli.main import app\n"
         f"app(['explain', {str(tmp_path / 'tiny.yaml')!r}], standalone_mode=False)\n"
         "assert not {'torch', 'ray'} & set(sys.modules)\n"
     )

@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from orchestrator.causes import WorkerFailure
-from orchestrator.config.reading import parse
-from orchestrator.errors import CompileForbidden, LaunchFailed
-from orchestrator.launch import steps
-from orchestrator.launch.driver import launch
-from orchestrator.launch.failed_compiles import CompileCut, Compiling
-from orchestrator.launch.rounds import settle_all
-from orchestrator.launch.stages import Stages
-from orchestrator.show.events import Planned
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
 from tests.support.node_launcher import NodeLauncher
 from tests.support.recorder import Recorder
-from worker.errors import GraphBreak
+from warmrank.orchestrator.causes import WorkerFailure
+from warmrank.orchestrator.config.reading import parse
+from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed
+from warmrank.orchestrator.launch import steps
+from warmrank.orchestrator.launch.driver import launch
+from warmrank.orchestrator.launch.failed_compiles import CompileCut, Compiling
+from warmrank.orchestrator.launch.rounds import settle_all
+from warmrank.orchestrator.launch.stages import Stages
+from warmrank.orchestrator.show.events import Planned
+from warmrank.worker.errors import GraphBreak
 
 NODES = ("a", "a", "b", "b")
 PREFILL, DECODE = FUNCTIONS

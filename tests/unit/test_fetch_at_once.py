@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from cache_store.fetching.reports import FetchReport
-from cache_store.node.unverified import UNVERIFIED
-from cache_store.records.manifest import PartitionRef
-from cache_store.store import Store
 from tests.support.stored import FUNCTIONS, LAUNCH_KEY, REPOSITORY, make_partition, open_store
 from tests.support.stored import tree as all_files
+from warmrank.cache_store.fetching.reports import FetchReport
+from warmrank.cache_store.node.unverified import UNVERIFIED
+from warmrank.cache_store.records.manifest import PartitionRef
+from warmrank.cache_store.store import Store
 
 ALL_BYTES = sum(len(data) for data in FUNCTIONS.values())
 
@@ -91,7 +91,7 @@ def test_threads_that_fetch_without_a_lock_agree(store, root, source, cache, mon
 FETCHER = """
 import sys
 from pathlib import Path
-from cache_store.records.manifest import PartitionRef
+from warmrank.cache_store.records.manifest import PartitionRef
 from tests.support.stored import open_store
 root, cache, *refs = sys.argv[1:]
 store, refs = open_store(Path(root)), [PartitionRef.model_validate_json(ref) for ref in refs]

@@ -4,11 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.digests import digest_bytes
-from cache_store.errors import Corrupt, NotInStore
-from cache_store.fetching.fetch_plan import Partition, Target, by_digest, by_function_dir, partition_of
-from cache_store.records.manifest import PartitionRef
 from tests.support.stored import make_partition
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import Corrupt, NotInStore
+from warmrank.cache_store.fetching.fetch_plan import (
+    Partition,
+    Target,
+    by_digest,
+    by_function_dir,
+    partition_of,
+)
+from warmrank.cache_store.records.manifest import PartitionRef
 
 REF = PartitionRef(partition="world1global_rank0", rank=0, manifest_key="0" * 64, manifest_sha256="1" * 64)
 SMALL, LARGE = digest_bytes(b"a"), digest_bytes(b"long")

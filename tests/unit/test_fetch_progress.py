@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from cache_store.fetching.progress import Progress
-from orchestrator.show.fetch_progress import Lines, fetch_progress
+from warmrank.cache_store.fetching.progress import Progress
+from warmrank.orchestrator.show.fetch_progress import Lines, fetch_progress
 
 
 class Clock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.show.figures import count_text, seconds_text, size_text, time_text
+from warmrank.orchestrator.show.figures import count_text, seconds_text, size_text, time_text
 
 
 @pytest.mark.parametrize(

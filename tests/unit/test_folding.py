@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.show.course import Course, StageSpan
-from orchestrator.show.folding import brief_names, brief_ranks, runs_text, timeline_rows
-from orchestrator.show.headline import headline
-from orchestrator.show.slow_ranks import last_ranks, node_lags, slow_ranks
 from tests.support.made_reports import made_report
+from warmrank.orchestrator.show.course import Course, StageSpan
+from warmrank.orchestrator.show.folding import brief_names, brief_ranks, runs_text, timeline_rows
+from warmrank.orchestrator.show.headline import headline
+from warmrank.orchestrator.show.slow_ranks import last_ranks, node_lags, slow_ranks
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from worker.errors import GearError
-from worker.gears import checked_gears, set_dim_gears
-from worker.gears.carried import geared_arguments
+from warmrank.worker.errors import GearError
+from warmrank.worker.gears import checked_gears, set_dim_gears
+from warmrank.worker.gears.carried import geared_arguments
 
 
 def test_gears_come_back_as_tuples() -> None:

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-import worker
+import warmrank
 from tests.support.cached import cached, outcome
 from tests.support.releases import compiles_ahead
-from worker.errors import GearError
-from worker.inference import set_dim_gears
+from warmrank.inference import set_dim_gears
+from warmrank.worker.errors import GearError
 
 
 class Model(nn.Module):
@@ -87,8 +87,8 @@ def same(got: Any, wanted: Any) -> bool:
     return bool(got == wanted) and type(got) is type(wanted)
 
 
-def product() -> worker.CompilerConfig:
-    config = worker.CompilerConfig()
+def product() -> warmrank.CompilerConfig:
+    config = warmrank.CompilerConfig()
     config.inference_config.dynamic_gears_merge_policy = "product"
     return config
 
@@ -272,7 +272,7 @@ def test_a_slice_of_a_geared_tensor_has_no_gears(tmp_path: Path) -> None:
 @pytest.mark.slow
 @torch.no_grad()
 def test_compiled_kernels_serve_every_gear(tmp_path: Path) -> None:
-    config = worker.CompilerConfig()
+    config = warmrank.CompilerConfig()
     config.mode = "max-autotune"
     model = Model()
     function = cached(model.mlp, tmp_path, config=config)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.support.cached import cached
-from worker.errors import GearError
+from warmrank.worker.errors import GearError
 
 
 class Model(nn.Module):

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.errors import GearError
-from worker.gears.merge import MAX_COMBINATIONS, covering, merged
-from worker.gears.model import Axis, GearedInput, GearFacts
+from warmrank.worker.errors import GearError
+from warmrank.worker.gears.merge import MAX_COMBINATIONS, covering, merged
+from warmrank.worker.gears.model import Axis, GearedInput, GearFacts
 
 GEARS = st.lists(st.integers(1, 9), min_size=2, max_size=4)
 

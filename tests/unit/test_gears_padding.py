@@ -11,9 +11,9 @@ from torch import nn
 
 from tests.support.cached import cached
 from tests.unit.test_gears_cached import Model, geared, rows, same
-from worker.configs.compiler_config import CompilerConfig
-from worker.errors import GearError
-from worker.inference import set_dim_gears
+from warmrank.inference import set_dim_gears
+from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.errors import GearError
 
 
 def padded(method: Any, cache: Path, **options: Any) -> Any:

@@ -11,10 +11,10 @@ from torch import nn
 
 from tests.support.small_models import Cached, Plain, Unfit
 from tests.support.tracing import traced
-from worker.errors import RandomOp
-from worker.graph_facts import GraphFacts, analyse
-from worker.torch_private.lowering import LoweredGraph
-from worker.torch_private.operators import named_argument
+from warmrank.worker.errors import RandomOp
+from warmrank.worker.graph_facts import GraphFacts, analyse
+from warmrank.worker.torch_private.lowering import LoweredGraph
+from warmrank.worker.torch_private.operators import named_argument
 
 ROWS = torch.ones(2, 4)
 CACHE = torch.zeros(8, 4)

@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.support.fake_group import fake_world
 from tests.support.tracing import compiled, misfits
-from worker import groups
+from warmrank.worker import groups
 
 
 class Model(nn.Module):

@@ -8,9 +8,9 @@ import pytest
 import torch.distributed as dist
 
 from tests.support.fake_group import fake_world
-from worker import groups
-from worker.errors import GroupError
-from worker.torch_private.process_groups import group_name, known_groups
+from warmrank.worker import groups
+from warmrank.worker.errors import GroupError
+from warmrank.worker.torch_private.process_groups import group_name, known_groups
 
 World = tuple[dist.ProcessGroup, dist.ProcessGroup, dist.ProcessGroup]
 

@@ -12,14 +12,14 @@ from torch import nn
 
 from tests.support.fake_group import fake_world
 from tests.support.made_guards import like, made_guards
-from worker import groups
-from worker.guards import asked
-from worker.guards.check import MAX_REASONS, free_variables, mismatches, shape_holds
-from worker.guards.constants import encode
-from worker.guards.identity import describe
-from worker.guards.model import PortableGuards
-from worker.guards.words import tensor_differences
-from worker.sources import TracedSource, type_name
+from warmrank.worker import groups
+from warmrank.worker.guards import asked
+from warmrank.worker.guards.check import MAX_REASONS, free_variables, mismatches, shape_holds
+from warmrank.worker.guards.constants import encode
+from warmrank.worker.guards.identity import describe
+from warmrank.worker.guards.model import PortableGuards
+from warmrank.worker.guards.words import tensor_differences
+from warmrank.worker.sources import TracedSource, type_name
 
 LIMIT = 5
 

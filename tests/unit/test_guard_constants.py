@@ -15,8 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.errors import NotPortable
-from worker.guards.constants import decode, encode
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.guards.constants import decode, encode
 
 
 class Colour(enum.Enum):

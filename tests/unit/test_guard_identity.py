@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 
 from tests.support.small_models import Plain
-from worker import code_digests
-from worker.errors import NotPortable
-from worker.guards.identity import describe
-from worker.sources import class_digest, function_digest
+from warmrank.worker import code_digests
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.guards.identity import describe
+from warmrank.worker.sources import class_digest, function_digest
 
 
 class Colour(enum.Enum):

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from worker.errors import NotPortable
-from worker.guards.paths import MISSING, PathTable, resolve, root_names, text
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.guards.paths import MISSING, PathTable, resolve, root_names, text
 
 
 @dataclasses.dataclass

@@ -16,11 +16,11 @@ from tests.support.tracing import compiled, misfits, traced
 from tests.support.zoo import memory  # noqa: F401 - fills the zoo, with what it imports
 from tests.support.zoo.case import CASES
 from tests.support.zoo_child import _contexts
-from worker.errors import GraphBreak, NotPortable
-from worker.guards.accounts import RULES, accounts
-from worker.guards.translate import AMBIENT_KINDS, TRANSLATED_KINDS
-from worker.torch_private.guard_tree import GuardTree, Leaf
-from worker.torch_private.patching import wrapped
+from warmrank.worker.errors import GraphBreak, NotPortable
+from warmrank.worker.guards.accounts import RULES, accounts
+from warmrank.worker.guards.translate import AMBIENT_KINDS, TRANSLATED_KINDS
+from warmrank.worker.torch_private.guard_tree import GuardTree, Leaf
+from warmrank.worker.torch_private.patching import wrapped
 
 ROWS = torch.ones(2, 4)
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.gang import guardian
-from orchestrator.gang.guardian import MARK
 from tests.support.processes import still_there
+from warmrank.orchestrator.gang import guardian
+from warmrank.orchestrator.gang.guardian import MARK
 
 LONG_S = 600.0
 

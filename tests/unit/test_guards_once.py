@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tests.support.releases import compiles_ahead
-from worker.configs.compiler_config import CompilerConfig
-from worker.errors import NotPortable
-from worker.inference import cache_compile
+from warmrank.inference import cache_compile
+from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.errors import NotPortable
 
 FACTOR = 3
 OFFSET = torch.ones(3)

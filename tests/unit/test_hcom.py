@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.hcom import patch_for_hcom
+from warmrank.worker.hcom import patch_for_hcom
 
 
 def test_patch_for_hcom_says_that_it_is_not_needed(caplog: pytest.LogCaptureFixture) -> None:

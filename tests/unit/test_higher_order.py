@@ -17,8 +17,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from tests.support.cached import cached, outcome, reason
-from worker import CompilerConfig
-from worker.errors import GraphBreak, NotPortable
+from warmrank import CompilerConfig
+from warmrank.worker.errors import GraphBreak, NotPortable
 
 # torch's own, in eager: forward-mode derivatives script their decompositions, and attention is not fused.
 pytestmark = [

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.show.course import Course
-from orchestrator.show.html_report import render_html
-from orchestrator.show.html_timeline import MAX_ROWS
-from orchestrator.show.markup import Html, escaped, join, tag
-from orchestrator.show.report import from_json, report_schema, to_json
 from tests.support.made_reports import made_report
+from warmrank.orchestrator.show.course import Course
+from warmrank.orchestrator.show.html_report import render_html
+from warmrank.orchestrator.show.html_timeline import MAX_ROWS
+from warmrank.orchestrator.show.markup import Html, escaped, join, tag
+from warmrank.orchestrator.show.report import from_json, report_schema, to_json
 
 
 class Page(HTMLParser):

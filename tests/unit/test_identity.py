@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.reading import parse
-from orchestrator.launch.identity import identity, launch_key
+from warmrank.orchestrator.config.reading import parse
+from warmrank.orchestrator.launch.identity import identity, launch_key
 
 BASE: dict[str, Any] = {
     "workload": {"entrypoint": "models.tiny:workload", "arguments": {"layers": 4, "sizes": {"a": 1, "b": 2}}},

@@ -16,12 +16,12 @@ from torch import nn
 
 from tests.support.releases import compiles_ahead
 from tests.support.tracing import bound
-from worker.engines.aoti import AotiEngine, _compile_again
-from worker.errors import NotYet
-from worker.graph_facts import analyse
-from worker.torch_private import inductor
-from worker.torch_private.symbolic import rebuild
-from worker.torch_private.tracing import trace
+from warmrank.worker.engines.aoti import AotiEngine, _compile_again
+from warmrank.worker.errors import NotYet
+from warmrank.worker.graph_facts import analyse
+from warmrank.worker.torch_private import inductor
+from warmrank.worker.torch_private.symbolic import rebuild
+from warmrank.worker.torch_private.tracing import trace
 
 X = torch.arange(12.0).reshape(3, 4)
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.artifacts import make_artifact
-from worker import journal
-from worker.results import FunctionResult, StageSeconds
+from warmrank.worker import journal
+from warmrank.worker.results import FunctionResult, StageSeconds
 
 ARTIFACT = make_artifact()
 OUTCOMES = st.sampled_from(["compiled", "loaded", "adopted"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from worker.torch_private.kernels import call_of, into, only_copies, out_variant, run
+from warmrank.worker.torch_private.kernels import call_of, into, only_copies, out_variant, run
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.usefixtures("no_grad")
@@ -82,8 +82,8 @@ def test_binding_that_reaches_another_overload_is_not_used(monkeypatch: pytest.M
     class Home:
         tanh = staticmethod(lambda x, out: torch.sigmoid(x, out=out))
 
-    monkeypatch.setattr("worker.torch_private.kernels._HOMES", (Home,))
-    monkeypatch.setattr("worker.torch_private.kernels._BINDINGS", {})
+    monkeypatch.setattr("warmrank.worker.torch_private.kernels._HOMES", (Home,))
+    monkeypatch.setattr("warmrank.worker.torch_private.kernels._BINDINGS", {})
     assert called(call_of(aten.tanh.out, (X,), {"out": empty()})) is aten.tanh.out._op
 
 
@@ -91,8 +91,8 @@ def test_binding_that_changes_an_argument_is_not_used(monkeypatch: pytest.Monkey
     class Home:
         cumsum = staticmethod(lambda x, dim, out: torch.cumsum(x, dim - 1, out=out))
 
-    monkeypatch.setattr("worker.torch_private.kernels._HOMES", (Home,))
-    monkeypatch.setattr("worker.torch_private.kernels._BINDINGS", {})
+    monkeypatch.setattr("warmrank.worker.torch_private.kernels._HOMES", (Home,))
+    monkeypatch.setattr("warmrank.worker.torch_private.kernels._BINDINGS", {})
     assert called(call_of(aten.cumsum.out, (X, 1), {"out": empty()})) is aten.cumsum.out._op
 
 

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from cache_store.errors import Conflict, Corrupt, UnusableCache
-from cache_store.signing.keyring import (
+from warmrank.cache_store.errors import Conflict, Corrupt, UnusableCache
+from warmrank.cache_store.signing.keyring import (
     Keyring,
     generate,
     name_fault,
@@ -22,8 +22,8 @@ from cache_store.signing.keyring import (
     revoke,
     trust_key,
 )
-from cache_store.signing.revocations import Revocation, revocation_of
-from cache_store.signing.signing_keys import generate_key_pair, key_id, load_public_key, load_signer
+from warmrank.cache_store.signing.revocations import Revocation, revocation_of
+from warmrank.cache_store.signing.signing_keys import generate_key_pair, key_id, load_public_key, load_signer
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 OTHER = generate_key_pair("other")
@@ -160,7 +160,7 @@ def test_revocations_at_once_are_all_kept_where_locks_do_nothing(tmp_path, monke
         together.wait(timeout=30)
         return contextlib.nullcontext()
 
-    monkeypatch.setattr("cache_store.signing.keyring.FileLock", without_lock)
+    monkeypatch.setattr("warmrank.cache_store.signing.keyring.FileLock", without_lock)
     with ThreadPoolExecutor(len(ids)) as pool:
         acknowledged = list(pool.map(lambda wanted: revoke(tmp_path, Revocation(key_id=wanted)), ids))
     assert [is_new for _, is_new in acknowledged] == [True] * len(ids)
@@ -174,7 +174,7 @@ def test_key_revoked_at_once_where_locks_do_nothing_has_one_revocation(tmp_path,
         together.wait(timeout=30)
         return contextlib.nullcontext()
 
-    monkeypatch.setattr("cache_store.signing.keyring.FileLock", without_lock)
+    monkeypatch.setattr("warmrank.cache_store.signing.keyring.FileLock", without_lock)
     with ThreadPoolExecutor(2) as pool:
         (one, one_is_new), (two, two_is_new) = pool.map(
             lambda reason: revoke(tmp_path, other_revoked(reason)), ["lost", "stolen"]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_store.keys import ComponentChange, changed_components, key_of
+from warmrank.cache_store.keys import ComponentChange, changed_components, key_of
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 COMPONENTS = st.dictionaries(TEXT, TEXT, max_size=4)

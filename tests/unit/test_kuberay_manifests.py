@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.config.models import Config
-from orchestrator.config.reading import load, parse
+from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.config.reading import load, parse
 
 PLAIN = Path(__file__).parents[2] / "cluster_configs"
 ON_CLUSTERS = sorted((PLAIN / "kuberay").glob("*-job-on-raycluster.yaml"))

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.causes import WorkerFailure, causes_of
-from orchestrator.gang import last_words
+from warmrank.orchestrator.causes import WorkerFailure, causes_of
+from warmrank.orchestrator.gang import last_words
 
 _CHILD = """
 import ctypes, sys
 from pathlib import Path
-from orchestrator.gang import last_words
+from warmrank.orchestrator.gang import last_words
 last_words.begin(Path(sys.argv[1]))
 def in_native_code():
     print("up", flush=True)

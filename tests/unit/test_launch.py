@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from cache_store.errors import Conflict, NewerFormat
-from orchestrator.causes import WorkerFailure
-from orchestrator.config.reading import Config, parse
-from orchestrator.errors import CompileForbidden, LaunchFailed
-from orchestrator.gang.in_process import InProcessLauncher
-from orchestrator.launch.driver import launch
-from orchestrator.seats import Gang
-from orchestrator.show.report import Report
 from tests.support.fake_rank import FUNCTIONS, FakeWorld, digest_of
 from tests.support.recorder import Recorder
-from worker.errors import CompileForbidden as ForbiddenOnRank
+from warmrank.cache_store.errors import Conflict, NewerFormat
+from warmrank.orchestrator.causes import WorkerFailure
+from warmrank.orchestrator.config.reading import Config, parse
+from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed
+from warmrank.orchestrator.gang.in_process import InProcessLauncher
+from warmrank.orchestrator.launch.driver import launch
+from warmrank.orchestrator.seats import Gang
+from warmrank.orchestrator.show.report import Report
+from warmrank.worker.errors import CompileForbidden as ForbiddenOnRank
 
 
 def config_of(tmp_path: Path, num_ranks: int = 2, **changes: Any) -> Config:

@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 
-from orchestrator.causes import DIED, NODE_LOST, STOPPED, TIMEOUT, WorkerFailure
-from orchestrator.cli import console
-from orchestrator.cli.console import ExitCode
-from orchestrator.config.reading import Config, parse
-from orchestrator.errors import CannotStart, LaunchFailed
-from orchestrator.gang.in_process import InProcessLauncher
-from orchestrator.gang.launcher import Sight
-from orchestrator.launch.driver import Launch
-from orchestrator.seats import Gang
-from orchestrator.show import events
-from orchestrator.show.report import Report, from_json, to_json
-from orchestrator.signals import EXIT_TERMINATED, Terminated, exit_code_of, sigterm_raises
-from orchestrator.store.stores import make
 from tests.support.fake_rank import FakeWorld
 from tests.support.recorder import Recorder
 from tests.support.stored import store_config
+from warmrank.orchestrator.causes import DIED, NODE_LOST, STOPPED, TIMEOUT, WorkerFailure
+from warmrank.orchestrator.cli import console
+from warmrank.orchestrator.cli.console import ExitCode
+from warmrank.orchestrator.config.reading import Config, parse
+from warmrank.orchestrator.errors import CannotStart, LaunchFailed
+from warmrank.orchestrator.gang.in_process import InProcessLauncher
+from warmrank.orchestrator.gang.launcher import Sight
+from warmrank.orchestrator.launch.driver import Launch
+from warmrank.orchestrator.seats import Gang
+from warmrank.orchestrator.show import events
+from warmrank.orchestrator.show.report import Report, from_json, to_json
+from warmrank.orchestrator.signals import EXIT_TERMINATED, Terminated, exit_code_of, sigterm_raises
+from warmrank.orchestrator.store.stores import make
 
 
 def config_of(tmp_path: Path, **changes: Any) -> Config:

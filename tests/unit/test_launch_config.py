@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.config import models as config_models
-from orchestrator.config import problems as config_problems
-from orchestrator.config import serving as serving_config
-from orchestrator.config import store as store_config
-from orchestrator.config.models import Config, Parallel
-from orchestrator.config.reading import groups, load, parse
-from orchestrator.config.strict import Strict
-from orchestrator.errors import ConfigError
+from warmrank.orchestrator.config import models as config_models
+from warmrank.orchestrator.config import problems as config_problems
+from warmrank.orchestrator.config import serving as serving_config
+from warmrank.orchestrator.config import store as store_config
+from warmrank.orchestrator.config.models import Config, Parallel
+from warmrank.orchestrator.config.reading import groups, load, parse
+from warmrank.orchestrator.config.strict import Strict
+from warmrank.orchestrator.errors import ConfigError
 
 MINIMAL = """
 workload: {entrypoint: "models.tiny:workload", arguments: {layers: 4}}
@@ -146,7 +146,7 @@ def test_unusable_value_is_refused(file: Path, override: str) -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("workload.entrypoint=nocolon", "expected module:function that returns a worker.Workload"),
+        ("workload.entrypoint=nocolon", "expected module:function that returns a warmrank.Workload"),
         ("name='../x'", "expected name for people: letters, digits, '.', '-', '_'"),
         ("node_caches={'A B': {path: /a}}", "expected a name of at most 64 characters: a-z, 0-9, '-', '_': "),
         ("exec.sync=[{tool: 'A B'}]", "expected a name of at most 64 characters: a-z, 0-9, '-', '_': "),
@@ -238,7 +238,8 @@ def config_of(**parallel: int) -> Config:
 
 def test_config_imports_neither_torch_nor_ray() -> None:
     program = (
-        "import sys, orchestrator.config.reading, orchestrator.launch.identity, orchestrator.launch.driver;"
+        "import sys, warmrank.orchestrator.config.reading;"
+        "from warmrank.orchestrator.launch import driver, identity;"
         "sys.exit(' '.join({'torch', 'ray'} & set(sys.modules)) or 0)"
     )
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -9,24 +9,24 @@ from typing import Any
 
 import pytest
 
-from cache_store import connect
-from cache_store.backends.circuit import TICK_S, Circuits, Ticks
-from cache_store.errors import StoreUnavailable
-from cache_store.layout import FORMAT_FILE
-from cache_store.publishing.publish_queue import pending
-from cache_store.signing.trust_policy import PolicyChoice
-from orchestrator.cli.console import ExitCode, exit_code_of
-from orchestrator.config.reading import Config, parse
-from orchestrator.errors import LaunchFailed
-from orchestrator.gang.in_process import InProcessLauncher
-from orchestrator.launch.driver import launch
-from orchestrator.launch.identity import launch_key
-from orchestrator.show.events import Event, Listener, StageStarted
-from orchestrator.show.report import Report
-from orchestrator.store.late import publish_late
-from orchestrator.store.stores import open_store
 from tests.support.failing_backends import WaywardBackend, unavailable
 from tests.support.fake_rank import FakeWorld
+from warmrank.cache_store import connect
+from warmrank.cache_store.backends.circuit import TICK_S, Circuits, Ticks
+from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.layout import FORMAT_FILE
+from warmrank.cache_store.publishing.publish_queue import pending
+from warmrank.cache_store.signing.trust_policy import PolicyChoice
+from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
+from warmrank.orchestrator.config.reading import Config, parse
+from warmrank.orchestrator.errors import LaunchFailed
+from warmrank.orchestrator.gang.in_process import InProcessLauncher
+from warmrank.orchestrator.launch.driver import launch
+from warmrank.orchestrator.launch.identity import launch_key
+from warmrank.orchestrator.show.events import Event, Listener, StageStarted
+from warmrank.orchestrator.show.report import Report
+from warmrank.orchestrator.store.late import publish_late
+from warmrank.orchestrator.store.stores import open_store
 
 ANSWER_S = 0.1
 PATIENT_S = 60.0
@@ -115,7 +115,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
 
 def num_silences(caplog: pytest.LogCaptureFixture) -> int:
     """How often a place was left alone: each costs its ``answer_s``, and nothing else waits."""
-    return sum(record.name == "cache_store.backends.circuit" for record in caplog.records)
+    return sum(record.name == "warmrank.cache_store.backends.circuit" for record in caplog.records)
 
 
 def tiers(near: str = "rw", far: str = "rw") -> dict[str, Any]:
@@ -179,7 +179,7 @@ OPEN = {"path": "/store", "answer_s": ANSWER_S}
 
 def asks_for_signatures(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
     choice = PolicyChoice(policy=policy, reason="others can write it")  # type: ignore[arg-type]
-    monkeypatch.setattr("orchestrator.config.trust.choose_policy", lambda _location: choice)
+    monkeypatch.setattr("warmrank.orchestrator.config.trust.choose_policy", lambda _location: choice)
 
 
 def test_what_cannot_be_signed_waits_where_only_the_place_of_a_store_that_is_away_asks_for_it(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_store.layout import (
+from warmrank.cache_store.layout import (
     BLOBS,
     MANIFESTS,
     blob_name,
@@ -14,7 +14,7 @@ from cache_store.layout import (
     split_fanned_name,
     split_launch_name,
 )
-from cache_store.paths import path_fault
+from warmrank.cache_store.paths import path_fault
 
 HEX = st.binary(min_size=32, max_size=32).map(bytes.hex)
 KEY = "ab" + "0" * 62

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from examples import llama
-from examples.llama_model import build_model
-from examples.llama_reference import reference_logits
-from examples.llama_weights import LlamaSizes, full_weights, shard
-from worker.cached_function import CachedFunction
-from worker.errors import WorkloadError
-from worker.workload import RankContext, Workload, build_workload
+from warmrank.examples import llama
+from warmrank.examples.llama_model import build_model
+from warmrank.examples.llama_reference import reference_logits
+from warmrank.examples.llama_weights import LlamaSizes, full_weights, shard
+from warmrank.worker.cached_function import CachedFunction
+from warmrank.worker.errors import WorkloadError
+from warmrank.worker.workload import RankContext, Workload, build_workload
 
 SMALL = LlamaSizes(layers=2, dim=32, heads=4, kv_heads=2, hidden=48, batch=2, max_seq=32)
 
@@ -171,7 +171,7 @@ def test_prompt_that_does_not_fit_the_cache_is_refused(lengths: Any) -> None:
 
 def test_workload_names_both_functions_in_call_order() -> None:
     arguments = {"layers": 1, "dim": 32, "heads": 4, "kv_heads": 2, "hidden": 48, "max_seq": 64}
-    built = build_workload("examples.llama:workload", context(), arguments)
+    built = build_workload("warmrank.examples.llama:workload", context(), arguments)
     assert isinstance(built, Workload)
     assert built.check is not None
     assert all(isinstance(call.function, CachedFunction) for call in built.calls)

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.digests import digest_bytes
-from cache_store.errors import Corrupt, UnusableCache
-from cache_store.node.local import (
+from tests.support.store_processes import race
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import Corrupt, UnusableCache
+from warmrank.cache_store.node.local import (
     FRESH_S,
     MAX_VARIANTS,
     add_variant,
@@ -26,7 +27,6 @@ from cache_store.node.local import (
     temporary_file,
     variants,
 )
-from tests.support.store_processes import race
 
 
 @pytest.fixture

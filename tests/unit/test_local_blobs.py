@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.backends.backend import FileInfo, NewFile
-from cache_store.backends.directory import DirectoryBackend
-from cache_store.backends.tier import Tier, TierMode
-from cache_store.backends.tiers import TieredBackend
-from cache_store.digests import Digest, digest_bytes
-from cache_store.errors import StoreUnavailable
-from cache_store.layout import blob_name
-from cache_store.node.digest_index import DigestIndex
-from cache_store.publishing.local_blobs import LocalBlobs, absent_blobs, check_standing
-from cache_store.records import documents
-from cache_store.records.documents import quarantine
 from tests.support.memory_backend import MemoryBackend
+from warmrank.cache_store.backends.backend import FileInfo, NewFile
+from warmrank.cache_store.backends.directory import DirectoryBackend
+from warmrank.cache_store.backends.tier import Tier, TierMode
+from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.digests import Digest, digest_bytes
+from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.layout import blob_name
+from warmrank.cache_store.node.digest_index import DigestIndex
+from warmrank.cache_store.publishing.local_blobs import LocalBlobs, absent_blobs, check_standing
+from warmrank.cache_store.records import documents
+from warmrank.cache_store.records.documents import quarantine
 
 DATA = b"bytes of an artifact"
 DIGEST = digest_bytes(DATA)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from worker.log import logger
+from warmrank.worker.log import logger
 
 
 @pytest.fixture
@@ -81,5 +81,5 @@ def test_logger_shows_hits_and_misses_on_a_terminal(
 ) -> None:
     monkeypatch.setattr(logger, "handlers", [])
     monkeypatch.setattr("sys.stdout", Terminal())
-    importlib.reload(sys.modules["worker.log"])
+    importlib.reload(sys.modules["warmrank.worker.log"])
     assert logger.level == logging.INFO

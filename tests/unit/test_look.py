@@ -9,17 +9,22 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cache_store.errors import StoreUnavailable
-from cache_store.records.manifest import ArtifactEntry
-from orchestrator.config.reading import Config
-from orchestrator.errors import NothingThere
-from orchestrator.look.explain import explain_if_away
-from orchestrator.look.listing import list_store
-from orchestrator.look.store_contents import num_artifacts, open_if_there, open_to_look, show_partition
-from orchestrator.look.tables import render_explanation, render_listing
 from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import stored
-from worker.environment import environment
+from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.records.manifest import ArtifactEntry
+from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.errors import NothingThere
+from warmrank.orchestrator.look.explain import explain_if_away
+from warmrank.orchestrator.look.listing import list_store
+from warmrank.orchestrator.look.store_contents import (
+    num_artifacts,
+    open_if_there,
+    open_to_look,
+    show_partition,
+)
+from warmrank.orchestrator.look.tables import render_explanation, render_listing
+from warmrank.worker.environment import environment
 
 AB = "ab" * 32
 OLDER = "2026-01-01T12:00:00+00:00"

@@ -8,24 +8,24 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
-from cache_store.upkeep.reports import VerifyReport
-from orchestrator.config.reading import Config
-from orchestrator.look.explain import explain
-from orchestrator.look.listing import list_store
-from orchestrator.look.store_contents import open_to_look, show_partition
-from orchestrator.look.tables import (
+from tests.support.launched import loaded_config, store_launch
+from tests.support.stored import open_store
+from warmrank.cache_store.upkeep.reports import VerifyReport
+from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.look.explain import explain
+from warmrank.orchestrator.look.listing import list_store
+from warmrank.orchestrator.look.store_contents import open_to_look, show_partition
+from warmrank.orchestrator.look.tables import (
     render_explanation,
     render_listing,
     render_partition,
     render_verified,
 )
-from orchestrator.look.verify import Verified
-from orchestrator.nodes import Node
-from orchestrator.seed.outcome import NodeSeed
-from orchestrator.seed.table import render_seeds
-from tests.support.launched import loaded_config, store_launch
-from tests.support.stored import open_store
-from worker.environment import environment
+from warmrank.orchestrator.look.verify import Verified
+from warmrank.orchestrator.nodes import Node
+from warmrank.orchestrator.seed.outcome import NodeSeed
+from warmrank.orchestrator.seed.table import render_seeds
+from warmrank.worker.environment import environment
 
 
 def text_of(renderable: RenderableType, width: int = 100) -> str:

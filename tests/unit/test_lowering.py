@@ -10,8 +10,8 @@ from torch import nn
 
 from tests.support.small_models import Cached, Plain
 from tests.support.tracing import operators_of, traced
-from worker.torch_private.lowering import LoweredGraph, lower
-from worker.torch_private.tracing import Trace, trace
+from warmrank.worker.torch_private.lowering import LoweredGraph, lower
+from warmrank.worker.torch_private.tracing import Trace, trace
 
 ROWS = torch.ones(2, 4)
 aten = torch.ops.aten

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from cache_store.errors import Corrupt, NewerFormat, StoreError
-from cache_store.records.fields import (
+from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY, make_record
+from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreError
+from warmrank.cache_store.records.fields import (
     MAX_COMPONENTS,
     MAX_DOCUMENT_BYTES,
     MAX_ENTRIES,
@@ -19,7 +20,7 @@ from cache_store.records.fields import (
     MAX_RANKS,
     MAX_TEXT_CHARS,
 )
-from cache_store.records.manifest import (
+from warmrank.cache_store.records.manifest import (
     ArtifactEntry,
     CaptureEntry,
     LaunchRecord,
@@ -31,7 +32,6 @@ from cache_store.records.manifest import (
     partition_key,
     utc_now,
 )
-from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY, make_record
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 HEX = st.binary(min_size=32, max_size=32).map(bytes.hex)

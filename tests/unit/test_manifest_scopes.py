@@ -11,19 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from cache_store.digests import digest_bytes
-from cache_store.errors import Corrupt
-from cache_store.node.node_files import NodeFile, is_reserved, kept_path
-from cache_store.records.manifest import (
+from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import Corrupt
+from warmrank.cache_store.node.node_files import NodeFile, is_reserved, kept_path
+from warmrank.cache_store.records.manifest import (
     ArtifactEntry,
     PartitionManifest,
     RequestEntry,
     parse_manifest,
     partition_key,
 )
-from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY
-from worker.manifests import with_node_files
-from worker.node_collecting import entries
+from warmrank.worker.manifests import with_node_files
+from warmrank.worker.node_collecting import entries
 
 DIGEST = digest_bytes(b"kernel")
 FILE = NodeFile(cache="operators", relative="kernel_cache/Ascend910/add.o", digest=DIGEST)

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from orchestrator.show.metrics import FAMILIES, exposition, held_bytes, samples
-from orchestrator.show.ray_metrics import RayMetrics, Sums, going
-from orchestrator.show.standing import Standing
 from tests.support.made_reports import FUNCTIONS, MIB, made_report, result, until_compile, whole
+from warmrank.orchestrator.show.metrics import FAMILIES, exposition, held_bytes, samples
+from warmrank.orchestrator.show.ray_metrics import RayMetrics, Sums, going
+from warmrank.orchestrator.show.standing import Standing
 
 
 def parsed(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:

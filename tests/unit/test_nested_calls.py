@@ -14,9 +14,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.cached import ROWS, outcome, reason
-from worker import CompilerConfig
-from worker.errors import BackwardNotSupported
-from worker.inference import cache_compile
+from warmrank import CompilerConfig
+from warmrank.inference import cache_compile
+from warmrank.worker.errors import BackwardNotSupported
 
 CUBE = ROWS.expand(3, 2, 4).clone()
 

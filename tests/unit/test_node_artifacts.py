@@ -7,21 +7,6 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from cache_store.digests import digest_bytes
-from cache_store.fetching.intake import Delivery, Intake
-from cache_store.fetching.pinned import take_pinned
-from cache_store.layout import blob_name
-from cache_store.node.node_files import kept_files, kept_path
-from cache_store.node.private_files import create_private
-from cache_store.node.signers import SIGNERS
-from cache_store.node.single_flight import BEAT_NAME, LOCKS
-from cache_store.node.unverified import UNVERIFIED
-from cache_store.publish_pending import publish_pending
-from cache_store.publishing.publish_queue import AwaitedPartition, WaitingLaunch, add_launch, add_partition
-from cache_store.seed import SeedReport, Wanted, seed
-from cache_store.signing.trust import Trust, generate_key_pair
-from cache_store.store import Store
-from cache_store.upkeep.evict_plan import EvictPolicy
 from tests.support.node_artifacts import destinations, kept, publish_nodes
 from tests.support.stored import (
     CREATED,
@@ -35,7 +20,27 @@ from tests.support.stored import (
     overwrite,
     publish_launch,
 )
-from worker.manifests import with_node_files
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.fetching.intake import Delivery, Intake
+from warmrank.cache_store.fetching.pinned import take_pinned
+from warmrank.cache_store.layout import blob_name
+from warmrank.cache_store.node.node_files import kept_files, kept_path
+from warmrank.cache_store.node.private_files import create_private
+from warmrank.cache_store.node.signers import SIGNERS
+from warmrank.cache_store.node.single_flight import BEAT_NAME, LOCKS
+from warmrank.cache_store.node.unverified import UNVERIFIED
+from warmrank.cache_store.publish_pending import publish_pending
+from warmrank.cache_store.publishing.publish_queue import (
+    AwaitedPartition,
+    WaitingLaunch,
+    add_launch,
+    add_partition,
+)
+from warmrank.cache_store.seed import SeedReport, Wanted, seed
+from warmrank.cache_store.signing.trust import Trust, generate_key_pair
+from warmrank.cache_store.store import Store
+from warmrank.cache_store.upkeep.evict_plan import EvictPolicy
+from warmrank.worker.manifests import with_node_files
 
 ADD, MUL = "operators/kernel_cache/add.o", "operators/kernel_cache/mul.o"
 EARLY, LATE = "2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"
@@ -178,7 +183,7 @@ def test_what_the_node_does_not_declare_is_not_fetched(store, source, node):
 
 
 def test_one_budget_holds_for_all_launches_and_nodes(store, source, node, monkeypatch):
-    from cache_store.fetching import node_offers
+    from warmrank.cache_store.fetching import node_offers
 
     functions = {rank: {"M.f": f"{rank}".encode()} for rank in range(4)}
     for created in (EARLY, LATE):
@@ -235,8 +240,8 @@ def test_damaged_blob_of_a_node_artifact_is_never_placed(store, root, source, no
 
 
 def test_store_that_fails_while_sources_are_looked_for_is_a_fault(store, source, node, monkeypatch):
-    from cache_store.errors import StoreUnavailable
-    from cache_store.fetching import node_artifacts
+    from warmrank.cache_store.errors import StoreUnavailable
+    from warmrank.cache_store.fetching import node_artifacts
 
     publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4)
 
@@ -392,7 +397,7 @@ def test_later_launches_take_no_kept_bytes_away_from_what_waits(store, source, t
 def test_launches_without_node_artifacts_look_no_further_than_a_large_nodes_ranks(
     store, source, node, monkeypatch
 ):
-    from cache_store.fetching import node_artifacts
+    from warmrank.cache_store.fetching import node_artifacts
 
     monkeypatch.setattr(node_artifacts, "MAX_NODE_RANKS", 2)
     publish_launch(store, source, world_size=4)
@@ -409,8 +414,8 @@ def test_launches_without_node_artifacts_look_no_further_than_a_large_nodes_rank
 
 
 def test_nearer_place_gets_the_blobs_of_node_artifacts(tmp_path, source, node):
-    from cache_store.connect import TierSpec
-    from cache_store.connect import open_store as open_tiers
+    from warmrank.cache_store.connect import TierSpec
+    from warmrank.cache_store.connect import open_store as open_tiers
 
     near, far = tmp_path / "near", tmp_path / "far"
     publish_nodes(open_store(far), source, {0: {ADD: b"add"}}, world_size=4)

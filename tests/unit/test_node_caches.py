@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from worker.known_caches import engine_directory, operators, own
-from worker.node_caches import NodeCache, destinations, place_faults
-from worker.settings import Settings, expanded, settings
+from warmrank.worker.known_caches import engine_directory, operators, own
+from warmrank.worker.node_caches import NodeCache, destinations, place_faults
+from warmrank.worker.settings import Settings, expanded, settings
 
 CACHE = Path("/data/cache")
 OWN = {name: engine_directory(CACHE, name) for name in ("static_kernels", "ge")}

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import ray
 
-from orchestrator.causes import WorkerFailure
-from orchestrator.gang.node_calls import NodeCalls, batches_of, folded
+from warmrank.orchestrator.causes import WorkerFailure
+from warmrank.orchestrator.gang.node_calls import NodeCalls, batches_of, folded
 
 FAILED = WorkerFailure(rank=1, stage="build", kind="E", message="m")
 

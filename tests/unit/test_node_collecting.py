@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from cache_store.digests import digest_bytes
-from cache_store.node.node_files import NodeFile, find_kept, keep, kept_files, kept_path
-from cache_store.node.placing import Destination, Vouched, place_files, refusal
-from cache_store.paths import MAX_PARTS
-from cache_store.records.fields import MAX_ENTRIES
 from tests.support.node_artifacts import kept, write
 from tests.support.stored import make_partition
-from worker import node_collecting
-from worker.engine_files import GRAPHS, hand_over
-from worker.manifests import with_node_files
-from worker.node_caches import NodeCache
-from worker.node_collecting import Collected, Room, collect, room_in
-from worker.node_listing import listing
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.node.node_files import NodeFile, find_kept, keep, kept_files, kept_path
+from warmrank.cache_store.node.placing import Destination, Vouched, place_files, refusal
+from warmrank.cache_store.paths import MAX_PARTS
+from warmrank.cache_store.records.fields import MAX_ENTRIES
+from warmrank.worker import node_collecting
+from warmrank.worker.engine_files import GRAPHS, hand_over
+from warmrank.worker.manifests import with_node_files
+from warmrank.worker.node_caches import NodeCache
+from warmrank.worker.node_collecting import Collected, Room, collect, room_in
+from warmrank.worker.node_listing import listing
 
 ARTIFACT = "0f" * 16
 ROOM = Room(artifacts=frozenset({ARTIFACT}))

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.digests import copy_and_digest, digest_bytes
-from cache_store.errors import UnusableCache
-from cache_store.node import node_files
-from cache_store.node.node_files import (
+from tests.support.node_artifacts import destinations, kept, write
+from warmrank.cache_store.digests import copy_and_digest, digest_bytes
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.node import node_files
+from warmrank.cache_store.node.node_files import (
     NodeFile,
     drop_unneeded,
     find_kept,
@@ -22,10 +23,9 @@ from cache_store.node.node_files import (
     note_use,
     split_node_path,
 )
-from cache_store.node.placing import Destination, Vouched, admitted, place_files
-from cache_store.node.signers import SIGNERS
-from cache_store.node.unverified import UNVERIFIED
-from tests.support.node_artifacts import destinations, kept, write
+from warmrank.cache_store.node.placing import Destination, Vouched, admitted, place_files
+from warmrank.cache_store.node.signers import SIGNERS
+from warmrank.cache_store.node.unverified import UNVERIFIED
 
 REQUIRE, OFF = Vouched(policy="require", signers=("ab" * 8,)), Vouched(policy="off")
 PATH = "operators/kernel_cache/Ascend910/add.o"

@@ -10,29 +10,29 @@ from typing import Any
 import pytest
 import yaml
 
-from cache_store.node.node_files import NodeFile, kept_path
-from cache_store.node.unverified import mark_unverified
-from cache_store.node_seeding import NodeSeedReport
-from cache_store.publishing.publish_queue import add_partition
-from cache_store.records.manifest import PartitionManifest
-from orchestrator.config.node_caches import node_caches_of
-from orchestrator.config.reading import Config, load, parse
-from orchestrator.errors import ConfigError
-from orchestrator.gang.launcher import Process, seat_ranks
-from orchestrator.gang.node_artifacts import MAX_REASONS, NodeKeeper, keeper_of
-from orchestrator.gang.opening import Opening
-from orchestrator.gang.rank_host import RankHost
-from orchestrator.launch.identity import identity, launch_key
-from orchestrator.look.verify import verify_cache
-from orchestrator.seed.here import seed_here
-from orchestrator.show.report_table import node_artifacts_text
-from orchestrator.show.store_report import NodeArtifacts
 from tests.support.fake_rank import FakeWorld
 from tests.support.launched import loaded_config
 from tests.support.node_artifacts import kept, write
 from tests.support.stored import make_partition, make_record, open_store
-from worker.environment import environment
-from worker.manifests import with_node_files
+from warmrank.cache_store.node.node_files import NodeFile, kept_path
+from warmrank.cache_store.node.unverified import mark_unverified
+from warmrank.cache_store.node_seeding import NodeSeedReport
+from warmrank.cache_store.publishing.publish_queue import add_partition
+from warmrank.cache_store.records.manifest import PartitionManifest
+from warmrank.orchestrator.config.node_caches import node_caches_of
+from warmrank.orchestrator.config.reading import Config, load, parse
+from warmrank.orchestrator.errors import ConfigError
+from warmrank.orchestrator.gang.launcher import Process, seat_ranks
+from warmrank.orchestrator.gang.node_artifacts import MAX_REASONS, NodeKeeper, keeper_of
+from warmrank.orchestrator.gang.opening import Opening
+from warmrank.orchestrator.gang.rank_host import RankHost
+from warmrank.orchestrator.launch.identity import identity, launch_key
+from warmrank.orchestrator.look.verify import verify_cache
+from warmrank.orchestrator.seed.here import seed_here
+from warmrank.orchestrator.show.report_table import node_artifacts_text
+from warmrank.orchestrator.show.store_report import NodeArtifacts
+from warmrank.worker.environment import environment
+from warmrank.worker.manifests import with_node_files
 
 
 def config(tmp_path: Path, **changes: Any) -> Config:
@@ -290,9 +290,9 @@ def test_preseed_puts_node_artifacts_in_place(tmp_path: Path) -> None:
 def test_listing_and_view_tell_node_artifacts_from_those_of_functions(tmp_path: Path) -> None:
     from rich.console import Console
 
-    from orchestrator.look.listing import list_store
-    from orchestrator.look.store_contents import open_to_look, show_partition
-    from orchestrator.look.tables import render_partition
+    from warmrank.orchestrator.look.listing import list_store
+    from warmrank.orchestrator.look.store_contents import open_to_look, show_partition
+    from warmrank.orchestrator.look.tables import render_partition
 
     given = launched(tmp_path)
     store = open_to_look(given, None)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.gang import guardian
-from orchestrator.gang.node_watch import Charge, NodeWatch
-from orchestrator.gang.step_file import step_file
 from tests.support.processes import marked, still_there
+from warmrank.orchestrator.gang import guardian
+from warmrank.orchestrator.gang.node_watch import Charge, NodeWatch
+from warmrank.orchestrator.gang.step_file import step_file
 
 LONG_S = 600.0
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from worker.errors import EmulatorUnavailable, NotEmulated
-from worker.npu_emulator import cann, kernels, package, write_tree
-from worker.npu_emulator.device import Device
-from worker.npu_emulator.graph import Graph
-from worker.npu_emulator.native import native_module
-from worker.npu_emulator.operators import schemas_in
+from warmrank.worker.errors import EmulatorUnavailable, NotEmulated
+from warmrank.worker.npu_emulator import cann, kernels, package, write_tree
+from warmrank.worker.npu_emulator.device import Device
+from warmrank.worker.npu_emulator.graph import Graph
+from warmrank.worker.npu_emulator.native import native_module
+from warmrank.worker.npu_emulator.operators import schemas_in
 
 ANY = (0, 7)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from worker.nvidia import architectures
+from warmrank.worker.nvidia import architectures
 
 
 class Library:

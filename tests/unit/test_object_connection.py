@@ -14,10 +14,10 @@ pytest.importorskip("obstore", reason="object stores are an extra: pip install '
 import obstore.store
 from obstore.exceptions import GenericError, PermissionDeniedError, UnauthenticatedError
 
-from cache_store.backends.objects.connection import connect
-from cache_store.backends.objects.errors import store_error
-from cache_store.backends.objects.store import ObjectBackend
-from cache_store.errors import NotInStore, StoreUnavailable
+from warmrank.cache_store.backends.objects.connection import connect
+from warmrank.cache_store.backends.objects.errors import store_error
+from warmrank.cache_store.backends.objects.store import ObjectBackend
+from warmrank.cache_store.errors import NotInStore, StoreUnavailable
 
 URL = "s3://bucket/prefix"
 

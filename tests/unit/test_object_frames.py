@@ -13,7 +13,7 @@ pytest.importorskip("zstandard", reason="object stores are an extra: pip install
 
 import zstandard
 
-from cache_store.backends.objects.frames import (
+from warmrank.cache_store.backends.objects.frames import (
     ChunkFile,
     decode,
     decode_whole,
@@ -21,7 +21,7 @@ from cache_store.backends.objects.frames import (
     encode_stream,
     is_framed,
 )
-from cache_store.errors import Corrupt
+from warmrank.cache_store.errors import Corrupt
 
 NAME = "cas/sha256/ab/blob"
 SHRINKS = b"the same again and again. " * 1000

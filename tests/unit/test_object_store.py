@@ -17,15 +17,15 @@ pytest.importorskip("obstore", reason="object stores are an extra: pip install '
 from obstore.exceptions import AlreadyExistsError, GenericError
 from obstore.store import ObjectStore, from_url
 
-from cache_store.backends.backend import NewFile
-from cache_store.backends.directory import DirectoryBackend
-from cache_store.backends.objects.client import ObjectClient
-from cache_store.backends.objects.format import check_create_only
-from cache_store.backends.objects.store import WHOLE_BYTES, ObjectBackend
-from cache_store.digests import Digest, digest_bytes
-from cache_store.errors import Corrupt, NewerFormat, NotInStore, StoreUnavailable, UnusableCache
-from cache_store.layout import FORMAT_FILE, PROBE, blob_name, quarantine_name
 from tests.support.s3_server import BUCKET, PATIENT_S, S3Server, new_prefix
+from warmrank.cache_store.backends.backend import NewFile
+from warmrank.cache_store.backends.directory import DirectoryBackend
+from warmrank.cache_store.backends.objects.client import ObjectClient
+from warmrank.cache_store.backends.objects.format import check_create_only
+from warmrank.cache_store.backends.objects.store import WHOLE_BYTES, ObjectBackend
+from warmrank.cache_store.digests import Digest, digest_bytes
+from warmrank.cache_store.errors import Corrupt, NewerFormat, NotInStore, StoreUnavailable, UnusableCache
+from warmrank.cache_store.layout import FORMAT_FILE, PROBE, blob_name, quarantine_name
 
 SHRINKS = b"the same again and again. " * 1000
 DIRECTORY_FORMAT = b'{"digest":"sha256","format":1}'
@@ -209,7 +209,7 @@ def test_large_source_that_changes_while_it_is_sent_leaves_nothing(backend, s3_s
     path.write_bytes(data)
     file = NewFile(name=new_blob(data).name, source=path, expected=digest_bytes(data))
     monkeypatch.setattr(
-        "cache_store.backends.objects.store._verify", lambda file: path.write_bytes(data[::-1])
+        "warmrank.cache_store.backends.objects.store._verify", lambda file: path.write_bytes(data[::-1])
     )
     with pytest.raises(Corrupt, match=r"source of cas/.*found sha256 "):
         backend.put_new([file])
@@ -232,7 +232,7 @@ def test_source_of_a_name_that_exists_need_not_be_there(backend, tmp_path, size_
 
 
 def test_large_batch_is_not_kept_in_memory(backend, tmp_path, monkeypatch):
-    monkeypatch.setattr("cache_store.backends.objects.store._KEPT_BYTES", 10)
+    monkeypatch.setattr("warmrank.cache_store.backends.objects.store._KEPT_BYTES", 10)
     files = [new_blob(os.urandom(6)) for _ in range(4)]
     assert set(backend.put_new(files)) == {file.name for file in files}
     assert [read(backend, file.name) for file in files] == [file.source for file in files]

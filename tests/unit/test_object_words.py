@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from worker.torch_private import object_words
-from worker.torch_private.object_words import Watched
+from warmrank.worker.torch_private import object_words
+from warmrank.worker.torch_private.object_words import Watched
 
 
 class Base:

@@ -15,16 +15,16 @@ import torch.distributed as dist
 from tests.support.fake_group import fake_world
 from tests.support.offline_ranks import small
 from tests.support.rank_spec import rank_spec
-from worker import groups
-from worker.cache_options import LaunchDefaults, launch_defaults
-from worker.devices.absent import AbsentBackend
-from worker.environment import environment
-from worker.errors import DeviceUnavailable, NeedsValues
-from worker.offline import OfflineRank
-from worker.rank_spec import RankSpec
-from worker.results import FunctionResult
-from worker.target import Target, target
-from worker.workload import RankContext, Workload
+from warmrank.worker import groups
+from warmrank.worker.cache_options import LaunchDefaults, launch_defaults
+from warmrank.worker.devices.absent import AbsentBackend
+from warmrank.worker.environment import environment
+from warmrank.worker.errors import DeviceUnavailable, NeedsValues
+from warmrank.worker.offline import OfflineRank
+from warmrank.worker.rank_spec import RankSpec
+from warmrank.worker.results import FunctionResult
+from warmrank.worker.target import Target, target
+from warmrank.worker.workload import RankContext, Workload
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from tests.support.small_models import Cached
 from tests.support.tracing import traced
-from worker.errors import NotPortable
-from worker.torch_private.operators import (
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.torch_private.operators import (
     aliased_arguments,
     argument_name,
     arguments_at,
@@ -20,7 +20,7 @@ from worker.torch_private.operators import (
     named_argument,
     operator_path,
 )
-from worker.torch_private.tracing import Trace
+from warmrank.worker.torch_private.tracing import Trace
 
 ROWS = torch.ones(2, 4)
 aten = torch.ops.aten

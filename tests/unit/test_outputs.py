@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.cli.main import app
-from orchestrator.errors import BadArgument, ConfigError
-from orchestrator.show.outputs import STDOUT, Outputs
-from orchestrator.show.read_report import keep_last, read_report
-from orchestrator.show.report import to_json
 from tests.support.made_reports import made_report
+from warmrank.orchestrator.cli.main import app
+from warmrank.orchestrator.errors import BadArgument, ConfigError
+from warmrank.orchestrator.show.outputs import STDOUT, Outputs
+from warmrank.orchestrator.show.read_report import keep_last, read_report
+from warmrank.orchestrator.show.report import to_json
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from cache_store import parallel
-from cache_store.parallel import NUM_THREADS, each, each_short, threads_for
 from tests.support.stored import REPOSITORY
+from warmrank.cache_store import parallel
+from warmrank.cache_store.parallel import NUM_THREADS, each, each_short, threads_for
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 100])
@@ -115,7 +115,7 @@ def test_each_short_raises_the_first_error_and_begins_nothing_after_it(monkeypat
 
 STUCK = """
 import threading
-from cache_store.parallel import each
+from warmrank.cache_store.parallel import each
 begun = threading.Barrier(3)
 def hang(_):
     begun.wait()

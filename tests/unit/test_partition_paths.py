@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.node.local import add_variant
-from worker.partition_paths import model_directory, partition_name, sibling_variants
+from warmrank.cache_store.node.local import add_variant
+from warmrank.worker.partition_paths import model_directory, partition_name, sibling_variants
 
 
 @pytest.mark.parametrize(

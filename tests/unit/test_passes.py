@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from cache_store.node.local import variants
-from worker.configs.compiler_config import CompilerConfig
-from worker.errors import BadPass
-from worker.inference import cache_compile
-from worker.reachable import reachable_digest
+from warmrank.cache_store.node.local import variants
+from warmrank.inference import cache_compile
+from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.errors import BadPass
+from warmrank.worker.reachable import reachable_digest
 
 FACTOR = [2.0]
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from worker.torch_private.patching import Watch, wrapped
-from worker.torch_private.trees import leaves
+from warmrank.worker.torch_private.patching import Watch, wrapped
+from warmrank.worker.torch_private.trees import leaves
 
 
 class Owner:
@@ -50,7 +50,7 @@ def test_every_operator_is_seen_within_the_context_only() -> None:
 
 def test_dispatch_is_not_wrapped_for_dynamo() -> None:
     assert "__torch_dispatch__" not in vars(Names)
-    assert Watch.__torch_dispatch__.__module__ == "worker.torch_private.patching"
+    assert Watch.__torch_dispatch__.__module__ == "warmrank.worker.torch_private.patching"
     assert not hasattr(Watch.__torch_dispatch__, "__wrapped__")
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_store.paths import collision, collisions, part_fault, path_fault
+from warmrank.cache_store.paths import collision, collisions, part_fault, path_fault
 
 
 @pytest.mark.parametrize(

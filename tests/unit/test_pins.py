@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.errors import Conflict, NotInStore
 from tests.support.evicting import Evicting
+from warmrank.cache_store.errors import Conflict, NotInStore
 
 
 @pytest.fixture

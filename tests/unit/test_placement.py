@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli.launch import chosen_nodes
-from orchestrator.config.models import Config, RayConfig, groups, packed_ranks, positions
-from orchestrator.config.reading import parse
-from orchestrator.errors import ConfigError, UnknownNode
-from orchestrator.gang.bundles import bundle_sizes, index_in, slots, times
-from orchestrator.gang.eligible import Eligible, RayNode, eligible
-from orchestrator.gang.knocking import knock
-from orchestrator.gang.launcher import Process, seat_ranks
-from orchestrator.nodes import Node, alive
 from tests.support.ray_cluster import free_ports
+from warmrank.orchestrator.cli.launch import chosen_nodes
+from warmrank.orchestrator.config.models import Config, RayConfig, groups, packed_ranks, positions
+from warmrank.orchestrator.config.reading import parse
+from warmrank.orchestrator.errors import ConfigError, UnknownNode
+from warmrank.orchestrator.gang.bundles import bundle_sizes, index_in, slots, times
+from warmrank.orchestrator.gang.eligible import Eligible, RayNode, eligible
+from warmrank.orchestrator.gang.knocking import knock
+from warmrank.orchestrator.gang.launcher import Process, seat_ranks
+from warmrank.orchestrator.nodes import Node, alive
 
 NODES = tuple(
     RayNode(

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.backends.tier import Tier, TierMode, TierState
-from cache_store.backends.tiers import TieredBackend
-from cache_store.digests import digest_bytes
-from cache_store.errors import NotInStore, StoreUnavailable
-from cache_store.layout import blob_name, pin_name
-from cache_store.store import Store
-from cache_store.upkeep.evict_plan import EvictPolicy
 from tests.support.failing_backends import WaywardBackend, new_file, unavailable
 from tests.support.stored import FUNCTIONS, OFF, publish_launch
+from warmrank.cache_store.backends.tier import Tier, TierMode, TierState
+from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import NotInStore, StoreUnavailable
+from warmrank.cache_store.layout import blob_name, pin_name
+from warmrank.cache_store.store import Store
+from warmrank.cache_store.upkeep.evict_plan import EvictPolicy
 
 DAY_S = 86400.0
 DECODE = blob_name(digest_bytes(FUNCTIONS["Llama.decode"]).sha256)

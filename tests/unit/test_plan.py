@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.launch.plan import (
+from warmrank.orchestrator.launch.plan import (
     Action,
     Adopt,
     Attempt,
@@ -26,7 +26,7 @@ from orchestrator.launch.plan import (
     plan_round,
     rank_classes,
 )
-from worker.results import FunctionProbe, ProbeState
+from warmrank.worker.results import FunctionProbe, ProbeState
 
 
 def probe(

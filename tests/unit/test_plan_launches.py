@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.launch.plan import (
+from tests.support.planned_world import PlannedWorld, carried_out, digest_of
+from warmrank.orchestrator.launch.plan import (
     Adopt,
     AwaitLeader,
     Compile,
@@ -18,8 +19,7 @@ from orchestrator.launch.plan import (
     begin,
     plan_round,
 )
-from tests.support.planned_world import PlannedWorld, carried_out, digest_of
-from worker.results import ProbeState
+from warmrank.worker.results import ProbeState
 
 FUNCTIONS = ("f", "f[1]", "g")
 STATES: st.SearchStrategy[ProbeState] = st.sampled_from(["hit", "adoptable", "miss"])

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.errors import StoreUnavailable
-from cache_store.node.local import check_private
-from orchestrator.config.reading import load
-from orchestrator.errors import NoStore, UnknownNode
-from orchestrator.launch.identity import launch_key
-from orchestrator.look.verify import cached_files
-from orchestrator.nodes import Node, choose, this_node
-from orchestrator.seed import other_launches
-from orchestrator.seed.here import seed_here
-from orchestrator.seed.preseed import preseed
 from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import blob_path, open_store, overwrite
+from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.node.local import check_private
+from warmrank.orchestrator.config.reading import load
+from warmrank.orchestrator.errors import NoStore, UnknownNode
+from warmrank.orchestrator.launch.identity import launch_key
+from warmrank.orchestrator.look.verify import cached_files
+from warmrank.orchestrator.nodes import Node, choose, this_node
+from warmrank.orchestrator.seed import other_launches
+from warmrank.orchestrator.seed.here import seed_here
+from warmrank.orchestrator.seed.preseed import preseed
 
 ONE = Node(node_id="aa11" * 14, address="10.0.0.1", host="one")
 TWO = Node(node_id="aa22" * 14, address="10.0.0.2", host="two")
@@ -154,7 +154,7 @@ def test_preseed_here_imports_neither_torch_nor_ray(tmp_path: Path):
     store_launch(loaded_config(tmp_path), tmp_path / "work")
     code = (
         "import sys\n"
-        "from orchestrator.cli.main import app\n"
+        "from warmrank.orchestrator.cli.main import app\n"
         f"app(['preseed', {str(tmp_path / 'tiny.yaml')!r}, '--here'], standalone_mode=False)\n"
         "assert not {'torch', 'ray'} & set(sys.modules)\n"
     )

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_store.digests import Digest
-from cache_store.fetching.pace import Pace
-from orchestrator.nodes import Node
-from orchestrator.seed import peer as peers
-from orchestrator.seed.chunks import Segment, plan_chunks, share_out, size_of
-from orchestrator.seed.peer import BEGIN_S, PATIENCE_S, Peer
-from orchestrator.seed.serving import Answer, Serving
-from orchestrator.seed.waves import LONGEST_RETRY_S, MIN_FAN_OUT, MIN_SOURCES, plan_wave, retry_in_s
 from tests.support.fake_chunks import FakeNodes, LocalSource
 from tests.support.stored import blob_path
+from warmrank.cache_store.digests import Digest
+from warmrank.cache_store.fetching.pace import Pace
+from warmrank.orchestrator.nodes import Node
+from warmrank.orchestrator.seed import peer as peers
+from warmrank.orchestrator.seed.chunks import Segment, plan_chunks, share_out, size_of
+from warmrank.orchestrator.seed.peer import BEGIN_S, PATIENCE_S, Peer
+from warmrank.orchestrator.seed.serving import Answer, Serving
+from warmrank.orchestrator.seed.waves import LONGEST_RETRY_S, MIN_FAN_OUT, MIN_SOURCES, plan_wave, retry_in_s
 
 CHUNK = 1000
 FUNCTIONS = {f"Llama.f{number}": random.Random(number).randbytes(300 * number + 1) for number in range(12)}

@@ -17,21 +17,21 @@ from filelock import FileLock, Timeout
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_store.digests import Digest, digest_bytes
-from cache_store.errors import Corrupt, UnusableCache
-from cache_store.fetching import arrivals as arrivals_room
-from cache_store.fetching import copying
-from cache_store.fetching.arrivals import INCOMING, Arrivals
-from cache_store.fetching.copying import BlobSource, CountBytes
-from cache_store.fetching.intake import Intake
-from cache_store.fetching.pace import BURST_S, Pace
-from cache_store.node.private_files import DEBRIS_AGE_S, create_private
-from cache_store.node.single_flight import BEAT_NAME, LOCKS, acquire, single_flight
-from orchestrator.errors import BadArgument
-from orchestrator.seed.here import intake_of, seed_here
-from orchestrator.seed.options import SeedOptions, parse_rate
 from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import REPOSITORY, blob_path, overwrite, tree
+from warmrank.cache_store.digests import Digest, digest_bytes
+from warmrank.cache_store.errors import Corrupt, UnusableCache
+from warmrank.cache_store.fetching import arrivals as arrivals_room
+from warmrank.cache_store.fetching import copying
+from warmrank.cache_store.fetching.arrivals import INCOMING, Arrivals
+from warmrank.cache_store.fetching.copying import BlobSource, CountBytes
+from warmrank.cache_store.fetching.intake import Intake
+from warmrank.cache_store.fetching.pace import BURST_S, Pace
+from warmrank.cache_store.node.private_files import DEBRIS_AGE_S, create_private
+from warmrank.cache_store.node.single_flight import BEAT_NAME, LOCKS, acquire, single_flight
+from warmrank.orchestrator.errors import BadArgument
+from warmrank.orchestrator.seed.here import intake_of, seed_here
+from warmrank.orchestrator.seed.options import SeedOptions, parse_rate
 
 A, B = digest_bytes(b"a" * 100), digest_bytes(b"b" * 100)
 
@@ -232,10 +232,10 @@ def test_nothing_is_left_of_a_fetch_that_ends_well(tmp_path: Path):
 
 KILLED = """
 import os, signal, sys
-from cache_store.fetching.intake import Intake
-from cache_store.fetching.pace import Pace
-from orchestrator.config.reading import load
-from orchestrator.seed.here import seed_here
+from warmrank.cache_store.fetching.intake import Intake
+from warmrank.cache_store.fetching.pace import Pace
+from warmrank.orchestrator.config.reading import load
+from warmrank.orchestrator.seed.here import seed_here
 from pathlib import Path
 
 def sleep(_):

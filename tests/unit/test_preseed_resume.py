@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_store.digests import Digest
-from cache_store.fetching.arrivals import INCOMING
-from cache_store.fetching.begun import BEGUN, SPANS, Begun, Spans, begin, take_over
-from orchestrator.seed.receiving import AT_A_TIME
-from orchestrator.seed.serving import Answer
 from tests.support.fake_chunks import FakeNodes, LocalSource
+from warmrank.cache_store.digests import Digest
+from warmrank.cache_store.fetching.arrivals import INCOMING
+from warmrank.cache_store.fetching.begun import BEGUN, SPANS, Begun, Spans, begin, take_over
+from warmrank.orchestrator.seed.receiving import AT_A_TIME
+from warmrank.orchestrator.seed.serving import Answer
 
 CHUNK = 1000
 LARGE = random.Random(8).randbytes(50_000)

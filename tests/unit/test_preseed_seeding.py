@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import UnknownNode
-from orchestrator.nodes import Node
-from orchestrator.seed.events import Began, Ended, Looked, SeedEvent
-from orchestrator.seed.outcome import NodeSeed, word, worst
-from orchestrator.seed.seeding import LOOK_EVERY_S, Seeding, SeedPlan
 from tests.support.fake_seed_cluster import Clock, FakeSeedCluster, make_node, seeded
+from warmrank.orchestrator.errors import UnknownNode
+from warmrank.orchestrator.nodes import Node
+from warmrank.orchestrator.seed.events import Began, Ended, Looked, SeedEvent
+from warmrank.orchestrator.seed.outcome import NodeSeed, word, worst
+from warmrank.orchestrator.seed.seeding import LOOK_EVERY_S, Seeding, SeedPlan
 
 ONE, TWO, THREE, FOUR = map(make_node, range(1, 5))
 

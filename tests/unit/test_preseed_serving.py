@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.backends.backend import NewFile
-from cache_store.digests import Digest, digest_bytes
-from orchestrator.seed.serving import Answer, Part, Serving
-from orchestrator.seed.shelf import KEEP_S, LEASE_S, Shelf
 from tests.support.fake_seed_cluster import Clock
+from warmrank.cache_store.backends.backend import NewFile
+from warmrank.cache_store.digests import Digest, digest_bytes
+from warmrank.orchestrator.seed.serving import Answer, Part, Serving
+from warmrank.orchestrator.seed.shelf import KEEP_S, LEASE_S, Shelf
 
 CHUNK = 1000
 ALONE = Part(num_sources=1, position=0, num_receivers=1)

@@ -12,16 +12,16 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from cache_store.fetching.progress import Progress
-from orchestrator.cli.main import app
-from orchestrator.seed.display import MAX_ROWS, SeedDisplay, seed_display
-from orchestrator.seed.events import Advanced, Away, Back, Began, Ended, Looked, SeedEvent
-from orchestrator.seed.outcome import NodeSeed, failed
-from orchestrator.seed.table import render_seeds
-from orchestrator.show.rates import SPAN_S, Rate
 from tests.support.fake_seed_cluster import Clock, make_node
 from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import blob_path, overwrite
+from warmrank.cache_store.fetching.progress import Progress
+from warmrank.orchestrator.cli.main import app
+from warmrank.orchestrator.seed.display import MAX_ROWS, SeedDisplay, seed_display
+from warmrank.orchestrator.seed.events import Advanced, Away, Back, Began, Ended, Looked, SeedEvent
+from warmrank.orchestrator.seed.outcome import NodeSeed, failed
+from warmrank.orchestrator.seed.table import render_seeds
+from warmrank.orchestrator.show.rates import SPAN_S, Rate
 
 ONE, TWO = make_node(1), make_node(2)
 

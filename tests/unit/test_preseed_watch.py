@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from orchestrator.seed.events import Advanced, Away, Back, Ended, Looked, SeedEvent
-from orchestrator.seed.outcome import failed
-from orchestrator.seed.watch import HUNG_S, SILENT_S, Until, Watch
 from tests.support.fake_seed_cluster import Clock, make_node, seeded
+from warmrank.orchestrator.seed.events import Advanced, Away, Back, Ended, Looked, SeedEvent
+from warmrank.orchestrator.seed.outcome import failed
+from warmrank.orchestrator.seed.watch import HUNG_S, SILENT_S, Until, Watch
 
 ONE, TWO = make_node(1), make_node(2)
 

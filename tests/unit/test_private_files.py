@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.errors import UnusableCache, UnwritableDisk
-from cache_store.node.private_files import (
+from warmrank.cache_store.errors import UnusableCache, UnwritableDisk
+from warmrank.cache_store.node.private_files import (
     DEBRIS_AGE_S,
     check_private,
     create_private,

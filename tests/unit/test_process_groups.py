@@ -17,9 +17,9 @@ from torch import nn
 from tests.support.fake_group import fake_world
 from tests.support.rank_spec import rank_spec
 from tests.support.tracing import traced
-from worker import process_groups
-from worker.errors import PortInUse
-from worker.torch_private.process_groups import group_name, known_groups
+from warmrank.worker import process_groups
+from warmrank.worker.errors import PortInUse
+from warmrank.worker.torch_private.process_groups import group_name, known_groups
 
 ROWS = torch.ones(2, 4)
 

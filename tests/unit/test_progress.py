@@ -11,13 +11,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from orchestrator.seats import Seat
-from orchestrator.show import events as e
-from orchestrator.show.live_view import LiveView
-from orchestrator.show.plain_lines import FIRST_BEAT_S, PlainLines
-from orchestrator.show.progress import progress
 from tests.support.made_reports import failing, result, seats, until_compile, whole
-from worker.results import FunctionResult
+from warmrank.orchestrator.seats import Seat
+from warmrank.orchestrator.show import events as e
+from warmrank.orchestrator.show.live_view import LiveView
+from warmrank.orchestrator.show.plain_lines import FIRST_BEAT_S, PlainLines
+from warmrank.orchestrator.show.progress import progress
+from warmrank.worker.results import FunctionResult
 
 
 class Clock:

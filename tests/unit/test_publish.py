@@ -10,19 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.backends.backend import NewFile
-from cache_store.backends.directory import DirectoryBackend
-from cache_store.connect import TierSpec
-from cache_store.connect import open_store as open_tiers
-from cache_store.digests import Digest, digest_stream
-from cache_store.errors import Corrupt, NotInStore, StoreUnavailable, Untrusted, UnusableCache
-from cache_store.layout import trash_name
-from cache_store.node.digest_index import DigestIndex
-from cache_store.publishing.reports import PublishReport
-from cache_store.records.manifest import partition_key
-from cache_store.signing.trust import Trust, generate_key_pair
-from cache_store.steps import Step
-from cache_store.store import Store
 from tests.support.store_child import KILLED
 from tests.support.store_processes import race, run_child
 from tests.support.stored import (
@@ -36,6 +23,19 @@ from tests.support.stored import (
     overwrite,
     stored,
 )
+from warmrank.cache_store.backends.backend import NewFile
+from warmrank.cache_store.backends.directory import DirectoryBackend
+from warmrank.cache_store.connect import TierSpec
+from warmrank.cache_store.connect import open_store as open_tiers
+from warmrank.cache_store.digests import Digest, digest_stream
+from warmrank.cache_store.errors import Corrupt, NotInStore, StoreUnavailable, Untrusted, UnusableCache
+from warmrank.cache_store.layout import trash_name
+from warmrank.cache_store.node.digest_index import DigestIndex
+from warmrank.cache_store.publishing.reports import PublishReport
+from warmrank.cache_store.records.manifest import partition_key
+from warmrank.cache_store.signing.trust import Trust, generate_key_pair
+from warmrank.cache_store.steps import Step
+from warmrank.cache_store.store import Store
 
 DECODE = FUNCTIONS["Llama.decode"]
 
@@ -318,7 +318,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     clock_ns = DigestIndex._clock_ns
     monkeypatch.setattr(DigestIndex, "_clock_ns", lambda self: clock_ns(self) + 3600 * 10**9)
-    monkeypatch.setattr("cache_store.node.digest_index.digest_stream", recording)
+    monkeypatch.setattr("warmrank.cache_store.node.digest_index.digest_stream", recording)
     return sizes
 
 

@@ -7,17 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.backends.backend import NewFile
-from cache_store.backends.directory import DirectoryBackend
-from cache_store.errors import Corrupt, Untrusted, UnusableCache
-from cache_store.fetching.replicas import lay_out
-from cache_store.layout import manifest_name
-from cache_store.node.local import variants
-from cache_store.publishing.reports import PublishReport
-from cache_store.records.manifest import PartitionManifest
-from cache_store.signing.trust import Trust, generate_key_pair
-from cache_store.store import Store
-from orchestrator.build.plan import replica
 from tests.support.stored import (
     FUNCTIONS,
     LAUNCH_KEY,
@@ -27,6 +16,17 @@ from tests.support.stored import (
     open_store,
     overwrite,
 )
+from warmrank.cache_store.backends.backend import NewFile
+from warmrank.cache_store.backends.directory import DirectoryBackend
+from warmrank.cache_store.errors import Corrupt, Untrusted, UnusableCache
+from warmrank.cache_store.fetching.replicas import lay_out
+from warmrank.cache_store.layout import manifest_name
+from warmrank.cache_store.node.local import variants
+from warmrank.cache_store.publishing.reports import PublishReport
+from warmrank.cache_store.records.manifest import PartitionManifest
+from warmrank.cache_store.signing.trust import Trust, generate_key_pair
+from warmrank.cache_store.store import Store
+from warmrank.orchestrator.build.plan import replica
 
 NUM = 12
 

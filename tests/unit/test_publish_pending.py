@@ -5,24 +5,24 @@ from pathlib import Path
 
 import pytest
 
-from cache_store import connect
-from cache_store.backends.circuit import Circuits
-from cache_store.backends.tier import Tier
-from cache_store.backends.tiers import TieredBackend
-from cache_store.errors import StoreUnavailable
-from cache_store.publish_pending import publish_pending
-from cache_store.publishing.publish_queue import (
+from tests.support.failing_backends import WaywardBackend, unavailable
+from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY, OFF, make_partition, open_store
+from warmrank.cache_store import connect
+from warmrank.cache_store.backends.circuit import Circuits
+from warmrank.cache_store.backends.tier import Tier
+from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.publish_pending import publish_pending
+from warmrank.cache_store.publishing.publish_queue import (
     AwaitedPartition,
     WaitingLaunch,
     add_launch,
     add_partition,
     pending,
 )
-from cache_store.records.manifest import PartitionManifest
-from cache_store.signing.trust import Trust, generate_key_pair
-from cache_store.store import Store
-from tests.support.failing_backends import WaywardBackend, unavailable
-from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY, OFF, make_partition, open_store
+from warmrank.cache_store.records.manifest import PartitionManifest
+from warmrank.cache_store.signing.trust import Trust, generate_key_pair
+from warmrank.cache_store.store import Store
 
 
 @pytest.fixture(autouse=True)
@@ -200,7 +200,7 @@ def test_interrupted_between_publish_and_removal_it_is_done_again(store, cache, 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("cache_store.publish_pending.forget", killed)
+        patched.setattr("warmrank.cache_store.publish_pending.forget", killed)
         with pytest.raises(KeyboardInterrupt):
             publish_pending(store, cache)
     assert num_waiting(cache) == (1, 1)

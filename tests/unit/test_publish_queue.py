@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_store.digests import digest_bytes
-from cache_store.errors import Corrupt, UnusableCache
-from cache_store.parsing import parse_document
-from cache_store.publishing import publish_queue
-from cache_store.publishing.publish_queue import (
+from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY, make_partition
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import Corrupt, UnusableCache
+from warmrank.cache_store.parsing import parse_document
+from warmrank.cache_store.publishing import publish_queue
+from warmrank.cache_store.publishing.publish_queue import (
     QUEUE,
     AwaitedPartition,
     WaitingLaunch,
@@ -22,8 +23,7 @@ from cache_store.publishing.publish_queue import (
     discard_partition,
     pending,
 )
-from cache_store.records.manifest import PartitionManifest
-from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY, make_partition
+from warmrank.cache_store.records.manifest import PartitionManifest
 
 KEYS = st.binary(min_size=1, max_size=8).map(lambda data: digest_bytes(data).sha256)
 

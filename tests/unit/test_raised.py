@@ -11,7 +11,7 @@ import torch
 from tests.support.faulty import Faulty
 from tests.support.releases import tells_arguments
 from tests.support.tracing import traced
-from worker.errors import FunctionRaised, GraphBreak
+from warmrank.worker.errors import FunctionRaised, GraphBreak
 
 ROWS = torch.ones(2, 8)
 
@@ -65,7 +65,7 @@ def test_text_that_holds_a_tensor_is_given_with_its_sizes() -> None:
 def test_advice_on_graph_breaks_is_not_given_and_dynamos_text_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with caplog.at_level(logging.INFO, logger="worker.torch_private.raised"):
+    with caplog.at_level(logging.INFO, logger="warmrank.worker.torch_private.raised"):
         error = raised("bad")
     text = str(error)
     assert "graph" not in text

@@ -11,14 +11,14 @@ import torch
 from tests.support.drawing import NAMES, Drawing, assert_equal, drawn
 from tests.support.fake_device import FakeDevice
 from tests.support.tracing import traced
-from worker.cached_function import CachedFunction
-from worker.capture import CaptureOptions, GraphRunner
-from worker.configs.compiler_config import CompilerConfig
-from worker.devices.accelerator import AcceleratorBackend
-from worker.engines.graph import GraphEngine
-from worker.errors import BadConfig, RandomOp
-from worker.graph_facts import analyse
-from worker.inference import cache_compile
+from warmrank.inference import cache_compile
+from warmrank.worker.cached_function import CachedFunction
+from warmrank.worker.capture import CaptureOptions, GraphRunner
+from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.devices.accelerator import AcceleratorBackend
+from warmrank.worker.engines.graph import GraphEngine
+from warmrank.worker.errors import BadConfig, RandomOp
+from warmrank.worker.graph_facts import analyse
 
 
 def cached(method: Any, cache_dir: Path, **options: Any) -> CachedFunction:

@@ -12,23 +12,23 @@ from typing import Any
 import pytest
 import torch
 
-from cache_store.backends.tier import Tier
-from cache_store.backends.tiers import TieredBackend
-from cache_store.errors import StoreUnavailable
-from cache_store.node.admission import marks_of, permit_copies
-from cache_store.records.manifest import CaptureEntry
-from cache_store.signing.trust import Trust
-from cache_store.store import Store
-from orchestrator.launch.capture_order import order
 from tests.support import rank_workloads
 from tests.support.failing_backends import WaywardBackend
 from tests.support.rank_spec import rank_spec
 from tests.support.ray_cluster import free_ports
 from tests.support.stored import open_store
-from worker.environment import environment
-from worker.errors import DeviceUnavailable, WorkloadError
-from worker.rank import RankWorker
-from worker.results import FunctionResult
+from warmrank.cache_store.backends.tier import Tier
+from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.node.admission import marks_of, permit_copies
+from warmrank.cache_store.records.manifest import CaptureEntry
+from warmrank.cache_store.signing.trust import Trust
+from warmrank.cache_store.store import Store
+from warmrank.orchestrator.launch.capture_order import order
+from warmrank.worker.environment import environment
+from warmrank.worker.errors import DeviceUnavailable, WorkloadError
+from warmrank.worker.rank import RankWorker
+from warmrank.worker.results import FunctionResult
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -148,7 +148,7 @@ def test_build_gives_the_entrypoint_its_place_and_arguments(
         ("tests.support.rank_workloads", "is not 'module:function'"),
         ("tests.support.no_such_module:f", "does not import"),
         ("tests.support.rank_workloads:no_such_function", "has no function 'no_such_function'"),
-        ("tests.support.rank_workloads:wrong", "returned int; expected a worker.Workload"),
+        ("tests.support.rank_workloads:wrong", "returned int; expected a warmrank.Workload"),
     ],
 )
 def test_build_refuses_a_bad_entrypoint(cache: Path, entrypoint: str, said: str) -> None:
@@ -165,7 +165,7 @@ def test_build_refuses_a_function_whose_cache_lies_elsewhere(tmp_path: Path, cac
 
 
 def test_build_that_fails_leaves_no_defaults_behind(cache: Path) -> None:
-    from worker.cache_options import LaunchDefaults, launch_defaults
+    from warmrank.worker.cache_options import LaunchDefaults, launch_defaults
 
     with pytest.raises(WorkloadError):
         RankWorker(rank_spec(cache, entrypoint="tests.support.rank_workloads:wrong"), None).build()
@@ -282,7 +282,7 @@ def test_compile_waits_for_a_silent_store_once(cache: Path, caplog: pytest.LogCa
         compiled(cache, Store(tiers, trust=Trust(policy="off"), location="/store"))
     finally:
         place.thaw()
-    assert sum(record.name == "cache_store.backends.circuit" for record in caplog.records) == 1
+    assert sum(record.name == "warmrank.cache_store.backends.circuit" for record in caplog.records) == 1
     unshared = [
         record for record in caplog.records if "is not shared with other nodes" in record.getMessage()
     ]
@@ -550,7 +550,7 @@ def test_publish_of_equal_ranks_gives_equal_manifest_keys(tmp_path: Path, store:
 def test_launch_of_a_warm_cache_traces_nothing(
     cache: Path, monkeypatch: pytest.MonkeyPatch, warmed: Warmed
 ) -> None:
-    from worker import compiler
+    from warmrank.worker import compiler
 
     warmed(cache)
     monkeypatch.setattr(compiler, "compile_call", None)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from cache_store.records.manifest import CaptureEntry
-from worker import rank_captures
-from worker.capture import CaptureOptions, DirectRunner, GraphRunner
-from worker.devices.cpu import CpuBackend
-from worker.graph_facts import GraphFacts
+from warmrank.cache_store.records.manifest import CaptureEntry
+from warmrank.worker import rank_captures
+from warmrank.worker.capture import CaptureOptions, DirectRunner, GraphRunner
+from warmrank.worker.devices.cpu import CpuBackend
+from warmrank.worker.graph_facts import GraphFacts
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -100,7 +100,7 @@ def test_call_that_was_not_loaded_is_proposed_by_its_arguments() -> None:
 def test_plan_that_does_not_fit_is_left_out_with_the_reason(
     plan: tuple[CaptureEntry, ...], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.DEBUG, logger="worker.rank_captures"):
+    with caplog.at_level(logging.DEBUG, logger="warmrank.worker.rank_captures"):
         assert len(proposed([unit("M.f", 2, MadeVariant(runner()))], plan)) == 1
     assert reason in caplog.text
 
@@ -134,7 +134,7 @@ def test_step_captures_and_leaves_the_mutated_input_as_it_was() -> None:
 def test_planned_shape_that_the_graph_cannot_take_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     units = [unit("M.f", 2, MadeVariant(runner()))]
     *_, step = rank_captures.propose(units, planned(0))
-    with caplog.at_level(logging.WARNING, logger="worker.rank_captures"):
+    with caplog.at_level(logging.WARNING, logger="warmrank.worker.rank_captures"):
         rank_captures.capture(units, step)
     assert "not captured in advance: M.f of the plan: " in caplog.text
     assert units[0].variant.runner.shapes() == ()

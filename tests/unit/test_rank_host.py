@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from cache_store.errors import NewerFormat, StoreUnavailable, UnusableCache
-from cache_store.node.unverified import mark_unverified
-from orchestrator.config.reading import parse
-from orchestrator.gang.launcher import Process, seat_ranks
-from orchestrator.gang.opening import Opening, rank_spec
-from orchestrator.gang.rank_host import RankHost, answer, failure_of
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
-from worker.errors import GraphBreak
-from worker.results import FunctionResult
-from worker.script import journal_of
+from warmrank.cache_store.errors import NewerFormat, StoreUnavailable, UnusableCache
+from warmrank.cache_store.node.unverified import mark_unverified
+from warmrank.orchestrator.config.reading import parse
+from warmrank.orchestrator.gang.launcher import Process, seat_ranks
+from warmrank.orchestrator.gang.opening import Opening, rank_spec
+from warmrank.orchestrator.gang.rank_host import RankHost, answer, failure_of
+from warmrank.worker.errors import GraphBreak
+from warmrank.worker.results import FunctionResult
+from warmrank.worker.script import journal_of
 
 
 def opening(tmp_path: Path, rank: int = 1, **changes: Any) -> Opening:

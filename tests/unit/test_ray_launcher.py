@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 import ray
 
-from orchestrator.causes import CLUSTER_LOST, DIED, NODE_LOST, WorkerFailure
-from orchestrator.cli.console import ExitCode, exit_code_of
-from orchestrator.config.models import RayConfig, WatchConfig
-from orchestrator.config.reading import parse
-from orchestrator.errors import LacksDevice, LaunchFailed
-from orchestrator.gang import ray_launcher, ray_session, supply
-from orchestrator.gang.launcher import Process, Sight, logs_of, seat_ranks
-from orchestrator.gang.node_calls import Batches
-from orchestrator.gang.node_watch import Charge
-from orchestrator.gang.ray_launcher import RayLauncher
-from orchestrator.gang.ray_watch import RayWatch
-from orchestrator.seats import Gang
+from warmrank.orchestrator.causes import CLUSTER_LOST, DIED, NODE_LOST, WorkerFailure
+from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
+from warmrank.orchestrator.config.models import RayConfig, WatchConfig
+from warmrank.orchestrator.config.reading import parse
+from warmrank.orchestrator.errors import LacksDevice, LaunchFailed
+from warmrank.orchestrator.gang import ray_launcher, ray_session, supply
+from warmrank.orchestrator.gang.launcher import Process, Sight, logs_of, seat_ranks
+from warmrank.orchestrator.gang.node_calls import Batches
+from warmrank.orchestrator.gang.node_watch import Charge
+from warmrank.orchestrator.gang.ray_launcher import RayLauncher
+from warmrank.orchestrator.gang.ray_watch import RayWatch
+from warmrank.orchestrator.seats import Gang
 
 LATER_S = 0.2
 NEVER_S = 600.0

@@ -17,16 +17,16 @@ from pathlib import Path
 import pytest
 import ray
 
-from orchestrator import leaving
-from orchestrator.cli.console import ExitCode, exit_code_of
-from orchestrator.config.models import RayConfig
-from orchestrator.errors import CannotStart
-from orchestrator.gang import guardian, joining, ray_session
-from orchestrator.gang.guarding import Guarding
-from orchestrator.gang.joining import import_paths
-from orchestrator.gang.ray_session import rank_environ, runtime_env, way_in
-from orchestrator.signals import Terminated, sigterm_raises
 from tests.support.processes import marked
+from warmrank.orchestrator import leaving
+from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
+from warmrank.orchestrator.config.models import RayConfig
+from warmrank.orchestrator.errors import CannotStart
+from warmrank.orchestrator.gang import guardian, joining, ray_session
+from warmrank.orchestrator.gang.guarding import Guarding
+from warmrank.orchestrator.gang.joining import import_paths
+from warmrank.orchestrator.gang.ray_session import rank_environ, runtime_env, way_in
+from warmrank.orchestrator.signals import Terminated, sigterm_raises
 
 LONG_S = 600.0
 HERE = RayConfig()
@@ -70,8 +70,8 @@ def test_torch_npu_is_loaded_on_npu_ranks_only(device: str, expected: str | None
 
 def test_launcher_without_a_session_stops_without_importing_ray() -> None:
     code = (
-        "import sys; from orchestrator.config.reading import parse;"
-        "from orchestrator.gang.ray_launcher import RayLauncher;"
+        "import sys; from warmrank.orchestrator.config.reading import parse;"
+        "from warmrank.orchestrator.gang.ray_launcher import RayLauncher;"
         "RayLauncher(parse({'workload': {'script': 'a.py'}, 'ranks': 1})).stop();"
         "sys.exit('ray' in sys.modules)"
     )

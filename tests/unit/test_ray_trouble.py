@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ray import exceptions
 
-from orchestrator.gang.ray_trouble import Supply, describe_shortage, failure_of_ray, in_a_line
+from warmrank.orchestrator.gang.ray_trouble import Supply, describe_shortage, failure_of_ray, in_a_line
 
 DIED = (
     "The actor died unexpectedly before finishing this task.\n\tclass_name: RankActor\n"

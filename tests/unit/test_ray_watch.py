@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import ray
 
-from orchestrator.causes import DIED, NODE_LOST, WorkerFailure
-from orchestrator.config.models import WatchConfig
-from orchestrator.gang import ray_watch
-from orchestrator.gang.launcher import Process, Sight, seat_ranks
-from orchestrator.gang.node_watch import Charge
-from orchestrator.gang.ray_watch import RayWatch
-from orchestrator.seats import Gang
+from warmrank.orchestrator.causes import DIED, NODE_LOST, WorkerFailure
+from warmrank.orchestrator.config.models import WatchConfig
+from warmrank.orchestrator.gang import ray_watch
+from warmrank.orchestrator.gang.launcher import Process, Sight, seat_ranks
+from warmrank.orchestrator.gang.node_watch import Charge
+from warmrank.orchestrator.gang.ray_watch import RayWatch
+from warmrank.orchestrator.seats import Gang
 
 SETTINGS = WatchConfig(every_s=1, node_silent_s=15, lease_s=30)
 AT_WORK = {0: Sight(state="R")}

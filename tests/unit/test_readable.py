@@ -18,17 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from cache_store.errors import UnusableCache
-from cache_store.node.local import add_variant
 from tests.support.small_models import Cached
 from tests.support.tracing import compiled
-from worker import origins
-from worker.artifact import ABOUT, Artifact
-from worker.errors import ArtifactCorrupt
-from worker.inference import readable_cache
-from worker.python_text import assigned, comment, mapping
-from worker.readable import render
-from worker.readable_guards import conditions
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.node.local import add_variant
+from warmrank.inference import readable_cache
+from warmrank.worker import origins
+from warmrank.worker.artifact import ABOUT, Artifact
+from warmrank.worker.errors import ArtifactCorrupt
+from warmrank.worker.python_text import assigned, comment, mapping
+from warmrank.worker.readable import render
+from warmrank.worker.readable_guards import conditions
 
 QUOTES = 'it\'s "so" \\ \n \t \r \x0c \u2028 \u00e9 \0 \x85 \'\'\' """ #'
 PARTS = ["META", "REQUEST", "INPUTS", "PARAMETERS", "OUTPUTS", "GUARDS", "CAPTURE", "FILES"]

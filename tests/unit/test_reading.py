@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.backends.tier import Tier
-from cache_store.backends.tiers import TieredBackend
-from cache_store.digests import digest_bytes
-from cache_store.errors import NotInStore, StoreUnavailable
-from cache_store.fetching.copying import Blobs
-from cache_store.layout import blob_name
-from cache_store.node.admission import Permit
-from cache_store.records.documents import read_stored_form
-from cache_store.store import Store
 from tests.support.failing_backends import UnreadableBackend, new_file, unavailable
 from tests.support.stored import OFF, publish_launch
+from warmrank.cache_store.backends.tier import Tier
+from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import NotInStore, StoreUnavailable
+from warmrank.cache_store.fetching.copying import Blobs
+from warmrank.cache_store.layout import blob_name
+from warmrank.cache_store.node.admission import Permit
+from warmrank.cache_store.records.documents import read_stored_form
+from warmrank.cache_store.store import Store
 
 DATA = b"the bytes of a blob"
 DIGEST = digest_bytes(DATA)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from worker.errors import NotCapturable
-from worker.torch_private.places import Place
-from worker.torch_private.recording import Recording, leaves, record
+from warmrank.worker.errors import NotCapturable
+from warmrank.worker.torch_private.places import Place
+from warmrank.worker.torch_private.recording import Recording, leaves, record
 
 CONSTANT = torch.full((2, 4), 3.0)
 

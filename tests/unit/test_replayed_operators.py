@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
 from tests.support.cached import cached
-from worker.errors import NotPortable, StateChanged, WorkerError
+from warmrank.worker.errors import NotPortable, StateChanged, WorkerError
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -88,7 +88,7 @@ def test_view_by_place_in_the_storage_is_that_of_the_callers_storage(tmp_path: P
 
 
 def test_view_by_place_in_the_storage_is_refused_in_max_autotune(tmp_path: Path) -> None:
-    from worker import CompilerConfig
+    from warmrank import CompilerConfig
 
     config: Any = CompilerConfig()
     config.mode = "max-autotune"

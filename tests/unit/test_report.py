@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cache_store.backends.tier import TierState
-from orchestrator.show.course import Course
-from orchestrator.show.report import (
+from warmrank.cache_store.backends.tier import TierState
+from warmrank.orchestrator.show.course import Course
+from warmrank.orchestrator.show.report import (
     SCHEMA_VERSION,
     FunctionReport,
     RankReport,
@@ -27,10 +27,10 @@ from orchestrator.show.report import (
     to_json,
     totals,
 )
-from orchestrator.show.report_table import render
-from orchestrator.show.store_report import Committed, NodeFetch, NodePublish, Nondeterministic
-from orchestrator.show.whole_file import write_whole
-from worker.results import Outcome, StageSeconds, Verification
+from warmrank.orchestrator.show.report_table import render
+from warmrank.orchestrator.show.store_report import Committed, NodeFetch, NodePublish, Nondeterministic
+from warmrank.orchestrator.show.whole_file import write_whole
+from warmrank.worker.results import Outcome, StageSeconds, Verification
 
 
 def function(name: str = "Model.decode", outcome: Outcome = "loaded", **changes: Any) -> FunctionReport:

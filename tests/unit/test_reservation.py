@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import ray
 
-from orchestrator.causes import CLUSTER_LOST, WorkerFailure
-from orchestrator.config.reading import parse
-from orchestrator.errors import CannotStart, LacksDevice, LaunchFailed
-from orchestrator.gang import ray_launcher, reservation
-from orchestrator.gang.eligible import Eligible, nodes_of_ray
-from orchestrator.gang.ray_launcher import RayLauncher
-from orchestrator.gang.reservation import Reservation
+from warmrank.orchestrator.causes import CLUSTER_LOST, WorkerFailure
+from warmrank.orchestrator.config.reading import parse
+from warmrank.orchestrator.errors import CannotStart, LacksDevice, LaunchFailed
+from warmrank.orchestrator.gang import ray_launcher, reservation
+from warmrank.orchestrator.gang.eligible import Eligible, nodes_of_ray
+from warmrank.orchestrator.gang.ray_launcher import RayLauncher
+from warmrank.orchestrator.gang.reservation import Reservation
 
 BUNDLE = {"CPU": 1.0, "NPU": 1.0}
 SHORTAGE = "64 ranks do not fit:\n  CPU: 8"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.causes import CLUSTER_LOST, DIED, NODE_LOST, STOPPED, TIMEOUT, WorkerFailure
-from orchestrator.config.models import Retries
-from orchestrator.errors import CannotStart, CompileForbidden, ForbiddenCompile, LaunchFailed
-from orchestrator.launch.retries import Spent, budget_of, is_lost
+from warmrank.orchestrator.causes import CLUSTER_LOST, DIED, NODE_LOST, STOPPED, TIMEOUT, WorkerFailure
+from warmrank.orchestrator.config.models import Retries
+from warmrank.orchestrator.errors import CannotStart, CompileForbidden, ForbiddenCompile, LaunchFailed
+from warmrank.orchestrator.launch.retries import Spent, budget_of, is_lost
 
 
 def failed(*kinds: str) -> LaunchFailed:

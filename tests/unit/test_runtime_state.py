@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-import worker
+import warmrank
 from tests.support.cached import ROWS, cached, outcome, reason
 from tests.support.small_models import Plain
-from worker import runtime_state
-from worker.errors import BadRuntimeState, CompileForbidden
-from worker.runtime_state import (
+from warmrank.worker import runtime_state
+from warmrank.worker.errors import BadRuntimeState, CompileForbidden
+from warmrank.worker.runtime_state import (
     MAX_NAME_CHARS,
     MAX_TEXT_CHARS,
     MAX_VALUES,
@@ -124,7 +124,7 @@ def test_refused_declaration_changes_nothing(model: Plain) -> None:
 
 
 def test_worker_offers_the_declaration() -> None:
-    assert worker.declare_runtime_state is declare_runtime_state
+    assert warmrank.declare_runtime_state is declare_runtime_state
 
 
 # Whom it concerns.
@@ -370,6 +370,6 @@ def test_readable_artifact_names_the_state(model: Plain, tmp_path: Path) -> None
     function = cached(model.affine, tmp_path)
     function(ROWS)
     assert function.last_result is not None
-    shown = worker.readable_cache(function.last_result.path, print_output=False)
+    shown = warmrank.readable_cache(function.last_result.path, print_output=False)
     assert "runtime state that was declared" in shown
     assert "kv_dtype is 'fp16'" in shown

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.support.rank_spec import rank_spec
-from worker.errors import CompileForbidden, ScriptFailed, WorkloadError
-from worker.rank_spec import RankSpec
-from worker.script import journal_of, run_script
+from warmrank.worker.errors import CompileForbidden, ScriptFailed, WorkloadError
+from warmrank.worker.rank_spec import RankSpec
+from warmrank.worker.script import journal_of, run_script
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_output_is_logged_line_by_line(
     spec: RankSpec, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     text = "import sys\nprint('one')\nprint('two', file=sys.stderr)"
-    with caplog.at_level(logging.INFO, logger="worker.script"):
+    with caplog.at_level(logging.INFO, logger="warmrank.worker.script"):
         run_script(spec, script(tmp_path, text), ())
     assert sorted(record.getMessage() for record in caplog.records) == ["one", "two"]
 
@@ -156,7 +156,7 @@ def test_output_is_logged_while_the_script_runs(
     spec: RankSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark = tmp_path / "seen"
-    monkeypatch.setattr("worker.script._log.info", lambda *_: mark.touch())
+    monkeypatch.setattr("warmrank.worker.script._log.info", lambda *_: mark.touch())
     text = f"""
     import pathlib, time
     print("one")
@@ -198,7 +198,7 @@ def test_script_that_raises_is_an_error_with_its_traceback(spec: RankSpec, tmp_p
 
 def test_script_that_misses_where_compiling_is_forbidden_says_so(spec: RankSpec, tmp_path: Path) -> None:
     text = """
-    from worker import journal
+    from warmrank.worker import journal
     journal.append_forbidden("M.a", "M.a would have to be compiled")
     raise SystemExit(1)
     """

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.causes import DIED, WorkerFailure
-from orchestrator.errors import LaunchFailed
-from orchestrator.gang.launcher import Process, seat_ranks
-from orchestrator.launch.stage_failures import raise_failed
-from orchestrator.seats import Gang, distinct_hosts, straddle_text, straddling_groups
+from warmrank.orchestrator.causes import DIED, WorkerFailure
+from warmrank.orchestrator.errors import LaunchFailed
+from warmrank.orchestrator.gang.launcher import Process, seat_ranks
+from warmrank.orchestrator.launch.stage_failures import raise_failed
+from warmrank.orchestrator.seats import Gang, distinct_hosts, straddle_text, straddling_groups
 
 
 def processes(nodes: list[str]) -> list[Process]:

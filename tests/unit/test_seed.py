@@ -5,16 +5,6 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from cache_store.digests import digest_bytes
-from cache_store.errors import StoreUnavailable, UnusableCache
-from cache_store.keys import key_of
-from cache_store.layout import BLOBS, USED, launch_name, split_used_name
-from cache_store.node.unverified import UNVERIFIED
-from cache_store.publishing import stored_launches
-from cache_store.records.manifest import LaunchRecord, parse_launch_record
-from cache_store.seed import MAX_LAUNCHES, SeedReport, Wanted, pick_launch, seed
-from cache_store.signing.trust import Trust, generate_key_pair
-from cache_store.store import Store
 from tests.support.stored import (
     ENVIRONMENT,
     FUNCTIONS,
@@ -29,6 +19,16 @@ from tests.support.stored import (
     stored,
 )
 from tests.support.stored import tree as all_files
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import StoreUnavailable, UnusableCache
+from warmrank.cache_store.keys import key_of
+from warmrank.cache_store.layout import BLOBS, USED, launch_name, split_used_name
+from warmrank.cache_store.node.unverified import UNVERIFIED
+from warmrank.cache_store.publishing import stored_launches
+from warmrank.cache_store.records.manifest import LaunchRecord, parse_launch_record
+from warmrank.cache_store.seed import MAX_LAUNCHES, SeedReport, Wanted, pick_launch, seed
+from warmrank.cache_store.signing.trust import Trust, generate_key_pair
+from warmrank.cache_store.store import Store
 
 EARLY, LATE = "2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"
 OTHER_ENVIRONMENT = ENVIRONMENT | {"torch": "2.13.1"}
@@ -200,7 +200,7 @@ def test_seed_of_another_world_takes_earlier_launches_too(store, cache, tmp_path
 
 
 def test_seed_of_another_world_reads_a_bounded_number_of_manifests(store, cache, tmp_path, monkeypatch):
-    monkeypatch.setattr("cache_store.seed.MAX_OTHER_RANKS", 2)
+    monkeypatch.setattr("warmrank.cache_store.seed.MAX_OTHER_RANKS", 2)
     publish_texts(store, tmp_path, b"old", b"newer", b"newest")
     run(store, cache, world_size=2)
     assert list(tree(cache).values()) == [b"newest", b"newer"]

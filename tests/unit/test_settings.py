@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.settings import settings
+from warmrank.worker.settings import settings
 
 
 def test_settings_without_variables_are_the_defaults() -> None:

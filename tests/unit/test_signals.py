@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from orchestrator.signals import (
+from warmrank.orchestrator.signals import (
     EXIT_TERMINATED,
     Terminated,
     exit_code_of,

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.connect import TierSpec, open_store
-from cache_store.errors import UnusableCache
-from cache_store.node.signers import mark_signers, refuse_revoked
-from cache_store.signing.revocations import Revocation
-from cache_store.signing.signing_keys import generate_key_pair, key_id
-from cache_store.signing.trust import Trust
 from tests.support.stored import LAUNCH_KEY, make_partition
+from warmrank.cache_store.connect import TierSpec, open_store
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.node.signers import mark_signers, refuse_revoked
+from warmrank.cache_store.signing.revocations import Revocation
+from warmrank.cache_store.signing.signing_keys import generate_key_pair, key_id
+from warmrank.cache_store.signing.trust import Trust
 
 ONE, OTHER = "0" * 32, "1" * 32
 

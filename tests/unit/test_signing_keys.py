@@ -7,8 +7,9 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from cache_store.errors import Corrupt, UnusableCache
-from cache_store.signing.signing_keys import (
+from tests.support.key_pairs import save_key_pair
+from warmrank.cache_store.errors import Corrupt, UnusableCache
+from warmrank.cache_store.signing.signing_keys import (
     Signer,
     generate_key_pair,
     key_id,
@@ -17,7 +18,6 @@ from cache_store.signing.signing_keys import (
     save_private_key,
     save_public_key,
 )
-from tests.support.key_pairs import save_key_pair
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from cache_store.errors import UnusableCache
-from cache_store.node.single_flight import LOCK_NAME, LOCKS, single_flight
 from tests.support.stored import REPOSITORY
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.node.single_flight import LOCK_NAME, LOCKS, single_flight
 
 HOLD = """
 import sys
 from pathlib import Path
-from cache_store.node.single_flight import single_flight
+from warmrank.cache_store.node.single_flight import single_flight
 with single_flight(Path(sys.argv[1]), timeout_s=0.0):
     print("held", flush=True)
     sys.stdin.read()

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from tests.support import small_models
 from tests.support.made_modules import MadeModule, code_of
 from tests.support.small_models import Plain
-from worker.errors import NotPortable
-from worker.present_sources import changed
-from worker.sources import (
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.present_sources import changed
+from warmrank.worker.sources import (
     TracedSource,
     class_digest,
     code_digest,

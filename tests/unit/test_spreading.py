@@ -8,14 +8,14 @@ from typing import BinaryIO
 
 import pytest
 
-from cache_store.backends.tier import Tier
-from cache_store.backends.tiers import TieredBackend
-from cache_store.fetching.progress import Progress, while_asked
-from cache_store.layout import BLOBS, LAUNCHES, MANIFESTS
-from cache_store.records.manifest import LaunchRecord
-from cache_store.store import Store
 from tests.support.failing_backends import WaywardBackend, new_file, unavailable
 from tests.support.stored import OFF, publish_launch
+from warmrank.cache_store.backends.tier import Tier
+from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.fetching.progress import Progress, while_asked
+from warmrank.cache_store.layout import BLOBS, LAUNCHES, MANIFESTS
+from warmrank.cache_store.records.manifest import LaunchRecord
+from warmrank.cache_store.store import Store
 
 
 class SilentAtBlobs(WaywardBackend):

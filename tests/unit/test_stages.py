@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from cache_store import connect
-from cache_store.backends.circuit import Circuits
-from orchestrator.causes import TIMEOUT, WorkerFailure
-from orchestrator.config.reading import parse
-from orchestrator.launch.stages import Stages
-from orchestrator.seats import Gang
-from orchestrator.show.events import Ending, Event, RankFinished, StillWaiting, silence
-from orchestrator.store.stores import silent_places
+from warmrank.cache_store import connect
+from warmrank.cache_store.backends.circuit import Circuits
+from warmrank.orchestrator.causes import TIMEOUT, WorkerFailure
+from warmrank.orchestrator.config.reading import parse
+from warmrank.orchestrator.launch.stages import Stages
+from warmrank.orchestrator.seats import Gang
+from warmrank.orchestrator.show.events import Ending, Event, RankFinished, StillWaiting, silence
+from warmrank.orchestrator.store.stores import silent_places
 
 STORE = {"tiers": [{"path": "/near"}, {"path": "/far"}], "trust": {"policy": "off"}}
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.gang.actor import in_words
-from orchestrator.gang.node_watch import Charge, look_at
-from orchestrator.gang.step_file import StepFile, read_step, step_file
+from warmrank.orchestrator.gang.actor import in_words
+from warmrank.orchestrator.gang.node_watch import Charge, look_at
+from warmrank.orchestrator.gang.step_file import StepFile, read_step, step_file
 
 
 def test_reader_sees_what_was_said_last(tmp_path: Path) -> None:

@@ -4,13 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.backends.tier import Tier, TierMode
-from cache_store.backends.tiers import TieredBackend
-from cache_store.errors import Conflict, Corrupt, NewerFormat, StoreUnavailable
-from cache_store.layout import blob_name
-from cache_store.node.unverified import UNVERIFIED
-from cache_store.records.manifest import parse_manifest
-from cache_store.store import Store
 from tests.support.failing_backends import WaywardBackend, unavailable
 from tests.support.stored import (
     FUNCTIONS,
@@ -23,6 +16,13 @@ from tests.support.stored import (
     stored,
     tree,
 )
+from warmrank.cache_store.backends.tier import Tier, TierMode
+from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.errors import Conflict, Corrupt, NewerFormat, StoreUnavailable
+from warmrank.cache_store.layout import blob_name
+from warmrank.cache_store.node.unverified import UNVERIFIED
+from warmrank.cache_store.records.manifest import parse_manifest
+from warmrank.cache_store.store import Store
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_manifest_with_path_traversal_is_refused(store, root, key):
 
 
 def test_oversized_manifest_is_refused(store, root, key, monkeypatch):
-    monkeypatch.setattr("cache_store.records.documents._MAX_ENVELOPE_BYTES", 100)
+    monkeypatch.setattr("warmrank.cache_store.records.documents._MAX_ENVELOPE_BYTES", 100)
     with pytest.raises(Corrupt, match="at most 100 bytes"):
         store.manifest(key)
 

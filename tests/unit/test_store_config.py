@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.reading import Config, load, parse
-from orchestrator.config.store import StoreConfig, TierConfig, is_secret
-from orchestrator.errors import ConfigError
+from warmrank.orchestrator.config.reading import Config, load, parse
+from warmrank.orchestrator.config.store import StoreConfig, TierConfig, is_secret
+from warmrank.orchestrator.errors import ConfigError
 
 HEAD: dict[str, Any] = {"workload": {"entrypoint": "models.tiny:workload"}, "ranks": 1}
 FILE = 'workload: {entrypoint: "models.tiny:workload"}\nranks: 1\n'

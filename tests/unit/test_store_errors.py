@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from cache_store.errors import (
+from warmrank.cache_store.errors import (
     Conflict,
     Corrupt,
     EvictRefused,

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from cache_store.errors import NewerFormat, StoreUnavailable
-from cache_store.layout import FORMAT_FILE
-from cache_store.signing import trust_policy
-from orchestrator.config import trust as trust_module
-from orchestrator.config.reading import parse
-from orchestrator.config.store import StoreConfig
-from orchestrator.store import stores
+from warmrank.cache_store.errors import NewerFormat, StoreUnavailable
+from warmrank.cache_store.layout import FORMAT_FILE
+from warmrank.cache_store.signing import trust_policy
+from warmrank.orchestrator.config import trust as trust_module
+from warmrank.orchestrator.config.reading import parse
+from warmrank.orchestrator.config.store import StoreConfig
+from warmrank.orchestrator.store import stores
 
 
 def store_of(*paths: Path | str, trust: dict[str, Any] | None = None, mode: str = "rw") -> StoreConfig:

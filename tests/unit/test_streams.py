@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from worker import rank_streams
-from worker.devices.failures import not_capturable
-from worker.devices.streams import Captures, exhausted, limit_of, needed, problem
-from worker.errors import NotCapturable
-from worker.rank_streams import graphs_of, stream_problem
-from worker.results import CaptureProposal
+from warmrank.worker import rank_streams
+from warmrank.worker.devices.failures import not_capturable
+from warmrank.worker.devices.streams import Captures, exhausted, limit_of, needed, problem
+from warmrank.worker.errors import NotCapturable
+from warmrank.worker.rank_streams import graphs_of, stream_problem
+from warmrank.worker.results import CaptureProposal
 
 TP = frozenset({"tp"})
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.cli.main import app
-from orchestrator.errors import BadArgument, OutsideDirectory, SubmitFailed
-from orchestrator.jobs.submit import (
+from warmrank.orchestrator.cli.main import app
+from warmrank.orchestrator.errors import BadArgument, OutsideDirectory, SubmitFailed
+from warmrank.orchestrator.jobs.submit import (
     JobLost,
     JobOutcome,
     connect,
@@ -23,7 +23,7 @@ from orchestrator.jobs.submit import (
     parse_metadata,
     submit_job,
 )
-from orchestrator.signals import Terminated
+from warmrank.orchestrator.signals import Terminated
 
 
 @dataclass
@@ -174,14 +174,14 @@ def test_entrypoint_runs_the_config_from_the_directory(tmp_path: Path):
     config = tmp_path / "configs" / "my launch.yaml"
     command = job_entrypoint(config, ["ranks=4", "name=a b"], directory=tmp_path, no_compile=True)
     assert command == (
-        "python -m orchestrator launch 'configs/my launch.yaml' --set ranks=4 --set 'name=a b' --no-compile"
+        "python -m warmrank launch 'configs/my launch.yaml' --set ranks=4 --set 'name=a b' --no-compile"
     )
 
 
 def test_files_of_the_launch_are_written_where_the_driver_runs(tmp_path: Path):
     files = {"--json": Path("/var/a.json"), "--report": None, "--metrics": Path("/var/a b.prom")}
     command = job_entrypoint(tmp_path / "a.yaml", [], directory=tmp_path, files=files)
-    assert command == "python -m orchestrator launch a.yaml --json /var/a.json --metrics '/var/a b.prom'"
+    assert command == "python -m warmrank launch a.yaml --json /var/a.json --metrics '/var/a b.prom'"
 
 
 @pytest.mark.parametrize("path", ["report.html", "-"])
@@ -239,7 +239,7 @@ def test_place_that_would_lie_in_the_directory_of_the_job_is_refused(
 def test_job_has_the_id_and_the_metadata_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     client = FakeClient([], ["RUNNING"])
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("orchestrator.jobs.submit.connect", lambda _address, environ: client)
+    monkeypatch.setattr("warmrank.orchestrator.jobs.submit.connect", lambda _address, environ: client)
     data = {"workload": {"script": "a.py"}, "ranks": 1, "cache_dir": "/there"}
     (tmp_path / "a.yaml").write_text(json.dumps(data))
     words = ["submit", "a.yaml", "--no-wait", "--job-id", "mine", "--metadata", "team=a=b"]

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from cache_store.backends.circuit import TICK_S, Answer, Ticks
-from cache_store.backends.supervisor import Supervisor, ping
-from cache_store.backends.tier import Tier, TierMode
-from cache_store.backends.tiers import TieredBackend
-from cache_store.errors import NotInStore, StoreUnavailable
-from cache_store.layout import FORMAT_FILE
 from tests.support.failing_backends import WaywardBackend, new_file, unavailable
+from warmrank.cache_store.backends.circuit import TICK_S, Answer, Ticks
+from warmrank.cache_store.backends.supervisor import Supervisor, ping
+from warmrank.cache_store.backends.tier import Tier, TierMode
+from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.errors import NotInStore, StoreUnavailable
+from warmrank.cache_store.layout import FORMAT_FILE
 
 NAME = "ac/ab/one"
 

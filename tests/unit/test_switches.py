@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from worker.torch_private import switches
+from warmrank.worker.torch_private import switches
 
 PROPERTIES: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "mkldnn_enabled": (switches.mkldnn_enabled, torch.backends.mkldnn, "enabled"),

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from tests.support.tracing import traced
-from worker.torch_private.lowering import LoweredGraph
-from worker.torch_private.symbols import Symbols, free_symbols, other_shape, size_text
+from warmrank.worker.torch_private.lowering import LoweredGraph
+from warmrank.worker.torch_private.symbols import Symbols, free_symbols, other_shape, size_text
 
 
 class Stacks(nn.Module):

@@ -10,22 +10,22 @@ from typing import BinaryIO
 
 import pytest
 
-from cache_store.backends.directory import DirectoryBackend
-from cache_store.errors import Conflict, Corrupt, NotInStore, Untrusted, UnusableCache
-from cache_store.layout import DIRECTORIES
-from cache_store.node.admission import admit
-from cache_store.node.signers import mark_signers
-from cache_store.node.unverified import mark_unverified
-from cache_store.records import directory_listing
-from cache_store.records.directory_listing import DirectoryListing
-from cache_store.records.documents import Documents
-from cache_store.signing.signing_keys import key_id
-from cache_store.signing.trust import Trust, generate_key_pair
-from cache_store.sync.pull import PullReport, plan_pull
-from cache_store.sync.pull import pull as pull_planned
-from cache_store.sync.push import push
-from cache_store.sync.tools import is_ours
 from tests.support.stored import blob_path, overwrite, stored
+from warmrank.cache_store.backends.directory import DirectoryBackend
+from warmrank.cache_store.errors import Conflict, Corrupt, NotInStore, Untrusted, UnusableCache
+from warmrank.cache_store.layout import DIRECTORIES
+from warmrank.cache_store.node.admission import admit
+from warmrank.cache_store.node.signers import mark_signers
+from warmrank.cache_store.node.unverified import mark_unverified
+from warmrank.cache_store.records import directory_listing
+from warmrank.cache_store.records.directory_listing import DirectoryListing
+from warmrank.cache_store.records.documents import Documents
+from warmrank.cache_store.signing.signing_keys import key_id
+from warmrank.cache_store.signing.trust import Trust, generate_key_pair
+from warmrank.cache_store.sync.pull import PullReport, plan_pull
+from warmrank.cache_store.sync.pull import pull as pull_planned
+from warmrank.cache_store.sync.push import push
+from warmrank.cache_store.sync.tools import is_ours
 
 COMPONENTS = {"torch": "2.13.0", "per": "node"}
 

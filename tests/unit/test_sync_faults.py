@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.backends.directory import DirectoryBackend
-from cache_store.errors import NotInStore, StoreUnavailable, UnusableCache
-from cache_store.layout import BLOBS
-from cache_store.records import directory_listing
-from cache_store.records.directory_listing import ListedFile, make_listing, parse_listing
-from cache_store.records.documents import Documents
-from cache_store.records.fields import MAX_DOCUMENT_BYTES, MAX_FILE_BYTES
-from cache_store.signing.trust import Trust
-from cache_store.store import Store
-from cache_store.sync.newest import newest_listing
-from cache_store.sync.pull import pull_lock
-from cache_store.sync.push import push
 from tests.support.failing_backends import WaywardBackend, unavailable
 from tests.support.stored import OFF, REPOSITORY, open_store, stored
+from warmrank.cache_store.backends.directory import DirectoryBackend
+from warmrank.cache_store.errors import NotInStore, StoreUnavailable, UnusableCache
+from warmrank.cache_store.layout import BLOBS
+from warmrank.cache_store.records import directory_listing
+from warmrank.cache_store.records.directory_listing import ListedFile, make_listing, parse_listing
+from warmrank.cache_store.records.documents import Documents
+from warmrank.cache_store.records.fields import MAX_DOCUMENT_BYTES, MAX_FILE_BYTES
+from warmrank.cache_store.signing.trust import Trust
+from warmrank.cache_store.store import Store
+from warmrank.cache_store.sync.newest import newest_listing
+from warmrank.cache_store.sync.pull import pull_lock
+from warmrank.cache_store.sync.push import push
 
 # Longer than a pull that goes on without the silent place takes, and shorter than its lock is waited for.
 _TIMEOUT_S = 50

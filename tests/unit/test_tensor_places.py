@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from worker.errors import NotCapturable
-from worker.torch_private.places import check, identity_of, lazily, ordinary, place_of
+from warmrank.worker.errors import NotCapturable
+from warmrank.worker.torch_private.places import check, identity_of, lazily, ordinary, place_of
 
 
 class Own(torch.Tensor):

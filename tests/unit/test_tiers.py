@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.backends.backend import BlobBackend
-from cache_store.backends.tier import Tier, TierMode
-from cache_store.backends.tiers import TieredBackend
-from cache_store.digests import digest_bytes
-from cache_store.errors import Corrupt, NotInStore, StoreUnavailable
-from cache_store.layout import blob_name
 from tests.support.failing_backends import WaywardBackend, new_file, unavailable
+from warmrank.cache_store.backends.backend import BlobBackend
+from warmrank.cache_store.backends.tier import Tier, TierMode
+from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import Corrupt, NotInStore, StoreUnavailable
+from warmrank.cache_store.layout import blob_name
 
 DOCUMENT = "ac/ab/one"
 BLOB = blob_name(digest_bytes(b"blob").sha256)

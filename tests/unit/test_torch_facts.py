@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from tests.support.cached import cached
-from worker.errors import TorchUnsupported
-from worker.torch_private import facts
+from warmrank.worker.errors import TorchUnsupported
+from warmrank.worker.torch_private import facts
 
 ROOM = Path(facts.__file__).parent
 NEEDED = {name for names in facts.GROUPS.values() for name in names}
@@ -40,7 +40,7 @@ class Scaled(nn.Module):
 
 
 def declared(name: str) -> dict[str, str]:
-    module = importlib.import_module(f"worker.torch_private.{name}")
+    module = importlib.import_module(f"warmrank.worker.torch_private.{name}")
     found: dict[str, str] = getattr(module, "FACTS", {})
     return found
 
@@ -148,7 +148,7 @@ def test_newer_torch_that_traces_otherwise_is_refused(
 ) -> None:
     from torch._subclasses.meta_utils import MetaTensorDescriber
 
-    from worker.torch_private import trial
+    from warmrank.worker.torch_private import trial
 
     def whatever(self: object, tensor: torch.Tensor, **options: object) -> None:
         raise NotImplementedError

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from worker.engines.torchair_code import Own, bound, portable, portable_signature, roles_in
-from worker.errors import NotPortable
+from warmrank.worker.engines.torchair_code import Own, bound, portable, portable_signature, roles_in
+from warmrank.worker.errors import NotPortable
 
 PRIVATE = "/private/warmrank-torchair-x"
 CODE = """

@@ -12,13 +12,13 @@ import pytest
 
 from tests.support.made_torchair import Flat, Held, Loose, Nested, Plain
 from tests.support.option_values import a_pass, declared, samples, with_value
-from worker.configs.compiler_config import CompilerConfig
-from worker.configs.section import options
-from worker.engines.torchair_names import FLAT, INVERTED, OURS_ALONE, REFUSED
-from worker.engines.torchair_objects import has, holds, put, their_options
-from worker.engines.torchair_options import translated
-from worker.environment import environment
-from worker.errors import BadConfig, NoCounterpart
+from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.configs.section import options
+from warmrank.worker.engines.torchair_names import FLAT, INVERTED, OURS_ALONE, REFUSED
+from warmrank.worker.engines.torchair_objects import has, holds, put, their_options
+from warmrank.worker.engines.torchair_options import translated
+from warmrank.worker.environment import environment
+from warmrank.worker.errors import BadConfig, NoCounterpart
 
 
 def in_mode(mode: Any) -> CompilerConfig:
@@ -320,7 +320,7 @@ def test_the_version_of_torchair_counts_in_the_request_key() -> None:
 
 def test_translating_imports_neither_torch_nor_torchair() -> None:
     code = (
-        "import sys; import worker.engines.torchair_options; "
+        "import sys; import warmrank.worker.engines.torchair_options; "
         "sys.exit(any(name in sys.modules for name in ('torch', 'torchair', 'npugraph_ex', 'sympy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

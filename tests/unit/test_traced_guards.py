@@ -10,8 +10,8 @@ from torch import nn
 
 from tests.support.small_models import Cached, Plain
 from tests.support.tracing import traced
-from worker.torch_private.traced_guards import TracedGuard
-from worker.torch_private.tracing import Trace
+from warmrank.worker.torch_private.traced_guards import TracedGuard
+from warmrank.worker.torch_private.tracing import Trace
 
 ROWS = torch.ones(2, 4)
 aten = torch.ops.aten

@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from tests.support.fake_group import fake_world
 from tests.support.small_models import Cached, Plain, Unfit
 from tests.support.tracing import compiled, misfits, operators_of, traced
-from worker.errors import GraphBreak, NotPortable
-from worker.torch_private.tracing import Trace, trace
+from warmrank.worker.errors import GraphBreak, NotPortable
+from warmrank.worker.torch_private.tracing import Trace, trace
 
 ROWS = torch.ones(2, 4)
 

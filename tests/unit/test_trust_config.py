@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from cache_store.errors import Corrupt, Untrusted
-from cache_store.signing import trust_policy
-from cache_store.signing.keyring import generate, revoke
-from cache_store.signing.revocations import Revocation
-from cache_store.signing.signing_keys import key_id
-from cache_store.store import Store
-from orchestrator.config.reading import load
-from orchestrator.config.store import TrustConfig
-from orchestrator.config.trust import choice_of, locate_trust, warn_of_off
-from orchestrator.errors import BadArgument
-from orchestrator.store.stores import open_store
 from tests.support.stored import publish_launch
+from warmrank.cache_store.errors import Corrupt, Untrusted
+from warmrank.cache_store.signing import trust_policy
+from warmrank.cache_store.signing.keyring import generate, revoke
+from warmrank.cache_store.signing.revocations import Revocation
+from warmrank.cache_store.signing.signing_keys import key_id
+from warmrank.cache_store.store import Store
+from warmrank.orchestrator.config.reading import load
+from warmrank.orchestrator.config.store import TrustConfig
+from warmrank.orchestrator.config.trust import choice_of, locate_trust, warn_of_off
+from warmrank.orchestrator.errors import BadArgument
+from warmrank.orchestrator.store.stores import open_store
 
 REVOKED_ID = "1" * 32
 

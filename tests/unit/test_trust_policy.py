@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.signing import trust_policy
-from cache_store.signing.trust_policy import Entry, StorePlace, choose_policy, resolve_policy
+from warmrank.cache_store.signing import trust_policy
+from warmrank.cache_store.signing.trust_policy import Entry, StorePlace, choose_policy, resolve_policy
 
 OWN = Entry(path="/store", uid=7, mode=stat.S_IFDIR | 0o755, is_above=False)
 ROOT = Entry(path="/", uid=0, mode=stat.S_IFDIR | 0o755, is_above=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.launch.turns import turn
 from tests.support.launched import loaded_config
+from warmrank.orchestrator.launch.turns import turn
 
 
 @pytest.fixture(autouse=True)

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from ray._private.thirdparty.pathspec.pathspec import PathSpec
 
-from orchestrator.gang import upload
-from orchestrator.gang.upload import (
+from tests.support.launched import loaded_config
+from warmrank.orchestrator import import_root
+from warmrank.orchestrator.gang import upload
+from warmrank.orchestrator.gang.upload import (
     measure_upload,
-    package_root,
     private_keys,
     runtime_env,
     upload_notes,
 )
-from tests.support.launched import loaded_config
 
 
 def fill(directory: Path, **sizes: int) -> None:
@@ -58,12 +58,12 @@ def test_large_upload_names_the_largest_files(tmp_path: Path, monkeypatch: pytes
 
 
 def test_packages_go_along_where_the_directory_lacks_them(tmp_path: Path):
-    env = runtime_env(tmp_path, package_root())
-    assert [Path(path).name for path in env["py_modules"]] == ["cache_store", "worker", "orchestrator"]
+    env = runtime_env(tmp_path)
+    assert [Path(path).name for path in env["py_modules"]] == ["warmrank"]
 
 
 def test_packages_of_the_directory_win():
-    assert "py_modules" not in runtime_env(package_root(), package_root())
+    assert "py_modules" not in runtime_env(import_root())
 
 
 PEM = "-----BEGIN PRIVATE KEY-----\nMC4=\n-----END PRIVATE KEY-----\n"
@@ -82,14 +82,14 @@ def test_private_key_is_not_uploaded(tmp_path: Path, name: str):
     fill(tmp_path, a=3)
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(PEM)
-    assert uploaded(runtime_env(tmp_path, package_root())) == {"a"}
+    assert uploaded(runtime_env(tmp_path)) == {"a"}
     (note,) = upload_notes(tmp_path)
     assert f"not uploaded: {name}" in note
 
 
 def test_public_key_is_uploaded(tmp_path: Path):
     (tmp_path / "publisher.pub.pem").write_text(PEM.replace("PRIVATE", "PUBLIC"))
-    assert uploaded(runtime_env(tmp_path, package_root())) == {"publisher.pub.pem"}
+    assert uploaded(runtime_env(tmp_path)) == {"publisher.pub.pem"}
     assert upload_notes(tmp_path) == ()
 
 
@@ -107,7 +107,7 @@ def test_signing_key_cache_and_store_of_the_config_are_not_uploaded(tmp_path: Pa
     fill(tmp_path, a=3, cache__x=4, store__FORMAT=5, signer=6)
     trust = {"signing_key": str(tmp_path / "signer")}
     config = loaded_config(tmp_path, store={"path": str(tmp_path / "store"), "trust": trust})
-    assert uploaded(runtime_env(tmp_path, package_root(), config)) == {"a", "tiny.yaml"}
+    assert uploaded(runtime_env(tmp_path, config)) == {"a", "tiny.yaml"}
 
 
 def test_large_cache_in_the_directory_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from worker.values import Value
+from warmrank.worker.values import Value
 
 
 class Point(Value):

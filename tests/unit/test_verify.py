@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cache_store.digests import digest_bytes
-from cache_store.node.companions import add_companion
-from cache_store.node.local import add_variant
-from orchestrator.errors import NothingThere
-from orchestrator.look.store_contents import open_to_look
-from orchestrator.look.tables import render_verified
-from orchestrator.look.verify import CacheReport, Verified, cached_files, verify, verify_cache
 from tests.support.artifacts import make_artifact
 from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import blob_path, overwrite
-from worker.artifact import ArtifactFile, parse
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.node.companions import add_companion
+from warmrank.cache_store.node.local import add_variant
+from warmrank.orchestrator.errors import NothingThere
+from warmrank.orchestrator.look.store_contents import open_to_look
+from warmrank.orchestrator.look.tables import render_verified
+from warmrank.orchestrator.look.verify import CacheReport, Verified, cached_files, verify, verify_cache
+from warmrank.worker.artifact import ArtifactFile, parse
 
 
 def cached(tmp_path: Path, data: bytes = b"nothing of ours") -> Path:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.support.tracing import traced
-from worker.errors import NotPortable
+from warmrank.worker.errors import NotPortable
 
 
 def shape_conditions(model: nn.Module, x: torch.Tensor) -> str:

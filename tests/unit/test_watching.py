@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.causes import DIED, NODE_LOST, STOPPED
-from orchestrator.gang.launcher import Sight
-from orchestrator.gang.watching import Limits, Watching
+from warmrank.orchestrator.causes import DIED, NODE_LOST, STOPPED
+from warmrank.orchestrator.gang.launcher import Sight
+from warmrank.orchestrator.gang.watching import Limits, Watching
 
 LIMITS = Limits(node_silent_s=10, stopped_s=3)
 AT_WORK = Sight(state="R")

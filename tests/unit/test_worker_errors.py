@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker import errors
-from worker.errors import NotYet, PortInUse, StateChanged, WorkerError
+from warmrank.worker import errors
+from warmrank.worker.errors import NotYet, PortInUse, StateChanged, WorkerError
 
 KINDS = sorted(
     (kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, WorkerError)),

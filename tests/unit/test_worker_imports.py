@@ -22,22 +22,29 @@ def imported_by(code: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "module",
-    ["worker", "worker.results", "worker.errors", "worker.rank", "worker.script", "worker.environment"],
+    [
+        "worker",
+        "warmrank.worker.results",
+        "warmrank.worker.errors",
+        "warmrank.worker.rank",
+        "warmrank.worker.script",
+        "warmrank.worker.environment",
+    ],
 )
 def test_import_of_what_a_driver_needs_does_not_import_torch(module: str) -> None:
     assert "torch" not in imported_by(f"import {module}")
 
 
 def test_import_of_the_whole_surface_does_not_import_a_tracer() -> None:
-    found = imported_by("import worker\nfor name in dir(worker): getattr(worker, name)")
-    assert "worker.inference" in found
+    found = imported_by("import warmrank\nfor name in dir(worker): getattr(worker, name)")
+    assert "warmrank.inference" in found
     assert not TRACERS & found
 
 
 def test_making_a_cached_function_does_not_import_a_tracer() -> None:
     found = imported_by(
         "from tests.support.small_models import Plain\n"
-        "from worker.inference import cache_compile\n"
+        "from warmrank.inference import cache_compile\n"
         "cache_compile(Plain().affine).request()\n"
     )
     assert "torch" in found

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from tests.support.small_models import Plain
-from worker.errors import GroupError, WorkloadError
-from worker.inference import cache_compile
-from worker.runtime_state import declared_for
-from worker.workload import Call, RankContext, Workload, build_workload
+from warmrank.inference import cache_compile
+from warmrank.worker.errors import GroupError, WorkloadError
+from warmrank.worker.runtime_state import declared_for
+from warmrank.worker.workload import Call, RankContext, Workload, build_workload
 
 pytestmark = pytest.mark.usefixtures("forget_modules")
 
@@ -160,7 +160,7 @@ def test_entrypoint_that_returns_something_else_is_told_what_to_return(
     returned: Callable[[object], str],
 ) -> None:
     with pytest.raises(
-        WorkloadError, match=r"returned Plain; expected a worker.Workload. Return worker.Workload"
+        WorkloadError, match=r"returned Plain; expected a warmrank.Workload. Return warmrank.Workload"
     ):
         build_workload(returned(Plain()), context(), {})
 
@@ -174,7 +174,7 @@ def test_call_of_a_plain_method_is_refused_with_its_position(returned: Callable[
     model = Plain()
     good = Call(function=cache_compile(model.affine))
     bad: Any = Call(function=model.affine)  # type: ignore[arg-type]
-    with pytest.raises(WorkloadError, match=r"calls\[1\] is method; expected worker.Call") as raised:
+    with pytest.raises(WorkloadError, match=r"calls\[1\] is method; expected warmrank.Call") as raised:
         build_workload(returned(Workload(model=model, calls=(good, bad))), context(), {})
     assert raised.value.position == 1
 

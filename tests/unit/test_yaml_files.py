@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.config.yaml_files import read_yaml
-from orchestrator.errors import ConfigError
+from warmrank.orchestrator.config.yaml_files import read_yaml
+from warmrank.orchestrator.errors import ConfigError
 
 TENFOLD = "\n".join(
     [

@@ -5,12 +5,12 @@ Nothing here touches a device: no context is made, and a machine without NPUs st
 
 from __future__ import annotations
 
-from worker.ascend.chips import Chip, chips_of, device_numbers, soc_of
-from worker.ascend.places import Places, here
-from worker.ascend.releases import fit
-from worker.ascend.versions import Cann, cann_of, driver_of, firmware_of, package_problems
-from worker.ascend.visible import visible_devices
-from worker.values import Value
+from warmrank.worker.ascend.chips import Chip, chips_of, device_numbers, soc_of
+from warmrank.worker.ascend.places import Places, here
+from warmrank.worker.ascend.releases import fit
+from warmrank.worker.ascend.versions import Cann, cann_of, driver_of, firmware_of, package_problems
+from warmrank.worker.ascend.visible import visible_devices
+from warmrank.worker.values import Value
 
 __all__ = ["Cann", "Chip", "Installation", "Places", "fit", "installation", "visible_devices"]
 

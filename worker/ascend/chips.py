@@ -21,8 +21,8 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-from worker.ascend.places import Places
-from worker.values import Value
+from warmrank.worker.ascend.places import Places
+from warmrank.worker.values import Value
 
 _log = logging.getLogger(__name__)
 

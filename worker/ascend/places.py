@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from worker.settings import settings
-from worker.values import Value
+from warmrank.worker.settings import settings
+from warmrank.worker.values import Value
 
 _ASCEND = Path("/usr/local/Ascend")
 # Of installations with default paths, newest first: CANN 8.5 and later install into `cann-<version>` beside a

@@ -23,8 +23,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field
 from pathlib import Path
 
-from worker.ascend.places import Places
-from worker.values import Value
+from warmrank.worker.ascend.places import Places
+from warmrank.worker.values import Value
 
 # Text, not patterns: they are compiled where there is such a file, and not on every import.
 _LINE = r"(?m)^[ \t]*([A-Za-z][\w -]*?)[ \t]*[=:][ \t]*(.+?)[ \t]*$"

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from itertools import pairwise
 
-from worker.errors import DeviceUnavailable
+from warmrank.worker.errors import DeviceUnavailable
 
 VARIABLE = "ASCEND_RT_VISIBLE_DEVICES"
 _NONE = ("", "NoDevFiles")  # the latter is what Ray reads as none

@@ -10,10 +10,10 @@
 * `plan.py`: a captured shape as text, and inputs to capture it again.
 """
 
-from worker.capture.choice import Runner, runner_for
-from worker.capture.direct import DirectRunner
-from worker.capture.options import CaptureOptions
-from worker.capture.runner import GraphRunner
-from worker.capture.statistics import CaptureStatistics
+from warmrank.worker.capture.choice import Runner, runner_for
+from warmrank.worker.capture.direct import DirectRunner
+from warmrank.worker.capture.options import CaptureOptions
+from warmrank.worker.capture.runner import GraphRunner
+from warmrank.worker.capture.statistics import CaptureStatistics
 
 __all__ = ["CaptureOptions", "CaptureStatistics", "DirectRunner", "GraphRunner", "Runner", "runner_for"]

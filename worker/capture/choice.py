@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from worker.capture.direct import DirectRunner
-from worker.capture.handed import HandedRunner
-from worker.capture.runner import GraphRunner
+from warmrank.worker.capture.direct import DirectRunner
+from warmrank.worker.capture.handed import HandedRunner
+from warmrank.worker.capture.runner import GraphRunner
 
 if TYPE_CHECKING:
-    from worker.capture.options import CaptureOptions
-    from worker.devices import DeviceBackend
-    from worker.engines import Engine
-    from worker.graph_facts import GraphFacts
+    from warmrank.worker.capture.options import CaptureOptions
+    from warmrank.worker.devices import DeviceBackend
+    from warmrank.worker.engines import Engine
+    from warmrank.worker.graph_facts import GraphFacts
 
 Runner = GraphRunner | DirectRunner
 

@@ -6,17 +6,17 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from worker.capture import modes
-from worker.capture.entry import InputLayout
-from worker.capture.settled import SettledInputs
-from worker.capture.statistics import CaptureStatistics, Tally
-from worker.devices.memory import memory_of
+from warmrank.worker.capture import modes
+from warmrank.worker.capture.entry import InputLayout
+from warmrank.worker.capture.settled import SettledInputs
+from warmrank.worker.capture.statistics import CaptureStatistics, Tally
+from warmrank.worker.devices.memory import memory_of
 
 if TYPE_CHECKING:
-    from worker.capture.plan import Shapes
-    from worker.devices import DeviceBackend
-    from worker.engines import Graph
-    from worker.graph_facts import GraphFacts
+    from warmrank.worker.capture.plan import Shapes
+    from warmrank.worker.devices import DeviceBackend
+    from warmrank.worker.engines import Graph
+    from warmrank.worker.graph_facts import GraphFacts
 
 
 class DirectRunner:

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from worker.capture.plan import shapes_of
-from worker.devices.memory import memory_of
-from worker.engines.overlap import picker
-from worker.errors import StateChanged
-from worker.graph_facts import MUTATED, NUMBER, STATE, USER, GraphFacts
+from warmrank.worker.capture.plan import shapes_of
+from warmrank.worker.devices.memory import memory_of
+from warmrank.worker.engines.overlap import picker
+from warmrank.worker.errors import StateChanged
+from warmrank.worker.graph_facts import MUTATED, NUMBER, STATE, USER, GraphFacts
 
 if TYPE_CHECKING:
-    from worker.capture.settled import Settled
-    from worker.devices import CapturedGraph
+    from warmrank.worker.capture.settled import Settled
+    from warmrank.worker.devices import CapturedGraph
 
 _address = torch.Tensor.data_ptr
 

@@ -6,19 +6,19 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from worker.capture import modes
-from worker.capture.direct import DirectRunner, restored
-from worker.capture.plan import Shapes, shapes_of
-from worker.capture.statistics import CaptureStatistics
-from worker.devices.failures import refuse_exhausted
-from worker.engines.overlap import OverlapCheck
-from worker.errors import NotCapturable
-from worker.graph_facts import MUTATED, STATE, USER
+from warmrank.worker.capture import modes
+from warmrank.worker.capture.direct import DirectRunner, restored
+from warmrank.worker.capture.plan import Shapes, shapes_of
+from warmrank.worker.capture.statistics import CaptureStatistics
+from warmrank.worker.devices.failures import refuse_exhausted
+from warmrank.worker.engines.overlap import OverlapCheck
+from warmrank.worker.errors import NotCapturable
+from warmrank.worker.graph_facts import MUTATED, STATE, USER
 
 if TYPE_CHECKING:
-    from worker.devices import DeviceBackend
-    from worker.engines import SelfCapturing
-    from worker.graph_facts import GraphFacts
+    from warmrank.worker.devices import DeviceBackend
+    from warmrank.worker.engines import SelfCapturing
+    from warmrank.worker.graph_facts import GraphFacts
 
 _ONE_AT_A_TIME = threading.RLock()
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from worker.values import Value
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from worker.configs.compiler_config import CompilerConfig
-    from worker.devices import PoolHandle
+    from warmrank.worker.configs.compiler_config import CompilerConfig
+    from warmrank.worker.devices import PoolHandle
 
 
 class CaptureOptions(Value):

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cache_store.canonical import canonical_json
-from worker.devices.memory import memory_of
-from worker.values import Value
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.worker.devices.memory import memory_of
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from worker.capture.entry import InputLayout
+    from warmrank.worker.capture.entry import InputLayout
 
 FORMAT = 1
 MAX_ELEMENTS = 1 << 40  # of one input; more is no tensor that a device holds

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from worker.capture.statistics import PoolStatistics
-from worker.devices import KINDS, backend_for
+from warmrank.worker.capture.statistics import PoolStatistics
+from warmrank.worker.devices import KINDS, backend_for
 
 if TYPE_CHECKING:
-    from worker.capture.entry import Entry
-    from worker.devices import DeviceBackend, PoolHandle
+    from warmrank.worker.capture.entry import Entry
+    from warmrank.worker.devices import DeviceBackend, PoolHandle
 
 
 class Room:

@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from worker.capture import modes
-from worker.capture.direct import restored
-from worker.capture.entry import Entry, InputLayout, inside
-from worker.capture.first_calls import FirstCalls
-from worker.capture.plan import Shapes, shapes_of
-from worker.capture.rooms import Room, room_of
-from worker.capture.settled import Settled, SettledInputs
-from worker.capture.statistics import CaptureStatistics, Tally
-from worker.devices.memory import duplicate
-from worker.errors import NotCapturable
+from warmrank.worker.capture import modes
+from warmrank.worker.capture.direct import restored
+from warmrank.worker.capture.entry import Entry, InputLayout, inside
+from warmrank.worker.capture.first_calls import FirstCalls
+from warmrank.worker.capture.plan import Shapes, shapes_of
+from warmrank.worker.capture.rooms import Room, room_of
+from warmrank.worker.capture.settled import Settled, SettledInputs
+from warmrank.worker.capture.statistics import CaptureStatistics, Tally
+from warmrank.worker.devices.memory import duplicate
+from warmrank.worker.errors import NotCapturable
 
 if TYPE_CHECKING:
-    from worker.capture.options import CaptureOptions
-    from worker.devices import DeviceBackend
-    from worker.engines import Graph
-    from worker.graph_facts import GraphFacts
+    from warmrank.worker.capture.options import CaptureOptions
+    from warmrank.worker.devices import DeviceBackend
+    from warmrank.worker.engines import Graph
+    from warmrank.worker.graph_facts import GraphFacts
 
 _log = logging.getLogger("torchair")
 

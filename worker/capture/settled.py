@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from worker.capture.entry import InputLayout
-from worker.devices.memory import lies_in_storage
-from worker.engines.overlap import picker
-from worker.errors import StateChanged
-from worker.torch_private.tensor_metadata import Metadata
-from worker.torch_private.tensor_words import TensorWatch
+from warmrank.worker.capture.entry import InputLayout
+from warmrank.worker.devices.memory import lies_in_storage
+from warmrank.worker.engines.overlap import picker
+from warmrank.worker.errors import StateChanged
+from warmrank.worker.torch_private.tensor_metadata import Metadata
+from warmrank.worker.torch_private.tensor_words import TensorWatch
 
 _address = torch.Tensor.data_ptr
 

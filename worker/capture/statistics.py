@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from worker.values import Value
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from worker.devices import PoolHandle
+    from warmrank.worker.devices import PoolHandle
 
 Counts = tuple[tuple[str, int], ...]
 """Causes and how often each was met, the most frequent first."""

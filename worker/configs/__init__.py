@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.configs.compiler_config import CompilerConfig
 
 __all__ = ["CompilerConfig"]

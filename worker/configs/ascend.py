@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from worker.configs.effects import ASCEND, ASCEND_CAPTURE, ASCEND_ENGINE
-from worker.configs.options import Choice, ExistingDirectory, ExistingFile, Flag, Number, Text
-from worker.configs.section import Part, Section
+from warmrank.worker.configs.effects import ASCEND, ASCEND_CAPTURE, ASCEND_ENGINE
+from warmrank.worker.configs.options import Choice, ExistingDirectory, ExistingFile, Flag, Number, Text
+from warmrank.worker.configs.section import Part, Section
 
 
 class Ge(Section, at="ge_config", effect=ASCEND_ENGINE):

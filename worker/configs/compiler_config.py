@@ -10,13 +10,13 @@ import functools
 import logging
 from typing import Any
 
-from worker.configs.ascend import Aoe, DataDump, Export, Fusion, Ge
-from worker.configs.debug import Debug
-from worker.configs.effects import CAPTURE, MODES, TORCHAIR, Verdict, verdict
-from worker.configs.experimental import Experimental
-from worker.configs.npugraphex import NpuGraphEx
-from worker.configs.options import Choice, Function, PoolHandle
-from worker.configs.section import Option, Part, Section, changed, options
+from warmrank.worker.configs.ascend import Aoe, DataDump, Export, Fusion, Ge
+from warmrank.worker.configs.debug import Debug
+from warmrank.worker.configs.effects import CAPTURE, MODES, TORCHAIR, Verdict, verdict
+from warmrank.worker.configs.experimental import Experimental
+from warmrank.worker.configs.npugraphex import NpuGraphEx
+from warmrank.worker.configs.options import Choice, Function, PoolHandle
+from warmrank.worker.configs.section import Option, Part, Section, changed, options
 
 __all__ = ["CompilerConfig"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from worker.configs.effects import ASCEND_FLAT, CAPTURE, captured_by_torchair
-from worker.configs.options import Choice, Directory, Flag, Function, IntRange
-from worker.configs.section import Part, Section
+from warmrank.worker.configs.effects import ASCEND_FLAT, CAPTURE, captured_by_torchair
+from warmrank.worker.configs.options import Choice, Directory, Flag, Function, IntRange
+from warmrank.worker.configs.section import Part, Section
 
 
 class GraphDump(Section, at="debug.graph_dump"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from dataclasses import replace
 
-from worker.values import Value
+from warmrank.worker.values import Value
 
 MODES = ("max-autotune", "reduce-overhead", "npugraph_ex")
 

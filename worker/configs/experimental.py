@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from worker.configs.effects import (
+from warmrank.worker.configs.effects import (
     ASCEND,
     ASCEND_CAPTURE,
     ASCEND_ENGINE,
@@ -12,8 +12,8 @@ from worker.configs.effects import (
     nowhere,
     torchair_only,
 )
-from worker.configs.options import INT64_MAX, Choice, Flag, IntList, IntRange, PlainMapping, Text
-from worker.configs.section import Part, Section
+from warmrank.worker.configs.options import INT64_MAX, Choice, Flag, IntList, IntRange, PlainMapping, Text
+from warmrank.worker.configs.section import Part, Section
 
 
 class AclGraphExperimental(Section, at="experimental_config.aclgraph", effect=ASCEND_CAPTURE):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from worker.configs.effects import ASCEND_FLAT, EVERY_MODE, Effect
-from worker.configs.options import (
+from warmrank.worker.configs.effects import ASCEND_FLAT, EVERY_MODE, Effect
+from warmrank.worker.configs.options import (
     Choice,
     ExistingDirectory,
     Flag,
@@ -13,7 +13,7 @@ from worker.configs.options import (
     PlainMapping,
     PoolHandle,
 )
-from worker.configs.section import Section
+from warmrank.worker.configs.section import Section
 
 # It has no other name, so mode reduce-overhead obeys it too.
 _CAPTURE_TOO = Effect(modes=("reduce-overhead", "npugraph_ex"))

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from worker.configs.effects import ASCEND, Effect
-from worker.configs.section import Option, same
+from warmrank.worker.configs.effects import ASCEND, Effect
+from warmrank.worker.configs.section import Option, same
 
 Word = TypeVar("Word", bound=str | None)
 Bool = TypeVar("Bool", bound=bool | None)
@@ -203,7 +203,7 @@ class PoolHandle(Option[tuple[Any, ...] | None]):
 
     def allowed(self) -> str:
         """Where a handle comes from."""
-        return "the pair of ints that worker.graph_pool_handle() returns"
+        return "the pair of ints that warmrank.graph_pool_handle() returns"
 
     def canonical(self, value: tuple[Any, ...] | None) -> str:
         """Only whether there is one: the handle differs in every process and changes no compile."""
@@ -226,7 +226,7 @@ class Function(Option[Callable[..., Any] | None]):
         if value is None:
             return "null"
         # Only for who sets such an option: it looks at modules and source files.
-        from worker.reachable import reachable_digest
+        from warmrank.worker.reachable import reachable_digest
 
         kind = value if hasattr(value, "__qualname__") else type(value)
         return json.dumps(f"{kind.__module__}:{kind.__qualname__}#{reachable_digest(value)}")

@@ -12,8 +12,8 @@ import json
 from collections.abc import Iterator
 from typing import Any, ClassVar, Generic, Self, TypeVar, overload
 
-from worker.configs.effects import EVERY_MODE, Effect
-from worker.errors import BadConfig, UnknownOption
+from warmrank.worker.configs.effects import EVERY_MODE, Effect
+from warmrank.worker.errors import BadConfig, UnknownOption
 
 T = TypeVar("T")
 S = TypeVar("S", bound="Section")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from worker.target import target
+from warmrank.worker.target import target
 
 if TYPE_CHECKING:
     import torch
@@ -101,15 +101,15 @@ def backend_for(kind: str) -> DeviceBackend:
         ValueError: there is no such kind.
     """
     if target() is not None:
-        from worker.devices.absent import AbsentBackend
+        from warmrank.worker.devices.absent import AbsentBackend
 
         return AbsentBackend(kind)
     if kind == "cpu":
-        from worker.devices.cpu import CpuBackend
+        from warmrank.worker.devices.cpu import CpuBackend
 
         return CpuBackend()
     if kind in KINDS:
-        from worker.devices.accelerator import accelerator
+        from warmrank.worker.devices.accelerator import accelerator
 
         return accelerator(kind)
     msg = f"there is no device kind {kind!r}; known kinds: {', '.join(KINDS)}"

@@ -9,8 +9,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from worker.devices import CapturedGraph, Pool, PoolHandle
-from worker.errors import DeviceUnavailable
+from warmrank.worker.devices import CapturedGraph, Pool, PoolHandle
+from warmrank.worker.errors import DeviceUnavailable
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,7 @@ class AbsentBackend:
 
     def device(self, local_rank: int) -> torch.device:
         """See `worker.devices.DeviceBackend.device`; every rank of a launch sees its own as the first."""
-        from worker.torch_private.fake_ranks import fake_device
+        from warmrank.worker.torch_private.fake_ranks import fake_device
 
         del local_rank
         return fake_device(self.kind)

@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from worker import emulation
-from worker.devices import Pool, PoolHandle
-from worker.devices.accelerator_pool import AcceleratorPool, PrivatePool
-from worker.devices.failures import not_capturable, refuse_foreign
-from worker.devices.recorder import Recorder
-from worker.errors import DeviceUnavailable
-from worker.torch_private.graph_memory import borrowed
+from warmrank.worker import emulation
+from warmrank.worker.devices import Pool, PoolHandle
+from warmrank.worker.devices.accelerator_pool import AcceleratorPool, PrivatePool
+from warmrank.worker.devices.failures import not_capturable, refuse_foreign
+from warmrank.worker.devices.recorder import Recorder
+from warmrank.worker.errors import DeviceUnavailable
+from warmrank.worker.torch_private.graph_memory import borrowed
 
 _COLLECTIVES = {"cuda": "nccl", "npu": "hccl"}
 _CAPTURING = threading.RLock()
@@ -191,6 +191,6 @@ def accelerator(kind: str) -> AcceleratorBackend:
     Raises:
         DeviceUnavailable: torch does not know the device kind, or finds no such device.
     """
-    from worker.devices.availability import device_module
+    from warmrank.worker.devices.availability import device_module
 
     return AcceleratorBackend(kind, device_module(kind), memory=emulation.memory_of(kind))

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from worker.devices.memory import memory_of
+from warmrank.worker.devices.memory import memory_of
 
 PrivatePoolId = tuple[int, int]
 _ALIGNMENT = 512  # bytes, as the allocators of torch and torch_npu align; kernels may rely on it

@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 
-from worker.devices import PoolHandle
-from worker.devices.memory import memory_of
-from worker.devices.memory_plan import aligned
-from worker.values import Value
+from warmrank.worker.devices import PoolHandle
+from warmrank.worker.devices.memory import memory_of
+from warmrank.worker.devices.memory_plan import aligned
+from warmrank.worker.values import Value
 
 _NUMBERS = itertools.count(1)
 

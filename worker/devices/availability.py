@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from worker import emulation
-from worker.ascend import visible_devices
-from worker.ascend.chips import device_numbers
-from worker.ascend.places import here
-from worker.ascend.versions import cann_of, driver_of
-from worker.errors import DeviceUnavailable
-from worker.settings import settings
+from warmrank.worker import emulation
+from warmrank.worker.ascend import visible_devices
+from warmrank.worker.ascend.chips import device_numbers
+from warmrank.worker.ascend.places import here
+from warmrank.worker.ascend.versions import cann_of, driver_of
+from warmrank.worker.errors import DeviceUnavailable
+from warmrank.worker.settings import settings
 
 
 def device_module(kind: str) -> Any:

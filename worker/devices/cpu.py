@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from worker.devices import CapturedGraph, Pool, PoolHandle
-from worker.devices.arena import ArenaPool, Pools, new_handle
+from warmrank.worker.devices import CapturedGraph, Pool, PoolHandle
+from warmrank.worker.devices.arena import ArenaPool, Pools, new_handle
 
 _POOLS = Pools()
 
@@ -46,6 +46,6 @@ class CpuBackend:
         if not isinstance(pool, ArenaPool):
             msg = f"a CPU graph needs a pool of the CPU backend; got a {type(pool).__qualname__}"
             raise TypeError(msg)
-        from worker.devices.cpu_graph import captured
+        from warmrank.worker.devices.cpu_graph import captured
 
         return captured(graph, inputs, copied=copied, pool=pool)

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from worker import collection
-from worker.devices.arena import ArenaPool, buffers
-from worker.devices.program import Program, program
-from worker.torch_private.kernels import run
-from worker.torch_private.places import check
-from worker.torch_private.recording import record
+from warmrank.worker import collection
+from warmrank.worker.devices.arena import ArenaPool, buffers
+from warmrank.worker.devices.program import Program, program
+from warmrank.worker.torch_private.kernels import run
+from warmrank.worker.torch_private.places import check
+from warmrank.worker.torch_private.recording import record
 
 
 class CpuGraph:

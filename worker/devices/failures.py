@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from worker.devices import streams
-from worker.errors import NotCapturable
+from warmrank.worker.devices import streams
+from warmrank.worker.errors import NotCapturable
 
 # File name in the code that engine graph writes; each operator stands there on a line of its own.
 _GENERATED = "<warmrank graph>"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 
-from worker.values import Value
+from warmrank.worker.values import Value
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector of any CPU that torch has kernels for
 

@@ -20,14 +20,14 @@ from typing import Any
 
 import torch
 
-from worker.devices.arena import Region, Segment, tensor_in
-from worker.devices.memory import memory_of
-from worker.devices.memory_plan import Lifetime, planned
-from worker.errors import StateChanged
-from worker.torch_private.kernels import Call, call_of, into, only_copies, out_variant, waited
-from worker.torch_private.places import Place, lazily
-from worker.torch_private.recording import Operation, Recording, leaves
-from worker.values import Value
+from warmrank.worker.devices.arena import Region, Segment, tensor_in
+from warmrank.worker.devices.memory import memory_of
+from warmrank.worker.devices.memory_plan import Lifetime, planned
+from warmrank.worker.errors import StateChanged
+from warmrank.worker.torch_private.kernels import Call, call_of, into, only_copies, out_variant, waited
+from warmrank.worker.torch_private.places import Place, lazily
+from warmrank.worker.torch_private.recording import Operation, Recording, leaves
+from warmrank.worker.values import Value
 
 
 class Program(Value):

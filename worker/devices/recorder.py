@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from worker.devices.accelerator_pool import PrivatePool, PrivatePoolId
-from worker.torch_private.graph_memory import drop_workspaces, stop_allocating
+from warmrank.worker.devices.accelerator_pool import PrivatePool, PrivatePoolId
+from warmrank.worker.torch_private.graph_memory import drop_workspaces, stop_allocating
 
 _GRAPHS = {"cuda": "CUDAGraph", "npu": "NPUGraph"}
 # What another thread does meanwhile (a free, an event query) must not make this capture fail.

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from worker.values import Value
+from warmrank.worker.values import Value
 
 # Atlas A2, A3 and later have 1984; a model that is not listed counts as one of them.
 _LIMIT = 1984

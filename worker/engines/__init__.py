@@ -14,20 +14,20 @@ from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from worker.errors import NotYet
-from worker.values import Value
+from warmrank.worker.errors import NotYet
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from worker.configs.compiler_config import CompilerConfig
-    from worker.graph_facts import GraphFacts
-    from worker.torch_private.lowering import LoweredGraph
+    from warmrank.worker.configs.compiler_config import CompilerConfig
+    from warmrank.worker.graph_facts import GraphFacts
+    from warmrank.worker.torch_private.lowering import LoweredGraph
 
 Graph = Callable[..., tuple[Any, ...]]
 
 _HOMES = {
-    "graph": ("worker.engines.graph", "GraphEngine"),
-    "aoti": ("worker.engines.aoti", "AotiEngine"),
-    "torchair": ("worker.engines.torchair", "TorchairEngine"),
+    "graph": ("warmrank.worker.engines.graph", "GraphEngine"),
+    "aoti": ("warmrank.worker.engines.aoti", "AotiEngine"),
+    "torchair": ("warmrank.worker.engines.torchair", "TorchairEngine"),
 }
 
 

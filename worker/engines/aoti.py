@@ -25,16 +25,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.engines import Built, Site
-from worker.engines.aoti_call import CompiledGraph, Parts
-from worker.engines.aoti_package import pack, package_name, unpack
-from worker.engines.graph import GraphEngine, unpack_constants
-from worker.errors import ArtifactMissing, BadConfig, NotPortable
+from warmrank.worker.engines import Built, Site
+from warmrank.worker.engines.aoti_call import CompiledGraph, Parts
+from warmrank.worker.engines.aoti_package import pack, package_name, unpack
+from warmrank.worker.engines.graph import GraphEngine, unpack_constants
+from warmrank.worker.errors import ArtifactMissing, BadConfig, NotPortable
 
 if TYPE_CHECKING:
-    from worker.engines import Graph
-    from worker.graph_facts import GraphFacts
-    from worker.torch_private.lowering import LoweredGraph
+    from warmrank.worker.engines import Graph
+    from warmrank.worker.graph_facts import GraphFacts
+    from warmrank.worker.torch_private.lowering import LoweredGraph
 
 _log = logging.getLogger("torchair")
 _SECTION = "aoti"
@@ -60,8 +60,8 @@ class AotiEngine:
             BadConfig: it does not compile for this kind of device.
             ToolchainError: a compiler is missing, or too old.
         """
-        from worker import toolchain
-        from worker.torch_private import facts as torch_facts
+        from warmrank.worker import toolchain
+        from warmrank.worker.torch_private import facts as torch_facts
 
         if device_kind not in ("cpu", "cuda"):
             msg = (
@@ -83,7 +83,7 @@ class AotiEngine:
             NotPortable: the graph holds what a library cannot give back as eager does; says what.
             NotYet: it uses a process group.
         """
-        from worker.engines.aoti_compile import compile_parts
+        from warmrank.worker.engines.aoti_compile import compile_parts
 
         whole = dict(self.outline(lowered, facts, site=site))
         description = json.loads(whole.pop(_SECTION))["described"]
@@ -112,7 +112,7 @@ class AotiEngine:
         Raises:
             NotPortable: as `compile`.
         """
-        from worker.torch_private.symbolic import describe
+        from warmrank.worker.torch_private.symbolic import describe
 
         if facts.data_dependent:
             msg = (
@@ -179,7 +179,7 @@ def _graph(
     sections: Mapping[str, bytes],
     replay: Callable[..., Any],
 ) -> CompiledGraph:
-    from worker.torch_private.aoti_runtime import open_library
+    from warmrank.worker.torch_private.aoti_runtime import open_library
 
     constants = unpack_constants(sections["constants"])
     return CompiledGraph(
@@ -208,7 +208,7 @@ def _replay(
 
 
 def _compile_again(sections: Mapping[str, bytes], call: Mapping[str, Any]) -> Mapping[str, bytes] | None:
-    from worker.engines.aoti_compile import compile_described
+    from warmrank.worker.engines.aoti_compile import compile_described
 
     whole = {name: sections[name] for name in _WHOLE}
     _log.info("compiling kernels, which the artifact does not keep (ge_cache=True keeps them)")
@@ -226,7 +226,7 @@ def _compile_again(sections: Mapping[str, bytes], call: Mapping[str, Any]) -> Ma
 
 def _plan(call: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
     """How a library is called, whichever of several equal numbers stands for all of them."""
-    from worker.torch_private.symbolic import same_input
+    from warmrank.worker.torch_private.symbolic import same_input
 
     def first(positions: list[int]) -> list[int]:
         return [same_input(described["described"], position) for position in positions]

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from worker.engines.overlap import OverlapCheck, picker
-from worker.graph_facts import STATE
+from warmrank.worker.engines.overlap import OverlapCheck, picker
+from warmrank.worker.graph_facts import STATE
 
 _log = logging.getLogger("torchair")
 Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]

@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from worker.engines.aoti_place import compile_place
-from worker.engines.aoti_split import divide
-from worker.engines.graph import GraphEngine
-from worker.errors import NotPortable
-from worker.graph_facts import GraphFacts
-from worker.instruction_set import instruction_set
-from worker.settings import settings
-from worker.torch_private.inductor import compile_library
-from worker.torch_private.library_inputs import bind_inputs
-from worker.torch_private.lowering import LoweredGraph, graph_of
-from worker.torch_private.symbolic import as_described, conditions, rebuild, shape_env_of
+from warmrank.worker.engines.aoti_place import compile_place
+from warmrank.worker.engines.aoti_split import divide
+from warmrank.worker.engines.graph import GraphEngine
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.graph_facts import GraphFacts
+from warmrank.worker.instruction_set import instruction_set
+from warmrank.worker.settings import settings
+from warmrank.worker.torch_private.inductor import compile_library
+from warmrank.worker.torch_private.library_inputs import bind_inputs
+from warmrank.worker.torch_private.lowering import LoweredGraph, graph_of
+from warmrank.worker.torch_private.symbolic import as_described, conditions, rebuild, shape_env_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

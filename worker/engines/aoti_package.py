@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from worker.errors import ArtifactCorrupt
+from warmrank.worker.errors import ArtifactCorrupt
 
 _DIRECTORY = "graph/data/aotinductor/model/"
 _FILES = ("graph.so", "graph.json")

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from worker.errors import NotPortable, NotYet
-from worker.graph_facts import DROPOUTS
-from worker.torch_private.operators import arguments_at, memory_of, mutated_arguments
+from warmrank.worker.errors import NotPortable, NotYet
+from warmrank.worker.graph_facts import DROPOUTS
+from warmrank.worker.torch_private.operators import arguments_at, memory_of, mutated_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from worker.engines import Engine, engine_named
-from worker.errors import BadConfig
-from worker.target import target
+from warmrank.worker.engines import Engine, engine_named
+from warmrank.worker.errors import BadConfig
+from warmrank.worker.target import target
 
 if TYPE_CHECKING:
-    from worker.cache_options import EngineChoice
-    from worker.configs.compiler_config import CompilerConfig
+    from warmrank.worker.cache_options import EngineChoice
+    from warmrank.worker.configs.compiler_config import CompilerConfig
 
 _log = logging.getLogger("torchair")
 

@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from worker.data_dump import MARK
-from worker.engines import Built, Site
-from worker.engines.bindings import BINDINGS
-from worker.errors import ArtifactCorrupt, NotPortable
+from warmrank.worker.data_dump import MARK
+from warmrank.worker.engines import Built, Site
+from warmrank.worker.engines.bindings import BINDINGS
+from warmrank.worker.errors import ArtifactCorrupt, NotPortable
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
-    from worker.engines import Graph
-    from worker.graph_facts import GraphFacts
-    from worker.torch_private.lowering import LoweredGraph
+    from warmrank.worker.engines import Graph
+    from warmrank.worker.graph_facts import GraphFacts
+    from warmrank.worker.torch_private.lowering import LoweredGraph
 
 _MARSHAL_VERSION = 2
 _MODULES = {"torch.": torch, "operator.": operator, "math.": math, "": builtins}
@@ -103,7 +103,7 @@ class _SourceWriter:
         lines += [f"    {name} = {path}" for path, name in self._operators.items()]
         lines += [f"    constant_{index} = constants[{index}]" for index in range(len(self.constants))]
         if dumped:
-            lines += ["    from worker.data_dump import Dump", "    _dump = Dump()"]
+            lines += ["    from warmrank.worker.data_dump import Dump", "    _dump = Dump()"]
         for body in self._bodies.values():
             lines += ["", *body]
         lines += ["", *function, "", "    return graph", ""]
@@ -114,7 +114,7 @@ class _SourceWriter:
         return [f"    def {name}({', '.join(inputs)}):", *first, *self._body(module)]
 
     def _body(self, module: GraphModule) -> Iterator[str]:
-        from worker.torch_private.higher_order import BRANCH, LOOP, higher_order_name
+        from warmrank.worker.torch_private.higher_order import BRANCH, LOOP, higher_order_name
 
         last_use = _last_uses(list(module.graph.nodes))
         held: dict[str, str] = {}
@@ -146,7 +146,7 @@ class _SourceWriter:
 
     def _branch_or_loop(self, node: Node) -> Iterator[str]:
         """What `torch.cond` and ``while_loop`` do, in Python."""
-        from worker.torch_private.higher_order import BRANCH, higher_order_name
+        from warmrank.worker.torch_private.higher_order import BRANCH, higher_order_name
 
         operands = [self._value(value) for value in (*node.args, *node.kwargs.values())]
         if higher_order_name(node.target) == BRANCH:
@@ -160,7 +160,7 @@ class _SourceWriter:
             yield f"    {node.name} = {body}(*{node.name}, *{others})"
 
     def _target(self, node: Node) -> str:
-        from worker.torch_private.operators import operator_path
+        from warmrank.worker.torch_private.operators import operator_path
 
         name = getattr(node.target, "__name__", "")
         for prefix, module in _MODULES.items():  # of functions over sizes
@@ -171,7 +171,7 @@ class _SourceWriter:
         return self._operators.setdefault(BINDINGS.get(path, path), short)
 
     def _argument(self, node: Node, index: int, value: Any) -> str:
-        from worker.torch_private.operators import argument_name
+        from warmrank.worker.torch_private.operators import argument_name
 
         name = argument_name(node.target, index)
         text = self._keyword(node, name, value)
@@ -180,7 +180,7 @@ class _SourceWriter:
 
     def _keyword(self, node: Node, name: str, value: Any) -> str:
         if name == "group_name" and isinstance(value, str) and "c10d" in str(node.target):
-            from worker.groups import role_of
+            from warmrank.worker.groups import role_of
 
             return f"groups[{role_of(value)!r}]"
         return self._value(value)

@@ -23,15 +23,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.engines import Built, Site
-from worker.engines.torchair_code import roles_in
-from worker.errors import ArtifactCorrupt, BadConfig, NotPortable
+from warmrank.worker.engines import Built, Site
+from warmrank.worker.engines.torchair_code import roles_in
+from warmrank.worker.errors import ArtifactCorrupt, BadConfig, NotPortable
 
 if TYPE_CHECKING:
-    from worker.engines import Graph
-    from worker.engines.torchair_constants import Constants
-    from worker.graph_facts import GraphFacts
-    from worker.torch_private.lowering import CapturedCall, LoweredGraph
+    from warmrank.worker.engines import Graph
+    from warmrank.worker.engines.torchair_constants import Constants
+    from warmrank.worker.graph_facts import GraphFacts
+    from warmrank.worker.torch_private.lowering import CapturedCall, LoweredGraph
 
 
 class TorchairEngine:
@@ -49,8 +49,8 @@ class TorchairEngine:
             BadConfig: the module lies on another kind of device.
             DeviceUnavailable: torch_npu or TorchAir does not import.
         """
-        from worker.devices import backend_for
-        from worker.torch_private import facts as torch_facts
+        from warmrank.worker.devices import backend_for
+        from warmrank.worker.torch_private import facts as torch_facts
 
         if device_kind != "npu":
             msg = f"engine torchair compiles for device kind npu; this module lies on {device_kind}"
@@ -66,8 +66,8 @@ class TorchairEngine:
         Raises:
             NotPortable: TorchAir does not cache the function, or its cache would give other results.
         """
-        from worker.engines.torchair_cache import compiled
-        from worker.torch_private.aot_facts import left_to_wrappers
+        from warmrank.worker.engines.torchair_cache import compiled
+        from warmrank.worker.torch_private.aot_facts import left_to_wrappers
 
         del keep_compiled
         call = lowered.captured
@@ -137,8 +137,8 @@ class TorchairEngine:
         Raises:
             ArtifactCorrupt: TorchAir does not load it.
         """
-        from worker.engines.torchair_cache import Written
-        from worker.engines.torchair_load import loaded
+        from warmrank.worker.engines.torchair_cache import Written
+        from warmrank.worker.engines.torchair_load import loaded
 
         del files
         assert site is not None  # noqa: S101 - TorchAir takes methods
@@ -178,7 +178,7 @@ def _refuse_marks(site: Site, call: CapturedCall, facts: GraphFacts) -> None:
 
 
 def _constants(about: Mapping[str, Any], sections: Mapping[str, bytes]) -> Constants | None:
-    from worker.engines.torchair_constants import Constants
+    from warmrank.worker.engines.torchair_constants import Constants
 
     if "constants" not in about:
         return None
@@ -188,8 +188,8 @@ def _constants(about: Mapping[str, Any], sections: Mapping[str, bytes]) -> Const
 
 def _groups(lowered: LoweredGraph) -> dict[str, str]:
     """This process's names of the process groups that the graph uses, by role."""
-    from worker.groups import role_of
-    from worker.torch_private.operators import named_argument
+    from warmrank.worker.groups import role_of
+    from warmrank.worker.torch_private.operators import named_argument
 
     names = {
         named_argument(node, "group_name") for node in lowered.graph.graph.nodes if "c10d" in str(node.target)

@@ -16,27 +16,27 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.engines import Site
-from worker.engines.torchair_code import Own, portable, portable_signature
-from worker.engines.torchair_constants import Constants, taken
-from worker.engines.torchair_options import Translation, translated
-from worker.engines.torchair_private import private_directory, written_privately
-from worker.engines.torchair_vendor import (
+from warmrank.worker.engines import Site
+from warmrank.worker.engines.torchair_code import Own, portable, portable_signature
+from warmrank.worker.engines.torchair_constants import Constants, taken
+from warmrank.worker.engines.torchair_options import Translation, translated
+from warmrank.worker.engines.torchair_private import private_directory, written_privately
+from warmrank.worker.engines.torchair_vendor import (
     Vendor,
     complaints,
     instead_of_torch_compile,
     numbered_anew,
     vendor_for,
 )
-from worker.errors import CompileFailed, NotPortable
-from worker.values import Value
+from warmrank.worker.errors import CompileFailed, NotPortable
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     import torch
     from torch.fx import GraphModule
 
-    from worker.configs.compiler_config import CompilerConfig
-    from worker.torch_private.lowering import CapturedCall
+    from warmrank.worker.configs.compiler_config import CompilerConfig
+    from warmrank.worker.torch_private.lowering import CapturedCall
 
 
 class Written(Value):

@@ -25,9 +25,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 
-from worker.engines.torchair_edit import Edit, calls_of, edited, texts
-from worker.errors import NotPortable
-from worker.values import Value
+from warmrank.worker.engines.torchair_edit import Edit, calls_of, edited, texts
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.values import Value
 
 NAME = "warmrank graph"
 GROUP = "warmrank group "

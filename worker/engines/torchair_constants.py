@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from worker.engines.graph import pack_constants, unpack_constants
-from worker.engines.torchair_edit import Edit, edited
-from worker.values import Value
+from warmrank.worker.engines.graph import pack_constants, unpack_constants
+from warmrank.worker.engines.torchair_edit import Edit, edited
+from warmrank.worker.values import Value
 
 _PICKLE, _MODULE = "serialized_gm", "fx_graph"
 _REBUILT = "rebuild_gm"

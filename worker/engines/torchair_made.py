@@ -17,12 +17,12 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cache_store.digests import digest_bytes
-from worker.emulation import kind_of
-from worker.engine_files import GRAPHS, PACKAGES, PREFIX_CHARS, bring_in, hand_over
-from worker.engines import Site
-from worker.known_caches import GE, STATIC_KERNELS, engine_directory
-from worker.settings import settings
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.worker.emulation import kind_of
+from warmrank.worker.engine_files import GRAPHS, PACKAGES, PREFIX_CHARS, bring_in, hand_over
+from warmrank.worker.engines import Site
+from warmrank.worker.known_caches import GE, STATIC_KERNELS, engine_directory
+from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
     from torch import nn

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from worker.values import Value
+from warmrank.worker.values import Value
 
 FLAT = {
     "aclgraph_config.use_custom_pool": "use_graph_pool",
@@ -98,7 +98,7 @@ REFUSED = (
     Refusal(
         mode="max-autotune",
         values={"aoe_config.aoe_mode": "2"},
-        remedy="tune without a cache, through worker.get_npu_backend",
+        remedy="tune without a cache, through warmrank.get_npu_backend",
     ),
     *(
         Refusal(

@@ -16,15 +16,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from worker.configs.effects import TORCHAIR, Verdict, verdict
-from worker.configs.section import options, same
-from worker.engines.torchair_names import FLAT, INVERTED, OURS_ALONE, REFUSED, Refusal
-from worker.engines.torchair_objects import has, holds, is_flat, put, their_options
-from worker.errors import NoCounterpart
-from worker.values import Value
+from warmrank.worker.configs.effects import TORCHAIR, Verdict, verdict
+from warmrank.worker.configs.section import options, same
+from warmrank.worker.engines.torchair_names import FLAT, INVERTED, OURS_ALONE, REFUSED, Refusal
+from warmrank.worker.engines.torchair_objects import has, holds, is_flat, put, their_options
+from warmrank.worker.errors import NoCounterpart
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from worker.configs.compiler_config import CompilerConfig
+    from warmrank.worker.configs.compiler_config import CompilerConfig
 
 _log = logging.getLogger("torchair")
 _PATHS = (

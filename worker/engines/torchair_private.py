@@ -12,8 +12,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from cache_store.errors import UnusableCache
-from cache_store.node.private_files import DIRECTORY_MODE, discard_tree, sweep_debris, temporary_name
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.node.private_files import DIRECTORY_MODE, discard_tree, sweep_debris, temporary_name
 
 _PREFIX = "warmrank-torchair-"
 

@@ -32,9 +32,9 @@ from typing import Any
 
 import torch
 
-from worker.errors import DeviceUnavailable
-from worker.log import logger as _log
-from worker.values import Value
+from warmrank.worker.errors import DeviceUnavailable
+from warmrank.worker.log import logger as _log
+from warmrank.worker.values import Value
 
 _EVENT_LEVEL = 35  # torchair/core/utils.py
 _NUMBER = "_GLOBAL_GRAPH_ID"

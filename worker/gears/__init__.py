@@ -15,7 +15,7 @@
 ``carried``    imports torch only where a tensor is at hand, and nothing here imports Dynamo or sympy.
 """
 
-from worker.gears.carried import set_dim_gears
-from worker.gears.checks import checked_gears
+from warmrank.worker.gears.carried import set_dim_gears
+from warmrank.worker.gears.checks import checked_gears
 
 __all__ = ["checked_gears", "set_dim_gears"]

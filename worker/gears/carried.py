@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from worker.errors import GearError
-from worker.gears.checks import Gears, checked_gears
+from warmrank.worker.errors import GearError
+from warmrank.worker.gears.checks import Gears, checked_gears
 
 if TYPE_CHECKING:
     from types import CodeType, FunctionType
@@ -35,7 +35,7 @@ def set_dim_gears(t: torch.Tensor, dim_gears: Mapping[int, Sequence[int]]) -> No
     """
     import torch
 
-    from worker.torch_private.marks import mark_geared
+    from warmrank.worker.torch_private.marks import mark_geared
 
     if not isinstance(t, torch.Tensor):
         msg = f"set_dim_gears: t is of type {type(t).__qualname__}; expected a torch.Tensor"

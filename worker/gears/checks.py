@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from worker.errors import GearError
+from warmrank.worker.errors import GearError
 
 MIN_GEARS = 2
 MAX_GEARS = 100

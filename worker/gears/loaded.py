@@ -8,14 +8,14 @@ from functools import cached_property
 from types import FunctionType
 from typing import Any
 
-from worker.cache_options import OnGearMiss
-from worker.gears.carried import any_set, carried
-from worker.gears.misses import refuse_miss
-from worker.gears.model import GearFacts
-from worker.gears.rules import GearRule, any_size, call_guards, compile_carries_none
-from worker.guards.check import node_values
-from worker.guards.inputs import compile_input_check
-from worker.guards.model import PortableGuards
+from warmrank.worker.cache_options import OnGearMiss
+from warmrank.worker.gears.carried import any_set, carried
+from warmrank.worker.gears.misses import refuse_miss
+from warmrank.worker.gears.model import GearFacts
+from warmrank.worker.gears.rules import GearRule, any_size, call_guards, compile_carries_none
+from warmrank.worker.guards.check import node_values
+from warmrank.worker.guards.inputs import compile_input_check
+from warmrank.worker.guards.model import PortableGuards
 
 
 class LoadedGears:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from worker.errors import GearError
+from warmrank.worker.errors import GearError
 
 MAX_COMBINATIONS = 100
 

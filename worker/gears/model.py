@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from worker.gears.merge import Combination, covering
-from worker.values import Value
+from warmrank.worker.gears.merge import Combination, covering
+from warmrank.worker.values import Value
 
 _SCOPE = {"math": math, "max": max, "min": min, "abs": abs, "int": int, "round": round}
 

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from worker.errors import GearError
-from worker.gears.checks import Gears
-from worker.gears.merge import Combination, merged
-from worker.gears.misses import condition_text
-from worker.gears.model import Axis, GearedInput, GearFacts, evaluate, hold
-from worker.gears.rules import membership
-from worker.graph_facts import MUTATED, USER
-from worker.torch_private.source_names import readable
-from worker.torch_private.symbols import Symbols, free_symbols, other_shape, size_text
-from worker.values import Value
+from warmrank.worker.errors import GearError
+from warmrank.worker.gears.checks import Gears
+from warmrank.worker.gears.merge import Combination, merged
+from warmrank.worker.gears.misses import condition_text
+from warmrank.worker.gears.model import Axis, GearedInput, GearFacts, evaluate, hold
+from warmrank.worker.gears.rules import membership
+from warmrank.worker.graph_facts import MUTATED, USER
+from warmrank.worker.torch_private.source_names import readable
+from warmrank.worker.torch_private.symbols import Symbols, free_symbols, other_shape, size_text
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from worker.graph_facts import GraphFacts
-    from worker.guards.model import PortableGuards
-    from worker.torch_private.lowering import LoweredGraph
+    from warmrank.worker.graph_facts import GraphFacts
+    from warmrank.worker.guards.model import PortableGuards
+    from warmrank.worker.torch_private.lowering import LoweredGraph
 
 _log = logging.getLogger("torchair")
 _SIZE = re.compile(r"\bp(\d+)\(\)\[(\d+)\]")

@@ -19,15 +19,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from worker.cache_options import OnGearMiss
-from worker.gears.carried import any_set
-from worker.gears.model import GearFacts
-from worker.values import Value
+from warmrank.worker.cache_options import OnGearMiss
+from warmrank.worker.gears.carried import any_set
+from warmrank.worker.gears.model import GearFacts
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from types import FunctionType
 
-    from worker.guards.model import Check, PortableGuards
+    from warmrank.worker.guards.model import Check, PortableGuards
 
 Shape = tuple[str, tuple[int, ...]]
 
@@ -110,7 +110,7 @@ def any_size(guards: PortableGuards, gears: GearFacts) -> PortableGuards:
 
 def compile_carries_none(guards: PortableGuards, function: FunctionType) -> Callable[..., bool]:
     """A function of a call's arguments: whether none of the tensors that the guards name carries gears."""
-    from worker.guards.inputs import compile_input_check
+    from warmrank.worker.guards.inputs import compile_input_check
 
     tensors: tuple[Check, ...] = tuple(
         (node, "gears", []) for node, kind, _ in guards.checks if kind == "tensor"

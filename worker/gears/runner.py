@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from worker.cache_options import OnGearMiss
-from worker.errors import GearError
-from worker.gears.merge import Combination
-from worker.gears.misses import refuse_miss
-from worker.gears.model import GearedInput, GearFacts, evaluate
-from worker.gears.trials import close, trials
-from worker.values import Value
+from warmrank.worker.cache_options import OnGearMiss
+from warmrank.worker.errors import GearError
+from warmrank.worker.gears.merge import Combination
+from warmrank.worker.gears.misses import refuse_miss
+from warmrank.worker.gears.model import GearedInput, GearFacts, evaluate
+from warmrank.worker.gears.trials import close, trials
+from warmrank.worker.values import Value
 
 _MAX_PLANS = 256
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from worker.errors import NotPortable
-from worker.torch_private.guard_tree import KEY, MARKS, GuardTree, Leaf
-from worker.values import Value
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.torch_private.guard_tree import KEY, MARKS, GuardTree, Leaf
+from warmrank.worker.values import Value
 
 # Leaves that need no condition of their own, and why.
 RULES = {

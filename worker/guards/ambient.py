@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from worker.errors import NotPortable
-from worker.torch_private import npu_switches, switches
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.torch_private import npu_switches, switches
 
 NAMES = (
     "default dtype",

@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
-from worker.errors import NotPortable, WorkerError
-from worker.groups import resolve, role_of
-from worker.guards import constants
-from worker.torch_private.process_groups import group_addresses, known_groups
+from warmrank.worker.errors import NotPortable, WorkerError
+from warmrank.worker.groups import resolve, role_of
+from warmrank.worker.guards import constants
+from warmrank.worker.torch_private.process_groups import group_addresses, known_groups
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from worker.torch_private.evaluated_calls import AskedCall
+    from warmrank.worker.torch_private.evaluated_calls import AskedCall
 
 Call = tuple[str, list[Any], dict[str, Any], Any]
 

@@ -15,15 +15,15 @@ from collections.abc import Callable, Collection, Mapping
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from worker.guards.inputs import compile_input_check
-from worker.guards.model import PortableGuards
-from worker.guards.once import reads_training
+from warmrank.worker.guards.inputs import compile_input_check
+from warmrank.worker.guards.model import PortableGuards
+from warmrank.worker.guards.once import reads_training
 
 if TYPE_CHECKING:
     import torch
 
-    from worker.cache_options import GuardMode
-    from worker.guards.snapshot import Noise, Snapshot
+    from warmrank.worker.cache_options import GuardMode
+    from warmrank.worker.guards.snapshot import Noise, Snapshot
 
 
 class CallGuards:
@@ -82,7 +82,7 @@ class CallGuards:
         """Look at what the conditions hang on, before they are checked; None if they are not watched."""
         if not self._watches:
             return None
-        from worker.guards.snapshot import Noise, take  # a process's first call needs none of it
+        from warmrank.worker.guards.snapshot import Noise, take  # a process's first call needs none of it
 
         self._noise = self._noise or Noise()
         return take(self._guards, self._function, arguments, noise=self._noise)

@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 
-from worker.code_digests import forget_types, type_name
-from worker.errors import NotPortable, WorkerError
-from worker.gears.carried import carried, encoded
-from worker.guards import ambient, asked, constants
-from worker.guards.identity import describe, keys_of
-from worker.guards.model import Check, PortableGuards
-from worker.guards.paths import MISSING, Node, resolve, root_names, text
-from worker.guards.plain_types import plain_type
-from worker.guards.words import describe_failure, describe_shape, tensor_differences
-from worker.present_sources import changed
+from warmrank.worker.code_digests import forget_types, type_name
+from warmrank.worker.errors import NotPortable, WorkerError
+from warmrank.worker.gears.carried import carried, encoded
+from warmrank.worker.guards import ambient, asked, constants
+from warmrank.worker.guards.identity import describe, keys_of
+from warmrank.worker.guards.model import Check, PortableGuards
+from warmrank.worker.guards.paths import MISSING, Node, resolve, root_names, text
+from warmrank.worker.guards.plain_types import plain_type
+from warmrank.worker.guards.words import describe_failure, describe_shape, tensor_differences
+from warmrank.worker.present_sources import changed
 
 MAX_REASONS = 8
 _PARAMETER = type_name(torch.nn.Parameter)
@@ -214,7 +214,7 @@ def tensor_holds(value: Any, expected: Mapping[str, Any]) -> bool:
 
 
 def _group_holds(value: Any, expected: list[Any]) -> bool:
-    from worker.groups import role_of
+    from warmrank.worker.groups import role_of
 
     try:
         return role_of(value) == expected[0] and bool(value.size() == expected[1])
@@ -223,7 +223,7 @@ def _group_holds(value: Any, expected: list[Any]) -> bool:
 
 
 def _group_name_holds(value: Any, expected: str) -> bool:
-    from worker.groups import role_of
+    from warmrank.worker.groups import role_of
 
     try:
         return isinstance(value, str) and role_of(value) == expected

@@ -14,8 +14,8 @@ import re
 import types
 from typing import Any
 
-from worker.code_digests import function_digest, globals_module, is_pinned_module, type_name
-from worker.errors import NotPortable
+from warmrank.worker.code_digests import function_digest, globals_module, is_pinned_module, type_name
+from warmrank.worker.errors import NotPortable
 
 _SEQUENCES: dict[type, str] = {tuple: "tuple", list: "list"}
 _SETS: dict[type, str] = {set: "set", frozenset: "frozenset"}

@@ -27,8 +27,8 @@ from typing import Any
 
 import torch
 
-from worker.guards.paths import MISSING
-from worker.torch_private.operators import OPERATORS, OperatorNamespace
+from warmrank.worker.guards.paths import MISSING
+from warmrank.worker.torch_private.operators import OPERATORS, OperatorNamespace
 
 Watches = list[tuple[str, Any]] | None
 MEMBERS = "members"

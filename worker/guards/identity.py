@@ -19,15 +19,15 @@ from collections import OrderedDict
 from contextvars import ContextVar
 from typing import Any
 
-from worker.code_digests import (
+from warmrank.worker.code_digests import (
     code_digest,
     function_digest,
     globals_module,
     is_pinned_module,
     type_name,
 )
-from worker.errors import NotPortable
-from worker.guards import constants
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.guards import constants
 
 _ADDRESS = " at 0x"
 
@@ -138,7 +138,7 @@ def _describe_builtin(value: Any) -> list[Any]:
 def _describe_torch(value: Any) -> list[Any]:
     import torch
 
-    from worker.torch_private.operators import OPERATORS, OperatorNamespace
+    from warmrank.worker.torch_private.operators import OPERATORS, OperatorNamespace
 
     if isinstance(value, OPERATORS):
         return ["operator", str(value)]
@@ -160,6 +160,6 @@ def _group_role(value: Any) -> list[Any] | None:
 
     if not dist.is_available() or not isinstance(value, dist.ProcessGroup):
         return None
-    from worker.groups import role_of
+    from warmrank.worker.groups import role_of
 
     return ["group", role_of(value), value.size()]

@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from worker.guards import constants
-from worker.guards.check import HOLDS, argument_names, asks_for_gradients
-from worker.guards.model import Check, PortableGuards
-from worker.guards.once import cheap_globals
-from worker.guards.paths import STEPS, Node, resolve, root_names
-from worker.guards.plain_types import plain_type
-from worker.sources import type_name
-from worker.target import target
+from warmrank.worker.guards import constants
+from warmrank.worker.guards.check import HOLDS, argument_names, asks_for_gradients
+from warmrank.worker.guards.model import Check, PortableGuards
+from warmrank.worker.guards.once import cheap_globals
+from warmrank.worker.guards.paths import STEPS, Node, resolve, root_names
+from warmrank.worker.guards.plain_types import plain_type
+from warmrank.worker.sources import type_name
+from warmrank.worker.target import target
 
 Others = Mapping[int, frozenset[int]]
 

@@ -17,10 +17,10 @@ from __future__ import annotations
 from dataclasses import field, replace
 from typing import Any
 
-from worker.guards.asked import Call
-from worker.guards.paths import Node
-from worker.sources import TracedSource
-from worker.values import Value
+from warmrank.worker.guards.asked import Call
+from warmrank.worker.guards.paths import Node
+from warmrank.worker.sources import TracedSource
+from warmrank.worker.values import Value
 
 Check = tuple[int, str, Any]
 

@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 
-from worker.errors import NotPortable
-from worker.guards import constants
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.guards import constants
 
 Node = tuple[int, str, Any]
 

@@ -26,16 +26,16 @@ from typing import Any
 
 import torch
 
-from worker.code_digests import forget_types, function_digest, layers, type_name
-from worker.guards import asked, depends
-from worker.guards.check import node_values
-from worker.guards.inputs import nodes_of, per_call_nodes, with_parents
-from worker.guards.model import Check, PortableGuards
-from worker.guards.paths import MISSING, STEPS
-from worker.present_sources import changed, holder_of
-from worker.sources import TracedSource
-from worker.torch_private.object_words import Key, Watched
-from worker.torch_private.tensor_metadata import Metadata
+from warmrank.worker.code_digests import forget_types, function_digest, layers, type_name
+from warmrank.worker.guards import asked, depends
+from warmrank.worker.guards.check import node_values
+from warmrank.worker.guards.inputs import nodes_of, per_call_nodes, with_parents
+from warmrank.worker.guards.model import Check, PortableGuards
+from warmrank.worker.guards.paths import MISSING, STEPS
+from warmrank.worker.present_sources import changed, holder_of
+from warmrank.worker.sources import TracedSource
+from warmrank.worker.torch_private.object_words import Key, Watched
+from warmrank.worker.torch_private.tensor_metadata import Metadata
 
 Predicate = Callable[[], bool]
 _MAX_CHANGES = 2

@@ -11,27 +11,27 @@ from typing import Any, TypeGuard
 
 import torch
 
-from worker.code_digests import forget_types
-from worker.errors import NotPortable
-from worker.gears.carried import carried, encoded
-from worker.groups import role_of
-from worker.guards import asked, constants
-from worker.guards.accounts import accounts
-from worker.guards.check import NodeValues
-from worker.guards.identity import describe, encode_key, keys_of
-from worker.guards.made_globals import expressions
-from worker.guards.model import Check, PortableGuards
-from worker.guards.paths import UNNAMED_SCOPE, PathTable
-from worker.guards.plain_types import is_plain_tensor, plain_type
-from worker.guards.unguarded import MEMBER_OF_SET, builtins_named, unguarded
-from worker.guards.volatile import volatile_nodes
-from worker.present_sources import operator_digest, patch_sources
-from worker.sources import TracedSource, collect, type_name
-from worker.torch_private.evaluated import Evaluated
-from worker.torch_private.higher_order import nodes_within
-from worker.torch_private.python_operators import operators_of, registered_by
-from worker.torch_private.traced_guards import TracedGuard
-from worker.torch_private.tracing import Trace
+from warmrank.worker.code_digests import forget_types
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.gears.carried import carried, encoded
+from warmrank.worker.groups import role_of
+from warmrank.worker.guards import asked, constants
+from warmrank.worker.guards.accounts import accounts
+from warmrank.worker.guards.check import NodeValues
+from warmrank.worker.guards.identity import describe, encode_key, keys_of
+from warmrank.worker.guards.made_globals import expressions
+from warmrank.worker.guards.model import Check, PortableGuards
+from warmrank.worker.guards.paths import UNNAMED_SCOPE, PathTable
+from warmrank.worker.guards.plain_types import is_plain_tensor, plain_type
+from warmrank.worker.guards.unguarded import MEMBER_OF_SET, builtins_named, unguarded
+from warmrank.worker.guards.volatile import volatile_nodes
+from warmrank.worker.present_sources import operator_digest, patch_sources
+from warmrank.worker.sources import TracedSource, collect, type_name
+from warmrank.worker.torch_private.evaluated import Evaluated
+from warmrank.worker.torch_private.higher_order import nodes_within
+from warmrank.worker.torch_private.python_operators import operators_of, registered_by
+from warmrank.worker.torch_private.traced_guards import TracedGuard
+from warmrank.worker.torch_private.tracing import Trace
 
 # Read from the process by ambient.snapshot instead, on every load and call.
 AMBIENT_KINDS = frozenset(
@@ -133,7 +133,7 @@ def _groups_in_collectives(trace: Trace) -> list[str]:
 
 def _names_in_graph(trace: Trace) -> set[str]:
     """Names of groups that the graph holds elsewhere than in collectives."""
-    from worker.torch_private.process_groups import known_groups
+    from warmrank.worker.torch_private.process_groups import known_groups
 
     names = set(known_groups())
     return {

@@ -8,13 +8,19 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from worker.guards import constants
-from worker.guards.check import NodeValues
-from worker.guards.identity import describe, encode_key, keys_of
-from worker.guards.model import Check
-from worker.guards.partition import has_identity, held_methods, is_object_of_value, num_cells, partition
-from worker.guards.paths import PathTable
-from worker.torch_private.tracing import Trace
+from warmrank.worker.guards import constants
+from warmrank.worker.guards.check import NodeValues
+from warmrank.worker.guards.identity import describe, encode_key, keys_of
+from warmrank.worker.guards.model import Check
+from warmrank.worker.guards.partition import (
+    has_identity,
+    held_methods,
+    is_object_of_value,
+    num_cells,
+    partition,
+)
+from warmrank.worker.guards.paths import PathTable
+from warmrank.worker.torch_private.tracing import Trace
 
 # How Dynamo writes the member of a set that stands at some place in it: in each process another one.
 MEMBER_OF_SET = "___set_getitem("

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from worker.errors import NotPortable
-from worker.guards.paths import PathTable
-from worker.torch_private.traced_writes import TracedWrite
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.guards.paths import PathTable
+from warmrank.worker.torch_private.traced_writes import TracedWrite
 
 
 def volatile_nodes(table: PathTable, writes: Iterable[TracedWrite]) -> tuple[int, ...]:

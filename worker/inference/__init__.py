@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
-from worker import collection
-from worker.configs.compiler_config import CompilerConfig
-from worker.errors import BadConfig, BadFunction, ConfigMismatch
-from worker.gears import set_dim_gears
+from warmrank.worker import collection
+from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.errors import BadConfig, BadFunction, ConfigMismatch
+from warmrank.worker.gears import set_dim_gears
 
 if TYPE_CHECKING:
-    from worker.cached_function import CachedFunction
+    from warmrank.worker.cached_function import CachedFunction
 
 __all__ = ["cache_compile", "readable_cache", "set_dim_gears"]
 
@@ -76,10 +76,10 @@ def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
         BadConfig: an unknown parameter, or a value that is not allowed.
         NotYet: the configuration asks for what is not built yet.
     """
-    from worker.cache_options import CacheOptions
+    from warmrank.worker.cache_options import CacheOptions
 
     with _torch_errors_named():
-        from worker.cached_function import CachedFunction
+        from warmrank.worker.cached_function import CachedFunction
 
     chosen = _config(config, backend)
     if _checked(ge_cache, "ge_cache", bool) and chosen.mode != "max-autotune":
@@ -114,7 +114,7 @@ def _torch_errors_named() -> Iterator[None]:
     try:
         yield
     except (ImportError, AttributeError):
-        from worker.torch_private import facts
+        from warmrank.worker.torch_private import facts
 
         facts.require("compile")
         raise
@@ -155,7 +155,7 @@ def _config(config: CompilerConfig | None, backend: Any) -> CompilerConfig:
         return CompilerConfig() if config is None else config
     carried = getattr(backend, "keywords", {}).get("compiler_config")
     if not isinstance(carried, CompilerConfig):
-        msg = f"backend is {backend!r}; expected what worker.get_npu_backend(compiler_config=...) returns"
+        msg = f"backend is {backend!r}; expected what warmrank.get_npu_backend(compiler_config=...) returns"
         raise BadConfig(msg, parameter="backend")
     if config is not None and config != carried:
         ours, theirs = config.canonical(), carried.canonical()
@@ -226,7 +226,7 @@ def readable_cache(
         UnusableCache: it, or ``file``, is a link or no file, or the artifact is not private to this user.
         FileNotFoundError: there is no such file.
     """
-    from worker.readable import render, write
+    from warmrank.worker.readable import render, write
 
     text = render(cache_bin)
     if print_output:
@@ -248,7 +248,7 @@ def get_backend(
         BadConfig: an unknown parameter, or a value of the wrong type.
     """
     with _torch_errors_named():
-        from worker.backend import compile_graph
+        from warmrank.worker.backend import compile_graph
 
     for name in unknown:
         raise _unknown("get_npu_backend", name, get_backend.__kwdefaults__ or ())

@@ -8,7 +8,7 @@ graphs and addresses.
 
 from __future__ import annotations
 
-from worker.npu_emulator.cann import write_tree
+from warmrank.worker.npu_emulator.cann import write_tree
 
 __all__ = ["install", "is_installed", "write_tree"]
 
@@ -28,7 +28,7 @@ def install(*, num_devices: int = 1) -> None:
     """
     if _STATE["installed"]:
         return
-    from worker.npu_emulator.installing import install_into_torch
+    from warmrank.worker.npu_emulator.installing import install_into_torch
 
     install_into_torch(num_devices)
     _STATE["installed"] = True

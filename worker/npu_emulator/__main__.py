@@ -1,4 +1,4 @@
-"""``python -m worker.npu_emulator SCRIPT ARGS``: run a script as it is, on an emulated NPU."""
+"""``python -m warmrank.worker.npu_emulator SCRIPT ARGS``: run a script as it is, on an emulated NPU."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import runpy
 import sys
 from pathlib import Path
 
-from worker.npu_emulator import install
+from warmrank.worker.npu_emulator import install
 
 
 def main() -> None:
     """Install, then be the script."""
     if len(sys.argv) < len(("module", "script")):
-        sys.exit("usage: python -m worker.npu_emulator SCRIPT [ARGS...]")
+        sys.exit("usage: python -m warmrank.worker.npu_emulator SCRIPT [ARGS...]")
     del sys.argv[0]
     sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
     install()

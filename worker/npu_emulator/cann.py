@@ -10,7 +10,7 @@ import re
 from itertools import zip_longest
 from pathlib import Path
 
-from worker.settings import settings
+from warmrank.worker.settings import settings
 
 VERSION = "8.5.0"  # where no CANN is
 _PARTS = ("compiler", "opp", "runtime", "hccl", "toolkit", "opp_kernel")

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from worker.npu_emulator.graph import NOT_PERMITTED, Graph, Recording
-from worker.npu_emulator.memory import Memory, Use
+from warmrank.worker.npu_emulator.graph import NOT_PERMITTED, Graph, Recording
+from warmrank.worker.npu_emulator.memory import Memory, Use
 
 PoolId = tuple[int, int]
 DEFAULT_STREAM = 0

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from worker.npu_emulator.memory import Memory
-from worker.torch_private.graph_memory import borrowed
-from worker.torch_private.kernels import waited
-from worker.torch_private.operators import argument_name, argument_of, schema_name, written_arguments
-from worker.torch_private.patching import Watch
-from worker.torch_private.trees import leaves, put_together, taken_apart, with_tensors
+from warmrank.worker.npu_emulator.memory import Memory
+from warmrank.worker.torch_private.graph_memory import borrowed
+from warmrank.worker.torch_private.kernels import waited
+from warmrank.worker.torch_private.operators import argument_name, argument_of, schema_name, written_arguments
+from warmrank.worker.torch_private.patching import Watch
+from warmrank.worker.torch_private.trees import leaves, put_together, taken_apart, with_tensors
 
 if TYPE_CHECKING:
-    from worker.npu_emulator.device import Device
+    from warmrank.worker.npu_emulator.device import Device
 
 NOT_PERMITTED = "operation not permitted when stream is capturing\nand more lines"
 # They need what the device has computed before the host can go on.

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from worker.emulation import stand_for
-from worker.npu_emulator.device import Device
-from worker.npu_emulator.operators import define
-from worker.npu_emulator.package import package_home, stand_in, stand_in_for_extensions
-from worker.torch_private import emulated_device, facts
+from warmrank.worker.emulation import stand_for
+from warmrank.worker.npu_emulator.device import Device
+from warmrank.worker.npu_emulator.operators import define
+from warmrank.worker.npu_emulator.package import package_home, stand_in, stand_in_for_extensions
+from warmrank.worker.torch_private import emulated_device, facts
 
 
 def install_into_torch(num_devices: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from worker.errors import NotEmulated
+from warmrank.worker.errors import NotEmulated
 
 _TRANSPOSED = [1, 0, 2]
 # c10::ScalarType numbers, which npu_quantize takes for its result.

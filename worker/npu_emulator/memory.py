@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from worker.values import Value
+from warmrank.worker.values import Value
 
 SEGMENT_BYTES = 1 << 16
 ROUNDING = 512  # bytes, as the allocators of torch and torch_npu round

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from worker.errors import NotEmulated
+from warmrank.worker.errors import NotEmulated
 
 
 class NotNative:

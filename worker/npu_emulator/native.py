@@ -9,11 +9,11 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from worker.npu_emulator.device import Device
-from worker.npu_emulator.missing import missing_attributes, nothing
-from worker.npu_emulator.native_devices import DEVICE_NAME, DeviceFunctions
-from worker.npu_emulator.native_memory import MemoryFunctions
-from worker.npu_emulator.native_settings import SettingFunctions
+from warmrank.worker.npu_emulator.device import Device
+from warmrank.worker.npu_emulator.missing import missing_attributes, nothing
+from warmrank.worker.npu_emulator.native_devices import DEVICE_NAME, DeviceFunctions
+from warmrank.worker.npu_emulator.native_memory import MemoryFunctions
+from warmrank.worker.npu_emulator.native_settings import SettingFunctions
 
 _CHILDREN = ("_cd", "_logging", "_flops_count", "_profiler", "_distributed_c10d", "_npurt", "_mstx")
 # Real Python makes a class of its own where the native one is missing.

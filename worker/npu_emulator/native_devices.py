@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from worker.npu_emulator.device import Device
-from worker.npu_emulator.graph import Graph
-from worker.npu_emulator.missing import nothing
-from worker.npu_emulator.native_settings import CUBE_CORES, VECTOR_CORES
-from worker.npu_emulator.streams import DEVICE_TYPE, EventBase, StreamBase
+from warmrank.worker.npu_emulator.device import Device
+from warmrank.worker.npu_emulator.graph import Graph
+from warmrank.worker.npu_emulator.missing import nothing
+from warmrank.worker.npu_emulator.native_settings import CUBE_CORES, VECTOR_CORES
+from warmrank.worker.npu_emulator.streams import DEVICE_TYPE, EventBase, StreamBase
 
 DEVICE_NAME = "Ascend910B2 (emulated)"
 _SOC_VERSION = 221  # SocVersion::Ascend910B2 in torch_npu/csrc/core/npu/NpuVariables.h

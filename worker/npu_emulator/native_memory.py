@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from worker.npu_emulator.device import Device
-from worker.npu_emulator.missing import nothing
-from worker.torch_private.graph_memory import borrowed, storage_at
+from warmrank.worker.npu_emulator.device import Device
+from warmrank.worker.npu_emulator.missing import nothing
+from warmrank.worker.torch_private.graph_memory import borrowed, storage_at
 
 
 class MemoryFunctions:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from worker.npu_emulator.cann import at_least, version_of
-from worker.npu_emulator.missing import nothing
+from warmrank.worker.npu_emulator.cann import at_least, version_of
+from warmrank.worker.npu_emulator.missing import nothing
 
 CUBE_CORES, VECTOR_CORES = 24, 48
 # Function that reads a value, function that sets it, value at first.

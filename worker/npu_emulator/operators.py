@@ -11,8 +11,8 @@ import importlib
 import re
 from pathlib import Path
 
-from worker.npu_emulator.kernels import KERNELS
-from worker.torch_private import emulated_device
+from warmrank.worker.npu_emulator.kernels import KERNELS
+from warmrank.worker.torch_private import emulated_device
 
 _LIST = Path("csrc", "aten", "npu_native_functions_by_codegen.yaml")
 _METAS = ("_meta_registrations", "_fake_registrations")

@@ -15,9 +15,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from worker.errors import EmulatorUnavailable
-from worker.npu_emulator.device import Device
-from worker.npu_emulator.native import extension_module, native_module
+from warmrank.worker.errors import EmulatorUnavailable
+from warmrank.worker.npu_emulator.device import Device
+from warmrank.worker.npu_emulator.native import extension_module, native_module
 
 # Their own __init__ imports what only a device has, or replaces functions of torch.
 _EMPTY = ("torch_npu", "torch_npu.utils", "torch_npu.distributed", "torch_npu._init", "torch_npu.op_plugin")

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from worker.npu_emulator.device import Device
+from warmrank.worker.npu_emulator.device import Device
 
 DEVICE_TYPE = 20  # c10::DeviceType::PrivateUse1
 _ADDRESSES = itertools.count(0x1000, 0x100)

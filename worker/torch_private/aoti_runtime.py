@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from worker.errors import ArtifactCorrupt
+from warmrank.worker.errors import ArtifactCorrupt
 
 FACTS = {
     "torch._C._aoti:AOTIModelContainerRunnerCpu": "run",

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from worker.torch_private.patching import wrapped
+from warmrank.worker.torch_private.patching import wrapped
 
 FACTS = {
     "torch._dynamo.guards:GuardBuilder": "MODULE_MATCH",

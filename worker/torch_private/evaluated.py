@@ -6,16 +6,16 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from worker.torch_private.evaluated_attributes import NotedAttributes
-from worker.torch_private.evaluated_calls import NotedCalls
-from worker.torch_private.evaluated_classes import NotedClasses
-from worker.torch_private.evaluated_constants import NotedConstants
-from worker.torch_private.evaluated_dicts import noted_dict_reads
-from worker.torch_private.evaluated_folds import NotedFolds
-from worker.torch_private.evaluated_names import HeldNames
-from worker.torch_private.evaluated_sets import NotedSets
-from worker.torch_private.evaluated_values import values_guarded
-from worker.values import Value
+from warmrank.worker.torch_private.evaluated_attributes import NotedAttributes
+from warmrank.worker.torch_private.evaluated_calls import NotedCalls
+from warmrank.worker.torch_private.evaluated_classes import NotedClasses
+from warmrank.worker.torch_private.evaluated_constants import NotedConstants
+from warmrank.worker.torch_private.evaluated_dicts import noted_dict_reads
+from warmrank.worker.torch_private.evaluated_folds import NotedFolds
+from warmrank.worker.torch_private.evaluated_names import HeldNames
+from warmrank.worker.torch_private.evaluated_sets import NotedSets
+from warmrank.worker.torch_private.evaluated_values import values_guarded
+from warmrank.worker.values import Value
 
 FACTS = {
     "torch._dynamo.variables.builtin:BuiltinVariable": "call_function_handler_cache",

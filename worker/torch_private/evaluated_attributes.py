@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from worker.torch_private.lowering import source_name
-from worker.torch_private.patching import wrapped
+from warmrank.worker.torch_private.lowering import source_name
+from warmrank.worker.torch_private.patching import wrapped
 
 FACTS = {
     "torch._dynamo.exc": "ObservedAttributeError",

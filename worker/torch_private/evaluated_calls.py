@@ -26,9 +26,9 @@ from typing import Any, Final
 
 import torch
 
-from worker.code_digests import is_pinned_module
-from worker.torch_private.patching import wrapped
-from worker.values import Value
+from warmrank.worker.code_digests import is_pinned_module, package_of
+from warmrank.worker.torch_private.patching import wrapped
+from warmrank.worker.values import Value
 
 FACTS = {
     "os:environ": "__getitem__",
@@ -41,7 +41,7 @@ _TORCH: Final = Path(torch.__file__).parent
 # Parts of torch, and packages, that read ranks for their own ends: logs, caches, the building of guards.
 _INTERNAL: Final = tuple(str(_TORCH / part) for part in ("_logging", "_dynamo", "_inductor"))
 _EVALUATING: Final = tuple(str(_TORCH / "_dynamo" / part) for part in ("variables", "symbolic_convert.py"))
-_OWN: Final = frozenset({"worker", "torch_npu", "torchair", "npugraph_ex"})
+_OWN: Final = frozenset({"warmrank.worker", "torch_npu", "torchair", "npugraph_ex"})
 _DISTRIBUTED: Final = str(_TORCH / "distributed")
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 
@@ -143,7 +143,7 @@ def _is_users(frame: FrameType | None) -> bool:
     while frame is not None and frame.f_globals.get("__name__") in ("os", "collections.abc"):
         frame = frame.f_back
     name = "" if frame is None else str(frame.f_globals.get("__name__"))
-    if is_pinned_module(name) or name.partition(".")[0] in _OWN:
+    if is_pinned_module(name) or package_of(name) in _OWN:
         return False
     while frame is not None and frame.f_code.co_name != "<module>":
         frame = frame.f_back
@@ -167,7 +167,7 @@ def _is_asked(frame: FrameType | None) -> bool:
     """Whether traced code, or code of somebody's own, calls: the first that is not `torch.distributed`."""
     while frame is not None and frame.f_code.co_filename.startswith(_DISTRIBUTED):
         frame = frame.f_back
-    if frame is None or str(frame.f_globals.get("__name__")).partition(".")[0] in _OWN:
+    if frame is None or package_of(str(frame.f_globals.get("__name__"))) in _OWN:
         return False
     file = frame.f_code.co_filename
     return file.startswith(_EVALUATING) or not file.startswith(_INTERNAL)

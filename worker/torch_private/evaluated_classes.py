@@ -13,10 +13,10 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from worker.code_digests import is_pinned_module
-from worker.torch_private.evaluated_attributes import Note
-from worker.torch_private.lowering import source_name
-from worker.torch_private.patching import wrapped
+from warmrank.worker.code_digests import is_pinned_module
+from warmrank.worker.torch_private.evaluated_attributes import Note
+from warmrank.worker.torch_private.lowering import source_name
+from warmrank.worker.torch_private.patching import wrapped
 
 FACTS = {
     "torch._dynamo.variables.builtin:BuiltinVariable": "call_isinstance call_issubclass",

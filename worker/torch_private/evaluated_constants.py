@@ -21,8 +21,8 @@ from typing import Any, Final
 
 import torch
 
-from worker.code_digests import globals_module, is_pinned_module
-from worker.torch_private.patching import wrapped
+from warmrank.worker.code_digests import globals_module, is_pinned_module
+from warmrank.worker.torch_private.patching import wrapped
 
 FACTS = {
     "torch._dynamo.symbolic_convert": "compare_op_handlers",

@@ -11,9 +11,9 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from worker.torch_private.evaluated_attributes import Note
-from worker.torch_private.lowering import source_name
-from worker.torch_private.patching import wrapped
+from warmrank.worker.torch_private.evaluated_attributes import Note
+from warmrank.worker.torch_private.lowering import source_name
+from warmrank.worker.torch_private.patching import wrapped
 
 FACTS = {
     "torch._dynamo.variables": "dicts misc",

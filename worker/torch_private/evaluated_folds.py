@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, Final
 
-from worker.code_digests import globals_module, is_pinned_module, layers
-from worker.torch_private.evaluated_attributes import with_subclasses
-from worker.torch_private.evaluated_calls import Arguments
-from worker.torch_private.patching import wrapped
+from warmrank.worker.code_digests import globals_module, is_pinned_module, layers
+from warmrank.worker.torch_private.evaluated_attributes import with_subclasses
+from warmrank.worker.torch_private.evaluated_calls import Arguments
+from warmrank.worker.torch_private.patching import wrapped
 
 FACTS = {
     "torch._dynamo.symbolic_convert:InstructionTranslatorBase": "run push(val) f_code",

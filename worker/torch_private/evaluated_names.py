@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from worker.torch_private.patching import wrapped
+from warmrank.worker.torch_private.patching import wrapped
 
 FACTS = {"torch._dynamo.symbolic_convert:InstructionTranslatorBase": "push(val) f_code"}
 

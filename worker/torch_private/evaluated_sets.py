@@ -23,10 +23,10 @@ from collections.abc import Callable, Iterable, Iterator
 from types import BuiltinFunctionType, MethodType
 from typing import Any, Final
 
-from worker.repeatable import kept_result, order_of_set
-from worker.torch_private.evaluated_attributes import Note, with_subclasses
-from worker.torch_private.lowering import source_name
-from worker.torch_private.patching import wrapped
+from warmrank.worker.repeatable import kept_result, order_of_set
+from warmrank.worker.torch_private.evaluated_attributes import Note, with_subclasses
+from warmrank.worker.torch_private.lowering import source_name
+from warmrank.worker.torch_private.patching import wrapped
 
 NoteCall = Callable[[Callable[..., Any], tuple[tuple[Any, ...], dict[str, Any]], Any], None]
 

@@ -17,8 +17,8 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from worker.torch_private.evaluated_attributes import with_subclasses
-from worker.torch_private.patching import wrapped
+from warmrank.worker.torch_private.evaluated_attributes import with_subclasses
+from warmrank.worker.torch_private.patching import wrapped
 
 FACTS = {
     "torch._dynamo.variables.dicts": "ConstDictVariable",

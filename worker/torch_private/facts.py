@@ -21,8 +21,8 @@ from typing import Any, Final
 
 import torch
 
-from worker.errors import TorchUnsupported
-from worker.values import Value
+from warmrank.worker.errors import TorchUnsupported
+from warmrank.worker.values import Value
 
 _log = logging.getLogger(__name__)
 

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from worker.emulation import memory_of
-from worker.errors import DeviceUnavailable
-from worker.torch_private.patching import wrapped
+from warmrank.worker.emulation import memory_of
+from warmrank.worker.errors import DeviceUnavailable
+from warmrank.worker.torch_private.patching import wrapped
 
 FACTS = {
     "torch._functorch.config": "fake_tensor_allow_unsafe_data_ptr_access",

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
-from worker.torch_private.lowering import source_name
-from worker.values import Value
+from warmrank.worker.torch_private.lowering import source_name
+from warmrank.worker.values import Value
 
 FACTS = {
     "torch._C._dynamo.guards:GuardManager": "get_source get_leaf_guards get_child_managers",

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._ops import HigherOrderOperator
 
-from worker.errors import NotPortable
-from worker.torch_private.operators import arguments_at, memory_of, mutated_arguments
-from worker.torch_private.patching import wrapped
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.torch_private.operators import arguments_at, memory_of, mutated_arguments
+from warmrank.worker.torch_private.patching import wrapped
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node

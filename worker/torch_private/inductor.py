@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from worker.errors import NotPortable, NotYet
+from warmrank.worker.errors import NotPortable, NotYet
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule

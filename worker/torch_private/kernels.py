@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from worker.torch_private.operators import mutated_arguments
-from worker.torch_private.patching import Watch
-from worker.values import Value
+from warmrank.worker.torch_private.operators import mutated_arguments
+from warmrank.worker.torch_private.patching import Watch
+from warmrank.worker.values import Value
 
 Call = Callable[[], Any]
 

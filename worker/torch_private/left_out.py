@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from worker.torch_private.patching import wrapped
+from warmrank.worker.torch_private.patching import wrapped
 
 FACTS = {
     "torch._dynamo.config": "ignore_logging_functions patch",

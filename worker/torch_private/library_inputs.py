@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from worker.errors import NotPortable
-from worker.values import Value
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node

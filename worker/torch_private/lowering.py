@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from worker.errors import NotPortable, WorkerError
-from worker.torch_private.higher_order import bodies_inlined, graphs_of, nodes_within, transforms
-from worker.values import Value
+from warmrank.worker.errors import NotPortable, WorkerError
+from warmrank.worker.torch_private.higher_order import bodies_inlined, graphs_of, nodes_within, transforms
+from warmrank.worker.values import Value
 
 FACTS = {
     "torch.fx.experimental.proxy_tensor": (

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from worker.errors import GearError
-from worker.torch_private.source_names import readable
+from warmrank.worker.errors import GearError
+from warmrank.worker.torch_private.source_names import readable
 
 FACTS = {"torch._dynamo.decorators": "mark_dynamic maybe_mark_dynamic"}
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from worker.errors import NotPortable
+from warmrank.worker.errors import NotPortable
 
 if TYPE_CHECKING:
     from torch.fx import Node

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from worker.errors import NotCapturable
+from warmrank.worker.errors import NotCapturable
 
 
 class Place(NamedTuple):

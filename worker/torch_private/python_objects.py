@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from worker.torch_private.patching import wrapped
+from warmrank.worker.torch_private.patching import wrapped
 
 FACTS = {
     "functools:cached_property": "__get__",

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from worker.code_digests import is_pinned_module
-from worker.errors import NotPortable
+from warmrank.worker.code_digests import is_pinned_module, package_of
+from warmrank.worker.errors import NotPortable
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -41,7 +41,7 @@ FACTS = {
 _KERNEL = re.compile(r"^(\w+)(?:\[\w+\])?: registered at (.+):\d+ ::", re.MULTILINE)
 _DEFINITION = re.compile(r"^debug: registered at (.+):\d+", re.MULTILINE)
 _WHILE_LOWERING = re.compile(r"CompositeImplicitAutograd|Meta|Fake|Autograd\w*|ADInplaceOrView|Python\w*")
-_IN_THE_KEY = ("torch_npu", "torchair", "npugraph_ex", "worker")  # packages whose versions are
+_IN_THE_KEY = ("torch_npu", "torchair", "npugraph_ex", "warmrank.worker")  # packages whose versions are
 # A warm load must not import these.
 _FORBIDDEN = ("torch._dynamo", "torch._inductor", "sympy", "torchair")
 
@@ -136,7 +136,7 @@ def lowering_code(name: str, overload: Any) -> Iterator[Any]:
     }
     for file in sorted(files):
         module = _module_at(file, name)
-        if module and module.partition(".")[0] not in _IN_THE_KEY and not is_pinned_module(module):
+        if module and package_of(module) not in _IN_THE_KEY and not is_pinned_module(module):
             yield sys.modules[module], file
 
 
@@ -146,7 +146,7 @@ def _is_pinned(function: Any) -> bool:
 
 def _module_at(file: str, operator: str) -> str:
     """The module of a file; empty for one in C++."""
-    from worker.sources import modules_by_file
+    from warmrank.worker.sources import modules_by_file
 
     if not file.endswith(".py") and not file.startswith("<"):
         return ""

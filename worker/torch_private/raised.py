@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import torch
 
-from worker.errors import FunctionRaised
-from worker.torch_private.patching import wrapped
+from warmrank.worker.errors import FunctionRaised
+from warmrank.worker.torch_private.patching import wrapped
 
 FACTS = {
     "torch._dynamo.output_graph:OutputGraph": "shape_env",

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from worker.torch_private.patching import Watch
-from worker.torch_private.places import Place, check, identity_of, ordinary, place_of
-from worker.torch_private.traits import (
+from warmrank.worker.torch_private.patching import Watch
+from warmrank.worker.torch_private.places import Place, check, identity_of, ordinary, place_of
+from warmrank.worker.torch_private.traits import (
     RANDOM,
     REFUSED_TAGS,
     Traits,

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from worker.torch_private.registered_patterns import Digest, is_of_the_vendor
+from warmrank.worker.torch_private.registered_patterns import Digest, is_of_the_vendor
 
 _REGISTRY = "torchair._ge_concrete_graph.fx2ge_converter"
 

@@ -21,9 +21,9 @@ from operator import itemgetter
 from types import FunctionType
 from typing import Any
 
-from worker.code_digests import globals_module
-from worker.errors import NotPortable
-from worker.values import Value
+from warmrank.worker.code_digests import globals_module
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.values import Value
 
 _OF_THE_VENDOR = ("torch_npu", "torchair", "npugraph_ex")  # the version of torch_npu stands for theirs
 _FUNCTIONS = ("search_fn", "replace_fn", "extra_check")

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from worker.torch_private.lowering import source_name
-from worker.values import Value
+from warmrank.worker.torch_private.lowering import source_name
+from warmrank.worker.values import Value
 
 _LOCATION = re.compile(r"(?P<text>.*)  # (?P<file>.*):(?P<line>[0-9]+) in (?P<name>.*)", re.DOTALL)
 

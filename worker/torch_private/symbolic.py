@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx.experimental import _config as shapes_config
 
-from worker.errors import NotPortable
+from warmrank.worker.errors import NotPortable
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule

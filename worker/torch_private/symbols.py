@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from worker.errors import GearError
-from worker.torch_private.lowering import LoweredGraph, source_name
-from worker.torch_private.marks import marked_dims, refuse_unbacked, traced_as
-from worker.torch_private.patching import wrapped
-from worker.torch_private.source_names import readable
+from warmrank.worker.errors import GearError
+from warmrank.worker.torch_private.lowering import LoweredGraph, source_name
+from warmrank.worker.torch_private.marks import marked_dims, refuse_unbacked, traced_as
+from warmrank.worker.torch_private.patching import wrapped
+from warmrank.worker.torch_private.source_names import readable
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from worker.torch_private.object_words import Words, word
+from warmrank.worker.torch_private.object_words import Words, word
 
 _WORD = 8
 _MAX_WAIT = 256

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from types import CodeType
 from typing import Any
 
-from worker.torch_private.guard_tree import GuardTree, asked_of, build
-from worker.torch_private.lowering import source_name
-from worker.torch_private.patching import wrapped
-from worker.values import Value
+from warmrank.worker.torch_private.guard_tree import GuardTree, asked_of, build
+from warmrank.worker.torch_private.lowering import source_name
+from warmrank.worker.torch_private.patching import wrapped
+from warmrank.worker.values import Value
 
 FACTS = {
     "torch._dynamo.exc": "ObservedKeyError",

@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from worker.torch_private.lowering import source_name
-from worker.torch_private.patching import wrapped
+from warmrank.worker.torch_private.lowering import source_name
+from warmrank.worker.torch_private.patching import wrapped
 
 FACTS = {
     "torch._dynamo.variables": "ConstantVariable",

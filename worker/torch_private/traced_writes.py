@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from worker.torch_private.lowering import source_name
-from worker.torch_private.patching import wrapped
-from worker.values import Value
+from warmrank.worker.torch_private.lowering import source_name
+from warmrank.worker.torch_private.patching import wrapped
+from warmrank.worker.values import Value
 
 FACTS = {
     "torch._dynamo.side_effects:SideEffects": (

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from worker.code_digests import globals_read
-from worker.errors import GraphBreak, NotPortable, WorkerError
-from worker.torch_private.config_reads import settings_read_by_value
-from worker.torch_private.evaluated import Evaluations
-from worker.torch_private.guard_tree import GuardTree
-from worker.torch_private.higher_order import regions_traced_anew
-from worker.torch_private.left_out import telling_left_out
-from worker.torch_private.lowering import CapturedCall, LoweredGraph, lower
-from worker.torch_private.python_objects import python_objects_traced
-from worker.torch_private.raised import noted_shapes, raised_by
-from worker.torch_private.shape_lines import ShapeLine, shape_lines
-from worker.torch_private.traced_guards import TracedGuard, omissions_guarded, traced_guards
-from worker.torch_private.traced_objects import noted_objects
-from worker.torch_private.traced_writes import TracedWrite, noted_writes
-from worker.torch_private.views import views_by_themselves
-from worker.values import Value
+from warmrank.worker.code_digests import globals_read
+from warmrank.worker.errors import GraphBreak, NotPortable, WorkerError
+from warmrank.worker.torch_private.config_reads import settings_read_by_value
+from warmrank.worker.torch_private.evaluated import Evaluations
+from warmrank.worker.torch_private.guard_tree import GuardTree
+from warmrank.worker.torch_private.higher_order import regions_traced_anew
+from warmrank.worker.torch_private.left_out import telling_left_out
+from warmrank.worker.torch_private.lowering import CapturedCall, LoweredGraph, lower
+from warmrank.worker.torch_private.python_objects import python_objects_traced
+from warmrank.worker.torch_private.raised import noted_shapes, raised_by
+from warmrank.worker.torch_private.shape_lines import ShapeLine, shape_lines
+from warmrank.worker.torch_private.traced_guards import TracedGuard, omissions_guarded, traced_guards
+from warmrank.worker.torch_private.traced_objects import noted_objects
+from warmrank.worker.torch_private.traced_writes import TracedWrite, noted_writes
+from warmrank.worker.torch_private.views import views_by_themselves
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from worker.errors import NotCapturable
-from worker.torch_private.operators import argument_of, mutated_arguments
+from warmrank.worker.errors import NotCapturable
+from warmrank.worker.torch_private.operators import argument_of, mutated_arguments
 
 _RESIZING = frozenset({"resize_", "resize_as_", "resize_as_sparse_", "set_", "_resize_output_"})
 # What has no lasting effect: memory without values, and checks of sizes, which do not change.

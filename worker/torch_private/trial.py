@@ -9,7 +9,7 @@ import functools
 
 import torch
 
-from worker.torch_private.tracing import Trace, trace
+from warmrank.worker.torch_private.tracing import Trace, trace
 
 
 class _Trial(torch.nn.Module):

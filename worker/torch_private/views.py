@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from worker.errors import NotPortable
-from worker.torch_private.lowering import source_name
-from worker.torch_private.patching import wrapped
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.torch_private.lowering import source_name
+from warmrank.worker.torch_private.patching import wrapped
 
 FACTS = {
     "torch._dynamo.output_graph:SubgraphTracer": "create_proxy(kind, target, args)",

@@ -15,16 +15,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from cache_store.backends.backend import FileInfo
-from cache_store.backends.objects.connection import Connections, check_process
-from cache_store.backends.objects.errors import (
+from warmrank.cache_store.backends.backend import FileInfo
+from warmrank.cache_store.backends.objects.connection import Connections, check_process
+from warmrank.cache_store.backends.objects.errors import (
     client_errors_are_ours,
     is_refused,
     is_transport,
     status_of,
     store_error,
 )
-from cache_store.errors import NotInStore, StoreUnavailable
+from warmrank.cache_store.errors import NotInStore, StoreUnavailable
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult, ObjectMeta

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from cache_store.errors import StoreUnavailable
+from warmrank.cache_store.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

@@ -11,8 +11,8 @@ import contextlib
 import re
 from collections.abc import Iterator
 
-from cache_store.backends.objects.connection import variables_of
-from cache_store.errors import NotInStore, StoreError, StoreUnavailable
+from warmrank.cache_store.backends.objects.connection import variables_of
+from warmrank.cache_store.errors import NotInStore, StoreError, StoreUnavailable
 
 REMEDY_AWAY = "check that the object store is up and can be reached from here"
 _REMEDY_BUCKET = "check the URL, or make the bucket; a store does not make one"

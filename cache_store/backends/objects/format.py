@@ -15,12 +15,12 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from cache_store.backends.objects.client import ObjectClient
-from cache_store.backends.objects.frames import STORED_FORM
-from cache_store.canonical import canonical_json
-from cache_store.errors import Corrupt, NoStoreYet, NotInStore, StoreUnavailable
-from cache_store.layout import FORMAT_FILE, PROBE, TOP_LEVEL
-from cache_store.parsing import parse_document
+from warmrank.cache_store.backends.objects.client import ObjectClient
+from warmrank.cache_store.backends.objects.frames import STORED_FORM
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.errors import Corrupt, NoStoreYet, NotInStore, StoreUnavailable
+from warmrank.cache_store.layout import FORMAT_FILE, PROBE, TOP_LEVEL
+from warmrank.cache_store.parsing import parse_document
 
 STORE_FORMAT: Final = 1
 _MAX_FORMAT_BYTES = 4096

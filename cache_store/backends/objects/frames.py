@@ -21,8 +21,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
-from cache_store.digests import CHUNK_BYTES
-from cache_store.errors import Corrupt
+from warmrank.cache_store.digests import CHUNK_BYTES
+from warmrank.cache_store.errors import Corrupt
 
 if TYPE_CHECKING:
     import zstandard

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from cache_store.backends.backend import FileInfo, NewFile, check_name, name_fault
-from cache_store.backends.objects.client import ObjectClient
-from cache_store.backends.objects.connection import connect
-from cache_store.backends.objects.format import check_create_only, check_format
-from cache_store.backends.objects.frames import (
+from warmrank.cache_store.backends.backend import FileInfo, NewFile, check_name, name_fault
+from warmrank.cache_store.backends.objects.client import ObjectClient
+from warmrank.cache_store.backends.objects.connection import connect
+from warmrank.cache_store.backends.objects.format import check_create_only, check_format
+from warmrank.cache_store.backends.objects.frames import (
     ChunkFile,
     decode,
     decode_whole,
@@ -29,13 +29,13 @@ from cache_store.backends.objects.frames import (
     encode_stream,
     is_framed,
 )
-from cache_store.backends.tier import ANSWER_S
-from cache_store.digests import CHUNK_BYTES, Digest, TooLong, digest_bytes, digest_stream
-from cache_store.errors import Corrupt, UnusableCache
-from cache_store.layout import BLOBS, TMP, split_trash_name
-from cache_store.node.private_files import os_errors_are_unusable
-from cache_store.parallel import each
-from cache_store.steps import Step, reached
+from warmrank.cache_store.backends.tier import ANSWER_S
+from warmrank.cache_store.digests import CHUNK_BYTES, Digest, TooLong, digest_bytes, digest_stream
+from warmrank.cache_store.errors import Corrupt, UnusableCache
+from warmrank.cache_store.layout import BLOBS, TMP, split_trash_name
+from warmrank.cache_store.node.private_files import os_errors_are_unusable
+from warmrank.cache_store.parallel import each
+from warmrank.cache_store.steps import Step, reached
 
 logger = logging.getLogger(__name__)
 

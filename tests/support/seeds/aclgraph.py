@@ -4,14 +4,14 @@ import logging
 
 import torch
 
-import worker as torchair
-from worker import logger
+import warmrank as torchair
+from warmrank import logger
 
 logger.setLevel(logging.INFO)
 torch._logging.set_logs(  # type: ignore[attr-defined]
     dynamo=logging.DEBUG, aot=logging.DEBUG, output_code=True, graph_code=True
 )
-from worker import patch_for_hcom  # noqa: E402 - where the script has it
+from warmrank import patch_for_hcom  # noqa: E402 - where the script has it
 
 patch_for_hcom()
 

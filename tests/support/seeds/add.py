@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-import worker as torchair
-from worker import logger
+import warmrank as torchair
+from warmrank import logger
 
 logger.setLevel(logging.INFO)
 

@@ -6,8 +6,8 @@ import logging
 
 import torch
 
-import worker as torchair
-from worker import logger, patch_for_hcom
+import warmrank as torchair
+from warmrank import logger, patch_for_hcom
 
 logger.setLevel(logging.INFO)
 patch_for_hcom()

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch._decomp import get_decompositions, register_decomposition
 
-import worker as torchair
+import warmrank as torchair
 
 torchair.logger.setLevel(logging.INFO)
 

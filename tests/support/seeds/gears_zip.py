@@ -2,7 +2,7 @@
 
 import torch
 
-import worker as torchair
+import warmrank as torchair
 
 
 class Model(torch.nn.Module):

@@ -6,9 +6,9 @@ from typing import List  # noqa: UP035 - as in the script
 
 import torch
 
-import worker as torchair
-from worker import logger
-from worker.configs.compiler_config import CompilerConfig
+import warmrank as torchair
+from warmrank import logger
+from warmrank.configs.compiler_config import CompilerConfig
 
 config = CompilerConfig()
 

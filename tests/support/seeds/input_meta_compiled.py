@@ -5,8 +5,8 @@ from typing import List  # noqa: UP035 - as in the script
 
 import torch
 
-import worker as torchair
-from worker.configs.compiler_config import CompilerConfig
+import warmrank as torchair
+from warmrank.configs.compiler_config import CompilerConfig
 
 config = CompilerConfig()
 config.mode = "reduce-overhead"

@@ -4,7 +4,7 @@ import logging
 
 import torch
 
-import worker as torchair
+import warmrank as torchair
 
 torchair.logger.setLevel(logging.INFO)
 

@@ -6,8 +6,8 @@ import logging
 
 import torch
 
-import worker as torchair
-from worker import logger
+import warmrank as torchair
+from warmrank import logger
 
 logger.setLevel(logging.INFO)
 

@@ -6,7 +6,7 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-import worker as torchair
+import warmrank as torchair
 
 torchair.logger.setLevel(logging.INFO)
 n_layer, width, length = 2, 4, 6

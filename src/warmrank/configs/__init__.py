@@ -1,0 +1,1 @@
+"""TorchAir's ``torchair.configs``, where its scripts import it from."""
