@@ -24,7 +24,7 @@ def loaded_by(statement: str) -> set[str]:
 
 @pytest.mark.parametrize("name", cache_store.__all__)
 def test_public_name_is_there(name):
-    assert getattr(cache_store, name).__module__.startswith(("cache_store", "typing"))
+    assert getattr(cache_store, name).__module__.startswith(("warmrank.cache_store", "typing"))
 
 
 def test_public_names_are_listed():

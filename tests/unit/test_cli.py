@@ -110,7 +110,7 @@ def test_import_brings_neither_torch_nor_ray():
 
 
 def test_import_brings_no_command_s_own_modules():
-    own = {f"orchestrator.{name}" for name in ("demo", "look", "submit", "preseed")} | {
+    own = {f"warmrank.orchestrator.{name}" for name in ("launch", "look", "jobs", "seed")} | {
         "warmrank.cache_store.store"
     }
     code = f"import warmrank.orchestrator.cli.main, sys; print(sorted({own} & set(sys.modules)))"

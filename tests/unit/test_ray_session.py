@@ -18,7 +18,7 @@ import pytest
 import ray
 
 from tests.support.processes import marked
-from warmrank.orchestrator import leaving
+from warmrank.orchestrator import import_root, leaving
 from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
 from warmrank.orchestrator.config.models import RayConfig
 from warmrank.orchestrator.errors import CannotStart
@@ -90,7 +90,7 @@ def test_import_paths_are_directories_outside_the_interpreter(tmp_path: Path) ->
     paths = ["", "lib", str(tmp_path / "extra"), site, str(tmp_path / "packed.zip"), str(tmp_path / "absent")]
     found = import_paths(paths, tmp_path / "cwd", [str(tmp_path / "python")])
     assert found[:3] == (str(tmp_path / "cwd"), str(tmp_path / "cwd" / "lib"), str(tmp_path / "extra"))
-    assert found[3:] == (str(Path(ray_session.__file__).parents[2]),)
+    assert found[3:] == (str(import_root()),)
 
 
 def test_address_where_nothing_listens_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
