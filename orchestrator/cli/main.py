@@ -13,7 +13,6 @@ from typing import Annotated
 import typer
 
 from warmrank.orchestrator.cli import build as cli_build
-from warmrank.orchestrator.cli import cluster as cli_cluster
 from warmrank.orchestrator.cli import config as cli_config
 from warmrank.orchestrator.cli import doctor as cli_doctor
 from warmrank.orchestrator.cli import evict as cli_evict
@@ -32,7 +31,7 @@ from warmrank.orchestrator.leaving import leave_at_once_if_needed
 from warmrank.worker.settings import settings
 
 # The panels of --help; a command that belongs to none of them is hard to find.
-LAUNCH, CLUSTER, LOOK, STORE, KEYS = "Launch", "Cluster", "Look", "Store", "Keys"
+LAUNCH, LOOK, STORE, KEYS = "Launch", "Look", "Store", "Keys"
 
 _WHERE = "Absolute, on the node that the job's driver runs on."
 
@@ -172,8 +171,6 @@ def submit(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
 app.command(rich_help_panel=LAUNCH)(cli_preseed.preseed)
 app.command("exec", rich_help_panel=LAUNCH)(cli_exec.exec_)
 app.command(rich_help_panel=LAUNCH)(cli_build.build)
-app.command(rich_help_panel=CLUSTER)(cli_cluster.up)
-app.command(rich_help_panel=CLUSTER)(cli_cluster.down)
 app.add_typer(cli_config.app, rich_help_panel=LOOK)
 app.command("ls", rich_help_panel=LOOK)(cli_look.list_)
 app.command(rich_help_panel=LOOK)(cli_launch.report)
