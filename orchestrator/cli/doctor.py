@@ -88,7 +88,8 @@ def render(found: Diagnosis) -> RenderableType:
         hosts = list(dict.fromkeys(host for each in hosts_of.values() for host in each))
         where = f"all {len(hosts)}" if len(hosts) == len(found.nodes) else hosts_text(hosts)
         told = [f"{what} ({hosts_text(each)})" for what, each in hosts_of.items()]
-        text = "\n".join(told[:_MAX_TOLD] if len(told) > 1 and several else hosts_of)
+        more = ["..."] if len(told) > _MAX_TOLD else []
+        text = "\n".join([*told[:_MAX_TOLD], *more] if len(told) > 1 and several else hosts_of)
         text += f"\n  remedy: {row.remedy}" if row.remedy else ""
         level = Text(row.level, style=_STYLES[row.level])
         table.add_row(level, row.check, *([Text(where)] if several else []), Text(text))

@@ -168,14 +168,14 @@ def check_network(
             yield interface(name, value, interfaces)
     if device == "npu":
         yield _hccl_ports(environ)
-    if ray_address and (problem := _connect(ray_address)):
+    if problem := _connect(ray_address):
         yield error(
             "network.ray",
             f"nothing listens at {ray_address}, where the config's Ray cluster should be: {problem}",
             "start it there with `ray start --head --port=6379`, correct ray.address (or RAY_ADDRESS), or "
             "open the port between the nodes",
         )
-    elif ray_address:
+    elif problem is not None:
         yield ok("network.ray", f"something listens at {ray_address}")
 
 
@@ -235,11 +235,11 @@ def _is_free(port: int) -> bool:
         return True
 
 
-def _connect(address: str) -> str:
-    """Why nothing listens at a host:port; empty if something does, or it has another form."""
+def _connect(address: str) -> str | None:
+    """Why nothing listens at a host:port; empty if something does, None for an address of another form."""
     host, _, port = address.rpartition(":")
     if not host or "/" in address or not port.isdecimal():
-        return ""
+        return None
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE_S).close()
     except (OSError, OverflowError) as refused:

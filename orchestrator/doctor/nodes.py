@@ -63,18 +63,10 @@ def request_of(config: Config | None, device: str | None) -> Request:
     """What to check for: the device kind asked for, else the config's, else what there seems to be here."""
     way = ray_session.way_in(config.ray, os.environ, initialized=False) if config else "local"
     emulated = settings().emulate_npu
-    likely = (
-        "npu"
-        if emulated or machine.device_files("npu")
-        else "cuda"
-        if machine.device_files("cuda")
-        else "cpu"
-    )
+    there = next((kind for kind in ("npu", "cuda") if machine.device_files(kind)), "cpu")
+    wanted = device or (config.device if config else "npu" if emulated else there)
     return Request(
-        device=device or (config.device if config else likely),
-        config=config,
-        in_cluster=way != "local",
-        emulated=emulated,
+        device=wanted, config=config, in_cluster=way != "local", emulated=emulated and wanted == "npu"
     )
 
 
@@ -104,7 +96,7 @@ def _checks(
     device, config, emulated = request.device, request.config, request.emulated
     probe = software.probe_torch(device, environ, emulated=emulated)
     yield "versions", lambda: software.check_software(device, probe, emulated=emulated)
-    if device != "cpu" and emulated:
+    if emulated:
         yield "devices", lambda: [machine.usable(device, probe)]
     elif device != "cpu":
         yield "devices", lambda: machine.check_devices(device, environ, probe)

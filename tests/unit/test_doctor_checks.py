@@ -201,6 +201,7 @@ def test_cluster_must_listen_and_ports_of_hccl_be_free():
             machine.check_network("npu", environ, spans_nodes=False, ray_address=f"127.0.0.1:{port}")
         )
     assert found == {"network.hccl_ports": "warning", "network.ray": "ok"}
+    assert not list(machine.check_network("cpu", {}, spans_nodes=False, ray_address="auto"))
     (gone,) = machine.check_network("cpu", {}, spans_nodes=False, ray_address=f"127.0.0.1:{port}")
     assert (gone.check, "refused" in gone.what) == ("network.ray", True)
 
