@@ -195,10 +195,6 @@ class SubmitFailed(OrchestratorError):
     """The job could not be handed to a cluster."""
 
 
-class OutsideDirectory(SubmitFailed):
-    """The config does not lie in what goes to the cluster."""
-
-
 class NotOurs(OrchestratorError):
     """The demo's directory exists, and no demo made it."""
 

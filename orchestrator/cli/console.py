@@ -40,7 +40,6 @@ from warmrank.orchestrator.errors import (
     NothingThere,
     NotOurs,
     OrchestratorError,
-    OutsideDirectory,
     UnknownNode,
 )
 from warmrank.worker.errors import NotYet, WorkerError
@@ -72,7 +71,6 @@ _CODES: tuple[tuple[type[Exception], ExitCode], ...] = (
     (UnknownNode, ExitCode.BAD_INPUT),
     (NoStore, ExitCode.BAD_INPUT),
     (NotOurs, ExitCode.BAD_INPUT),
-    (OutsideDirectory, ExitCode.BAD_INPUT),
     (NotYet, ExitCode.BAD_INPUT),
     (CompileForbidden, ExitCode.MISSED),
     (StoreError, ExitCode.FAULT),

@@ -1,8 +1,10 @@
-"""The command that checks a node, or every node of a cluster, before a launch meets with what is wrong."""
+"""The command that checks a node, or every node of a cluster, and the table of what it found."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,6 +18,14 @@ from warmrank.orchestrator.cli.options import (
     refuse_shadows,
 )
 from warmrank.orchestrator.show.others_output import others_on_stderr
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from warmrank.orchestrator.doctor import Diagnosis, Finding
+
+_STYLES = {"ok": "green", "note": "cyan", "warning": "bold yellow", "error": "bold red"}
+_MAX_TOLD = 8
 
 
 def doctor(
@@ -33,26 +43,63 @@ def doctor(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Check versions, devices, limits, network, store, disk and clocks; say what is wrong and how to mend it.
+    """Check what stops launches on a node: versions, devices, limits, network, store and disk.
 
     Ends with 1 if there is an error, with 0 also where there are warnings.
     """
     if all_nodes and config is None:
         raise typer.BadParameter("it needs a CONFIG, which names the cluster", param_hint="--all-nodes")
     with session(debug=debug):
-        from warmrank.orchestrator.doctor.table import render_diagnosis
+        from warmrank.orchestrator.doctor.nodes import diagnose_here, diagnose_nodes
 
         loaded = None if config is None else load_config(config, overrides)
         if all_nodes and loaded is not None:
-            from warmrank.orchestrator.doctor.nodes import diagnose_nodes
-
             refuse_shadows()
             with others_on_stderr():
                 found = diagnose_nodes(loaded, device)
         else:
-            from warmrank.orchestrator.doctor.examine import diagnose_here
-
             found = diagnose_here(loaded, device)
-        answer(found, render_diagnosis, as_json=as_json)
+        answer(found, render, as_json=as_json)
     if found.worst == "error":
         raise typer.Exit(ExitCode.FAILED)
+
+
+def render(found: Diagnosis) -> RenderableType:
+    """One line for each check with what to do; findings of several nodes with one remedy once."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from warmrank.orchestrator.doctor import LEVELS
+    from warmrank.orchestrator.doctor.nodes import hosts_text
+    from warmrank.orchestrator.show.figures import count_text
+    from warmrank.orchestrator.show.plain_table import plain_table
+
+    several = len(found.nodes) > 1
+    by_host = [("cluster", found.cluster), *((node.node.host, node.findings) for node in found.nodes)]
+    rows: dict[Finding, dict[str, list[str]]] = {}
+    for host, findings in by_host:
+        for finding in findings:
+            hosts_of = rows.setdefault(replace(finding, what=""), {})
+            hosts_of.setdefault(finding.what, []).append(host)
+    table = plain_table()
+    for column in ("level", "check", *(["nodes"] if several else []), "found"):
+        table.add_column(column, no_wrap=column in {"level", "check"}, overflow="fold")
+    for row, hosts_of in rows.items():
+        hosts = list(dict.fromkeys(host for each in hosts_of.values() for host in each))
+        where = f"all {len(hosts)}" if len(hosts) == len(found.nodes) else hosts_text(hosts)
+        told = [f"{what} ({hosts_text(each)})" for what, each in hosts_of.items()]
+        more = ["..."] if len(told) > _MAX_TOLD else []
+        text = "\n".join([*told[:_MAX_TOLD], *more] if len(told) > 1 and several else hosts_of)
+        text += f"\n  remedy: {row.remedy}" if row.remedy else ""
+        level = Text(row.level, style=_STYLES[row.level])
+        table.add_row(level, row.check, *([Text(where)] if several else []), Text(text))
+    counts = Counter(row.level for row in rows)
+    parts = [count_text(counts[level], level) for level in reversed(LEVELS[1:]) if counts[level]]
+    fine = f"{count_text(counts['ok'], 'check')} fine"
+    who = count_text(len(found.nodes), "node") if several else found.nodes[0].node.host
+    launch = f" for config {found.config}" if found.config else ""
+    return Group(
+        Text(f"{who}, device kind {found.device}{launch}", style="bold"),
+        table,
+        Text(f"\n{', '.join([*parts, fine])}", style=_STYLES[found.worst]),
+    )

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from warmrank.orchestrator.errors import BadArgument
 
-SchemaOf = Literal["config", "hosts", "report"]
+SchemaOf = Literal["config", "report"]
 NAMES: tuple[SchemaOf, ...] = get_args(SchemaOf)
 
 
@@ -21,7 +21,6 @@ def schema(name: SchemaOf) -> dict[str, Any]:
     """The JSON Schema of a kind of document."""
     makers: dict[SchemaOf, Callable[[], dict[str, Any]]] = {
         "config": _config_schema,
-        "hosts": _hosts_schema,
         "report": _report_schema,
     }
     return makers[name]()
@@ -33,27 +32,19 @@ def reference_of(name: SchemaOf) -> str:
     Raises:
         BadArgument: nobody writes that kind of document.
     """
-    from warmrank.orchestrator.cluster.models import HostsFile
     from warmrank.orchestrator.config.models import Config
     from warmrank.orchestrator.config.reference import reference
 
     if name == "report":
-        msg = "--of report: nobody writes reports, so there is a schema only; expected config or hosts"
+        msg = "--of report: nobody writes reports, so there is a schema only; expected config"
         raise BadArgument(msg)
-    return reference(Config if name == "config" else HostsFile)
+    return reference(Config)
 
 
 def _config_schema() -> dict[str, Any]:
     from warmrank.orchestrator.config.schema import config_schema
 
     return config_schema()
-
-
-def _hosts_schema() -> dict[str, Any]:
-    from warmrank.orchestrator.cluster.models import HostsFile
-    from warmrank.orchestrator.config.schema import schema_of
-
-    return schema_of(HostsFile, title="Hosts of a Ray cluster, for warmrank up")
 
 
 def _report_schema() -> dict[str, Any]:

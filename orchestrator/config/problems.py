@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from warmrank.cache_store.backends.objects.connection import KNOWN_OPTIONS
 from warmrank.orchestrator.config import models, serving
 from warmrank.orchestrator.config import store as store_config
-from warmrank.orchestrator.errors import ConfigError, ConfigProblem
+from warmrank.orchestrator.errors import ConfigProblem
 
 MODELS: dict[tuple[str, ...], type[BaseModel]] = {
     (): models.Config,
@@ -51,26 +51,6 @@ _PATTERNS = {
 
 _FIRST_TIER = ("store", "tiers", "0")
 _HIDDEN = "(a value that is not shown here)"
-
-
-_KINDS = {
-    "config": ("workload", "a launch's config: keys such as workload and ranks"),
-    "hosts file": ("hosts", "a hosts file, for warmrank up and down: keys such as hosts and connect"),
-}
-"""What people write: the key that none of a kind goes without, and what to say of it."""
-
-
-def refuse_other_kind(data: Mapping[str, Any], place: str, *, wanted: str) -> None:
-    """Say in one line that a file is of the other kind, where each of its keys would be unknown.
-
-    Raises:
-        ConfigError: it is.
-    """
-    needed, expected = _KINDS[wanted]
-    for kind, (key, found) in _KINDS.items():
-        if kind != wanted and key in data and needed not in data:
-            problem = ConfigProblem(place=place, key="", found=found, expected=expected)
-            raise ConfigError([problem], document=wanted)
 
 
 def is_short(data: Mapping[str, Any]) -> bool:
@@ -142,11 +122,11 @@ def _expected(detail: ErrorDetails, where: tuple[str, ...]) -> str:
     description = _description(where)
     pattern = detail.get("ctx", {}).get("pattern")
     if pattern not in _PATTERNS:
-        return expected_text(detail["msg"], description)
+        return _expected_text(detail["msg"], description)
     return f"{words}: {description}" if (words := _PATTERNS[pattern]) else description
 
 
-def expected_text(message: str, description: str) -> str:
+def _expected_text(message: str, description: str) -> str:
     """What may stand there, in pydantic's words and the key's own; not twice where those list the same."""
     what = message.removeprefix("Input should be ")
     if _WORD.findall(description)[: len(words := _WORD.findall(what))] == words:

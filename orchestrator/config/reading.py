@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from warmrank.orchestrator.config.models import Config, ScriptWorkload, groups
 from warmrank.orchestrator.config.node_caches import place_faults
-from warmrank.orchestrator.config.problems import is_short, refuse_other_kind, shown, translate
+from warmrank.orchestrator.config.problems import is_short, shown, translate
 from warmrank.orchestrator.config.store import StoreConfig, is_url
 from warmrank.orchestrator.config.trust import absolute, locate_trust, warn_of_off
 from warmrank.orchestrator.config.yaml_files import problem, read_mapping, read_yaml, refuse_odd_values
@@ -37,7 +37,6 @@ def load(path: Path | str, overrides: tuple[str, ...] = (), *, world_size: int |
         ConfigError: the file cannot be read, or anything in it is not as expected.
     """
     data = read_data(path, overrides)
-    refuse_other_kind(data, str(path), wanted="config")
     if world_size is not None:
         _apply(data, f"ranks={world_size}")
         if not any(override.startswith("parallel.dp=") for override in overrides):

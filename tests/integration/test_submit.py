@@ -47,14 +47,14 @@ def submit(cluster: RayCluster, project: Path, *options: str | Path) -> subproce
     command = [
         sys.executable,
         "-m",
-        "orchestrator",
+        "warmrank",
         "submit",
         "tiny.yaml",
         "--address",
         cluster.dashboard,
         *(str(option) for option in options),
     ]
-    environ = {**cluster.environ, "PYTHONPATH": str(REPOSITORY)}
+    environ = {**cluster.environ, "PYTHONPATH": str(REPOSITORY / "src")}
     return subprocess.run(
         command, cwd=project, env=environ, capture_output=True, text=True, timeout=JOB_TIMEOUT_S, check=False
     )

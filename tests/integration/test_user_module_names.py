@@ -66,7 +66,8 @@ def test_script_beside_modules_of_those_names_runs(project: Path):
 def test_launch_beside_modules_of_those_names_compiles_and_loads(project: Path):
     data: dict[str, Any] = data_of(project, workload={"entrypoint": "worker:workload"})
     (project / "tiny.yaml").write_text(yaml.safe_dump(data))
-    first = from_json(run(project, "-m", "warmrank", "launch", "tiny.yaml", "--json"))
-    second = from_json(run(project, "-m", "warmrank", "launch", "tiny.yaml", "--json", "--no-compile"))
+    launch = ("-m", "warmrank", "launch", "tiny.yaml", "--json", "-")
+    first = from_json(run(project, *launch))
+    second = from_json(run(project, *launch, "--no-compile"))
     assert counts(first)[0] == 1
     assert counts(second)[0] == 0

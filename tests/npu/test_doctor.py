@@ -38,9 +38,9 @@ def findings(**variables: str) -> dict[str, dict[str, Any]]:
 def test_plain_import_of_torch_fails_and_the_doctor_says_why() -> None:
     found = findings(TORCH_DEVICE_BACKEND_AUTOLOAD="1")  # which `make` switches off for this environment
     assert found["versions.torch_npu"]["level"] == "ok"
-    assert found["versions.autoload"]["level"] == "error"
+    assert found["ascend.cann"]["level"] == "error"
     assert found["versions.import"]["level"] == "error"
-    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in found["versions.import"]["actual"]
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in found["versions.import"]["remedy"]
 
 
 def test_emulated_npu_can_be_used() -> None:

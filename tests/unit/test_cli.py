@@ -39,8 +39,6 @@ COMMANDS = (
     "verify",
     "evict",
     "pin",
-    "up",
-    "down",
     "config",
     "sync",
     "keys",
@@ -385,8 +383,6 @@ def test_publish_imports_neither_torch_nor_ray(tmp_path: Path):
 
 def test_every_command_has_its_panel_in_the_help():
     text = run("--help").stdout
-    positions = [
-        text.index(f"\u2500 {panel} \u2500") for panel in ("Launch", "Cluster", "Look", "Store", "Keys")
-    ]
+    positions = [text.index(f"\u2500 {panel} \u2500") for panel in ("Launch", "Look", "Store", "Keys")]
     assert positions == sorted(positions)
     assert "\u2500 Commands \u2500" not in text

@@ -1,4 +1,4 @@
-"""The commands on configs and clusters: what they print, and what they end with."""
+"""The commands on configs: what they print, and what they end with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from tests.support.fake_hosts import fake_hosts
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import load
 
@@ -102,22 +101,6 @@ def test_check_finds_what_is_missing_on_this_machine(file: Path, tmp_path: Path)
     assert run("config", "check", file, "--set", "workload={script: absent.py}").exit_code == 2
 
 
-@pytest.mark.parametrize("command", ["up", "down"])
-def test_config_in_place_of_a_hosts_file_is_told_in_one_line(file: Path, command: str):
-    result = run(command, file)
-    assert result.exit_code == 2
-    assert "the hosts file cannot be used\n" in result.stderr
-    assert "found     a launch's config: keys such as workload and ranks" in result.stderr
-
-
-def test_hosts_file_in_place_of_a_config_is_told_in_one_line(file: Path):
-    file.write_text("hosts: [a, b]\nport: 6379\n")
-    result = run("config", "check", file)
-    assert result.exit_code == 2
-    assert "the config cannot be used\n" in result.stderr
-    assert "found     a hosts file, for warmrank up and down: keys such as hosts and connect" in result.stderr
-
-
 def test_choices_of_a_key_are_said_once(file: Path):
     result = run("config", "check", file, "--set", "device=tpu")
     assert "expected  cpu, cuda or npu " in result.stderr
@@ -155,7 +138,7 @@ def test_show_says_where_values_are_from(file: Path):
     assert {"key": "ranks", "value": 2, "source": f"{file}:2"} in origins
 
 
-@pytest.mark.parametrize("kind", ["config", "hosts", "report"])
+@pytest.mark.parametrize("kind", ["config", "report"])
 def test_schema_is_json_alone(kind: str):
     result = run("config", "schema", "--of", kind)
     assert result.exit_code == 0
@@ -165,7 +148,7 @@ def test_schema_is_json_alone(kind: str):
 def test_reference_of_what_nobody_writes_is_refused():
     result = run("config", "reference", "--of", "report")
     assert result.exit_code == 2
-    assert "expected config or hosts" in result.stderr
+    assert "expected config" in result.stderr
 
 
 def test_reference_into_a_document_leaves_the_rest(tmp_path: Path):
@@ -179,31 +162,3 @@ def test_reference_into_a_document_leaves_the_rest(tmp_path: Path):
     assert text.endswith("\n\nThe end.\n")
     assert "| `ranks` |" in text
     assert "old" not in text
-
-
-def test_up_tells_each_host_and_where_launches_find_the_cluster(tmp_path: Path):
-    with fake_hosts(tmp_path, "one", "two", port=7001) as path:
-        result = run("up", path)
-        assert result.exit_code == 0
-        assert sorted(result.stderr.splitlines()) == ["one: started", "two: started"]
-        assert "in a config:  ray: {address: 10.9.9.9:7001}\n" in result.stdout
-        assert "warmrank submit CONFIG --address http://127.0.0.1:8265" in result.stdout
-        down = run("down", path, "--json")
-        assert [host["state"] for host in json.loads(down.stdout)["hosts"]] == ["stopped", "stopped"]
-
-
-def test_status_of_a_cluster_that_is_down_ends_with_one(tmp_path: Path):
-    with fake_hosts(tmp_path, "one") as path:
-        result = run("up", path, "--status", "--json")
-        assert (result.exit_code, json.loads(result.stdout)["hosts"][0]["state"]) == (1, "down")
-
-
-def test_hosts_that_fail_end_with_one_and_a_mistake_in_the_file_with_two(tmp_path: Path):
-    with fake_hosts(tmp_path, "one", env={"FAKE_RAY_FAILS": "one"}) as path:
-        result = run("up", path)
-        assert result.exit_code == 1
-        assert "error: 1 of 1 host did not come up" in result.stderr
-        assert "    | cannot reach the head\n" in result.stderr
-        assert run("down", path).exit_code == 0
-        path.write_text("host: [one]\n")
-        assert run("up", path).exit_code == 2

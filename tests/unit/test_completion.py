@@ -119,7 +119,7 @@ def test_command_line_offers_files_keys_and_values():
     ]
     (first, _) = shell("warmrank launch one.yaml --set workload.arguments.l")
     assert first.startswith("workload.arguments.layers=")
-    assert shell("warmrank config schema --of h") == ["hosts"]
+    assert shell("warmrank config schema --of r") == ["report"]
 
 
 def test_completing_imports_neither_torch_nor_ray():

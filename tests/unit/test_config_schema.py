@@ -20,11 +20,7 @@ from warmrank.orchestrator.show.report import report_schema
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "cluster_configs").glob("*.yaml"))
-HOSTS = sorted((ROOT / "cluster_configs" / "hosts").glob("*.yaml"))
-DOCUMENTS: tuple[tuple[SchemaOf, Path], ...] = (
-    ("config", ROOT / "docs" / "config.md"),
-    ("hosts", ROOT / "docs" / "clusters.md"),
-)
+DOCUMENTS: tuple[tuple[SchemaOf, Path], ...] = (("config", ROOT / "docs" / "config.md"),)
 LEAST: dict[str, Any] = {"workload": {"entrypoint": "a:b"}, "ranks": 2, "parallel": {"dp": 2}}
 
 
@@ -80,12 +76,6 @@ def test_shipped_config_is_valid_and_names_its_schema(path: Path):
     assert named_schema(path) == kept("config")
 
 
-@pytest.mark.parametrize("path", HOSTS, ids=lambda path: path.stem)
-def test_shipped_hosts_file_is_valid_and_names_its_schema(path: Path):
-    assert complaints("hosts", yaml.safe_load(path.read_text())) == []
-    assert named_schema(path) == kept("hosts")
-
-
 def named_schema(path: Path) -> Path:
     found = re.match(r"# yaml-language-server: \$schema=(\S+)\n", path.read_text())
     assert found
@@ -121,12 +111,6 @@ def test_store_may_be_written_in_short_and_in_full(store: object):
 )
 def test_mistake_in_a_config_is_one_to_an_editor_too(change: dict[str, Any]):
     assert complaints("config", {**LEAST, **change})
-
-
-def test_host_may_be_a_name_or_a_mapping():
-    assert complaints("hosts", {"hosts": ["a", {"host": "b"}]}) == []
-    assert complaints("hosts", {"hosts": ["-x"]})
-    assert complaints("hosts", {"hosts": [{"hst": "b"}]})
 
 
 def test_every_key_is_described():

@@ -1,28 +1,21 @@
-"""A Ray job's life, against a client that plays one."""
+"""`warmrank submit`: what a job server gets, and how a job is followed, against a client that plays one."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from warmrank.orchestrator.cli.main import app
-from warmrank.orchestrator.errors import BadArgument, OutsideDirectory, SubmitFailed
-from warmrank.orchestrator.jobs.submit import (
-    JobLost,
-    JobOutcome,
-    connect,
-    exit_code_of,
-    follow_job,
-    job_entrypoint,
-    parse_metadata,
-    submit_job,
-)
+from warmrank.orchestrator.cli.submit import exit_code_of, follow
+from warmrank.orchestrator.errors import SubmitFailed
 from warmrank.orchestrator.signals import Terminated
 
 
@@ -47,34 +40,20 @@ class Info:
 class FakeClient:
     """Plays one job: each tail is a list of texts or an error, each look at the job a status."""
 
-    def __init__(
-        self,
-        tails: list[list[str | BaseException]],
-        statuses: list[str],
-        driver_exit_code: int | None = 0,
-        refusal: Exception | None = None,
-    ) -> None:
-        self.tails, self.statuses = tails, statuses
-        self.driver_exit_code, self.refusal = driver_exit_code, refusal
-        self.silent = 0  # times that the job server does not answer
+    def __init__(self, tails: list[list[str | BaseException]], statuses: list[str], code: int = 0) -> None:
+        self.tails, self.statuses, self.code = tails, statuses, code
+        self.num_silent = 0  # times that the job server does not answer
         self.stopped: list[str] = []
-        self.submitted: dict[str, Any] = {}
-
-    def submit_job(self, **options: Any) -> str:
-        if self.refusal:
-            raise self.refusal
-        self.submitted = options
-        return "raysubmit_1"
 
     def get_job_info(self, job_id: str) -> Info:
-        if self.silent > 0:
-            self.silent -= 1
+        if self.num_silent > 0:
+            self.num_silent -= 1
             raise ConnectionRefusedError("nobody there")
         status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
-        return Info(status=Status(status), driver_exit_code=self.driver_exit_code)
+        return Info(status=Status(status), driver_exit_code=self.code)
 
     async def tail_job_logs(self, job_id: str) -> AsyncIterator[str]:
-        for item in self.tails.pop(0):
+        for item in self.tails.pop(0) if self.tails else []:
             if isinstance(item, BaseException):
                 raise item
             yield item
@@ -84,75 +63,42 @@ class FakeClient:
         return True
 
 
-class Written(list[str]):
-    @property
-    def text(self) -> str:
-        return "".join(self)
+def followed(client: FakeClient) -> tuple[int, str, str]:
+    """Exit code, Ray's words and the log."""
+    written: list[str] = []
+    code, said = follow(client, "job-1", write=written.append, poll_s=0)  # type: ignore[arg-type]
+    return code, said, "".join(written)
 
 
-def ran(client: FakeClient) -> tuple[JobOutcome, Written]:
-    written = Written()
-    job = submit_job(client, entrypoint="python x", env={"working_dir": "."})
-    outcome = follow_job(client, job, write=written.append, pause=lambda _: None)
-    return outcome, written
-
-
-def test_log_is_written_and_the_outcome_returned():
-    outcome, written = ran(FakeClient([["one\n", "two\n"]], ["SUCCEEDED"]))
-    assert (outcome.exit_code, outcome.status, written.text) == (0, "SUCCEEDED", "one\ntwo\n")
-
-
-def test_failed_job_ends_with_the_drivers_own_code():
-    outcome, _ = ran(FakeClient([["no\n"]], ["FAILED"], driver_exit_code=3))
-    assert outcome.exit_code == 3
-    assert outcome.message == "as Ray says"
+def test_failed_job_ends_with_the_drivers_own_code_and_its_log_stands_once():
+    client = FakeClient([["one\n", "two\n"]], ["FAILED"], code=3)
+    assert followed(client) == (3, "FAILED: as Ray says", "one\ntwo\n")
 
 
 def test_broken_connection_is_made_again_and_nothing_is_written_twice():
     tails: list[list[str | BaseException]] = [
         ["one\n", "tw", RuntimeError("closed")],
+        [RuntimeError("closed")],
         ["one\ntwo\n", "three\n"],
     ]
-    outcome, written = ran(FakeClient(tails, ["RUNNING", "SUCCEEDED"]))
-    assert (outcome.exit_code, written.text) == (0, "one\ntwo\nthree\n")
+    code, _, log = followed(FakeClient(tails, ["RUNNING", "RUNNING", "SUCCEEDED"]))
+    assert (code, log) == (0, "one\ntwo\nthree\n")
 
 
-def test_log_that_cannot_be_followed_is_given_up_but_the_outcome_awaited():
-    tails: list[list[str | BaseException]] = [[RuntimeError("closed")] for _ in range(6)]
-    outcome, _ = ran(FakeClient(tails, ["RUNNING"] * 8 + ["FAILED"], driver_exit_code=1))
-    assert outcome.exit_code == 1
-
-
-def test_job_that_ends_after_its_log_is_awaited():
-    outcome, _ = ran(FakeClient([[], [], []], ["RUNNING", "RUNNING", "SUCCEEDED"]))
-    assert outcome.status == "SUCCEEDED"
-
-
-@pytest.mark.parametrize(("stop", "status"), [(KeyboardInterrupt(), 130), (Terminated(), 143)])
-def test_interrupt_stops_the_job(stop: KeyboardInterrupt, status: int):
+@pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt(), 130), (Terminated(), 143)])
+def test_interrupt_stops_the_job_and_waits_for_its_end(stop: KeyboardInterrupt, code: int):
     client = FakeClient([["one\n", stop]], ["RUNNING", "STOPPED"])
-    outcome, written = ran(client)
-    assert client.stopped == ["raysubmit_1"]
-    assert (outcome.exit_code, outcome.status) == (status, "STOPPED")
-    assert "stopping job" in written.text
+    assert followed(client)[:2] == (code, "STOPPED: as Ray says")
+    assert client.stopped == ["job-1"]
 
 
-def test_job_server_that_is_silent_for_a_moment_is_asked_again():
-    client = FakeClient([[]], ["SUCCEEDED"])
-    client.silent = 3
-    assert ran(client)[0].exit_code == 0
-
-
-def test_cluster_that_goes_away_is_an_error():
-    client = FakeClient([[]], ["RUNNING"])
-    client.silent = 100
-    with pytest.raises(JobLost, match="ray job status raysubmit_1"):
-        ran(client)
-
-
-def test_refused_job_is_an_error():
-    with pytest.raises(SubmitFailed, match="too large"):
-        ran(FakeClient([], [], refusal=RuntimeError("package too large\nmore")))
+def test_job_server_that_is_silent_for_a_moment_is_asked_again_and_one_that_is_gone_is_an_error():
+    client = FakeClient([], ["SUCCEEDED"])
+    client.num_silent = 3
+    assert followed(client)[0] == 0
+    client.num_silent = 100
+    with pytest.raises(SubmitFailed, match="ray job status job-1"):
+        followed(client)
 
 
 @pytest.mark.parametrize(
@@ -170,85 +116,112 @@ def test_exit_code_of_job(status: str, driver: int | None, code: int):
     assert exit_code_of(status, driver) == code
 
 
-def test_entrypoint_runs_the_config_from_the_directory(tmp_path: Path):
-    config = tmp_path / "configs" / "my launch.yaml"
-    command = job_entrypoint(config, ["ranks=4", "name=a b"], directory=tmp_path, no_compile=True)
-    assert command == (
-        "python -m warmrank launch 'configs/my launch.yaml' --set ranks=4 --set 'name=a b' --no-compile"
-    )
+@pytest.fixture
+def job_server() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The URL of what takes jobs, and the requests that it got."""
+    taken: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.respond({"version": "4", "ray_version": "2.60.0", "ray_commit": "", "session_name": ""})
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            taken.append(asked)
+            if asked.get("submission_id") == "taken":
+                self.respond({}, status=500)
+            else:
+                self.respond({"job_id": None, "submission_id": "raysubmit_1"})
+
+        def respond(self, value: dict[str, Any], *, status: int = 200) -> None:
+            data = json.dumps(value).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing goes to stderr."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield f"127.0.0.1:{server.server_port}", taken
+        server.shutdown()
 
 
-def test_files_of_the_launch_are_written_where_the_driver_runs(tmp_path: Path):
-    files = {"--json": Path("/var/a.json"), "--report": None, "--metrics": Path("/var/a b.prom")}
-    command = job_entrypoint(tmp_path / "a.yaml", [], directory=tmp_path, files=files)
-    assert command == "python -m warmrank launch a.yaml --json /var/a.json --metrics '/var/a b.prom'"
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "project"
+    path.mkdir()
+    monkeypatch.chdir(path)
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "")  # which the command sets
+    return path
 
 
-@pytest.mark.parametrize("path", ["report.html", "-"])
-def test_file_that_would_go_with_the_job_is_refused(tmp_path: Path, path: str):
-    with pytest.raises(BadArgument, match=f"--report: expected an absolute path, found {path}"):
-        job_entrypoint(tmp_path / "a.yaml", [], directory=tmp_path, files={"--report": Path(path)})
+def submit(name: str, *words: str, **config: Any) -> Result:
+    data = {"workload": {"script": "a.py"}, "ranks": 1, "cache_dir": "/there", **config}
+    Path(name).write_text(json.dumps(data))
+    Path("a.py").touch()
+    return CliRunner(env={"COLUMNS": "400"}).invoke(app, ["submit", name, *words])
 
 
-def test_command_refuses_such_a_file_before_it_asks_the_cluster(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_job_runs_the_launch_with_the_id_and_the_metadata_of_the_command_line(
+    directory: Path, job_server: tuple[str, list[dict[str, Any]]]
 ):
-    monkeypatch.chdir(tmp_path)
-    Path("a.yaml").write_text("workload: {entrypoint: a:b}\nranks: 1\ncache_dir: /there\n")
-    for option in ("--json", "--report", "--trace", "--metrics"):
-        result = CliRunner().invoke(app, ["submit", "a.yaml", option, "out/x", "--address", "127.0.0.1:9"])
-        assert result.exit_code == 2
-        assert f"error: {option}: expected an absolute path, found out/x" in result.stderr
+    address, taken = job_server
+    words = ["--address", address, "--no-wait", "--job-id", "mine", "--metadata", "team=a=b"]
+    launch = ["--set", "name=a", "--no-compile", "--json", "/var/a.json"]
+    result = submit("my launch.yaml", *words, *launch)
+    assert (result.exit_code, "job raysubmit_1 submitted" in result.stdout) == (0, True), result.output
+    command = "python -m warmrank launch 'my launch.yaml' --set name=a --json /var/a.json --no-compile"
+    assert (taken[0]["entrypoint"], taken[0]["submission_id"]) == (command, "mine")
+    assert taken[0]["metadata"] == {"team": "a=b"}
+    assert taken[0]["runtime_env"]["working_dir"].startswith("gcs://")
+    refused = submit("a.yaml", "--address", address, "--job-id", "taken")
+    assert (refused.exit_code, "the cluster refused the job" in refused.stderr) == (1, True)
 
 
-def test_config_outside_of_the_directory_is_refused(tmp_path: Path):
-    with pytest.raises(OutsideDirectory, match="outside"):
-        job_entrypoint(tmp_path / "a.yaml", [], directory=tmp_path / "project")
-
-
-def test_no_job_server_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "")
-    with pytest.raises(SubmitFailed, match=r"at http://127\.0\.0\.1:9.*ray start --head"):
-        connect("127.0.0.1:9", environ={})
+def test_no_job_server_is_an_error_with_a_remedy(directory: Path):
+    result = submit("a.yaml", "--address", "127.0.0.1:9")
+    assert result.exit_code == 1
+    assert "no Ray job server answers at http://127.0.0.1:9" in result.stderr
+    assert "ray start --head" in result.stderr
 
 
 @pytest.mark.parametrize(
-    ("changes", "key"),
+    ("words", "said"),
     [
-        ({}, "cache_dir"),
-        ({"cache_dir": "here"}, "cache_dir"),
-        ({"cache_dir": "/there", "store": {"path": "store"}}, "store.path"),
-        (
-            {"cache_dir": "/there", "store": {"tiers": [{"path": "s3://b/c"}, {"path": "a/b"}]}},
-            "store.tiers.1.path",
+        (["--metadata", "team"], "--metadata 'team': expected KEY=VALUE"),
+        *(
+            ([option, "out/x"], f"{option}: expected an absolute path, found out/x")
+            for option in ("--json", "--report", "--trace", "--metrics")
         ),
     ],
 )
-def test_place_that_would_lie_in_the_directory_of_the_job_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], key: str
+def test_option_that_cannot_be_used_is_refused_before_the_cluster_is_asked(
+    directory: Path, words: list[str], said: str
 ):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.yaml").write_text(json.dumps({"workload": {"script": "a.py"}, "ranks": 1, **changes}))
-    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["submit", "a.yaml"])
+    result = submit("a.yaml", *words, "--address", "127.0.0.1:9")
+    assert (result.exit_code, f"error: {said}" in result.stderr) == (2, True), result.output
+
+
+def test_config_outside_of_the_directory_is_refused(directory: Path):
+    result = submit("../a.yaml", "--address", "127.0.0.1:9")
+    assert (result.exit_code, "lies outside the current directory" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        ({"cache_dir": "here"}, "cache_dir"),
+        ({"store": {"path": "store"}}, "store.path"),
+        ({"store": {"tiers": [{"path": "s3://b/c"}, {"path": "a/b"}]}}, "store.tiers.1.path"),
+    ],
+)
+def test_place_that_would_lie_in_the_directory_of_the_job_is_refused(
+    directory: Path, config: dict[str, Any], key: str
+):
+    result = submit("a.yaml", **config)
     assert result.exit_code == 2
     assert f"a.yaml: {key}" in result.stderr
     assert f"--set {key}=/var/tmp/warmrank/" in result.stderr
-
-
-def test_job_has_the_id_and_the_metadata_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    client = FakeClient([], ["RUNNING"])
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("warmrank.orchestrator.jobs.submit.connect", lambda _address, environ: client)
-    data = {"workload": {"script": "a.py"}, "ranks": 1, "cache_dir": "/there"}
-    (tmp_path / "a.yaml").write_text(json.dumps(data))
-    words = ["submit", "a.yaml", "--no-wait", "--job-id", "mine", "--metadata", "team=a=b"]
-    result = CliRunner().invoke(app, words)
-    assert (result.exit_code, client.submitted["submission_id"]) == (0, "mine")
-    assert client.submitted["metadata"] == {"team": "a=b"}
-    assert "job raysubmit_1 submitted" in result.stdout
-
-
-def test_metadata_without_a_value_is_refused():
-    with pytest.raises(BadArgument, match="expected KEY=VALUE"):
-        parse_metadata(["team"])

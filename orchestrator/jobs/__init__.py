@@ -1,1 +1,0 @@
-"""Launches that run as jobs of a Ray cluster."""

@@ -1,0 +1,297 @@
+"""The checks of `warmrank doctor`, each on files, sockets and variables of a test's own."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from warmrank.orchestrator.config.store import StoreConfig, TierConfig
+from warmrank.orchestrator.doctor import Finding, Level, machine, software, storage
+from warmrank.orchestrator.doctor.software import RANGES, Probe
+from warmrank.worker.ascend import Installation
+
+ROOT = Path(__file__).parents[2]
+FITS = {"python": "3.11.9", "torch": "2.13.0+cpu", "ray": "2.60.0", "torch_npu": "2.13.0"}
+USABLE = Probe(torch="2.13.0", num_devices=8)
+
+
+def levels(findings: Iterable[Finding]) -> dict[str, str]:
+    return {finding.check: finding.level for finding in findings}
+
+
+def troubles(findings: Iterable[Finding]) -> dict[str, Finding]:
+    return {finding.check: finding for finding in findings if finding.level != "ok"}
+
+
+def test_ranges_are_those_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [text for texts in project["optional-dependencies"].values() for text in texts]
+    declared = {"python": project["requires-python"]}
+    for text in [*project["dependencies"], *extras]:
+        name, _, bounds = re.sub(r"\[.*?\]|;.*|\s", "", text).partition(">=")
+        declared[name.replace("-", "_")] = f">={bounds}"
+    for name, (oldest, beyond) in RANGES.items():
+        low, _, high = declared[name].partition(",")
+        assert software.release(low.removeprefix(">=")) == oldest
+        assert name == "python" or software.release(high.removeprefix("<")) == beyond
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "version"),
+    [
+        ("cpu", "python", "3.10.1"),
+        ("cpu", "torch", "2.10.0"),
+        ("cpu", "torch", "3.0.0"),
+        ("cpu", "ray", ""),
+        ("npu", "torch_npu", ""),
+    ],
+)
+def test_version_outside_its_range_is_an_error(device: str, name: str, version: str):
+    assert not troubles(software.check_versions(device, FITS))
+    assert not troubles(software.check_versions("cpu", {**FITS, "torch_npu": ""}))
+    (found,) = troubles(software.check_versions(device, {**FITS, name: version})).values()
+    assert (found.check, found.level, bool(found.remedy)) == (f"versions.{name}", "error", True)
+
+
+def fake_torch(directory: Path, text: str) -> dict[str, str]:
+    """An environment in which ``import torch`` finds this text, after the package's own root."""
+    (directory / "torch.py").write_text(text)
+    return {**os.environ, "PYTHONPATH": str(directory)}
+
+
+@pytest.mark.slow
+def test_torch_of_this_machine_imports_and_all_facts_hold():
+    found = software.probe_torch("cpu", os.environ)
+    assert found.facts
+    assert set(levels(software.check_probe(found)).values()) == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("raise ImportError('libhccl.so: no such file')", "ImportError: libhccl.so: no such file"),
+        ("import os; os._exit(7)", "the interpreter ended with status 7"),
+        ("import threading; threading.Event().wait()", "no answer within 1 s"),
+    ],
+)
+def test_torch_that_does_not_import_is_an_error_with_its_words(tmp_path: Path, text: str, said: str):
+    probe = software.probe_torch("cpu", fake_torch(tmp_path, text), timeout_s=1.0)
+    (found,) = software.check_probe(probe)
+    assert (found.check, found.level, said in found.what) == ("versions.import", "error", True)
+    assert machine.usable("cuda", probe).level == "note"
+
+
+@pytest.mark.parametrize(("device", "said"), [("cpu", "0"), ("npu", "1")])
+def test_autoload_is_switched_off_as_it_is_for_ranks(tmp_path: Path, device: str, said: str):
+    text = "import os\nraise ImportError(os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'])"
+    environ = {**fake_torch(tmp_path, text), "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
+    assert software.probe_torch(device, environ).error == f"ImportError: {said}"
+
+
+def test_fact_about_torch_that_does_not_hold_is_an_error_that_names_the_module():
+    probe = Probe(torch="2.16.0", facts=(("views", "it has a base", ""), ("guards", "it has a name", "none")))
+    (found,) = troubles(software.check_probe(probe)).values()
+    assert (found.check, "guards: it has a name: none" in found.what) == ("versions.facts", True)
+    assert "views" not in found.what
+
+
+def test_missing_and_unfit_software_of_ascend_is_named():
+    empty = dict.fromkeys(("cann", "cann_detail", "home", "nnal", "driver", "firmware", "soc"), "")
+    none = Installation(**empty, devices=(), chips=(), problems=("chip 3 is not healthy",))
+    expected = {"ascend.cann": "error", "ascend.driver": "error", "ascend.problems": "warning"}
+    assert levels(software.check_ascend(none, FITS)) == expected
+    there = Installation(
+        **{**empty, "cann": "9.0.0", "driver": "25.2.0"}, devices=(0,), chips=(), problems=()
+    )
+    found = troubles(software.check_ascend(there, {**FITS, "torch": "2.12.0"}))
+    assert levels(found.values()) == {"ascend.fit": "warning"}
+
+
+@pytest.fixture
+def npus(tmp_path: Path) -> Path:
+    """A root directory with eight NPUs, as a machine's."""
+    for name in (*(f"davinci{number}" for number in range(8)), "davinci_manager", "devmm_svm", "hisi_hdc"):
+        (tmp_path / "dev").mkdir(exist_ok=True)
+        (tmp_path / "dev" / name).touch()
+    (tmp_path / "usr/local/Ascend/driver/lib64").mkdir(parents=True)
+    return tmp_path
+
+
+def test_devices_that_can_be_used_are_fine(npus: Path):
+    assert set(levels(machine.check_devices("npu", {}, USABLE, root=npus)).values()) == {"ok"}
+
+
+def test_each_device_trouble_is_an_error(npus: Path, monkeypatch: pytest.MonkeyPatch):
+    assert list(troubles(machine.check_devices("cuda", {}, USABLE, root=npus))) == ["devices.present"]
+    (npus / "dev" / "hisi_hdc").unlink()
+    assert list(troubles(machine.check_devices("npu", {}, USABLE, root=npus))) == ["devices.driver"]
+    monkeypatch.setattr(os, "access", lambda path, _mode: "davinci" not in str(path))
+    found = troubles(machine.check_devices("npu", {}, USABLE, root=npus))
+    assert list(found) == ["devices.driver", "devices.access"]
+    assert "HwHiAiUser" in found["devices.access"].remedy
+
+
+@pytest.mark.parametrize("value", ["0,1, 2", "3,2", "8", "", "0-3", "NoDevFiles"])
+def test_list_that_cann_would_cut_short_is_an_error(npus: Path, value: str):
+    environ = {"ASCEND_RT_VISIBLE_DEVICES": value}
+    assert list(troubles(machine.check_devices("npu", environ, USABLE, root=npus))) == ["devices.visible"]
+
+
+@pytest.mark.parametrize(
+    ("value", "is_fine"), [("1,0", True), ("2", False), ("0,x-", True), ("0;", False), ("", False)]
+)
+def test_list_of_gpus_is_compared_with_those_that_are_there(tmp_path: Path, value: str, is_fine: bool):
+    (tmp_path / "dev").mkdir()
+    for number in range(2):
+        (tmp_path / "dev" / f"nvidia{number}").touch()
+    found = machine.check_devices("cuda", {"CUDA_VISIBLE_DEVICES": value}, USABLE, root=tmp_path)
+    assert ("devices.visible" not in troubles(found)) == is_fine
+
+
+def test_device_that_torch_cannot_use_is_an_error_with_torch_s_words():
+    found = machine.usable("cuda", Probe(torch="2.13.0", num_devices=1, device_error="no kernel image"))
+    assert (found.level, "no kernel image" in found.what) == ("error", True)
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({}, []),
+        ({"num_files": 1024}, ["limits.files"]),
+        ({"num_ranks": 64}, ["limits.files"]),
+        ({"shm_bytes": 64 * 2**20}, ["limits.shared_memory"]),
+    ],
+)
+def test_limits_too_low_for_the_ranks_are_named(change: dict[str, Any], names: list[str]):
+    facts = {"num_files": 4096.0, "shm_bytes": 2**30, "num_ranks": 8, **change}
+    assert list(troubles(machine.judge_limits(**facts))) == names
+
+
+@pytest.mark.parametrize("addresses", [("127.0.0.1",), ("127.0.1.1",), ("::1",), (), None])
+def test_name_that_other_nodes_cannot_reach_is_a_warning(addresses: tuple[str, ...] | None):
+    assert machine.host_name("n1", addresses).level == "warning"
+    assert machine.host_name("n1", ("10.0.0.1",)).level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("value", "level"), [("eth", "ok"), ("=eth0", "ok"), ("enp,eth", "error"), ("ib0", "error")]
+)
+def test_interface_must_be_there_and_may_be_named_by_its_first_letters(value: str, level: str):
+    assert machine.interface("HCCL_SOCKET_IFNAME", value, ["lo", "eth0"]).level == level
+
+
+def test_named_interface_makes_the_host_s_name_unimportant():
+    environ = {"GLOO_SOCKET_IFNAME": "lo", "HCCL_SOCKET_IFNAME": "absent0"}
+    found = levels(machine.check_network("cpu", environ, spans_nodes=True, ray_address=""))
+    assert found == {"network.gloo_interface": "ok"}
+
+
+def test_cluster_must_listen_and_ports_of_hccl_be_free():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        environ = {"HCCL_IF_BASE_PORT": str(port - 1)}
+        found = levels(
+            machine.check_network("npu", environ, spans_nodes=False, ray_address=f"127.0.0.1:{port}")
+        )
+    assert found == {"network.hccl_ports": "warning", "network.ray": "ok"}
+    assert not list(machine.check_network("cpu", {}, spans_nodes=False, ray_address="auto"))
+    (gone,) = machine.check_network("cpu", {}, spans_nodes=False, ray_address=f"127.0.0.1:{port}")
+    assert (gone.check, "refused" in gone.what) == ("network.ray", True)
+
+
+def store_levels(*tiers: dict[str, Any]) -> list[tuple[str, Level]]:
+    config = StoreConfig(tiers=tuple(TierConfig(**tier) for tier in tiers))
+    return [(finding.check, finding.level) for finding in storage.check_store(config)][:-1]
+
+
+def made_store(path: Path) -> dict[str, Any]:
+    from tests.support.stored import OFF
+    from warmrank.cache_store.connect import TierSpec, open_store
+
+    open_store([TierSpec(location=str(path))], trust=OFF)
+    return {"path": str(path)}
+
+
+def test_store_is_written_and_left_as_it_was(tmp_path: Path):
+    tier = made_store(tmp_path / "store")
+    before = sorted(path for path in (tmp_path / "store").rglob("*") if path.is_file())
+    assert store_levels(tier) == [("store.reachable", "ok"), ("store.writable", "ok")]
+    assert sorted(path for path in (tmp_path / "store").rglob("*") if path.is_file()) == before
+    assert store_levels({**tier, "mode": "ro"}) == [("store.reachable", "ok")]
+
+
+def test_store_that_a_launch_would_make_is_fine_and_not_made(tmp_path: Path):
+    assert store_levels({"path": str(tmp_path / "store")}) == [("store.reachable", "ok")]
+    assert list(tmp_path.iterdir()) == []
+    assert store_levels({"path": str(tmp_path / "store"), "mode": "required"})[0][1] == "error"
+
+
+def test_nearer_place_that_cannot_be_used_is_a_warning_unless_it_is_required(tmp_path: Path):
+    far = made_store(tmp_path / "far")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    other = {"path": str(tmp_path / "other")}
+    assert store_levels(other, far)[0] == ("store.reachable", "warning")
+    assert store_levels({**other, "mode": "required"}, far)[0] == ("store.reachable", "error")
+    assert store_levels(far, other)[-1] == ("store.reachable", "error")
+
+
+def test_keys_that_cannot_be_read_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    tiers = (TierConfig(path=str(tmp_path / "store")),)
+    missing = StoreConfig(tiers=tiers, trust={"policy": "require", "signing_key": str(tmp_path / "no.pem")})
+    *_, keys = storage.check_store(missing)
+    assert (keys.check, keys.level) == ("store.keys", "error")
+
+
+def test_private_cache_directory_is_fine_and_left_as_it_was(tmp_path: Path):
+    (tmp_path / "cache").mkdir(mode=0o700)
+    assert not troubles(storage.check_disk(tmp_path / "cache"))
+    assert list((tmp_path / "cache").iterdir()) == []
+    assert not troubles(storage.check_disk(tmp_path / "a" / "b"))
+    assert not (tmp_path / "a").exists()
+
+
+def full(_descriptor: int) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_cache_directory_that_cannot_hold_private_files_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "file").touch()
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "cache").mkdir(mode=0o700)
+    monkeypatch.setattr(os, "fsync", full)
+    said = {"file": "it is no directory", "open": "mode 0777", "cache": "No space left on device"}
+    for name, text in said.items():
+        (found,) = storage.check_disk(tmp_path / name)
+        assert (found.check, found.level, text in found.what) == ("disk.cache_dir", "error", True), found
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"f_bavail": 1000}, {"disk.free": "warning"}),
+        ({"f_bavail": 0}, {"disk.free": "error"}),
+        ({"f_favail": 9}, {"disk.free": "warning"}),
+        ({"f_favail": 0}, {"disk.free": "error"}),
+        ({"f_favail": 0, "f_files": 0}, {}),
+        ({"f_flag": os.ST_NOEXEC}, {"disk.execution": "warning"}),
+    ],
+)
+def test_disk_that_is_full_or_noexec_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, int], expected: dict[str, str]
+):
+    room = {"f_frsize": 4096, "f_bavail": 2**30, "f_files": 2**20, "f_favail": 2**20, "f_flag": 0, **change}
+    monkeypatch.setattr(os, "statvfs", lambda _path: type("Room", (), room))
+    assert levels(troubles(storage.check_disk(tmp_path / "cache")).values()) == expected
