@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal
 
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
+    from warmrank.worker.cached_function import CachedFunction
     from warmrank.worker.configs.compiler_config import CompilerConfig
 
 GuardMode = Literal["always", "once", "skip"]
@@ -55,4 +56,27 @@ class LaunchDefaults(Value):
     place: tuple[int, int] | None = None
 
 
-launch_defaults: ContextVar[LaunchDefaults] = ContextVar("launch_defaults", default=LaunchDefaults())  # noqa: B039 - frozen
+class LaunchScope:
+    """What the launch that this process works for lays down: for all threads of the user's code.
+
+    Attributes:
+        defaults: for cached functions that are made now.
+        functions: the cached functions that were made; None outside of a launch.
+    """
+
+    def __init__(self) -> None:
+        self.defaults = LaunchDefaults()
+        self.functions: list[CachedFunction] | None = None
+
+    @contextmanager
+    def of(self, defaults: LaunchDefaults, functions: list[CachedFunction] | None = None) -> Iterator[None]:
+        """Lay these defaults down, and note in a list what is made under them."""
+        before = self.defaults, self.functions
+        self.defaults, self.functions = defaults, functions
+        try:
+            yield
+        finally:
+            self.defaults, self.functions = before
+
+
+launch_scope = LaunchScope()

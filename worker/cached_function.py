@@ -7,6 +7,7 @@ artifact saved beside the others.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import sys
@@ -21,7 +22,7 @@ from typing import Any
 from warmrank.cache_store.node.local import ensure_cache_dir
 from warmrank.worker import collection, data_dump, journal
 from warmrank.worker.artifact import Artifact
-from warmrank.worker.cache_options import CacheOptions, LaunchDefaults, launch_defaults
+from warmrank.worker.cache_options import CacheOptions, LaunchDefaults, launch_scope
 from warmrank.worker.capture.statistics import CaptureStatistics, total
 from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import Outliner, Site
@@ -53,7 +54,7 @@ class CachedFunction(FunctionLookup):
     def __init__(
         self, method: MethodType, options: CacheOptions, defaults: LaunchDefaults | None = None
     ) -> None:
-        super().__init__(method, options, defaults or launch_defaults.get())
+        super().__init__(method, options, defaults or launch_scope.defaults)
         self._no_compile = self._defaults.no_compile
         self._files = FunctionFiles(self.name)
         self._variants: list[Variant] = []
@@ -61,6 +62,8 @@ class CachedFunction(FunctionLookup):
         self._kind = "cpu"  # of the module's device; read again at each look-up
         self.results: dict[str, FunctionResult] = {}  # by digest of the artifact, the latest last
         self._traces = TraceLimit(self.name)
+        if launch_scope.functions is not None:
+            launch_scope.functions.append(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy is made of, `copy.deepcopy`'s and pickle's: nothing that is loaded."""
@@ -171,6 +174,23 @@ class CachedFunction(FunctionLookup):
                 journal.append_forbidden(self.name, reason)
                 msg = f"{self.name} would have to be compiled, which is forbidden here: {reason}"
                 raise CompileForbidden(msg, function=self.name, reason=reason)
+            return self._compile_or_await(args, kwargs, reason, started)
+
+    def _compile_or_await(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str, started: float
+    ) -> Variant:
+        """Compile, unless another process of this node is at it: then look again when it is through."""
+        from warmrank.cache_store.node.single_flight import one_compile
+
+        place = self.place()
+        what = f"{place.model_dir.name}/{place.function_dir.name}"
+        with (
+            contextlib.nullcontext(False)
+            if self._files.abandoned
+            else one_compile(self.root(), what) as has_waited
+        ):
+            if has_waited and (found := self._find_and_use(args, kwargs, started))[0] is not None:
+                return found[0]
             if not self._variants:
                 _log.info("Miss: %s is compiled: %s", self.name, reason)
             else:

@@ -7,6 +7,7 @@ imported from `start` on, not before.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Collection, Iterator, Mapping
@@ -56,6 +57,7 @@ class RankWorker:
         self._owns_process_group = False
         self._proposed: tuple[CaptureProposal, ...] = ()
         self._node_files: tuple[NodeFile, ...] = ()
+        self._functions: list[CachedFunction] = []  # all that user code made in the stages of this rank
 
     def start(self) -> RankPlace:
         """Bring up the device and the process groups.
@@ -80,10 +82,18 @@ class RankWorker:
         """
         from warmrank.worker.rank_units import units_of
 
-        self._workload = rank_start.workload_of(self._spec, self._groups)
+        with self._in_launch():
+            self._workload = rank_start.workload_of(self._spec, self._groups)
+        self._functions += [call.function for call in self._workload.calls]  # also of an earlier import
         self._units = units_of(self._workload.calls, Path(self._spec.cache_dir))
         self._calls = list(self._units.values())
         return tuple(self._units)
+
+    def _in_launch(self) -> contextlib.AbstractContextManager[None]:
+        """Lay down what the launch says while user code runs, and note the cached functions that it makes."""
+        from warmrank.worker.cache_options import launch_scope
+
+        return launch_scope.of(rank_start.defaults_of(self._spec), self._functions)
 
     def probe(self) -> tuple[FunctionProbe, ...]:
         """Say for each unit what is asked for, and whether it is there. Compiles nothing."""
@@ -173,7 +183,11 @@ class RankWorker:
         """
         from warmrank.worker import rank_captures
 
-        units = [unit for name, unit in self._units.items() if names is None or name in names]
+        units = [
+            unit
+            for name, unit in self._units.items()
+            if unit.variant is not None and (names is None or name in names)
+        ]
         self._proposed = rank_captures.propose(units, planned)
         return self._proposed
 
@@ -201,21 +215,26 @@ class RankWorker:
     def first_call(self, place: int) -> tuple[FunctionResult | FunctionProbe, ...]:
         """Run the call before a place in the workload, as a user would, and look at the call there.
 
+        A call that nothing was found or compiled for before any ran is looked at anew.
+
         Args:
             place: from 0, before the first call, to the number of calls, after the last.
 
         Returns:
-            The result of the call that ran, and the probe of the next one if nothing that is loaded fits it
-            any more; it is a unit of its own then. After the last call, the probes of all such calls, which
-            become no units: another may run before their turn comes.
+            The result of the call that ran, and the probe of the next one if nothing that is loaded fits it;
+            it is a unit of its own where something did before. After the last call, the probes of all such
+            calls, which become no units: another may run before their turn comes.
         """
-        ran = [
-            unit.guarded(lambda unit: unit.first_call()) for unit in self._calls[max(0, place - 1) : place]
-        ]
+        with self._in_launch():
+            ran = [
+                unit.guarded(lambda unit: unit.first_call())
+                for unit in self._calls[max(0, place - 1) : place]
+            ]
         if place >= len(self._calls):
             later = (unit.later(unit.name) for unit in self._calls)
             return (*ran, *(self._probe(unit) for unit in later if unit is not None))
-        unit = self._calls[place].later(self._free_name(self._calls[place].function))
+        call = self._calls[place]
+        unit = call if call.variant is None else call.later(self._free_name(call.function))
         if unit is None:
             return tuple(ran)
         self._units[unit.name] = self._calls[place] = unit
@@ -227,29 +246,31 @@ class RankWorker:
 
     def verify(self) -> Verification:
         """Compare the warm model with its reference, if the workload has one."""
-        from warmrank.worker.rank_check import check, functions_of
+        from warmrank.worker.rank_check import check
 
-        workload = self._require_workload()
-        found = check(workload, self._spec.entrypoint)
-        functions = functions_of(workload)
+        with self._in_launch():
+            found = check(self._require_workload(), self._spec.entrypoint)
         if self._spec.local_rank == 0:  # after the last call, so that nothing is missing
-            for function in functions:
+            for function in self._functions:
                 for variant in function.variants:
                     variant.hand_over()
         return found
 
     def extra(self) -> tuple[FunctionResult, ...]:
-        """Artifacts that the check, or one call inside of another, needed beyond the workload's calls."""
-        from warmrank.worker.rank_check import functions_of
+        """Artifacts that the check, or one call inside of another, needed beyond the workload's calls.
 
-        functions = functions_of(self._require_workload())
-        return tuple(result for function in functions for result in self._extra(function))
+        Raises:
+            WorkloadError: a function that was used keeps them outside of the launch's cache directory.
+        """
+        used = (function for function in dict.fromkeys(self._functions) if function.variants)
+        return tuple(result for function in used for result in self._extra(function))
 
     def _extra(self, function: CachedFunction) -> Iterator[FunctionResult]:
         """Make units of what was loaded or compiled beside the calls, so that the manifest names it."""
-        from warmrank.worker.rank_units import RankUnit
+        from warmrank.worker.rank_units import RankUnit, check_cache_dir
         from warmrank.worker.workload import Call
 
+        check_cache_dir(function, Path(self._spec.cache_dir))
         known = {unit.variant for unit in self._units.values()}
         for variant in reversed(function.variants):
             if variant in known:

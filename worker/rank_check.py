@@ -1,4 +1,4 @@
-"""The workload's own check of the warm model, and the cached functions that it may call."""
+"""The workload's own check of the warm model."""
 
 from __future__ import annotations
 
@@ -8,21 +8,7 @@ from warmrank.worker.errors import WorkloadError
 from warmrank.worker.results import Verification
 
 if TYPE_CHECKING:
-    from warmrank.worker.cached_function import CachedFunction
     from warmrank.worker.workload import Workload
-
-
-def functions_of(workload: Workload) -> tuple[CachedFunction, ...]:
-    """The cached functions of a workload's calls, then those that modules of its model keep as attributes."""
-    from warmrank.worker.cached_function import CachedFunction
-
-    kept = (
-        value
-        for module in workload.model.modules()
-        for value in vars(module).values()
-        if isinstance(value, CachedFunction)
-    )
-    return tuple(dict.fromkeys((*(call.function for call in workload.calls), *kept)))
 
 
 def check(workload: Workload, entrypoint: str) -> Verification:

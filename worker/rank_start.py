@@ -13,6 +13,7 @@ from warmrank.worker.results import RankPlace
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from warmrank.worker.cache_options import LaunchDefaults
     from warmrank.worker.rank_spec import RankSpec
     from warmrank.worker.workload import RankContext, Workload
 
@@ -63,26 +64,27 @@ def place_of(spec: RankSpec) -> RankPlace:
 
 
 def workload_of(spec: RankSpec, groups: Mapping[str, ProcessGroup]) -> Workload:
-    """Import the entrypoint and build model and calls, under what the launch lays down.
+    """Import the entrypoint and build model and calls.
 
     Raises:
         WorkloadError: the entrypoint does not import, or returns something else than a workload.
     """
-    from warmrank.worker.cache_options import LaunchDefaults, launch_defaults
     from warmrank.worker.workload import build_workload
 
-    defaults = LaunchDefaults(
+    return build_workload(spec.entrypoint, _context(spec, groups), spec.arguments)
+
+
+def defaults_of(spec: RankSpec) -> LaunchDefaults:
+    """What the launch lays down for cached functions of this rank."""
+    from warmrank.worker.cache_options import LaunchDefaults
+
+    return LaunchDefaults(
         cache_dir=spec.cache_dir,
         guards=spec.guards,  # type: ignore[arg-type]
         engine=spec.engine,  # type: ignore[arg-type]
         no_compile=spec.no_compile,
         place=None if spec.master_port else (spec.rank, spec.world_size),
     )
-    token = launch_defaults.set(defaults)
-    try:
-        return build_workload(spec.entrypoint, _context(spec, groups), spec.arguments)
-    finally:
-        launch_defaults.reset(token)
 
 
 def _context(spec: RankSpec, groups: Mapping[str, ProcessGroup]) -> RankContext:

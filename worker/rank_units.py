@@ -338,7 +338,7 @@ def units_of(calls: Iterable[Call], cache_dir: Path) -> dict[str, RankUnit]:
     refused: dict[CachedFunction, dict[str, str]] = {}
     outlines: dict[CachedFunction, list[Artifact]] = {}
     for call in calls:
-        _check_cache_dir(call.function, cache_dir)
+        check_cache_dir(call.function, cache_dir)
         base = call.function.name
         name = unit_name(base, seen[base])
         seen[base] += 1
@@ -351,7 +351,7 @@ def units_of(calls: Iterable[Call], cache_dir: Path) -> dict[str, RankUnit]:
     return units
 
 
-def _check_cache_dir(function: CachedFunction, cache_dir: Path) -> None:
+def check_cache_dir(function: CachedFunction, cache_dir: Path) -> None:
     """A manifest names files below the launch's cache directory, so all must lie there."""
     wanted, root = cache_dir.resolve(), function.root()
     if not root.is_relative_to(wanted):

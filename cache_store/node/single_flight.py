@@ -1,4 +1,4 @@
-"""One fetch at a time into one cache directory, on one node.
+"""One fetch at a time into one cache directory, and one compile of the same, on one node.
 
 Invariants: it saves work only; without it the result is the same. The wait is bounded: by the time in which
 its holder gets no further, where the holder says how far it is. A holder that died is no holder: the lock is
@@ -8,6 +8,7 @@ the kernel's, never a soft one, which would outlive its holder.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from warmrank.cache_store.node.private_files import (
 logger = logging.getLogger(__name__)
 
 LOCK_TIMEOUT_S = 60.0
+COMPILE_TIMEOUT_S = 600.0
 LOCKS = ".locks"
 LOCK_NAME = "fetch.lock"
 BEAT_NAME = "fetch.beat"
@@ -79,6 +81,52 @@ def single_flight(cache_root: Path, *, timeout_s: float) -> Iterator[Flight]:
         yield Flight(is_held=is_held, beat_file=beat_file)
     finally:
         lock.release()
+
+
+_compiled_here: set[str] = set()
+"""Locks that this process holds: it does not wait for itself."""
+
+
+@contextlib.contextmanager
+def one_compile(cache_root: Path, what: str) -> Iterator[bool]:
+    """Hold the lock of a compile; or wait for its holder, and go on without.
+
+    Who had to wait may find what the holder made, and does not keep the next ones waiting if it does not.
+
+    Args:
+        cache_root: the cache directory, made if absent.
+        what: equal for those that may use one artifact.
+
+    Yields:
+        Whether another process held it.
+
+    Raises:
+        UnusableCache: the cache directory cannot be used, or has no place for the lock.
+    """
+    name = f"compile-{hashlib.sha256(what.encode()).hexdigest()[:16]}.lock"
+    ensure_cache_dir(cache_root)
+    with os_errors_are_unusable("directory", cache_root / LOCKS):
+        make_private_directories(cache_root / LOCKS)
+    path = str(cache_root / LOCKS / name)
+    lock = FileLock(path, timeout=0, mode=0o600, fallback_to_soft=False)
+    has_waited = False
+    try:
+        if path not in _compiled_here:
+            lock.acquire()
+            _compiled_here.add(path)
+    except Timeout:
+        has_waited = True
+        with contextlib.suppress(Timeout), lock.acquire(timeout=COMPILE_TIMEOUT_S):
+            pass
+    except (OSError, NotImplementedError) as error:
+        logger.warning("Compiling without a lock, so perhaps twice: %s", error)
+    try:
+        yield has_waited
+    finally:
+        if lock.is_locked:
+            _compiled_here.discard(path)
+            Path(path).unlink(missing_ok=True)  # whoever waits has it open, and compiles without it
+            lock.release()
 
 
 def acquire(

@@ -10,10 +10,11 @@ All of it is linear in the number of ranks and functions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from warmrank.orchestrator.config.models import AuditMode
+from warmrank.orchestrator.errors import ForbiddenCompile
 from warmrank.orchestrator.launch.situation import (
     Action,
     Adopt,
@@ -95,6 +96,23 @@ def advance(
         suspects=frozenset(witnesses.suspects),
         failed=(*situation.failed, *changes.failed),
         lost=(*situation.lost, *changes.lost),
+    )
+
+
+def without(situation: Situation, misses: Iterable[ForbiddenCompile]) -> Situation:
+    """The situation in which nobody wants what must not be compiled."""
+    slots = {(rank, miss.function) for miss in misses for rank in miss.ranks}
+    staying = tuple(demand for demand in situation.demands if demand.slot not in slots)
+    return replace(situation, demands=staying)
+
+
+def given_up(situation: Situation, may_wait: Collection[Slot]) -> tuple[Demand, ...]:
+    """What was given up for good: not what may wait, and raised by itself."""
+    raised = {failed.class_key for failed in situation.failed if failed.is_final}
+    return tuple(
+        demand
+        for demand in situation.lost
+        if demand.slot not in may_wait or raised.isdisjoint({demand.class_key, demand.own_key})
     )
 
 

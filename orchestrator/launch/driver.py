@@ -167,7 +167,9 @@ def warm_up(
     """
     steps.build(stages)
     probes = steps.probe(stages)
-    ledger = settle_all(stages, probes, no_compile=no_compile, avoid=avoid)
+    # A call may need what one before it leaves behind: it gets another chance when its turn comes.
+    later = {(rank, found.function) for rank, own in probes.items() for found in own[1:]}
+    ledger = settle_all(stages, probes, no_compile=no_compile, avoid=avoid, may_wait=later)
     steps.capture(stages, ledger, planned)
     probes = run_calls(stages, probes, ledger, no_compile=no_compile)
     checks, extra = steps.verify(stages)

@@ -8,7 +8,7 @@ it, so that none compiles while the others wait for it in a collective.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.launch import steps
@@ -52,7 +52,7 @@ def run_calls(
             place, needed, changed = _run(stages, ledger, num_calls, place)
             unsettled |= changed | needed
             if needed:
-                found |= {rank: (*found[rank], *own) for rank, own in needed.items()}
+                found |= {rank: _with(found[rank], own) for rank, own in needed.items()}
                 ledger |= settle_all(stages, needed, no_compile=no_compile)
                 steps.capture_later(stages, ledger, needed)
         if not unsettled:
@@ -92,6 +92,11 @@ def _run(
             if needed := {rank: own for rank, own in misses.items() if rank not in changed}:
                 return place, needed, changed
     return place, {}, changed
+
+
+def _with(found: Sequence[FunctionProbe], later: Sequence[FunctionProbe]) -> tuple[FunctionProbe, ...]:
+    """Probes, and later ones, which stand for those of the same name."""
+    return tuple({probe.function: probe for probe in (*found, *later)}.values())
 
 
 def _unsettled(rank: int, probe: FunctionProbe) -> WorkerFailure:

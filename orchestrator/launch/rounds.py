@@ -7,13 +7,14 @@ what is still missing when nobody wants anything any more is one error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.config.models import positions
-from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed
+from warmrank.orchestrator.errors import CompileForbidden, ForbiddenCompile, LaunchFailed
 from warmrank.orchestrator.launch import audits
-from warmrank.orchestrator.launch.advance import advance, begin
+from warmrank.orchestrator.launch.advance import advance, begin, given_up, without
 from warmrank.orchestrator.launch.audits import Comparison
 from warmrank.orchestrator.launch.failed_compiles import (
     CompileCut,
@@ -50,6 +51,7 @@ def settle_all(
     *,
     no_compile: bool,
     avoid: Iterable[Compiling] = (),
+    may_wait: Collection[Slot] = (),
 ) -> Ledger:
     """Carry out rounds until no rank wants anything.
 
@@ -59,6 +61,8 @@ def settle_all(
         no_compile: whether a miss is an error.
         avoid: what was compiled where when former attempts of the launch were cut off; this one compiles it
             elsewhere, where there is an elsewhere.
+        may_wait: what another call may have to run for first: where its function raises, or where it would
+            have to be compiled and may not, it is left out of the ledger, and no error.
 
     Raises:
         CompileForbidden: compiling is forbidden and a plan needs it.
@@ -76,7 +80,10 @@ def settle_all(
             situation, max_rounds=stages.config.max_rounds, nodes=nodes, lanes=lanes, positions=places
         )
         if no_compile and (misses := forbidden(situation, actions)):
-            raise CompileForbidden(misses)
+            if not _all_wait(misses, may_wait):
+                raise CompileForbidden(misses)
+            situation = without(situation, misses)
+            continue
         if planned := rank_classes(situation, actions):
             stages.planned(situation.round, planned)
         attempts = _carry_out(stages, situation, actions, ledger)
@@ -85,9 +92,13 @@ def settle_all(
         for text in retries(situation.failed[before:], situation, seats):
             stages.problem(text)
     _release(stages, situation, ledger)
-    if situation.lost:
-        stages.fail("compile", failures_of(situation, seats))
+    if lost := given_up(situation, may_wait):
+        stages.fail("compile", failures_of(replace(situation, lost=lost), seats))
     return ledger
+
+
+def _all_wait(misses: Iterable[ForbiddenCompile], may_wait: Collection[Slot]) -> bool:
+    return all((rank, miss.function) in may_wait for miss in misses for rank in miss.ranks)
 
 
 def _release(stages: Stages, situation: Situation, ledger: Ledger) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.support.stored import store_config
 from warmrank.orchestrator.config.reading import parse
-from warmrank.orchestrator.errors import LaunchFailed
+from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.show.report import Report
@@ -59,6 +59,10 @@ class House:
         pytest.param("decoder", {"cache": "static"}, 4, marks=pytest.mark.slow),
         pytest.param("decoder", {"cache": "dynamic"}, 4, marks=pytest.mark.slow),
         ("within", {}, 4),
+        ("grown", {}, 2),
+        ("elsewhere", {"place": "dict"}, 2),
+        ("elsewhere", {"place": "check"}, 2),
+        ("elsewhere", {"place": "thread"}, 2),
     ],
 )
 def test_an_empty_node_needs_no_compile_after_a_launch(
@@ -70,7 +74,21 @@ def test_an_empty_node_needs_no_compile_after_a_launch(
     for num_ranks in (2, 3, 1):
         warm = house.launch(num_ranks, no_compile=True)
         assert warm.totals.num_compiled == 0
-        assert {len(rank.functions) for rank in warm.ranks} == {num_variants}
+        assert {len({each.digest for each in rank.functions}) for rank in warm.ranks} == {num_variants}
+
+
+def test_function_that_keeps_its_artifacts_elsewhere_is_refused(tmp_path: Path) -> None:
+    own = str(tmp_path / "own")
+    with pytest.raises(LaunchFailed, match=r"Within.tripled keeps its cache in .*own, but the launch in"):
+        House(tmp_path, "outside", {"cache_dir": own}).launch(1)
+
+
+def test_call_that_misses_after_others_ran_is_forbidden_too(tmp_path: Path) -> None:
+    house = House(tmp_path, "lazy", {})
+    house.launch(1)
+    house.workload = {**house.workload, "entrypoint": "tests.support.stateful_workload:grown"}
+    with pytest.raises(CompileForbidden, match=r"Grown\.prefill"):
+        house.launch(1, no_compile=True)
 
 
 def test_calls_that_never_settle_end_the_launch(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from warmrank.cache_store.node.local import variants
 from warmrank.inference import cache_compile, get_backend
 from warmrank.orchestrator.look.verify import verify_cache
 from warmrank.worker import manifests
-from warmrank.worker.cache_options import LaunchDefaults, launch_defaults
+from warmrank.worker.cache_options import LaunchDefaults, launch_scope
 from warmrank.worker.cached_function import CachedFunction
 from warmrank.worker.engines import aoti
 from warmrank.worker.errors import CompileForbidden
@@ -57,11 +57,8 @@ def cached(module: torch.nn.Module, cache_dir: Path, **options: Any) -> CachedFu
 
 def loaded(cache_dir: Path, place: tuple[int, int] | None = None) -> CachedFunction:
     """A cached function of a new module that may not compile."""
-    token = launch_defaults.set(LaunchDefaults(no_compile=True, place=place))
-    try:
+    with launch_scope.of(LaunchDefaults(no_compile=True, place=place)):
         return cached(models.mixed(), cache_dir, ge_cache=True)
-    finally:
-        launch_defaults.reset(token)
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ from warmrank.orchestrator.errors import CannotStart, LaunchFailed
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.worker import groups
-from warmrank.worker.cache_options import LaunchDefaults, launch_defaults
+from warmrank.worker.cache_options import LaunchDefaults, launch_scope
 from warmrank.worker.environment import environment
 from warmrank.worker.workload import RankContext
 
@@ -85,8 +85,7 @@ def rank_of(rank: int, world_size: int, cache: Path) -> Iterator[RankContext]:
     with fake_world(rank=rank, world_size=world_size) as world:
         pair = dist.new_group([rank // 2 * 2, rank // 2 * 2 + 1])
         groups.register({"tp": pair, "world": world})
-        token = launch_defaults.set(LaunchDefaults(cache_dir=str(cache), no_compile=True))
-        try:
+        with launch_scope.of(LaunchDefaults(cache_dir=str(cache), no_compile=True)):
             yield RankContext(
                 rank=rank,
                 world_size=world_size,
@@ -95,8 +94,6 @@ def rank_of(rank: int, world_size: int, cache: Path) -> Iterator[RankContext]:
                 device=torch.device("cpu"),
                 groups={"tp": pair, "world": world},
             )
-        finally:
-            launch_defaults.reset(token)
 
 
 @pytest.mark.parametrize(

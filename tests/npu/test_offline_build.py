@@ -17,7 +17,7 @@ from warmrank.orchestrator.build.report import BuildReport
 from warmrank.orchestrator.build.target import target_here
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.worker import groups
-from warmrank.worker.cache_options import LaunchDefaults, launch_defaults
+from warmrank.worker.cache_options import LaunchDefaults, launch_scope
 from warmrank.worker.workload import RankContext, Workload
 
 NUM_RANKS = 8
@@ -55,7 +55,6 @@ def rank_of(rank: int, cache: Path) -> Iterator[Workload]:
             dist.new_group([rank])
         pair = dist.new_group([rank // 2 * 2, rank // 2 * 2 + 1])
         groups.register({"tp": pair, "world": world})
-        token = launch_defaults.set(LaunchDefaults(cache_dir=str(cache)))
         context = RankContext(
             rank=rank,
             world_size=NUM_RANKS,
@@ -64,10 +63,8 @@ def rank_of(rank: int, cache: Path) -> Iterator[Workload]:
             device=torch.device("cpu"),
             groups={"tp": pair, "world": world},
         )
-        try:
+        with launch_scope.of(LaunchDefaults(cache_dir=str(cache))):
             yield small(context, method="summed")
-        finally:
-            launch_defaults.reset(token)
 
 
 def test_one_compile_makes_the_partitions_of_all_ranks(report, config):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from warmrank.inference import cache_compile
-from warmrank.worker.cache_options import LaunchDefaults, launch_defaults
+from warmrank.worker.cache_options import LaunchDefaults, launch_scope
 from warmrank.worker.cached_function import CachedFunction
 
 ROWS = torch.arange(8.0).reshape(2, 4).clone()  # no view: Dynamo tells the two apart
@@ -23,11 +23,8 @@ def cached_in_launch(
     method: Callable[..., Any], cache: Path, launch: LaunchDefaults, **options: Any
 ) -> CachedFunction:
     """A cached function that was made while a launch built its workload."""
-    token = launch_defaults.set(launch)
-    try:
+    with launch_scope.of(launch):
         return cached(method, cache, **options)
-    finally:
-        launch_defaults.reset(token)
 
 
 def warm(method: Callable[..., Any], cache: Path, *args: Any, **options: Any) -> Path:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -64,6 +67,9 @@ class Within(nn.Module):
 
     def doubled(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2
+
+    def tripled(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 3
 
 
 class StaticDecoder(nn.Module):
@@ -138,6 +144,60 @@ def within(context: RankContext) -> Workload:
         return Verification(ok=worst == 0, max_error=worst, tolerance=0.0, compared="twice one with two")
 
     return Workload(model=model, calls=(Call(function=function, args=(TOKEN,)),), check=check)
+
+
+class Grown(Growing):
+    """As `Growing`, and cannot even be traced before a prompt came."""
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.seen is not None
+        self.seen = torch.cat([self.seen, x])
+        return self.seen.sum(0)
+
+
+def grown(context: RankContext) -> Workload:
+    """A prompt, and two tokens, whose function raises without a prompt."""
+    model = Grown()
+    prefill, decode = cache_compile(model.prefill), cache_compile(model.decode)
+    calls = (
+        Call(function=prefill, args=(PROMPT,)),
+        *(Call(function=decode, args=(TOKEN,)) for _ in range(2)),
+    )
+    return Workload(model=model, calls=calls)
+
+
+def elsewhere(context: RankContext, *, place: str) -> Workload:
+    """A check that needs a function which no module keeps as an attribute."""
+    model = Within()
+    bucket = {"bucket": cache_compile(model.tripled)}
+
+    def made_in_a_thread() -> Any:
+        with ThreadPoolExecutor() as pool:
+            return pool.submit(cache_compile, model.tripled).result()
+
+    def check() -> Verification:
+        function = {
+            "dict": lambda: bucket["bucket"],
+            "check": lambda: cache_compile(model.tripled),
+            "thread": made_in_a_thread,
+        }[place]()
+        worst = float((function(TOKEN) - 3).abs().max())
+        return Verification(
+            ok=worst == 0, max_error=worst, tolerance=0.0, compared="three times one with three"
+        )
+
+    return Workload(model=model, calls=(Call(function=model.inner, args=(TOKEN,)),), check=check)
+
+
+def outside(context: RankContext, *, cache_dir: str) -> Workload:
+    """A check that needs a function with a cache directory of its own."""
+    model = Within()
+
+    def check() -> Verification:
+        cache_compile(model.tripled, cache_dir=cache_dir)(TOKEN)
+        return Verification(ok=True, max_error=0.0, tolerance=0.0, compared="nothing")
+
+    return Workload(model=model, calls=(Call(function=model.inner, args=(TOKEN,)),), check=check)
 
 
 def _of_forward(model: nn.Module) -> Workload:

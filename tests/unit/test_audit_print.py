@@ -104,17 +104,14 @@ def test_missing_line_is_a_difference() -> None:
 
 
 def test_withheld_artifact_is_its_own_partitions_alone(tmp_path: Path) -> None:
-    from warmrank.worker.cache_options import LaunchDefaults, launch_defaults
+    from warmrank.worker.cache_options import LaunchDefaults, launch_scope
 
     def found(rank: int) -> str:
-        with_place = launch_defaults.set(LaunchDefaults(place=(rank, 2)))
-        try:
+        with launch_scope.of(LaunchDefaults(place=(rank, 2))):
             function = cache_compile(Sliced(2).head, cache_dir=str(tmp_path))
             if rank == 0 and not list(tmp_path.rglob("compiled_module")):
                 function.compile((torch.ones(4),), {}, reason="", withheld=True)
             found = function.find((torch.ones(4),), {})
-        finally:
-            launch_defaults.reset(with_place)
         return found.reason if found.stored is None else "own" if found.own else "sibling's"
 
     assert found(0) == "own"

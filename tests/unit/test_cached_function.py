@@ -19,7 +19,7 @@ from tests.support.small_models import Cached, Plain, Unfit
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.inference import cache_compile
 from warmrank.worker import compiler, journal
-from warmrank.worker.cache_options import LaunchDefaults, launch_defaults
+from warmrank.worker.cache_options import LaunchDefaults, launch_scope
 from warmrank.worker.errors import BackwardNotSupported, CompileForbidden, GraphBreak, NotYet, RandomOp
 from warmrank.worker.log import logger
 
@@ -198,11 +198,8 @@ def test_cache_dir_that_was_given_wins(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_cache_dir_of_a_launch_is_used_where_none_was_given(tmp_path: Path) -> None:
     launch = LaunchDefaults(cache_dir=str(tmp_path / "launch"))
-    token = launch_defaults.set(launch)
-    try:
+    with launch_scope.of(launch):
         function = cache_compile(Plain().affine)
-    finally:
-        launch_defaults.reset(token)
     assert function.root() == tmp_path / "launch"
 
 

@@ -16,7 +16,7 @@ from tests.support.fake_group import fake_world
 from tests.support.offline_ranks import small
 from tests.support.rank_spec import rank_spec
 from warmrank.worker import groups
-from warmrank.worker.cache_options import LaunchDefaults, launch_defaults
+from warmrank.worker.cache_options import LaunchDefaults, launch_scope
 from warmrank.worker.devices.absent import AbsentBackend
 from warmrank.worker.environment import environment
 from warmrank.worker.errors import DeviceUnavailable, NeedsValues
@@ -62,7 +62,6 @@ def real_rank(cache: Path, *, rank: int) -> Iterator[Workload]:
     with fake_world(rank=rank, world_size=8) as world:
         pair = dist.new_group([rank // 2 * 2, rank // 2 * 2 + 1])
         groups.register({"tp": pair, "world": world})
-        token = launch_defaults.set(LaunchDefaults(cache_dir=str(cache)))
         context = RankContext(
             rank=rank,
             world_size=8,
@@ -71,10 +70,8 @@ def real_rank(cache: Path, *, rank: int) -> Iterator[Workload]:
             device=torch.device("cpu"),
             groups={"tp": pair, "world": world},
         )
-        try:
+        with launch_scope.of(LaunchDefaults(cache_dir=str(cache))):
             yield small(context)
-        finally:
-            launch_defaults.reset(token)
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from warmrank.orchestrator.launch.capture_order import order
 from warmrank.worker.environment import environment
 from warmrank.worker.errors import DeviceUnavailable, WorkloadError
 from warmrank.worker.rank import RankWorker
-from warmrank.worker.results import FunctionResult
+from warmrank.worker.results import CaptureProposal, FunctionResult
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -165,11 +165,11 @@ def test_build_refuses_a_function_whose_cache_lies_elsewhere(tmp_path: Path, cac
 
 
 def test_build_that_fails_leaves_no_defaults_behind(cache: Path) -> None:
-    from warmrank.worker.cache_options import LaunchDefaults, launch_defaults
+    from warmrank.worker.cache_options import LaunchDefaults, launch_scope
 
     with pytest.raises(WorkloadError):
         RankWorker(rank_spec(cache, entrypoint="tests.support.rank_workloads:wrong"), None).build()
-    assert launch_defaults.get() == LaunchDefaults()
+    assert (launch_scope.defaults, launch_scope.functions) == (LaunchDefaults(), None)
 
 
 # Probe.
@@ -433,7 +433,11 @@ def test_capture_leaves_the_models_buffers_as_they_were(cache: Path) -> None:
 
 
 def test_capture_of_what_was_not_loaded_is_a_result(cache: Path) -> None:
-    result, *_ = capture_all(built(cache))
+    rank = built(cache)
+    assert rank.propose_captures(()) == ()
+    (result,) = rank.capture(
+        CaptureProposal(function="Plain.affine", signature="", shapes="", num_elements=0, planned=False)
+    )
     assert not result.ok
     assert "was neither loaded nor compiled on this rank" in result.reason
 

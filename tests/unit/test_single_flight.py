@@ -5,6 +5,7 @@ import signal
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from filelock import FileLock
 
 from tests.support.stored import REPOSITORY
 from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.node.single_flight import LOCK_NAME, LOCKS, single_flight
+from warmrank.cache_store.node.single_flight import LOCK_NAME, LOCKS, one_compile, single_flight
 
 HOLD = """
 import sys
@@ -67,3 +68,38 @@ def test_holder_that_was_killed_holds_no_lock(tmp_path):
         assert not is_free(tmp_path)
         os.kill(holder.pid, signal.SIGKILL)
     assert is_free(tmp_path)
+
+
+_HOLDER = """
+import sys
+from pathlib import Path
+from warmrank.cache_store.node.single_flight import one_compile
+with one_compile(Path(sys.argv[1]), "model/forward"):
+    print("holds", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_compile_waits_for_that_of_another_process_and_keeps_nobody_waiting(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", _HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"holds\n"
+    assert one_waits(tmp_path, "model/other") is False
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(one_waits, tmp_path, "model/forward")
+        holder.communicate(b"")
+        assert waiting.result(timeout=60) is True
+    assert one_waits(tmp_path, "model/forward") is False
+    assert not list(tmp_path.rglob("*.lock"))
+
+
+def one_waits(root: Path, what: str) -> bool:
+    with one_compile(root, what) as has_waited:
+        return has_waited
+
+
+def test_compile_within_a_compile_of_this_process_does_not_wait(tmp_path: Path) -> None:
+    with one_compile(tmp_path, "model/forward"):
+        assert one_waits(tmp_path, "model/forward") is False
