@@ -12,6 +12,7 @@ import pytest
 from tests.support.launched import write_config
 
 ROOT = Path(__file__).parents[2]
+PYTHONPATH = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 TORCHRUN = (
     *(sys.executable, "-m", "torch.distributed.run", "--nnodes={nnodes}", "--node-rank={node_rank}"),
     *("--master-addr={master_addr}", "--master-port={master_port}", "--nproc-per-node={nproc}"),
@@ -32,7 +33,7 @@ def ranks_of(tmp_path: Path, command: tuple[str, ...], **changes: object) -> tup
     config = write_config(tmp_path, **changes)
     done = subprocess.run(
         [sys.executable, "-m", "warmrank", "exec", str(config), "--here", "--", *command],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=400,

@@ -17,6 +17,7 @@ from tests.support.launched import write_config
 from tests.support.processes import marked, still_there
 
 ROOT = Path(__file__).parents[2]
+PYTHONPATH = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 WAIT_S = 90.0
 
 Cli = Callable[..., "subprocess.Popen[str]"]
@@ -36,7 +37,7 @@ def cli(tmp_path: Path, mark: str) -> Iterator[Cli]:
         environ = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         process = subprocess.Popen(
             [sys.executable, "-m", "warmrank", "exec", str(write_config(tmp_path)), *arguments],
-            env={**environ, "WARMRANK_TEST": mark, "PYTHONPATH": str(ROOT)},
+            env={**environ, "WARMRANK_TEST": mark, "PYTHONPATH": PYTHONPATH},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -103,7 +104,7 @@ def test_here_imports_neither_torch_nor_ray(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
         capture_output=True,
         text=True,
         check=False,
