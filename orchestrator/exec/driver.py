@@ -14,23 +14,21 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, BinaryIO, TypeVar
 
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.errors import CannotStart
 from warmrank.orchestrator.exec.node import ExecNode, LocalNode, Lost, NodeGroup, RayNodes, State
-from warmrank.orchestrator.exec.placement import HostGroup, Placement, When, placements
+from warmrank.orchestrator.exec.placement import HostGroup, When, placements
 from warmrank.orchestrator.exec.publish import NotPublished, commit_launch, exchange, not_whole
 from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.nodes import choose, this_node
 from warmrank.orchestrator.reaper import Chunk, Stream
 from warmrank.orchestrator.show.figures import count_text
-from warmrank.orchestrator.signals import kept, undisturbed
+from warmrank.orchestrator.signals import noted, undisturbed
 from warmrank.orchestrator.store.stores import decided, is_writable, may_publish, open_store
 from warmrank.worker.results import Published
 
@@ -67,15 +65,23 @@ class Options:
     hosts: HostGroup | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class NodeOutcome:
-    """Outcome of the command on one node; the status is None where the node was lost."""
+    """Outcome of the command on one node.
+
+    Attributes:
+        host: the node's name.
+        address: the node's.
+        node_rank: the node's, in the world of ranks.
+        found: the store had the launch.
+        status: exit status of the command; None while it runs, and where the node was lost.
+    """
 
     host: str
     address: str
     node_rank: int
-    found: bool
-    status: int | None
+    found: bool = False
+    status: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,25 +147,28 @@ class Run:
         self._nodes = nodes
         self._options = options
         self._say = say
+        addresses = [node.address for node in nodes.nodes]
+        self._placements = placements(config, addresses, nodes.ports, options.hosts)
+        self._outcomes = [
+            NodeOutcome(host=node.host, address=node.address, node_rank=placement.node_rank)
+            for node, placement in zip(nodes.nodes, self._placements, strict=True)
+        ]
         self._problems: list[str] = []
-        self._statuses: dict[int, int | None] = {}
         self._exit_code = 0
         self._running = set(range(len(nodes.nodes)))
         self._is_stopping = False
 
     def run(self, words: tuple[str, ...], out: BinaryIO, err: BinaryIO) -> Outcome:
         """Run it to its end; see `execute`."""
-        options, nodes = self._options, self._nodes.nodes
-        addresses = [node.address for node in nodes]
-        where = placements(self._config, addresses, self._nodes.ports, options.hosts)
-        found = self._prepare(where)
+        options, timeouts = self._options, self._config.timeouts
+        self._prepare(timeouts.start_s + timeouts.fetch_s)
         publisher = Publisher(self._config, self._nodes, options, self._say)
         started_s = time.monotonic()
-        with _signals() as arrived:
+        with noted() as arrived:
             rest = (options.when, options.grace_s, self._nodes.captured)
-            orders = {index: (words, placement, *rest) for index, placement in enumerate(where)}
-            self._all(ExecNode.start, orders, timeout_s=self._config.timeouts.start_s)
-            output = Output([f"{index} {node.host}" for index, node in enumerate(nodes)], out, err)
+            orders = {index: (words, placement, *rest) for index, placement in enumerate(self._placements)}
+            self._all(ExecNode.start, orders, timeout_s=timeouts.start_s)
+            output = Output([f"{node.node_rank} {node.host}" for node in self._outcomes], out, err)
             try:
                 self._follow(publisher, output, arrived)
                 self._finish(publisher, arrived)
@@ -168,46 +177,35 @@ class Run:
                 output.stop()
         return Outcome(
             exit_code=self._exit_code,
-            nodes=tuple(
-                NodeOutcome(
-                    host=node.host,
-                    address=node.address,
-                    node_rank=where[index].node_rank,
-                    found=found[index],
-                    status=self._statuses.get(index),
-                )
-                for index, node in enumerate(nodes)
-            ),
+            nodes=tuple(self._outcomes),
             record=publisher.record,
             problems=(*self._problems, *publisher.problems),
             seconds=time.monotonic() - started_s,
         )
 
-    def _prepare(self, where: Sequence[Placement]) -> dict[int, bool]:
-        """Fetch on each node; return whether the store has the launch."""
-        timeouts = self._config.timeouts
-        asked = {index: (placement,) for index, placement in enumerate(where)}
-        answers = self._all(ExecNode.prepare, asked, timeout_s=timeouts.start_s + timeouts.fetch_s)
-        for index, (_, synced) in sorted(answers.items()):
+    def _prepare(self, timeout_s: float) -> None:
+        """Fetch on each node."""
+        asked = {index: (placement,) for index, placement in enumerate(self._placements)}
+        for index, (found, synced) in self._all(ExecNode.prepare, asked, timeout_s=timeout_s).items():
+            self._outcomes[index].found = found
             for line in (*synced.said, *synced.problems):
                 self._say(f"{self._name(index)}{line}")
             self._problems += synced.problems
-        return {index: found for index, (found, _) in answers.items()}
 
     def _all(self, method: Callable[..., T], asked: Mapping[int, Any], *, timeout_s: float) -> dict[int, T]:
         """Answers of all nodes, none of which may be lost."""
         answers = self._nodes.ask(method, asked, timeout_s=timeout_s)
         for index, answer in answers.items():
             if isinstance(answer, Lost):
-                node = self._nodes.nodes[index]
+                node = self._outcomes[index]
                 msg = f"node {node.host} ({node.address}) was lost before the command began: {answer.reason}"
                 raise CannotStart(msg)
         return {index: answer for index, answer in answers.items() if not isinstance(answer, Lost)}
 
     def _follow(self, publisher: Publisher, output: Output, arrived: list[int]) -> None:
         """Until the command has ended everywhere: output, signals, publishing."""
-        kind, never = self._options.when.kind, float("inf")
-        late_at = time.monotonic() + self._config.timeouts.ready_s if kind in ("file", "port") else never
+        when, ready_s, never = self._options.when, self._config.timeouts.ready_s, float("inf")
+        late_at = time.monotonic() + ready_s if when.kind in ("file", "port") else never
         give_up_at = never
         while self._running and time.monotonic() < give_up_at:
             if self._poll(output):
@@ -216,7 +214,12 @@ class Run:
                     publisher.begin()
             self._forward(arrived)
             if time.monotonic() > late_at and not self._is_stopping:
-                self._stop_late()
+                self._say(
+                    f"stopped: after {ready_s:g} s it is still not so that {when}; look at its output, "
+                    "correct --publish-when, or raise timeouts.ready_s"
+                )
+                self._exit_code = self._exit_code or EXIT_LOST
+                self._stop(signal.SIGTERM)
             if self._is_stopping and give_up_at == never:
                 give_up_at = time.monotonic() + self._options.grace_s + _UNENDING_S
         for index in self._running:
@@ -227,38 +230,29 @@ class Run:
         asked = dict.fromkeys(self._running, (_POLL_S, not output.is_behind))
         answers = self._nodes.ask(ExecNode.poll, asked, timeout_s=self._config.watch.node_silent_s)
         failed: dict[int, tuple[int, str]] = {}
-        for index, state in sorted(answers.items()):
+        for index, state in answers.items():
             if isinstance(state, Lost):
                 failed[index] = EXIT_LOST, f"the node was lost: {state.reason}"
-                self._statuses[index] = None
+                self._running.discard(index)
                 continue
             output.write(index, state.output)
             if state.status is not None:
-                self._statuses[index] = state.status
-                if state.status:
-                    failed[index] = state.status, f"the command ended with status {state.status}"
-        self._running -= self._statuses.keys()
-        for index, (status, what) in failed.items():
+                self._outcomes[index].status = state.status
+                self._running.discard(index)
+            if state.status:
+                failed[index] = state.status, f"the command ended with status {state.status}"
+        for index, (status, what) in failed.items():  # by now it is known where it still runs
             self._fail(index, status, what)
         return any(isinstance(state, State) and state.is_ready for state in answers.values())
 
     def _fail(self, index: int, status: int, what: str) -> None:
         """The first failure decides the exit code, and ends the command on the other nodes."""
         self._exit_code = self._exit_code or status
-        if len(self._nodes.nodes) > 1 and not self._is_stopping:
+        if len(self._outcomes) > 1 and not self._is_stopping:
             self._say(f"{self._name(index)}{what}; it is stopped on the other nodes")
             self._stop(signal.SIGTERM)
-        elif self._statuses.get(index) is None:
+        elif self._outcomes[index].status is None:
             self._say(f"{self._name(index)}{what}")
-
-    def _stop_late(self) -> None:
-        """End a command that is not ready in time."""
-        self._say(
-            f"stopped: after {self._config.timeouts.ready_s:g} s it is still not so that "
-            f"{self._options.when}; look at its output, correct --publish-when, or raise timeouts.ready_s"
-        )
-        self._exit_code = self._exit_code or EXIT_LOST
-        self._stop(signal.SIGTERM)
 
     def _forward(self, arrived: list[int]) -> None:
         """Hand signals on; the second Ctrl-C or SIGTERM kills."""
@@ -295,8 +289,8 @@ class Run:
                 publisher.give_up(f"it took longer than timeouts.commit_s, {commit_s:g} s")
 
     def _name(self, index: int) -> str:
-        node = self._nodes.nodes[index]
-        return f"{node.host} ({node.address}): " if len(self._nodes.nodes) > 1 else ""
+        node = self._outcomes[index]
+        return f"{node.host} ({node.address}): " if len(self._outcomes) > 1 else ""
 
 
 class Publisher:
@@ -322,15 +316,12 @@ class Publisher:
         self._tell = say
         self._has_ended = threading.Event()
         self._thread: threading.Thread | None = None
-        if self.is_over or config.store is None:
-            return
-        if not is_writable(config.store.tiers):
-            self.give_up("the store is only read (mode: ro)", "nothing will be published")
-        elif not may_publish(config.store.trust):
+        if config.store is not None and not is_writable(config.store.tiers):
+            self.give_up("the store is only read (mode: ro)")
+        elif config.store is not None and not may_publish(config.store.trust):
             self.give_up(
                 "trust.policy is require, and store.trust.signing_key is not set; make a key with warmrank "
-                "keys generate and name it there",
-                "nothing will be published",
+                "keys generate and name it there"
             )
 
     @property
@@ -349,9 +340,9 @@ class Publisher:
         if self._thread is not None:
             self._thread.join(wait_s)
 
-    def give_up(self, why: str, what: str = "not published") -> None:
+    def give_up(self, why: str) -> None:
         """Publish nothing, or nothing more."""
-        self._problem(f"{what}: {why}")
+        self._problem(f"not published: {why}")
         self.is_over = True
 
     def _run(self) -> None:
@@ -499,18 +490,3 @@ class Output:
         if data:
             self._files[stream].write(data)
             self._files[stream].flush()
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Signals to be handed on, in the order in which they came."""
-    arrived: list[int] = []
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        arrived.append(number)
-
-    with kept(signal.SIGINT), kept(signal.SIGTERM):
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, note)
-            signal.signal(signal.SIGTERM, note)
-        yield arrived

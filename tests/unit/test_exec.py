@@ -17,15 +17,14 @@ import pytest
 
 from tests.support.launched import loaded_config
 from tests.support.ray_cluster import free_ports
-from tests.support.stored import open_store, store_config
+from tests.support.stored import open_store
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.publish_pending import publish_pending
-from warmrank.orchestrator.config.reading import Config, parse
+from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import BadArgument, UnknownNode
 from warmrank.orchestrator.exec.driver import Options, Outcome, execute
 from warmrank.orchestrator.exec.placement import HostGroup, parse_when
 from warmrank.orchestrator.launch.identity import identity, launch_key
-from warmrank.orchestrator.look.verify import cached_files
 
 ROOT = Path(__file__).parents[2]
 PYTHONPATH = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
@@ -73,6 +72,16 @@ def test_what_the_ranks_compiled_is_in_the_store_at_the_end(tmp_path: Path, run:
     assert (outcome.exit_code, outcome.problems, bool(outcome.record)) == (0, (), True)
     (record,) = open_store(tmp_path / "store").launches(launch_key(config))
     assert [ref.partition for ref in record.partitions] == ["world2global_rank0", "world2global_rank1"]
+    assert not (config.cache_dir / ".journal").exists()
+    assert list((config.cache_dir / ".queue").iterdir()) == []
+
+
+def test_config_without_a_workload_goes_by_its_name(tmp_path: Path, run: Run, said: list[str]) -> None:
+    config = loaded_config(tmp_path).model_copy(update={"workload": None})
+    assert (run(config, ("true",)).problems, said) == ((), [])
+    outcome = run(config, RANKS)
+    assert (outcome.exit_code, outcome.problems, num_launches(config)) == (0, (), 1)
+    assert identity(config)["name"] == config.name
 
 
 def test_last_host_of_a_world_commits_what_all_of_them_published(
@@ -95,13 +104,6 @@ def test_last_host_of_a_world_commits_what_all_of_them_published(
     assert host(0).record == last.record
 
 
-def test_host_of_a_world_whose_ranks_did_not_all_come_publishes_nothing(tmp_path: Path, run: Run) -> None:
-    config = loaded_config(tmp_path, ranks=4, parallel={"dp": 4})
-    hosts = HostGroup(nnodes=2, node_rank=0, run_id="7")
-    outcome = run(config, (*RANKS, "--world", "4", "--ranks", "0"), hosts=hosts)
-    assert "1 of the 2 ranks here loaded or compiled something" in " ".join(outcome.problems)
-
-
 def test_second_node_has_it_before_the_command_begins(tmp_path: Path, run: Run, said: list[str]) -> None:
     run(loaded_config(tmp_path), RANKS)
     other = loaded_config(tmp_path, cache_dir=str(tmp_path / "other"))
@@ -118,21 +120,6 @@ def test_nothing_new_is_not_published_again(tmp_path: Path, run: Run, said: list
     assert "nothing new to publish: 2 functions loaded, 0 compiled" in said
 
 
-def test_config_without_a_workload_is_enough_and_asks_for_no_launch(tmp_path, run: Run, said: list[str]):
-    config = parse({"cache_dir": str(tmp_path / "cache"), "store": store_config(tmp_path / "store")})
-    outcome = run(config, ("true",))
-    assert (outcome.exit_code, outcome.problems, said) == (0, (), [])
-
-
-def test_what_ranks_of_a_command_compile_goes_by_the_name_of_a_config_without_a_workload(
-    tmp_path: Path, run: Run
-):
-    config = loaded_config(tmp_path).model_copy(update={"workload": None})
-    outcome = run(config, RANKS)
-    assert (outcome.exit_code, outcome.problems, num_launches(config)) == (0, (), 1)
-    assert identity(config)["name"] == config.name
-
-
 def test_server_that_never_becomes_ready_is_stopped(tmp_path: Path, run: Run, said: list[str]):
     config = loaded_config(tmp_path, timeouts={"ready_s": 0.1})
     outcome = run(config, ("sleep", "600"), when=str(tmp_path / "never"))
@@ -141,28 +128,24 @@ def test_server_that_never_becomes_ready_is_stopped(tmp_path: Path, run: Run, sa
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("options", "nnodes", "reason"),
     [
-        (("--ranks", "0"), "rank 1 of 2 loaded or compiled nothing"),
-        (("--world", "4", "--ranks", "0,1,2,3"), "a world of 4, and the config has ranks: 2"),
-        (("--status", "3"), "ended with status 3"),
+        (("--ranks", "0"), 1, "rank 1 of 2 loaded or compiled nothing"),
+        (("--ranks", ""), 2, ""),
+        (("--world", "4", "--ranks", "0"), 2, "a world of 4, and the config has ranks: 2"),
+        (("--world", "4", "--ranks", "0,1,2,3"), 1, "a world of 4, and the config has ranks: 2"),
+        (("--torch", "1.0"), 1, "the command compiled with torch 1.0, and warmrank runs with"),
+        (("--status", "3"), 1, "ended with status 3"),
     ],
 )
 def test_what_is_not_whole_is_not_published(
-    tmp_path: Path, run: Run, options: tuple[str, ...], reason: str
+    tmp_path: Path, run: Run, options: tuple[str, ...], nnodes: int, reason: str
 ) -> None:
     config = loaded_config(tmp_path)
-    outcome = run(config, (*RANKS, *options))
-    assert outcome.record == ""
-    assert reason in " ".join(outcome.problems)
-    assert num_launches(config) == 0
-
-
-def test_what_another_environment_compiled_is_not_published_as_this_ones(tmp_path: Path, run: Run) -> None:
-    config = loaded_config(tmp_path)
-    outcome = run(config, (*RANKS, "--torch", "1.0"))
-    assert (outcome.exit_code, outcome.record, num_launches(config)) == (0, "", 0)
-    assert "the command compiled with torch 1.0, and warmrank runs with" in " ".join(outcome.problems)
+    hosts = HostGroup(nnodes=nnodes, node_rank=0, run_id="7") if nnodes > 1 else None
+    outcome = run(config, (*RANKS, *options), hosts=hosts)
+    assert (outcome.record, num_launches(config)) == ("", 0)
+    assert (reason in " ".join(outcome.problems)) if reason else not outcome.problems
 
 
 @pytest.mark.slow
@@ -228,13 +211,6 @@ def test_store_that_may_not_be_written_is_said_to_be_so(tmp_path: Path, run: Run
     store = {"path": str(tmp_path / "store"), "mode": "ro", "trust": {"policy": "off"}}
     outcome = run(loaded_config(tmp_path, store=store), RANKS)
     assert any("only read" in problem for problem in outcome.problems)
-
-
-def test_journals_are_removed_at_the_end(tmp_path: Path, run: Run) -> None:
-    config = loaded_config(tmp_path)
-    run(config, RANKS)
-    assert not (config.cache_dir / ".journal").exists()
-    assert len(cached_files(config.cache_dir)) == 2
 
 
 def test_directories_of_tools_come_and_go(tmp_path: Path, run: Run, said: list[str]) -> None:
