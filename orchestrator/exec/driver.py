@@ -13,24 +13,21 @@ import queue
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeVar
 
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.errors import CannotStart
-from warmrank.orchestrator.exec.node import ExecNode, LocalNode, Lost, NodeGroup, RayNodes, State
+from warmrank.orchestrator.exec.node import ExecNode, State
+from warmrank.orchestrator.exec.nodes import LocalNode, Lost, NodeGroup, RayNodes
 from warmrank.orchestrator.exec.placement import HostGroup, When, placements
-from warmrank.orchestrator.exec.publish import NotPublished, commit_launch, exchange, not_whole
+from warmrank.orchestrator.exec.publish import Publisher, Say
 from warmrank.orchestrator.gang import ray_session
-from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.nodes import choose, this_node
 from warmrank.orchestrator.reaper import Chunk, Stream
-from warmrank.orchestrator.show.figures import count_text
 from warmrank.orchestrator.signals import noted, undisturbed
-from warmrank.orchestrator.store.stores import decided, is_writable, may_publish, open_store
-from warmrank.worker.results import Published
+from warmrank.orchestrator.store.stores import decided
 
 EXIT_LOST = 1
 LONGEST_LINE = 1 << 16
@@ -39,10 +36,8 @@ MAX_WAITING = 8
 """Polls of a node whose output waits for its reader; beyond that it stays with the command."""
 
 _POLL_S = 0.1
-_LOOK_S = 1.0
 _UNENDING_S = 30.0
 
-Say = Callable[[str], None]
 T = TypeVar("T")
 
 
@@ -162,7 +157,8 @@ class Run:
         """Run it to its end; see `execute`."""
         options, timeouts = self._options, self._config.timeouts
         self._prepare(timeouts.start_s + timeouts.fetch_s)
-        publisher = Publisher(self._config, self._nodes, options, self._say)
+        is_wanted = options.when.kind != "none"
+        publisher = Publisher(self._config, self._nodes, options.hosts, self._say, is_wanted=is_wanted)
         started_s = time.monotonic()
         with noted() as arrived:
             rest = (options.when, options.grace_s, self._nodes.captured)
@@ -291,137 +287,6 @@ class Run:
     def _name(self, index: int) -> str:
         node = self._outcomes[index]
         return f"{node.host} ({node.address}): " if len(self._outcomes) > 1 else ""
-
-
-class Publisher:
-    """Publishes once, in a thread, while the command goes on.
-
-    Whatever fails here is a problem, and never ends the command.
-
-    Args:
-        config: the launch.
-        nodes: of the command.
-        options: how that is run.
-        say: takes lines for people.
-    """
-
-    def __init__(self, config: Config, nodes: NodeGroup, options: Options, say: Say) -> None:
-        self.record = ""
-        self.problems: list[str] = []
-        self.is_over = options.when.kind == "none" or config.store is None
-        self._config = config
-        self._nodes = nodes
-        self._everyone = dict.fromkeys(range(len(nodes.nodes)), ())
-        self._hosts = options.hosts
-        self._tell = say
-        self._has_ended = threading.Event()
-        self._thread: threading.Thread | None = None
-        if config.store is not None and not is_writable(config.store.tiers):
-            self.give_up("the store is only read (mode: ro)")
-        elif config.store is not None and not may_publish(config.store.trust):
-            self.give_up(
-                "trust.policy is require, and store.trust.signing_key is not set; make a key with warmrank "
-                "keys generate and name it there"
-            )
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether it publishes, or did, or never will."""
-        return self.is_over or self._thread is not None
-
-    def begin(self) -> None:
-        """Publish: the command is ready."""
-        self._thread = threading.Thread(target=self._run, name="exec-publish", daemon=True)
-        self._thread.start()
-
-    def finish(self, wait_s: float) -> None:
-        """Wait that long for its end: the command adds nothing more."""
-        self._has_ended.set()
-        if self._thread is not None:
-            self._thread.join(wait_s)
-
-    def give_up(self, why: str) -> None:
-        """Publish nothing, or nothing more."""
-        self._problem(f"not published: {why}")
-        self.is_over = True
-
-    def _run(self) -> None:
-        try:
-            for synced in self._ask(ExecNode.push, self._everyone).values():
-                for line in synced.said:
-                    self._say(line)
-                for problem in synced.problems:
-                    self._problem(problem)
-            if published := self._publish():
-                self._commit(published)
-        except Exception as error:  # noqa: BLE001 - the thread's edge: nothing may stop the command
-            self.give_up(str(error))
-        self.is_over = True
-
-    def _publish(self) -> dict[int, Published]:
-        """Publish the partitions once all ranks here have loaded or compiled something."""
-        while True:
-            has_ended = self._has_ended.is_set()
-            answers = self._ask(ExecNode.work, self._everyone)
-            work = {whose: outcomes for each in answers.values() for whose, outcomes in each.items()}
-            why_not = not_whole(work, self._config.ranks, self._num_here)
-            if has_ended and why_not and work:
-                raise NotPublished(why_not)
-            if not why_not or has_ended:
-                break
-            self._has_ended.wait(_LOOK_S)
-        outcomes = sum(work.values(), Counter[str]())
-        if self._hosts is None and outcomes.keys() <= {"loaded"}:
-            if work:  # else nothing of the command goes through cache_compile
-                num = count_text(outcomes.total(), "function")
-                self._say(f"nothing new to publish: {num} loaded, 0 compiled")
-            return {}
-        homes = {
-            rank: index
-            for index, each in answers.items()
-            for size, rank in each
-            if size == self._config.ranks
-        }
-        asked = {index: ([rank for rank in homes if homes[rank] == index],) for index in set(homes.values())}
-        published: dict[int, Published] = {}
-        for part in self._ask(ExecNode.publish, asked).values():
-            published |= part
-        return published
-
-    def _commit(self, published: dict[int, Published]) -> None:
-        """Write the record, unless other hosts have yet to publish."""
-        config, hosts, num = self._config, self._hosts, count_text(len(published), "rank")
-        if hosts is not None and config.store is not None:
-            if away := next((part.queued for part in published.values() if part.queued), ""):
-                raise NotPublished(f"the hosts of a run meet in the store: {away}")
-            if (found := exchange(open_store(config.store), config, hosts, published)) is None:
-                self._say(f"published {num}; the last of {hosts.nnodes} hosts commits the launch")
-                return
-            published, num = found, count_text(config.ranks, "rank")
-        self.record, reason = commit_launch(config, published)
-        if reason:
-            self._problem(f"not published yet, waits for warmrank publish: {reason}")
-        else:  # by the key, as ls and preseed call it; the record's own name is in the JSON
-            self._say(f"published {num}, launch {launch_key(config)[:12]}")
-
-    @property
-    def _num_here(self) -> int:
-        return self._config.ranks // (self._hosts.nnodes if self._hosts is not None else 1)
-
-    def _ask(self, method: Callable[..., T], asked: Mapping[int, Sequence[Any]]) -> dict[int, T]:
-        answers = self._nodes.ask(method, asked, timeout_s=None)
-        if any(isinstance(answer, Lost) for answer in answers.values()):
-            raise NotPublished("a node was lost")
-        return {index: answer for index, answer in answers.items() if not isinstance(answer, Lost)}
-
-    def _problem(self, text: str) -> None:
-        if not self.is_over:
-            self.problems.append(text)
-            self._tell(text)
-
-    def _say(self, text: str) -> None:
-        if not self.is_over:
-            self._tell(text)
 
 
 class Output:

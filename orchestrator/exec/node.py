@@ -1,21 +1,23 @@
-"""One node's part in `warmrank exec`, and how the driver talks to nodes: here in this process, or by Ray.
+"""One node's part in `warmrank exec`: caches before the command, the command, what it added afterwards.
 
 An `ExecNode` knows neither Ray nor torch: on a cluster it is an actor, with ``--here`` the driver has it. Its
-methods may be called from several threads, so that a command goes on while its artifacts are published. What
-a node raises is raised at the driver; a node that does not answer in time, or is gone, is lost. When an actor
-ends, by whatever, its command ends with it.
+methods may be called from several threads, so that a command goes on while its artifacts are published.
+Partitions go to the store by way of the queue on the node's disk, so what the store does not take waits there
+for ``warmrank publish``.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from warmrank.cache_store.errors import StoreError, UnusableCache, is_final
+from warmrank.cache_store.errors import NotInStore, StoreError, UnusableCache, is_final
 from warmrank.cache_store.node.admission import admit
 from warmrank.cache_store.node.private_files import (
     ensure_cache_dir,
@@ -23,42 +25,50 @@ from warmrank.cache_store.node.private_files import (
     sweep_debris,
     temporary_name,
 )
+from warmrank.cache_store.publish_pending import QueueReport, publish_pending
+from warmrank.cache_store.publishing.publish_queue import add_partition
 from warmrank.cache_store.seed import Wanted, seed
-from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.config.serving import variable_of
-from warmrank.orchestrator.errors import BadArgument, CannotStart, first_line
-from warmrank.orchestrator.exec.placement import Placement, When, choose_nodes, num_fitting
-from warmrank.orchestrator.exec.publish import (
-    Synced,
-    Tools,
-    Work,
-    publish_ranks,
-    pull_tools,
-    push_tools,
-    tools_of,
-    work_in,
-)
-from warmrank.orchestrator.gang import ray_session
+from warmrank.orchestrator.errors import BadArgument, OrchestratorError
+from warmrank.orchestrator.exec.placement import Placement, When
 from warmrank.orchestrator.gang.node_artifacts import NodeKeeper, keeper_of
-from warmrank.orchestrator.gang.on_node import options_on
 from warmrank.orchestrator.gang.ports import free_port
 from warmrank.orchestrator.launch.identity import launch_key
-from warmrank.orchestrator.nodes import Node, alive, choose, this_node
 from warmrank.orchestrator.reaper import Chunk, ReapedCommand
 from warmrank.orchestrator.show.figures import count_text
-from warmrank.orchestrator.signals import undisturbed
 from warmrank.orchestrator.store.stores import is_writable, may_publish, open_store, open_to_fetch
+from warmrank.orchestrator.store.sync import Seat, Target, targets
+from warmrank.worker import journal
 from warmrank.worker.environment import environment
+from warmrank.worker.manifests import of_journals, with_node_files
 from warmrank.worker.results import Published
+from warmrank.worker.settings import expanded
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from warmrank.cache_store.records.manifest import PartitionManifest
+    from warmrank.cache_store.store import Store
 
-_CLOSE_S = 60.0
-_CALLS_AT_ONCE = 4
-"""A poll, a signal and a publish go on side by side."""
+Tools = Mapping[str, Target]
+"""The directory of each tool, and the components that it is stored under."""
+
+Work = Mapping[tuple[int, int], Counter[str]]
+"""Look-ups that ended ``compiled``, ``loaded`` or ``adopted``, by world size and rank."""
+
 _JOURNALS = ".journal"
 _EXEC = "exec-"
+
+
+class NotPublished(OrchestratorError):
+    """What a command added cannot be published; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synced:
+    """What came from the store or went there, and what went wrong, one line each."""
+
+    said: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,152 +241,138 @@ class ExecNode:
 
 def own_environ(*, of_ray: bool) -> dict[str, str]:
     """This process's environment, in a process of Ray without what that tells its workers."""
-    environ = dict(os.environ)
-    if of_ray:
-        return {
-            name: environ[name] for name in environ if not name.startswith("RAY_") or name == "RAY_ADDRESS"
+    kept = ("RAY_ADDRESS",) if of_ray else tuple(os.environ)
+    return {name: os.environ[name] for name in os.environ if name in kept or not name.startswith("RAY_")}
+
+
+def tools_of(config: Config, node_rank: int, nnodes: int) -> Tools:
+    """The directories of tools on this node; nodes of one world keep theirs apart, as their ranks differ.
+
+    Raises:
+        BadArgument: a key of ``exec.keys`` is unknown here.
+    """
+    # By default all that is known of the environment, and the launch: else models push under one key in turns
+    known = [f"{name}={value}" for name, value in sorted(environment().items())]
+    keys = list(config.exec.keys) or [*known, f"launch={launch_key(config)}"]
+    keys += [f"node={node_rank} of {nnodes}"] if nnodes > 1 else []
+    seat = Seat(scope="node", rank=None, world_size=None)
+    paths = {
+        each.tool: expanded(each.path) if each.path else str(config.cache_dir / "tools" / each.tool)
+        for each in config.exec.sync
+    }
+    return {tool: targets([path], keys, seat)[0] for tool, path in paths.items()}
+
+
+def pull_tools(store: Store, tools: Tools) -> Synced:
+    """Restore directories; raises only what a required place of the store does."""
+    done = Synced()
+    for tool, target in tools.items():
+        try:
+            report = store.pull_directory(tool, target.directory, target.components)
+        except NotInStore as miss:
+            done.said.append(f"{tool}: nothing to pull: {miss.remedy}")
+        except StoreError as error:
+            if is_final(error):
+                raise
+            done.problems.append(f"{tool}: not pulled: {error}")
+        else:
+            files = count_text(report.num_files, "file")
+            done.said.append(f"{tool}: pulled {report.num_new} new of {files}")
+            done.problems.extend(f"{tool}: {problem}" for problem in report.problems)
+    return done
+
+
+def push_tools(store: Store, tools: Tools) -> Synced:
+    """Store the directories that are there."""
+    done = Synced()
+    for tool, target in tools.items():
+        if not target.directory.is_dir():
+            done.said.append(f"{tool}: nothing to push: the command made no {target.directory}")
+            continue
+        try:
+            report = store.push_directory(tool, target.directory, target.components)
+        except (StoreError, OSError) as error:
+            done.problems.append(f"{tool}: not pushed: {error}")
+        else:
+            files = count_text(report.num_files, "file")
+            done.said.append(f"{tool}: pushed {files}, {report.num_blobs_new} of them new to the store")
+    return done
+
+
+def work_in(journals: Path) -> Work:
+    """What the ranks of this node did so far; without those whose journals hold nothing.
+
+    Raises:
+        NotPublished: a journal cannot be read.
+    """
+    try:
+        found = {
+            whose: Counter(str(result.outcome) for file in files for result, _ in journal.read(file))
+            for whose, files in journal.by_rank(journals).items()
         }
-    return environ
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        msg = f"the ranks' journals cannot be read: {error}"
+        raise NotPublished(msg) from error
+    return {whose: outcomes for whose, outcomes in found.items() if outcomes}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
-    """The answer of a node that gives none any more."""
-
-    reason: str
-
-
-class NodeGroup(Protocol):
-    """Nodes by their position in ``nodes``; ``ports`` has a free port of each."""
-
-    nodes: tuple[Node, ...]
-    ports: tuple[int, ...]
-    captured: bool
-    """Whether the command's output comes through `ExecNode.poll`."""
-
-    def ask(
-        self, method: Callable[..., T], arguments: Mapping[int, Sequence[Any]], *, timeout_s: float | None
-    ) -> dict[int, T | Lost]:
-        """Call a method of `ExecNode` on nodes, all at once; raises what one of them does."""
-
-    def close(self) -> None:
-        """End what the nodes still run."""
-
-
-class LocalNode:
-    """This node alone, without Ray."""
-
-    captured = False
-
-    def __init__(self, config: Config) -> None:
-        self.nodes: tuple[Node, ...] = (replace(this_node(), address="127.0.0.1"),)
-        self._node = ExecNode(config)
-        self.ports: tuple[int, ...] = (self._node.port("127.0.0.1"),)
-
-    def ask(
-        self, method: Callable[..., T], arguments: Mapping[int, Sequence[Any]], *, timeout_s: float | None
-    ) -> dict[int, T | Lost]:
-        """See `NodeGroup.ask`; nothing here needs the time-out."""
-        del timeout_s
-        return {index: method(self._node, *given) for index, given in arguments.items()}
-
-    def close(self) -> None:
-        """See `NodeGroup.close`."""
-        self._node.close()
-
-
-class RayNodes:
-    """Nodes of the config's cluster: an actor on each holds what the ranks there would get.
+def publish_ranks(
+    config: Config, journals: Path, ranks: Sequence[int], keeper: NodeKeeper | None
+) -> dict[int, Published]:
+    """Publish partitions of ranks that ran on this node, or let them wait on its disk.
 
     Args:
         config: the launch.
-        wanted: names of nodes; none for as many as the ranks need.
+        journals: directory of the ranks' journals.
+        ranks: those of this node.
+        keeper: of the node's artifacts, which go with the first rank; None where there are none.
 
     Raises:
-        CannotStart: the cluster cannot be joined, or the ranks do not fit.
-        UnknownNode: a name fits no alive node, or several.
+        StoreError: a required place of the store is away, or the cache directory cannot be used.
+        NotPublished: the command compiled in another environment than this process's.
     """
+    files, done = journal.by_rank(journals), dict[int, Published]()
+    for rank in ranks:
+        manifest = of_journals(
+            files[config.ranks, rank], rank=rank, world_size=config.ranks, root=config.cache_dir
+        )
+        _check_environment(manifest)
+        if keeper is not None and not done:
+            manifest = with_node_files(manifest, keeper.collect(manifest))
+        done[rank] = Published(
+            ref=None,
+            environment=manifest.environment,
+            partition=manifest.partition,
+            key=add_partition(config.cache_dir, launch_key(config), manifest),
+        )
+    report = publish_queue(config)
+    return {rank: replace(part, queued=why_kept(report, part.key[:12])) for rank, part in done.items()}
 
-    captured = True
 
-    def __init__(self, config: Config, wanted: Sequence[str]) -> None:
-        self.nodes: tuple[Node, ...] = ()
-        self.ports: tuple[int, ...] = ()
-        self._actors: list[Any] = []
-        self._session = ray_session.enter(config.ray, timeout_s=config.timeouts.start_s)
-        try:
-            self._start(config, wanted)
-        except BaseException:
-            self.close()
-            raise
-
-    def _start(self, config: Config, wanted: Sequence[str]) -> None:
-        import ray
-
-        each = ray_session.rank_resources(config.ray, config.device)
-        known = ray.nodes()  # type: ignore[no-untyped-call]
-        resources = {node["NodeID"]: node["Resources"] for node in known}
-        rooms = {node: num_fitting(resources[node.node_id], each) for node in choose(alive(known), wanted)}
-        self.nodes = choose_nodes(rooms, config.ranks, named=bool(wanted))
-        needed = {name: amount * (config.ranks // len(self.nodes)) for name, amount in each.items()}
-        environ = ray_session.rank_environ(config.ray, config.device, self._session.way_in)
-        options = {
-            "num_cpus": needed.get("CPU", 0),
-            "num_gpus": needed.get("GPU", 0),
-            "resources": {name: amount for name, amount in needed.items() if name not in ("CPU", "GPU")},
-            "max_restarts": 0,
-            "max_task_retries": 0,
-            "max_concurrency": _CALLS_AT_ONCE,
-        }
-        actor = ray.remote(ExecNode)
-        self._actors = [
-            actor.options(**{**options_on(node.node_id, {"env_vars": environ}), **options}).remote(config)
-            for node in self.nodes
-        ]
-        addresses = {index: (node.address,) for index, node in enumerate(self.nodes)}
-        ports = self.ask(ExecNode.port, addresses, timeout_s=config.timeouts.start_s)
-        for index, port in ports.items():
-            if isinstance(port, Lost):
-                amounts = ", ".join(f"{amount:g} {name}" for name, amount in needed.items())
+def _check_environment(manifest: PartitionManifest) -> None:
+    """Refuse artifacts whose environment is not the one that the manifest would give."""
+    for request in manifest.requests:
+        for name, value in manifest.environment.items():
+            if (found := request.components.get(name, value)) != value:
                 msg = (
-                    f"{self.nodes[index]}: no place for the command: {port.reason} (it wants {amounts}); "
-                    "wait until others end, or raise timeouts.start_s"
+                    f"the command compiled with {name} {found}, and warmrank runs with {name} {value}: "
+                    "nodes would look for the launch in vain. Install warmrank where the command runs"
                 )
-                raise CannotStart(msg)
-        self.ports = tuple(port for _, port in sorted(ports.items()) if not isinstance(port, Lost))
+                raise NotPublished(msg)
 
-    def ask(
-        self, method: Callable[..., T], arguments: Mapping[int, Sequence[Any]], *, timeout_s: float | None
-    ) -> dict[int, T | Lost]:
-        """See `NodeGroup.ask`."""
-        import ray
 
-        refs = {
-            index: getattr(self._actors[index], method.__name__).remote(*given)
-            for index, given in arguments.items()
-        }
-        ready, _ = ray.wait(list(refs.values()), num_returns=len(refs), timeout=timeout_s)
-        answers: dict[int, T | Lost] = {}
-        for index, ref in refs.items():
-            try:
-                answers[index] = (
-                    ray.get(ref) if ref in ready else Lost(reason=f"no answer in {timeout_s:g} s")
-                )
-            except ray.exceptions.RayTaskError as error:
-                raise error.cause or error from error
-            except ray.exceptions.RayError as error:
-                answers[index] = Lost(reason=first_line(error))
-        return answers
+def publish_queue(config: Config) -> QueueReport:
+    """Publish all that waits on this disk; a store that is away is why it is kept."""
+    assert config.store is not None  # noqa: S101 - nothing is published without one
+    try:
+        return publish_pending(open_store(config.store), config.cache_dir)
+    except StoreError as error:
+        if is_final(error):
+            raise
+        return QueueReport(published=(), committed=(), kept={"": str(error)}, dropped={}, problems=())
 
-    def close(self) -> None:
-        """See `NodeGroup.close`."""
-        import ray
 
-        with undisturbed():
-            refs = [actor.close.remote() for actor in self._actors]
-            if refs:
-                ray.wait(refs, num_returns=len(refs), timeout=_CLOSE_S)
-            for actor in self._actors:
-                ray.kill(actor)
-            self._actors = []
-            ray_session.leave(self._session)
+def why_kept(report: QueueReport, name: str) -> str:
+    """The reason why something still waits, or never will be published; empty for neither."""
+    reasons = {**report.dropped, **report.kept}
+    return next((why for label, why in reasons.items() if name in label or not label), "")

@@ -1,8 +1,8 @@
-"""Brings what a command added into the store: partitions, the launch record, directories of tools.
+"""Publishes what a command added to its nodes: their directories and partitions, then the launch record.
 
 Invariants: partitions are published once every rank of the world has noted something in its journal, on the
-node of each rank; the launch, by the driver, when all of them are in the store. Both go by way of the queue
-on each node's disk, so what the store does not take waits there for ``warmrank publish``.
+node of each rank; the launch, by the driver, when all of them are in the store. Whatever fails here is a
+problem, and never ends the command.
 
 Hosts that each run ``exec --here`` for one world of ranks meet in the store: every host notes there what it
 published, and whoever finds the notes of all commits the launch. Hosts that end at the same moment may both
@@ -13,124 +13,33 @@ from __future__ import annotations
 
 import json
 import tempfile
+import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from warmrank.cache_store.errors import NotInStore, StoreError, is_final
-from warmrank.cache_store.publish_pending import QueueReport, publish_pending
-from warmrank.cache_store.publishing.publish_queue import add_launch, add_partition
+from warmrank.cache_store.errors import NotInStore
+from warmrank.cache_store.publishing.publish_queue import add_launch
 from warmrank.orchestrator.config.models import Config
-from warmrank.orchestrator.errors import OrchestratorError, ranks_text
+from warmrank.orchestrator.errors import ranks_text
+from warmrank.orchestrator.exec.node import ExecNode, NotPublished, Work, publish_queue, why_kept
+from warmrank.orchestrator.exec.nodes import Lost, NodeGroup
 from warmrank.orchestrator.exec.placement import HostGroup
 from warmrank.orchestrator.launch.commit import waiting_launch
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.show.figures import count_text
-from warmrank.orchestrator.store.stores import open_store
-from warmrank.orchestrator.store.sync import Seat, Target, targets
-from warmrank.worker import journal
-from warmrank.worker.environment import environment
-from warmrank.worker.manifests import of_journals, with_node_files
+from warmrank.orchestrator.store.stores import is_writable, may_publish, open_store
 from warmrank.worker.results import Published
-from warmrank.worker.settings import expanded
 
 if TYPE_CHECKING:
-    from warmrank.cache_store.records.manifest import PartitionManifest
     from warmrank.cache_store.store import Store
-    from warmrank.orchestrator.gang.node_artifacts import NodeKeeper
 
-Tools = Mapping[str, Target]
-"""The directory of each tool, and the components that it is stored under."""
-
-Work = Mapping[tuple[int, int], Counter[str]]
-"""Look-ups that ended ``compiled``, ``loaded`` or ``adopted``, by world size and rank."""
+Say = Callable[[str], None]
+T = TypeVar("T")
 
 _NOTE, _NOTE_FILE = "exec-world", "partitions.json"
-
-
-class NotPublished(OrchestratorError):
-    """What a command added cannot be published; the message says why."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Synced:
-    """What came from the store or went there, and what went wrong, one line each."""
-
-    said: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-
-
-def tools_of(config: Config, node_rank: int, nnodes: int) -> Tools:
-    """The directories of tools on this node; nodes of one world keep theirs apart, as their ranks differ.
-
-    Raises:
-        BadArgument: a key of ``exec.keys`` is unknown here.
-    """
-    # By default all that is known of the environment, and the launch: else models push under one key in turns
-    known = [f"{name}={value}" for name, value in sorted(environment().items())]
-    keys = list(config.exec.keys) or [*known, f"launch={launch_key(config)}"]
-    keys += [f"node={node_rank} of {nnodes}"] if nnodes > 1 else []
-    seat = Seat(scope="node", rank=None, world_size=None)
-    paths = {
-        each.tool: expanded(each.path) if each.path else str(config.cache_dir / "tools" / each.tool)
-        for each in config.exec.sync
-    }
-    return {tool: targets([path], keys, seat)[0] for tool, path in paths.items()}
-
-
-def pull_tools(store: Store, tools: Tools) -> Synced:
-    """Restore directories; raises only what a required place of the store does."""
-    done = Synced()
-    for tool, target in tools.items():
-        try:
-            report = store.pull_directory(tool, target.directory, target.components)
-        except NotInStore as miss:
-            done.said.append(f"{tool}: nothing to pull: {miss.remedy}")
-        except StoreError as error:
-            if is_final(error):
-                raise
-            done.problems.append(f"{tool}: not pulled: {error}")
-        else:
-            files = count_text(report.num_files, "file")
-            done.said.append(f"{tool}: pulled {report.num_new} new of {files}")
-            done.problems.extend(f"{tool}: {problem}" for problem in report.problems)
-    return done
-
-
-def push_tools(store: Store, tools: Tools) -> Synced:
-    """Store the directories that are there."""
-    done = Synced()
-    for tool, target in tools.items():
-        if not target.directory.is_dir():
-            done.said.append(f"{tool}: nothing to push: the command made no {target.directory}")
-            continue
-        try:
-            report = store.push_directory(tool, target.directory, target.components)
-        except (StoreError, OSError) as error:
-            done.problems.append(f"{tool}: not pushed: {error}")
-        else:
-            files = count_text(report.num_files, "file")
-            done.said.append(f"{tool}: pushed {files}, {report.num_blobs_new} of them new to the store")
-    return done
-
-
-def work_in(journals: Path) -> Work:
-    """What the ranks of this node did so far; without those whose journals hold nothing.
-
-    Raises:
-        NotPublished: a journal cannot be read.
-    """
-    try:
-        found = {
-            whose: Counter(str(result.outcome) for file in files for result, _ in journal.read(file))
-            for whose, files in journal.by_rank(journals).items()
-        }
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        msg = f"the ranks' journals cannot be read: {error}"
-        raise NotPublished(msg) from error
-    return {whose: outcomes for whose, outcomes in found.items() if outcomes}
+_LOOK_S = 1.0
 
 
 def not_whole(work: Work, num_ranks: int, num_here: int) -> str:
@@ -152,71 +61,6 @@ def not_whole(work: Work, num_ranks: int, num_here: int) -> str:
     return f"{ranks_text(set(range(num_ranks)) - there)} of {num_ranks} loaded or compiled nothing here"
 
 
-def publish_ranks(
-    config: Config, journals: Path, ranks: Sequence[int], keeper: NodeKeeper | None
-) -> dict[int, Published]:
-    """Publish partitions of ranks that ran on this node, or let them wait on its disk.
-
-    Args:
-        config: the launch.
-        journals: directory of the ranks' journals.
-        ranks: those of this node.
-        keeper: of the node's artifacts, which go with the first rank; None where there are none.
-
-    Raises:
-        StoreError: a required place of the store is away, or the cache directory cannot be used.
-        NotPublished: the command compiled in another environment than this process's.
-    """
-    files, done = journal.by_rank(journals), dict[int, Published]()
-    for rank in ranks:
-        manifest = of_journals(
-            files[config.ranks, rank], rank=rank, world_size=config.ranks, root=config.cache_dir
-        )
-        _check_environment(manifest)
-        if keeper is not None and not done:
-            manifest = with_node_files(manifest, keeper.collect(manifest))
-        done[rank] = Published(
-            ref=None,
-            environment=manifest.environment,
-            partition=manifest.partition,
-            key=add_partition(config.cache_dir, launch_key(config), manifest),
-        )
-    report = _publish_queue(config)
-    return {
-        rank: part if part.key in report.published else replace(part, queued=_why_kept(report, part.key[:12]))
-        for rank, part in done.items()
-    }
-
-
-def _check_environment(manifest: PartitionManifest) -> None:
-    """Refuse artifacts whose environment is not the one that the manifest would give."""
-    for request in manifest.requests:
-        for name, value in manifest.environment.items():
-            if (found := request.components.get(name, value)) != value:
-                msg = (
-                    f"the command compiled with {name} {found}, and warmrank runs with {name} {value}: "
-                    "nodes would look for the launch in vain. Install warmrank where the command runs"
-                )
-                raise NotPublished(msg)
-
-
-def _publish_queue(config: Config) -> QueueReport:
-    """Publish all that waits on this disk; a store that is away is why it is kept."""
-    assert config.store is not None  # noqa: S101 - nothing is published without one
-    try:
-        return publish_pending(open_store(config.store), config.cache_dir)
-    except StoreError as error:
-        if is_final(error):
-            raise
-        return QueueReport(published=(), committed=(), kept={"": str(error)}, dropped={}, problems=())
-
-
-def _why_kept(report: QueueReport, name: str) -> str:
-    """The reason why something still waits."""
-    reasons = {**report.dropped, **report.kept}
-    return next((why for label, why in reasons.items() if name in label or not label), "it cannot be read")
-
-
 def commit_launch(config: Config, published: Mapping[int, Published]) -> tuple[str, str]:
     """Commit the record of a world whose partitions are all published, or let it wait on this disk.
 
@@ -228,13 +72,10 @@ def commit_launch(config: Config, published: Mapping[int, Published]) -> tuple[s
     """
     launch = waiting_launch(config, published)
     add_launch(config.cache_dir, launch)
-    report = _publish_queue(config)
-    is_kept = any(launch.created in label or not label for label in (*report.kept, *report.dropped))
-    if is_kept or not report.committed:
-        return "", next((part.queued for part in published.values() if part.queued), "") or _why_kept(
-            report, launch.created
-        )
-    return report.committed[-1], ""  # the newest comes last
+    report = publish_queue(config)
+    if reason := why_kept(report, launch.created):
+        return "", next((part.queued for part in published.values() if part.queued), reason)
+    return report.committed[-1] if report.committed else "", ""  # the newest comes last
 
 
 def exchange(
@@ -266,3 +107,135 @@ def exchange(
             for rank, (environment_, partition, key) in json.loads((note / _NOTE_FILE).read_text()).items():
                 found[int(rank)] = Published(ref=None, environment=environment_, partition=partition, key=key)
     return found if sorted(found) == list(range(config.ranks)) else None
+
+
+class Publisher:
+    """Publishes once, in a thread, while the command goes on.
+
+    Args:
+        config: the launch.
+        nodes: of the command.
+        hosts: those that each run this, without Ray; None where all nodes are in ``nodes``.
+        say: takes lines for people.
+        is_wanted: something is to be published.
+    """
+
+    def __init__(
+        self, config: Config, nodes: NodeGroup, hosts: HostGroup | None, say: Say, *, is_wanted: bool
+    ) -> None:
+        self.record = ""
+        self.problems: list[str] = []
+        self.is_over = not is_wanted or config.store is None
+        self._config = config
+        self._nodes = nodes
+        self._everyone = dict.fromkeys(range(len(nodes.nodes)), ())
+        self._hosts = hosts
+        self._tell = say
+        self._has_ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        if config.store is not None and not is_writable(config.store.tiers):
+            self.give_up("the store is only read (mode: ro)")
+        elif config.store is not None and not may_publish(config.store.trust):
+            self.give_up(
+                "trust.policy is require, and store.trust.signing_key is not set; make a key with warmrank "
+                "keys generate and name it there"
+            )
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it publishes, or did, or never will."""
+        return self.is_over or self._thread is not None
+
+    def begin(self) -> None:
+        """Publish: the command is ready."""
+        self._thread = threading.Thread(target=self._run, name="exec-publish", daemon=True)
+        self._thread.start()
+
+    def finish(self, wait_s: float) -> None:
+        """Wait that long for its end: the command adds nothing more."""
+        self._has_ended.set()
+        if self._thread is not None:
+            self._thread.join(wait_s)
+
+    def give_up(self, why: str) -> None:
+        """Publish nothing, or nothing more."""
+        self._problem(f"not published: {why}")
+        self.is_over = True
+
+    def _run(self) -> None:
+        try:
+            for synced in self._ask(ExecNode.push, self._everyone).values():
+                for line in synced.said:
+                    self._say(line)
+                for problem in synced.problems:
+                    self._problem(problem)
+            if published := self._publish():
+                self._commit(published)
+        except Exception as error:  # noqa: BLE001 - the thread's edge: nothing may stop the command
+            self.give_up(str(error))
+        self.is_over = True
+
+    def _publish(self) -> dict[int, Published]:
+        """Publish the partitions once all ranks here have loaded or compiled something."""
+        while True:
+            has_ended = self._has_ended.is_set()
+            answers = self._ask(ExecNode.work, self._everyone)
+            work = {whose: outcomes for each in answers.values() for whose, outcomes in each.items()}
+            why_not = not_whole(work, self._config.ranks, self._num_here)
+            if has_ended and why_not and work:
+                raise NotPublished(why_not)
+            if not why_not or has_ended:
+                break
+            self._has_ended.wait(_LOOK_S)
+        outcomes = sum(work.values(), Counter[str]())
+        if self._hosts is None and outcomes.keys() <= {"loaded"}:
+            if work:  # else nothing of the command goes through cache_compile
+                num = count_text(outcomes.total(), "function")
+                self._say(f"nothing new to publish: {num} loaded, 0 compiled")
+            return {}
+        homes = {
+            rank: index
+            for index, each in answers.items()
+            for size, rank in each
+            if size == self._config.ranks
+        }
+        asked = {index: ([rank for rank in homes if homes[rank] == index],) for index in set(homes.values())}
+        published: dict[int, Published] = {}
+        for part in self._ask(ExecNode.publish, asked).values():
+            published |= part
+        return published
+
+    def _commit(self, published: dict[int, Published]) -> None:
+        """Write the record, unless other hosts have yet to publish."""
+        config, hosts, num = self._config, self._hosts, count_text(len(published), "rank")
+        if hosts is not None and config.store is not None:
+            if away := next((part.queued for part in published.values() if part.queued), ""):
+                raise NotPublished(f"the hosts of a run meet in the store: {away}")
+            if (found := exchange(open_store(config.store), config, hosts, published)) is None:
+                self._say(f"published {num}; the last of {hosts.nnodes} hosts commits the launch")
+                return
+            published, num = found, count_text(config.ranks, "rank")
+        self.record, reason = commit_launch(config, published)
+        if reason:
+            self._problem(f"not published yet, waits for warmrank publish: {reason}")
+        else:  # by the key, as ls and preseed call it; the record's own name is in the JSON
+            self._say(f"published {num}, launch {launch_key(config)[:12]}")
+
+    @property
+    def _num_here(self) -> int:
+        return self._config.ranks // (self._hosts.nnodes if self._hosts is not None else 1)
+
+    def _ask(self, method: Callable[..., T], asked: Mapping[int, Sequence[Any]]) -> dict[int, T]:
+        answers = self._nodes.ask(method, asked, timeout_s=None)
+        if any(isinstance(answer, Lost) for answer in answers.values()):
+            raise NotPublished("a node was lost")
+        return {index: answer for index, answer in answers.items() if not isinstance(answer, Lost)}
+
+    def _problem(self, text: str) -> None:
+        if not self.is_over:
+            self.problems.append(text)
+            self._tell(text)
+
+    def _say(self, text: str) -> None:
+        if not self.is_over:
+            self._tell(text)

@@ -16,9 +16,9 @@ from tests.support.launched import loaded_config
 from warmrank.orchestrator.errors import CannotStart
 from warmrank.orchestrator.exec import node
 from warmrank.orchestrator.exec.driver import LONGEST_LINE, MAX_WAITING, Options, Outcome, Output, Run
-from warmrank.orchestrator.exec.node import ExecNode, Lost, State
+from warmrank.orchestrator.exec.node import ExecNode, State, Synced
+from warmrank.orchestrator.exec.nodes import Lost
 from warmrank.orchestrator.exec.placement import parse_when
-from warmrank.orchestrator.exec.publish import Synced
 from warmrank.orchestrator.nodes import Node
 
 WAIT_S = 60.0
