@@ -72,13 +72,20 @@ def undisturbed() -> Iterator[None]:
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait for the end of this; they take effect then."""
+def noted() -> Iterator[list[int]]:
+    """Note Ctrl-C and SIGTERM in the order in which they come; they do nothing else."""
     arrived: list[int] = []
     with kept(signal.SIGINT), kept(signal.SIGTERM):
         if _in_main_thread():
-            for waiting in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(waiting, lambda number, _frame: arrived.append(number))
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, lambda number, _frame: arrived.append(number))
+        yield arrived
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait for the end of this; they take effect then."""
+    with noted() as arrived:
         yield
     if arrived:
         signal.raise_signal(arrived[0])

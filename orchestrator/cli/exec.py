@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from warmrank.orchestrator.cli.console import output, plain, session, show_error
+from warmrank.orchestrator.cli.console import output, plain, session
 from warmrank.orchestrator.cli.options import (
     ConfigFile,
     Debug,
@@ -19,10 +19,6 @@ from warmrank.orchestrator.cli.options import (
     refuse_what_fails,
 )
 from warmrank.orchestrator.show.others_output import others_on_stderr
-
-if TYPE_CHECKING:
-    from warmrank.orchestrator.config.reading import Config
-    from warmrank.orchestrator.serve.outcome import Options, Outcome
 
 _GRACE_S = 30.0
 
@@ -72,16 +68,10 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
     master_port: Annotated[
         int, typer.Option(min=0, max=65535, help="With --nnodes: a port there, for {master_port}.")
     ] = 0,
-    replicate: Annotated[
-        bool, typer.Option("--replicate", help="A whole world of ranks on each node, not one over all.")
-    ] = False,
     publish_when: _When = "exit",
     grace: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.0, help="From SIGTERM or Ctrl-C to SIGKILL.")
     ] = _GRACE_S,
-    launch_first: Annotated[
-        bool, typer.Option("--launch", help="First launch CONFIG, which compiles what is nowhere stored.")
-    ] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write what became of it there.")
     ] = None,
@@ -91,80 +81,44 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
     """Run your own command (vLLM, torchrun) on warm nodes, and publish what it added."""
     if here and nodes:
         raise typer.BadParameter("--here and --node exclude each other")
-    with session(debug=debug):
-        from warmrank.orchestrator.serve.outcome import Options
-        from warmrank.orchestrator.serve.readiness import parse_when
-        from warmrank.orchestrator.serve.world import World
-
-        world = None
-        if nnodes > 1:
-            check_world(nnodes, node_rank, run_id, here=here)
-            world = World(
-                num_nodes=nnodes,
-                node_rank=node_rank or 0,
-                run_id=run_id,
-                master_addr=master_addr,
-                master_port=master_port,
-            )
-        options = Options(
-            here=here,
-            nodes=tuple(nodes or ()),
-            replicate=replicate,
-            when=parse_when(publish_when),
-            grace_s=grace,
-            world=world,
-        )
-        loaded = load_config(config, overrides)
-        refuse_what_fails(loaded, str(config), reads_only=publish_when == "none", starts_ray=launch_first)
-        if loaded.ranks % nnodes:
-            raise typer.BadParameter(f"ranks ({loaded.ranks}) are not as many on each of {nnodes} hosts")
-        if json_file is not None:
-            json_file.parent.mkdir(parents=True, exist_ok=True)  # before, lest the run's end be an error
-        if launch_first:
-            _launch(loaded)
-        outcome = _execute(loaded, words, options)
-        if json_file is not None:
-            json_file.write_text(json.dumps(plain(outcome), indent=2) + "\n", encoding="utf-8")
-    raise typer.Exit(outcome.exit_code)
-
-
-def check_world(nnodes: int, node_rank: int | None, run_id: str, *, here: bool) -> None:
-    """Refuse a place among hosts that cannot be one."""
-    if not here:
+    if nnodes > 1 and not here:
         raise typer.BadParameter("--nnodes goes with --here; with Ray, --node names nodes")
-    if node_rank is None or node_rank >= nnodes:
+    if nnodes > 1 and (node_rank is None or node_rank >= nnodes):
         raise typer.BadParameter(f"expected a number from 0 to {nnodes - 1}", param_hint="--node-rank")
-    if not run_id:
+    if nnodes > 1 and not run_id:
         raise typer.BadParameter("expected what all hosts of this run have in common", param_hint="--run-id")
     check_line(run_id, "--run-id")
-
-
-def _launch(config: Config) -> None:
-    from warmrank.orchestrator.launch.before_ray import refuse_for_ranks
-    from warmrank.orchestrator.launch.driver import launch
-    from warmrank.orchestrator.show.progress import progress
-
-    with progress(output(stderr=True), config.ranks, name=config.name) as listener, others_on_stderr():
-        refuse_for_ranks(config)
-        launch(config, listener=listener)
-
-
-def _execute(config: Config, words: list[str], options: Options) -> Outcome:
-    from warmrank.orchestrator.serve.command import CannotRun
-    from warmrank.orchestrator.serve.driver import execute
-    from warmrank.orchestrator.serve.streams import Streams
 
     def say(line: str) -> None:
         output(stderr=True).print(f"warmrank: {line}", soft_wrap=True, markup=False)
 
-    out, err = sys.stdout.buffer, sys.stderr.buffer
+    with session(debug=debug):
+        from warmrank.orchestrator.exec.driver import Options, execute
+        from warmrank.orchestrator.exec.placement import HostGroup, parse_when
 
-    def streams(names: tuple[str, ...]) -> Streams:
-        return Streams(names, out, err)
-
-    try:
+        hosts = HostGroup(
+            nnodes=nnodes,
+            node_rank=node_rank or 0,
+            run_id=run_id,
+            master_addr=master_addr,
+            master_port=master_port,
+        )
+        options = Options(
+            here=here,
+            nodes=tuple(nodes or ()),
+            when=parse_when(publish_when),
+            grace_s=grace,
+            hosts=hosts if nnodes > 1 else None,
+        )
+        loaded = load_config(config, overrides)
+        refuse_what_fails(loaded, str(config), reads_only=publish_when == "none", starts_ray=False)
+        if loaded.ranks % nnodes:
+            raise typer.BadParameter(f"ranks ({loaded.ranks}) are not as many on each of {nnodes} hosts")
+        if json_file is not None:
+            json_file.parent.mkdir(parents=True, exist_ok=True)  # before, lest the run's end be an error
+        out, err = sys.stdout.buffer, sys.stderr.buffer
         with others_on_stderr():
-            return execute(config, words, options, say=say, streams=streams)
-    except CannotRun as error:
-        show_error(error)
-        raise typer.Exit(error.exit_code) from None
+            outcome = execute(loaded, words, options, say=say, out=out, err=err)
+        if json_file is not None:
+            json_file.write_text(json.dumps(plain(outcome), indent=2) + "\n", encoding="utf-8")
+    raise typer.Exit(outcome.exit_code)

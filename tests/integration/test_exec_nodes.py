@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from tests.support.ray_cluster import RayCluster, ray_cluster
 from tests.support.stored import open_store
 
 ROOT = Path(__file__).parents[2]
+PYTHONPATH = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 TIMEOUT_S = 240
 RANK = (sys.executable, "-m", "tests.support.exec_rank", "--ranks={node_rank}")
 
@@ -37,7 +39,7 @@ class Project:
     def __init__(self, directory: Path, cluster: RayCluster) -> None:
         self.directory = directory
         self.mark = uuid.uuid4().hex
-        self._environ = {**cluster.environ, "PYTHONPATH": str(ROOT), "WARMRANK_TEST": self.mark}
+        self._environ = {**cluster.environ, "PYTHONPATH": PYTHONPATH, "WARMRANK_TEST": self.mark}
         self.changes: dict[str, Any] = {
             "ray": {"address": cluster.address, "num_cpus_per_rank": 3, "ship_code": False}
         }

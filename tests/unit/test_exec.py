@@ -12,31 +12,22 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO, cast
 
 import pytest
 
 from tests.support.launched import loaded_config
-from tests.support.processes import marked, still_there
 from tests.support.ray_cluster import free_ports
-from tests.support.stored import open_store, store_config
+from tests.support.stored import open_store
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.publish_pending import publish_pending
-from warmrank.orchestrator.config.reading import Config, parse
+from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import BadArgument, UnknownNode
+from warmrank.orchestrator.exec.driver import Options, Outcome, execute
+from warmrank.orchestrator.exec.placement import HostGroup, parse_when
 from warmrank.orchestrator.launch.identity import identity, launch_key
-from warmrank.orchestrator.look.verify import cached_files
-from warmrank.orchestrator.serve import node
-from warmrank.orchestrator.serve.answers import Order
-from warmrank.orchestrator.serve.driver import execute
-from warmrank.orchestrator.serve.node import ServingNode
-from warmrank.orchestrator.serve.outcome import Options, Outcome
-from warmrank.orchestrator.serve.places import Place
-from warmrank.orchestrator.serve.readiness import parse_when
-from warmrank.orchestrator.serve.streams import LONGEST_LINE, MOST_PENDING, Outlet, Streams
-from warmrank.orchestrator.serve.world import World
 
 ROOT = Path(__file__).parents[2]
+PYTHONPATH = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 RANKS = (sys.executable, "-m", "tests.support.exec_rank")
 WAIT_S = 90.0
 
@@ -45,7 +36,7 @@ Run = Callable[..., Outcome]
 
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 
@@ -57,18 +48,10 @@ def said() -> list[str]:
 @pytest.fixture
 def run(said: list[str]) -> Run:
     def run(
-        config: Config, words: Sequence[str], when: str = "exit", *, world: World | None = None
+        config: Config, words: Sequence[str], when: str = "exit", *, hosts: HostGroup | None = None
     ) -> Outcome:
-        options = Options(
-            here=True, nodes=(), replicate=False, when=parse_when(when), grace_s=10.0, world=world
-        )
-        return execute(
-            config,
-            words,
-            options,
-            say=said.append,
-            streams=lambda names: Streams(names, io.BytesIO(), io.BytesIO()),
-        )
+        options = Options(here=True, when=parse_when(when), grace_s=10.0, hosts=hosts)
+        return execute(config, words, options, say=said.append, out=io.BytesIO(), err=io.BytesIO())
 
     return run
 
@@ -89,6 +72,16 @@ def test_what_the_ranks_compiled_is_in_the_store_at_the_end(tmp_path: Path, run:
     assert (outcome.exit_code, outcome.problems, bool(outcome.record)) == (0, (), True)
     (record,) = open_store(tmp_path / "store").launches(launch_key(config))
     assert [ref.partition for ref in record.partitions] == ["world2global_rank0", "world2global_rank1"]
+    assert not (config.cache_dir / ".journal").exists()
+    assert list((config.cache_dir / ".queue").iterdir()) == []
+
+
+def test_config_without_a_workload_goes_by_its_name(tmp_path: Path, run: Run, said: list[str]) -> None:
+    config = loaded_config(tmp_path).model_copy(update={"workload": None})
+    assert (run(config, ("true",)).problems, said) == ((), [])
+    outcome = run(config, RANKS)
+    assert (outcome.exit_code, outcome.problems, num_launches(config)) == (0, (), 1)
+    assert identity(config)["name"] == config.name
 
 
 def test_last_host_of_a_world_commits_what_all_of_them_published(
@@ -96,8 +89,8 @@ def test_last_host_of_a_world_commits_what_all_of_them_published(
 ) -> None:
     def host(node: int, run_id: str = "job 7") -> Outcome:
         config = loaded_config(tmp_path, cache_dir=str(tmp_path / f"cache{node}"))
-        where = World(num_nodes=2, node_rank=node, run_id=run_id)
-        return run(config, (*RANKS, "--ranks", str(node)), world=where)
+        hosts = HostGroup(nnodes=2, node_rank=node, run_id=run_id)
+        return run(config, (*RANKS, "--ranks", str(node)), hosts=hosts)
 
     first = host(0)
     assert (first.exit_code, first.record, first.problems) == (0, "", ())
@@ -109,20 +102,6 @@ def test_last_host_of_a_world_commits_what_all_of_them_published(
     (record,) = open_store(tmp_path / "store").launches(launch_key(config))
     assert [ref.partition for ref in record.partitions] == ["world2global_rank0", "world2global_rank1"]
     assert host(0).record == last.record
-
-
-def test_host_of_a_world_tells_its_command_its_place(tmp_path: Path, run: Run) -> None:
-    where = World(num_nodes=2, node_rank=1, run_id="7", master_addr="10.0.0.1", master_port=29500)
-    told = "{node_rank} {nnodes} {nproc} {ranks} {master_addr}:{master_port}"
-    words = shell(f'test "{told}" = "1 2 1 2 10.0.0.1:29500"')
-    assert run(loaded_config(tmp_path), words, world=where).exit_code == 0
-
-
-def test_host_of_a_world_whose_ranks_did_not_all_come_publishes_nothing(tmp_path: Path, run: Run) -> None:
-    config = loaded_config(tmp_path, ranks=4, parallel={"dp": 4})
-    where = World(num_nodes=2, node_rank=0, run_id="7")
-    outcome = run(config, (*RANKS, "--world", "4", "--ranks", "0"), world=where)
-    assert "1 of the 2 ranks here loaded or compiled something" in " ".join(outcome.problems)
 
 
 def test_second_node_has_it_before_the_command_begins(tmp_path: Path, run: Run, said: list[str]) -> None:
@@ -141,21 +120,6 @@ def test_nothing_new_is_not_published_again(tmp_path: Path, run: Run, said: list
     assert "nothing new to publish: 2 functions loaded, 0 compiled" in said
 
 
-def test_config_without_a_workload_is_enough_and_asks_for_no_launch(tmp_path, run: Run, said: list[str]):
-    config = parse({"cache_dir": str(tmp_path / "cache"), "store": store_config(tmp_path / "store")})
-    outcome = run(config, ("true",))
-    assert (outcome.exit_code, outcome.problems, said) == (0, (), [])
-
-
-def test_what_ranks_of_a_command_compile_goes_by_the_name_of_a_config_without_a_workload(
-    tmp_path: Path, run: Run
-):
-    config = loaded_config(tmp_path).model_copy(update={"workload": None})
-    outcome = run(config, RANKS)
-    assert (outcome.exit_code, outcome.problems, num_launches(config)) == (0, (), 1)
-    assert identity(config)["name"] == config.name
-
-
 def test_server_that_never_becomes_ready_is_stopped(tmp_path: Path, run: Run, said: list[str]):
     config = loaded_config(tmp_path, timeouts={"ready_s": 0.1})
     outcome = run(config, ("sleep", "600"), when=str(tmp_path / "never"))
@@ -163,41 +127,25 @@ def test_server_that_never_becomes_ready_is_stopped(tmp_path: Path, run: Run, sa
     assert "raise timeouts.ready_s" in " ".join(said)
 
 
-def test_command_without_cached_functions_publishes_nothing(tmp_path: Path, run: Run) -> None:
-    config = loaded_config(tmp_path)
-    outcome = run(config, ("true",))
-    assert (outcome.exit_code, outcome.record, outcome.problems, num_launches(config)) == (0, "", (), 0)
-
-
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("options", "nnodes", "reason"),
     [
-        (("--ranks", "0"), "rank 1 of 2 loaded or compiled nothing"),
-        (("--world", "4", "--ranks", "0,1,2,3"), "a world of 4, and the config has ranks: 2"),
-        (("--status", "3"), "ended with status 3"),
+        (("--ranks", "0"), 1, "rank 1 of 2 loaded or compiled nothing"),
+        (("--ranks", ""), 2, ""),
+        (("--world", "4", "--ranks", "0"), 2, "a world of 4, and the config has ranks: 2"),
+        (("--world", "4", "--ranks", "0,1,2,3"), 1, "a world of 4, and the config has ranks: 2"),
+        (("--torch", "1.0"), 1, "the command compiled with torch 1.0, and warmrank runs with"),
+        (("--status", "3"), 1, "ended with status 3"),
     ],
 )
 def test_what_is_not_whole_is_not_published(
-    tmp_path: Path, run: Run, options: tuple[str, ...], reason: str
+    tmp_path: Path, run: Run, options: tuple[str, ...], nnodes: int, reason: str
 ) -> None:
     config = loaded_config(tmp_path)
-    outcome = run(config, (*RANKS, *options))
-    assert outcome.record == ""
-    assert reason in " ".join(outcome.problems)
-    assert num_launches(config) == 0
-
-
-def test_what_another_environment_compiled_is_not_published_as_this_ones(tmp_path: Path, run: Run) -> None:
-    config = loaded_config(tmp_path)
-    outcome = run(config, (*RANKS, "--torch", "1.0"))
-    assert (outcome.exit_code, outcome.record, num_launches(config)) == (0, "", 0)
-    assert "the command compiled with torch 1.0, and warmrank runs with" in " ".join(outcome.problems)
-
-
-def test_nothing_is_published_where_nobody_wants_it(tmp_path: Path, run: Run) -> None:
-    config = loaded_config(tmp_path)
-    outcome = run(config, RANKS, "none")
-    assert (outcome.record, outcome.problems, num_launches(config)) == ("", (), 0)
+    hosts = HostGroup(nnodes=nnodes, node_rank=0, run_id="7") if nnodes > 1 else None
+    outcome = run(config, (*RANKS, *options), hosts=hosts)
+    assert (outcome.record, num_launches(config)) == ("", 0)
+    assert (reason in " ".join(outcome.problems)) if reason else not outcome.problems
 
 
 @pytest.mark.slow
@@ -229,14 +177,6 @@ def test_server_publishes_while_it_runs(tmp_path: Path, run: Run, kind: str) -> 
         watcher.join()
     assert seen == [1]
     assert (outcome.exit_code, outcome.problems) == (143, ())
-
-
-def test_condition_that_never_holds_publishes_nothing_and_says_so(tmp_path: Path, run: Run) -> None:
-    config = loaded_config(tmp_path)
-    outcome = run(config, RANKS, str(tmp_path / "never"))
-    assert outcome.exit_code == 0
-    assert any("never was it so that file" in problem for problem in outcome.problems)
-    assert num_launches(config) == 0
 
 
 def test_port_in_use_is_an_error_before_the_command(tmp_path: Path, run: Run) -> None:
@@ -273,18 +213,6 @@ def test_store_that_may_not_be_written_is_said_to_be_so(tmp_path: Path, run: Run
     assert any("only read" in problem for problem in outcome.problems)
 
 
-def test_config_without_store_runs_the_command(tmp_path: Path, run: Run, said: list[str]) -> None:
-    assert run(loaded_config(tmp_path, store=None), RANKS).exit_code == 0
-    assert "names no store" in " ".join(said)
-
-
-def test_journals_are_removed_at_the_end(tmp_path: Path, run: Run) -> None:
-    config = loaded_config(tmp_path)
-    run(config, RANKS)
-    assert not (config.cache_dir / ".journal").exists()
-    assert len(cached_files(config.cache_dir)) == 2
-
-
 def test_directories_of_tools_come_and_go(tmp_path: Path, run: Run, said: list[str]) -> None:
     sync = {"sync": [{"tool": "vllm"}, {"tool": "mine", "variable": "MY_CACHE"}], "keys": ["model=llama"]}
     config = loaded_config(tmp_path, exec=sync)
@@ -306,96 +234,6 @@ def test_directories_of_another_model_do_not_come(tmp_path: Path, run: Run, said
     assert "vllm: nothing to pull" in " ".join(said)
 
 
-def test_lines_of_several_nodes_bear_their_names() -> None:
-    out, err = io.BytesIO(), io.BytesIO()
-    streams = Streams(("0 a", "1 bcd"), out, err)
-    streams.write(0, [("out", b"on"), ("err", b"x\n")])
-    streams.write(1, [("out", b"two\nthr")])
-    streams.write(0, [("out", b"e\n")])
-    streams.finish()
-    assert out.getvalue() == b"1 bcd | two\n0 a   | one\n1 bcd | thr\n"
-    assert err.getvalue() == b"0 a   | x\n"
-
-
-def test_output_of_one_node_is_as_it_is() -> None:
-    out = io.BytesIO()
-    Streams(("0 a",), out, io.BytesIO()).write(0, [("out", b"50 %\r")])
-    assert out.getvalue() == b"50 %\r"
-
-
-def test_line_without_an_end_is_not_kept_for_ever() -> None:
-    out = io.BytesIO()
-    streams = Streams(("0 a", "1 b"), out, io.BytesIO())
-    for _ in range(3):
-        streams.write(0, [("out", b"\0" * LONGEST_LINE)])
-    assert out.getvalue() == b"0 a | " + b"\0" * 2 * LONGEST_LINE + b"\n"
-
-
-class Blocked(io.RawIOBase):
-    """A pager that nobody scrolls."""
-
-    def __init__(self) -> None:
-        self.goes_on = threading.Event()
-        self.got = b""
-
-    def write(self, data: object) -> int:
-        assert isinstance(data, bytes)
-        assert self.goes_on.wait(WAIT_S)
-        self.got += data
-        return len(data)
-
-
-def test_reader_that_stops_holds_up_the_command_and_not_the_driver() -> None:
-    blocked = Blocked()
-    outlet = Outlet(Streams((), cast("BinaryIO", blocked), io.BytesIO()))
-    outlet.write(0, [("out", b"x" * (MOST_PENDING + 1))])
-    assert outlet.is_behind
-    blocked.goes_on.set()
-    outlet.finish(lambda: False)
-    assert not outlet.is_behind
-    assert len(blocked.got) == MOST_PENDING + 1
-
-
-def test_reader_that_never_goes_on_is_left_when_it_is_over() -> None:
-    blocked = Blocked()
-    outlet = Outlet(Streams((), cast("BinaryIO", blocked), io.BytesIO()))
-    outlet.write(0, [("out", b"x")])
-    outlet.finish(lambda: True)
-    assert blocked.got == b""
-    blocked.goes_on.set()
-
-
-def test_reader_that_is_gone_is_an_error_of_whoever_writes() -> None:
-    out = io.BytesIO()
-    out.close()
-    outlet = Outlet(Streams((), out, io.BytesIO()))
-    outlet.write(0, [("out", b"x")])
-    with pytest.raises(ValueError, match="closed file"):
-        outlet.finish(lambda: False)
-
-
-def test_node_keeps_output_that_nobody_takes_yet(tmp_path: Path) -> None:
-    place = Place(
-        world=0, node_rank=0, num_nodes=1, num_ranks_here=2, num_ranks=2,
-        master_addr="127.0.0.1", master_port=1, cache_dir=f"{tmp_path}/cache",
-    )  # fmt: skip
-    node = ServingNode(loaded_config(tmp_path, store=None))
-    node.prepare(place)
-    when = parse_when("none")
-    node.start(Order(words=shell("echo hello"), place=place, when=when, grace_s=5.0, captured=True))
-    assert node._command is not None
-    deadline = time.monotonic() + WAIT_S
-    while node._command.status is None and time.monotonic() < deadline:
-        state = node.poll(0.1, False)
-        assert (state.output, state.status) == ((), None)
-    text, status = b"", None
-    while status is None and time.monotonic() < deadline:
-        state = node.poll(0.1)
-        text, status = text + b"".join(data for _, data in state.output), state.status
-    assert (text, status) == (b"hello\n", 0)
-    node.close()
-
-
 def test_journals_of_a_run_that_was_killed_go(tmp_path: Path, run: Run) -> None:
     config = loaded_config(tmp_path)
     ended = subprocess.Popen([sys.executable, "-c", ""])
@@ -407,14 +245,6 @@ def test_journals_of_a_run_that_was_killed_go(tmp_path: Path, run: Run) -> None:
     assert not left.exists()
 
 
-@pytest.mark.parametrize(("of_ray", "kept"), [(True, {}), (False, {"RAY_CGRAPH_get_timeout": "9"})])
-def test_variables_of_ray_are_kept_from_commands_of_its_workers_only(
-    monkeypatch: pytest.MonkeyPatch, of_ray: bool, kept: dict[str, str]
-) -> None:
-    monkeypatch.setattr(os, "environ", {"RAY_CGRAPH_get_timeout": "9", "RAY_ADDRESS": "a", "HOME": "/h"})
-    assert node._own_environ(of_ray=of_ray) == {"RAY_ADDRESS": "a", "HOME": "/h", **kept}
-
-
 def test_command_goes_on_where_its_journals_cannot_be_read(tmp_path: Path, run: Run) -> None:
     config = loaded_config(tmp_path)
     outcome = run(config, shell('echo broken > "$WARMRANK_JOURNAL_DIR/world2global_rank0-1.jsonl"'))
@@ -422,26 +252,8 @@ def test_command_goes_on_where_its_journals_cannot_be_read(tmp_path: Path, run: 
     assert "the ranks' journals cannot be read" in " ".join(outcome.problems)
 
 
-def test_node_that_hears_nothing_ends_the_command(tmp_path: Path) -> None:
-    mark = f"{tmp_path}/cache"
-    node = ServingNode(loaded_config(tmp_path, store=None, watch={"lease_s": 600}))
-    place = Place(
-        world=0, node_rank=0, num_nodes=1, num_ranks_here=2, num_ranks=2,
-        master_addr="127.0.0.1", master_port=1, cache_dir=mark,
-    )  # fmt: skip
-    node.prepare(place)
-    words = ("sh", "-c", "setsid sleep 600 & sleep 600")
-    node.start(Order(words=words, place=place, when=parse_when("none"), grace_s=5.0, captured=True))
-    running = marked(f"WARMRANK_CACHE_DIR={mark}")
-    assert running
-    node._heard_s -= 601
-    assert still_there(running) == []
-    assert marked(f"WARMRANK_CACHE_DIR={mark}") == {}
-    node.close()
-
-
 def test_other_nodes_are_unknown_where_there_is_no_cluster(tmp_path: Path) -> None:
-    options = Options(here=False, nodes=("far",), replicate=False, when=parse_when("none"), grace_s=1.0)
-    streams = Streams((), io.BytesIO(), io.BytesIO())
+    options = Options(nodes=("far",), when=parse_when("none"), grace_s=1.0)
+    out, err = io.BytesIO(), io.BytesIO()
     with pytest.raises(UnknownNode, match="far"):
-        execute(loaded_config(tmp_path), ("true",), options, say=print, streams=lambda _: streams)
+        execute(loaded_config(tmp_path), ("true",), options, say=print, out=out, err=err)

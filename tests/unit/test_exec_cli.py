@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.support.launched import write_config
 from tests.support.processes import marked, still_there
+from warmrank.orchestrator.cli.main import app
 
 ROOT = Path(__file__).parents[2]
+PYTHONPATH = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 WAIT_S = 90.0
 
 Cli = Callable[..., "subprocess.Popen[str]"]
@@ -36,7 +39,7 @@ def cli(tmp_path: Path, mark: str) -> Iterator[Cli]:
         environ = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         process = subprocess.Popen(
             [sys.executable, "-m", "warmrank", "exec", str(write_config(tmp_path)), *arguments],
-            env={**environ, "WARMRANK_TEST": mark, "PYTHONPATH": str(ROOT)},
+            env={**environ, "WARMRANK_TEST": mark, "PYTHONPATH": PYTHONPATH},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -65,11 +68,21 @@ def test_output_is_the_commands_alone_and_so_is_the_status(cli: Cli, tmp_path: P
     assert (report["exit_code"], report["nodes"][0]["status"]) == (9, 9)
 
 
-def test_command_that_is_not_there_ends_as_in_a_shell(cli: Cli) -> None:
-    done = cli("--", "nosuch-program", "--here")
-    out, err = done.communicate(timeout=WAIT_S)
-    assert (done.returncode, out) == (127, "")
-    assert "'nosuch-program' cannot be run" in err
+@pytest.mark.parametrize(
+    ("arguments", "wrong"),
+    [
+        (["--here", "--node", "a"], "--here and --node exclude each other"),
+        (["--nnodes", "2", "--node-rank", "0", "--run-id", "7"], "--nnodes goes with --here"),
+        (["--here", "--nnodes", "2", "--node-rank", "2", "--run-id", "7"], "--node-rank"),
+        (["--here", "--nnodes", "2", "--node-rank", "0"], "--run-id"),
+        (["--here", "--nnodes", "3", "--node-rank", "0", "--run-id", "7"], "not as many on each of 3 hosts"),
+        (["--publish-when", "0"], "expected exit, none, a port"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(tmp_path: Path, arguments: list[str], wrong: str) -> None:
+    done = CliRunner().invoke(app, ["exec", str(write_config(tmp_path)), *arguments, "--", "true"])
+    assert done.exit_code == 2
+    assert wrong in " ".join(done.stderr.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -103,7 +116,7 @@ def test_here_imports_neither_torch_nor_ray(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
         capture_output=True,
         text=True,
         check=False,

@@ -1,211 +1,209 @@
-"""What the driver of `warmrank exec` makes of several nodes' answers: statuses, losses, who publishes."""
+"""What the driver of `warmrank exec` makes of several nodes' answers: statuses, losses, output."""
 
 from __future__ import annotations
 
 import io
 import signal
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import pytest
 
 from tests.support.launched import loaded_config
-from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.orchestrator.errors import CannotStart
-from warmrank.orchestrator.launch.identity import launch_key
-from warmrank.orchestrator.serve import driver, publisher
-from warmrank.orchestrator.serve.answers import Added, Prepared, State
-from warmrank.orchestrator.serve.crew import Lost
-from warmrank.orchestrator.serve.outcome import Options, Outcome
-from warmrank.orchestrator.serve.places import Host
-from warmrank.orchestrator.serve.publishing import RankWork
-from warmrank.orchestrator.serve.readiness import parse_when
-from warmrank.orchestrator.serve.streams import Streams
-from warmrank.worker.results import Published
+from warmrank.orchestrator.exec import node
+from warmrank.orchestrator.exec.driver import LONGEST_LINE, MAX_WAITING, Options, Outcome, Output, Run
+from warmrank.orchestrator.exec.node import ExecNode, State, Synced
+from warmrank.orchestrator.exec.nodes import Lost
+from warmrank.orchestrator.exec.placement import parse_when
+from warmrank.orchestrator.nodes import Node
 
-RUNS = State(output=(), status=None, is_ready=False)
+WAIT_S = 60.0
+RUNS = State()
 
 
 def ended(status: int) -> State:
-    return State(output=(("out", b"bye\n"),), status=status, is_ready=False)
+    return State(output=[("out", b"bye\n")], status=status)
 
 
-class FakeCrew:
+class FakeNodes:
     """Nodes that answer polls by a script, one list for each; the last answer stays."""
 
     captured = True
 
     def __init__(self, *polls: Sequence[State | Lost]) -> None:
-        self.hosts = tuple(
-            Host(node_id=str(index), address=f"10.0.0.{index}", host="n", resources={})
-            for index in range(len(polls))
-        )
+        self.nodes = tuple(Node(node_id=str(n), address=f"10.0.0.{n}", host="n") for n in range(len(polls)))
+        self.ports = tuple(range(len(polls)))
         self.asked: list[tuple[str, dict[int, Any]]] = []
-        self.is_closed = False
-        self.work: dict[int, tuple[RankWork, ...]] = {}
-        self.added = Added()
         self.lost_at = ""
+        self.answers: dict[str, Any] = {
+            "prepare": (True, Synced(said=["fetched"])),
+            "push": Synced(),
+            "work": {(2, 0): Counter(compiled=1), (2, 1): Counter(compiled=1)},
+        }
         self._polls = [list(answers) for answers in polls]
 
-    def ask(self, method: str, arguments: Mapping[int, Sequence[Any]], *, timeout_s: float) -> dict[int, Any]:
-        assert timeout_s > 0
-        self.asked.append((method, dict(arguments)))
-        return {index: self._answer(method, index) for index in arguments}
+    def ask(
+        self,
+        method: Callable[..., Any],
+        arguments: Mapping[int, Sequence[Any]],
+        *,
+        timeout_s: float | None,
+    ) -> dict[int, Any]:
+        assert getattr(ExecNode, method.__name__) is method
+        self.asked.append((method.__name__, dict(arguments)))
+        return {index: self._answer(method.__name__, index) for index in arguments}
 
     def _answer(self, method: str, index: int) -> Any:
         if method == self.lost_at:
             return Lost(reason="cut off")
-        if method == "poll":
+        if method == "poll" and "poll" not in self.answers:
             answers = self._polls[index]
             return answers.pop(0) if len(answers) > 1 else answers[0]
-        prepared = Prepared(found=True, said=("fetched",), problems=())
-        if method == "added":
-            return self.added
-        return {"port": 29500, "prepare": prepared, "work": self.work.get(index, ())}.get(method)
+        found = self.answers.get(method)
+        return found() if callable(found) else found
 
     def sent(self, method: str) -> list[dict[int, Any]]:
         return [arguments for name, arguments in self.asked if name == method]
 
     def close(self) -> None:
-        self.is_closed = True
+        """Nothing runs."""
 
 
 class Ran:
     """One run over fake nodes."""
 
-    def __init__(
-        self, tmp_path: Path, crew: FakeCrew, *, when: str = "none", replicate: bool = False
-    ) -> None:
+    def __init__(self, tmp_path: Path, nodes: FakeNodes, *, when: str = "none") -> None:
         self.said: list[str] = []
         self.out = io.BytesIO()
-        options = Options(here=False, nodes=(), replicate=replicate, when=parse_when(when), grace_s=0.1)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(driver, "_crew", lambda *_: crew)
-            self.outcome: Outcome = driver.execute(
-                loaded_config(tmp_path),
-                ("serve",),
-                options,
-                say=self.said.append,
-                streams=lambda names: Streams(names, self.out, io.BytesIO()),
-            )
+        options = Options(when=parse_when(when), grace_s=0.1)
+        run = Run(loaded_config(tmp_path), nodes, options, self.said.append)
+        self.outcome: Outcome = run.run(("serve",), self.out, io.BytesIO())
 
 
 def test_all_nodes_must_end_well(tmp_path: Path) -> None:
-    crew = FakeCrew([RUNS, ended(0)], [ended(0)])
-    ran = Ran(tmp_path, crew)
-    assert (ran.outcome.exit_code, crew.sent("signal"), crew.is_closed) == (0, [], True)
+    nodes = FakeNodes([RUNS, ended(0)], [ended(0)])
+    ran = Ran(tmp_path, nodes)
+    assert (ran.outcome.exit_code, nodes.sent("signal")) == (0, [])
     assert sorted(ran.out.getvalue().splitlines()) == [b"0 n | bye", b"1 n | bye"]
 
 
-def test_first_failure_ends_the_others_and_is_the_status(tmp_path: Path) -> None:
-    crew = FakeCrew([RUNS, RUNS, ended(143)], [ended(7)])
-    ran = Ran(tmp_path, crew)
-    assert ran.outcome.exit_code == 7
-    assert crew.sent("signal") == [{0: (signal.SIGTERM,)}]
-    assert [node.status for node in ran.outcome.nodes] == [143, 7]
-
-
-def test_lost_node_ends_the_command_on_the_others(tmp_path: Path) -> None:
-    crew = FakeCrew([RUNS, ended(143)], [Lost(reason="no answer in 15 s")])
-    ran = Ran(tmp_path, crew)
-    assert ran.outcome.exit_code == 1
-    assert crew.sent("signal") == [{0: (signal.SIGTERM,)}]
-    assert [node.status for node in ran.outcome.nodes] == [143, None]
-    assert any("the node was lost: no answer in 15 s" in line for line in ran.said)
+@pytest.mark.parametrize(
+    ("failure", "exit_code", "said"),
+    [
+        (ended(7), 7, "the command ended with status 7; it is stopped on the other nodes"),
+        (Lost(reason="no answer in 15 s"), 1, "the node was lost: no answer in 15 s"),
+    ],
+)
+def test_first_failure_ends_the_others_and_is_the_status(
+    tmp_path: Path, failure: State | Lost, exit_code: int, said: str
+) -> None:
+    nodes = FakeNodes([RUNS, RUNS, ended(143)], [failure])
+    ran = Ran(tmp_path, nodes)
+    assert ran.outcome.exit_code == exit_code
+    assert nodes.sent("signal") == [{0: (signal.SIGTERM,)}]
+    assert [node.status for node in ran.outcome.nodes] == [143, getattr(failure, "status", None)]
+    assert said in " ".join(ran.said)
 
 
 def test_node_lost_before_the_command_is_an_error(tmp_path: Path) -> None:
-    crew = FakeCrew([RUNS], [RUNS])
-    crew.lost_at = "prepare"
+    nodes = FakeNodes([RUNS], [RUNS])
+    nodes.lost_at = "prepare"
     with pytest.raises(CannotStart, match=r"n \(10.0.0.0\) was lost before the command began: cut off"):
-        Ran(tmp_path, crew)
-    assert crew.is_closed
-    assert crew.sent("start") == []
+        Ran(tmp_path, nodes)
+    assert nodes.sent("start") == []
 
 
-def test_node_that_is_lost_while_it_publishes_leaves_the_status_alone(tmp_path: Path) -> None:
-    crew = FakeCrew([ended(0)], [ended(0)])
-    crew.lost_at = "begin_push"
-    ran = Ran(tmp_path, crew, when="exit")
+@pytest.mark.parametrize("lost_at", ["push", "work", "publish"])
+def test_node_that_is_lost_while_it_publishes_leaves_the_status_alone(tmp_path: Path, lost_at: str) -> None:
+    nodes = FakeNodes([ended(0)], [ended(0)])
+    nodes.lost_at = lost_at
+    ran = Ran(tmp_path, nodes, when="exit")
     assert (ran.outcome.exit_code, ran.outcome.problems) == (0, ("not published: a node was lost",))
 
 
-def test_only_the_first_of_several_worlds_publishes(tmp_path: Path) -> None:
-    crew = FakeCrew([ended(0)], [ended(0)])
-    crew.lost_at = "begin_push"
-    Ran(tmp_path, crew, when="exit", replicate=True)
-    assert crew.sent("begin_push") == [{0: ()}]
-    (orders,) = crew.sent("start")
-    assert [orders[index][0].place.world for index in (0, 1)] == [0, 1]
+def test_nodes_hear_of_the_driver_while_they_publish(tmp_path: Path) -> None:
+    """A slow store must not let the lease of a running command expire, nor a failing one end it."""
+    nodes = FakeNodes([State(is_ready=True)])
+    may_end = threading.Event()
+
+    def publish() -> None:
+        assert may_end.wait(WAIT_S)
+        raise OSError("no store")
+
+    def poll() -> State:
+        num_polls = len(nodes.sent("poll"))
+        if nodes.sent("publish") and num_polls > 3:
+            may_end.set()
+        return ended(0) if num_polls > 6 and may_end.is_set() else State(is_ready=True)
+
+    nodes.answers |= {"publish": publish, "poll": poll}
+    ran = Ran(tmp_path, nodes, when="9")
+    assert (ran.outcome.exit_code, ran.outcome.problems) == (0, ("not published: no store",))
 
 
-class SlowCommit:
-    """A store that takes its time, or fails, when the record is written."""
+class Blocked(io.RawIOBase):
+    """A pager that nobody scrolls."""
 
-    def __init__(self, error: Exception | None = None) -> None:
-        self.may_end = threading.Event()
-        self._error = error
+    def __init__(self) -> None:
+        self.goes_on = threading.Event()
+        self.got = b""
 
-    def __call__(self, *_: object) -> tuple[str, str]:
-        assert self.may_end.wait(30.0)
-        if self._error is not None:
-            raise self._error
-        return "f" * 64, ""
-
-
-def publishing_crew() -> FakeCrew:
-    """A node whose ranks are ready at once, and whose command ends when the test says so."""
-    crew = FakeCrew([replace(RUNS, is_ready=True)])
-    crew.work = {
-        0: tuple(RankWork(world_size=2, rank=rank, num_new=1, num_loaded=0) for rank in (0, 1)),
-    }
-    crew.added = Added(
-        published={
-            rank: Published(ref=None, environment={}, partition=f"world2global_rank{rank}", key="k")
-            for rank in (0, 1)
-        }
-    )
-    return crew
+    def write(self, data: object) -> int:
+        assert isinstance(data, bytes)
+        assert self.goes_on.wait(WAIT_S)
+        self.got += data
+        return len(data)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("error", [None, StoreUnavailable(what="s", where="s", reason="no", required=True)])
-def test_nodes_hear_of_the_driver_while_the_record_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+def written(names: Sequence[str], *writes: tuple[int, bytes]) -> bytes:
+    out = io.BytesIO()
+    output = Output(names, out, io.BytesIO())
+    for index, data in writes:
+        output.write(index, [("out", data)])
+    output.finish(lambda: False)
+    return out.getvalue()
+
+
+def test_lines_of_several_nodes_bear_their_names() -> None:
+    found = written(("0 a", "1 bcd"), (0, b"on"), (1, b"two\nthr"), (0, b"e\n"))
+    assert found == b"1 bcd | two\n0 a   | one\n1 bcd | thr\n"
+    assert written(("0 a",), (0, b"50 %\r")) == b"50 %\r"
+
+
+def test_line_without_an_end_is_not_kept_for_ever() -> None:
+    found = written(("0 a", "1 b"), *[(0, b"\0" * LONGEST_LINE)] * 2, (1, b"x\n"))
+    assert found == b"0 a | " + b"\0" * 2 * LONGEST_LINE + b"\n1 b | x\n"
+
+
+def test_reader_that_stops_holds_up_the_command_and_not_the_driver() -> None:
+    blocked = Blocked()
+    output = Output((), cast("BinaryIO", blocked), io.BytesIO())
+    for _ in range(MAX_WAITING + 2):
+        output.write(0, [("out", b"x")])
+    assert output.is_behind
+    output.finish(lambda: True)  # a signal: it is left
+    assert blocked.got == b""
+    blocked.goes_on.set()
+    output.finish(lambda: False)
+    assert (output.is_behind, len(blocked.got)) == (False, MAX_WAITING + 2)
+
+
+def test_reader_that_is_gone_is_an_error_of_whoever_writes() -> None:
+    out = io.BytesIO()
+    out.close()
+    output = Output((), out, io.BytesIO())
+    output.write(0, [("out", b"x")])
+    with pytest.raises(ValueError, match="closed file"):
+        output.finish(lambda: False)
+
+
+@pytest.mark.parametrize(("of_ray", "kept"), [(True, {}), (False, {"RAY_CGRAPH_get_timeout": "9"})])
+def test_variables_of_ray_are_kept_from_commands_of_its_workers_only(
+    monkeypatch: pytest.MonkeyPatch, of_ray: bool, kept: dict[str, str]
 ) -> None:
-    """A slow store must not let the lease of a running command expire, nor a required one end it."""
-    commit = SlowCommit(error)
-    monkeypatch.setattr(publisher, "commit_launch", commit)
-    crew = publishing_crew()
-    num_polls = 0
-
-    def answer(method: str, index: int) -> object:
-        nonlocal num_polls
-        if method == "poll" and any(t.name == "exec-commit" for t in threading.enumerate()):
-            num_polls += 1
-            if num_polls > 3:
-                commit.may_end.set()
-        if method == "poll" and num_polls > 6:
-            return ended(0)
-        return FakeCrew._answer(crew, method, index)
-
-    monkeypatch.setattr(crew, "_answer", answer)
-    ran = Ran(tmp_path, crew, when="9")
-    assert num_polls > 3
-    assert (ran.outcome.exit_code, bool(ran.outcome.record)) == (0, error is None)
-    assert bool(ran.outcome.problems) == (error is not None)
-    said = f"published 2 ranks, 0 new artifacts, launch {launch_key(loaded_config(tmp_path))[:12]}"
-    assert (said in ran.said) == (error is None)
-
-
-def test_one_new_artifact_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publisher, "commit_launch", lambda *_: ("f" * 64, ""))
-    crew = publishing_crew()
-    published = dict(crew.added.published)
-    crew.added = Added(published={**published, 1: replace(published[1], num_blobs_new=1)})
-    crew._polls = [[replace(RUNS, is_ready=True), *[RUNS] * 20, ended(0)]]
-    ran = Ran(tmp_path, crew, when="9")
-    assert any(line.startswith("published 2 ranks, 1 new artifact, launch ") for line in ran.said)
+    monkeypatch.setattr("os.environ", {"RAY_CGRAPH_get_timeout": "9", "RAY_ADDRESS": "a", "HOME": "/h"})
+    assert node.own_environ(of_ray=of_ray) == {"RAY_ADDRESS": "a", "HOME": "/h", **kept}

@@ -81,15 +81,16 @@ with one_compile(Path(sys.argv[1]), "model/forward"):
 
 
 def test_compile_waits_for_that_of_another_process_and_keeps_nobody_waiting(tmp_path: Path) -> None:
-    holder = subprocess.Popen(
-        [sys.executable, "-c", _HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == b"holds\n"
-    assert one_waits(tmp_path, "model/other") is False
-    with ThreadPoolExecutor() as pool:
+    command = [sys.executable, "-c", _HOLDER, str(tmp_path)]
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY) as holder,
+        ThreadPoolExecutor() as pool,
+    ):
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"holds\n"
+        assert one_waits(tmp_path, "model/other") is False
         waiting = pool.submit(one_waits, tmp_path, "model/forward")
-        holder.communicate(b"")
+        pool.submit(holder.communicate, b"")
         assert waiting.result(timeout=60) is True
     assert one_waits(tmp_path, "model/forward") is False
     assert not list(tmp_path.rglob("*.lock"))

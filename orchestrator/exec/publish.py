@@ -1,0 +1,241 @@
+"""Publishes what a command added to its nodes: their directories and partitions, then the launch record.
+
+Invariants: partitions are published once every rank of the world has noted something in its journal, on the
+node of each rank; the launch, by the driver, when all of them are in the store. Whatever fails here is a
+problem, and never ends the command.
+
+Hosts that each run ``exec --here`` for one world of ranks meet in the store: every host notes there what it
+published, and whoever finds the notes of all commits the launch. Hosts that end at the same moment may both
+do so, which comes to one record.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from warmrank.cache_store.errors import NotInStore
+from warmrank.cache_store.publishing.publish_queue import add_launch
+from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.errors import ranks_text
+from warmrank.orchestrator.exec.node import ExecNode, NotPublished, Work, publish_queue, why_kept
+from warmrank.orchestrator.exec.nodes import Lost, NodeGroup
+from warmrank.orchestrator.exec.placement import HostGroup
+from warmrank.orchestrator.launch.commit import waiting_launch
+from warmrank.orchestrator.launch.identity import launch_key
+from warmrank.orchestrator.show.figures import count_text
+from warmrank.orchestrator.store.stores import is_writable, may_publish, open_store
+from warmrank.worker.results import Published
+
+if TYPE_CHECKING:
+    from warmrank.cache_store.store import Store
+
+Say = Callable[[str], None]
+T = TypeVar("T")
+
+_NOTE, _NOTE_FILE = "exec-world", "partitions.json"
+_LOOK_S = 1.0
+
+
+def not_whole(work: Work, num_ranks: int, num_here: int) -> str:
+    """Why what ranks did makes no launch; empty when it does.
+
+    Args:
+        work: of all ranks that this command ran.
+        num_ranks: of the world.
+        num_here: how many of them this command runs; the others run on other hosts.
+    """
+    there = {rank for world_size, rank in work if world_size == num_ranks}
+    if len(there) >= num_here:
+        return ""
+    if sizes := sorted({world_size for world_size, _ in work} - {num_ranks}):
+        others = ", ".join(map(str, sizes))
+        return f"the command ran ranks of a world of {others}, and the config has ranks: {num_ranks}"
+    if num_here < num_ranks:
+        return f"{len(there)} of the {num_here} ranks here loaded or compiled something"
+    return f"{ranks_text(set(range(num_ranks)) - there)} of {num_ranks} loaded or compiled nothing here"
+
+
+def commit_launch(config: Config, published: Mapping[int, Published]) -> tuple[str, str]:
+    """Commit the record of a world whose partitions are all published, or let it wait on this disk.
+
+    Returns:
+        The record's key, empty when it is not in the store; and why it waits, empty when it does not.
+
+    Raises:
+        StoreError: a required place of the store is away, or the cache directory cannot be used.
+    """
+    launch = waiting_launch(config, published)
+    add_launch(config.cache_dir, launch)
+    report = publish_queue(config)
+    if reason := why_kept(report, launch.created):
+        return "", next((part.queued for part in published.values() if part.queued), reason)
+    return report.committed[-1] if report.committed else "", ""  # the newest comes last
+
+
+def exchange(
+    store: Store, config: Config, hosts: HostGroup, published: Mapping[int, Published]
+) -> dict[int, Published] | None:
+    """Note what this host published, and read the notes of all; None while some are missing.
+
+    A note is a pushed directory with one file, so it is signed and evicted as others are.
+
+    Raises:
+        StoreError: the store cannot be written or read.
+    """
+    run = {"launch": launch_key(config), "ranks": str(config.ranks), "run": hosts.run_id}
+    notes = [{**run, "node": f"{node} of {hosts.nnodes}"} for node in range(hosts.nnodes)]
+    with tempfile.TemporaryDirectory(prefix="warmrank-") as directory:
+        own = Path(directory, "own")
+        own.mkdir(mode=0o700)
+        parts = {rank: [part.environment, part.partition, part.key] for rank, part in published.items()}
+        (own / _NOTE_FILE).write_text(json.dumps(parts))
+        (own / _NOTE_FILE).chmod(0o600)
+        store.push_directory(_NOTE, own, notes[hosts.node_rank])
+        found: dict[int, Published] = {}
+        for node, components in enumerate(notes):
+            note = Path(directory, str(node))
+            try:
+                store.pull_directory(_NOTE, note, components)
+            except NotInStore:
+                return None
+            for rank, (environment_, partition, key) in json.loads((note / _NOTE_FILE).read_text()).items():
+                found[int(rank)] = Published(ref=None, environment=environment_, partition=partition, key=key)
+    return found if sorted(found) == list(range(config.ranks)) else None
+
+
+class Publisher:
+    """Publishes once, in a thread, while the command goes on.
+
+    Args:
+        config: the launch.
+        nodes: of the command.
+        hosts: those that each run this, without Ray; None where all nodes are in ``nodes``.
+        say: takes lines for people.
+        is_wanted: something is to be published.
+    """
+
+    def __init__(
+        self, config: Config, nodes: NodeGroup, hosts: HostGroup | None, say: Say, *, is_wanted: bool
+    ) -> None:
+        self.record = ""
+        self.problems: list[str] = []
+        self.is_over = not is_wanted or config.store is None
+        self._config = config
+        self._nodes = nodes
+        self._everyone = dict.fromkeys(range(len(nodes.nodes)), ())
+        self._hosts = hosts
+        self._tell = say
+        self._has_ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        if config.store is not None and not is_writable(config.store.tiers):
+            self.give_up("the store is only read (mode: ro)")
+        elif config.store is not None and not may_publish(config.store.trust):
+            self.give_up(
+                "trust.policy is require, and store.trust.signing_key is not set; make a key with warmrank "
+                "keys generate and name it there"
+            )
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it publishes, or did, or never will."""
+        return self.is_over or self._thread is not None
+
+    def begin(self) -> None:
+        """Publish: the command is ready."""
+        self._thread = threading.Thread(target=self._run, name="exec-publish", daemon=True)
+        self._thread.start()
+
+    def finish(self, wait_s: float) -> None:
+        """Wait that long for its end: the command adds nothing more."""
+        self._has_ended.set()
+        if self._thread is not None:
+            self._thread.join(wait_s)
+
+    def give_up(self, why: str) -> None:
+        """Publish nothing, or nothing more."""
+        self._problem(f"not published: {why}")
+        self.is_over = True
+
+    def _run(self) -> None:
+        try:
+            for synced in self._ask(ExecNode.push, self._everyone).values():
+                for line in synced.said:
+                    self._say(line)
+                for problem in synced.problems:
+                    self._problem(problem)
+            if published := self._publish():
+                self._commit(published)
+        except Exception as error:  # noqa: BLE001 - the thread's edge: nothing may stop the command
+            self.give_up(str(error))
+        self.is_over = True
+
+    def _publish(self) -> dict[int, Published]:
+        """Publish the partitions once all ranks here have loaded or compiled something."""
+        while True:
+            has_ended = self._has_ended.is_set()
+            answers = self._ask(ExecNode.work, self._everyone)
+            work = {whose: outcomes for each in answers.values() for whose, outcomes in each.items()}
+            why_not = not_whole(work, self._config.ranks, self._num_here)
+            if has_ended and why_not and work:
+                raise NotPublished(why_not)
+            if not why_not or has_ended:
+                break
+            self._has_ended.wait(_LOOK_S)
+        outcomes = sum(work.values(), Counter[str]())
+        if self._hosts is None and outcomes.keys() <= {"loaded"}:
+            if work:  # else nothing of the command goes through cache_compile
+                num = count_text(outcomes.total(), "function")
+                self._say(f"nothing new to publish: {num} loaded, 0 compiled")
+            return {}
+        homes = {
+            rank: index
+            for index, each in answers.items()
+            for size, rank in each
+            if size == self._config.ranks
+        }
+        asked = {index: ([rank for rank in homes if homes[rank] == index],) for index in set(homes.values())}
+        published: dict[int, Published] = {}
+        for part in self._ask(ExecNode.publish, asked).values():
+            published |= part
+        return published
+
+    def _commit(self, published: dict[int, Published]) -> None:
+        """Write the record, unless other hosts have yet to publish."""
+        config, hosts, num = self._config, self._hosts, count_text(len(published), "rank")
+        if hosts is not None and config.store is not None:
+            if away := next((part.queued for part in published.values() if part.queued), ""):
+                raise NotPublished(f"the hosts of a run meet in the store: {away}")
+            if (found := exchange(open_store(config.store), config, hosts, published)) is None:
+                self._say(f"published {num}; the last of {hosts.nnodes} hosts commits the launch")
+                return
+            published, num = found, count_text(config.ranks, "rank")
+        self.record, reason = commit_launch(config, published)
+        if reason:
+            self._problem(f"not published yet, waits for warmrank publish: {reason}")
+        else:  # by the key, as ls and preseed call it; the record's own name is in the JSON
+            self._say(f"published {num}, launch {launch_key(config)[:12]}")
+
+    @property
+    def _num_here(self) -> int:
+        return self._config.ranks // (self._hosts.nnodes if self._hosts is not None else 1)
+
+    def _ask(self, method: Callable[..., T], asked: Mapping[int, Sequence[Any]]) -> dict[int, T]:
+        answers = self._nodes.ask(method, asked, timeout_s=None)
+        if any(isinstance(answer, Lost) for answer in answers.values()):
+            raise NotPublished("a node was lost")
+        return {index: answer for index, answer in answers.items() if not isinstance(answer, Lost)}
+
+    def _problem(self, text: str) -> None:
+        if not self.is_over:
+            self.problems.append(text)
+            self._tell(text)
+
+    def _say(self, text: str) -> None:
+        if not self.is_over:
+            self._tell(text)
