@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from warmrank.cache_store.errors import StoreError, is_final
-from warmrank.cache_store.fetching.intake import Intake
+from warmrank.cache_store.fetching.copying import FetchOptions
 from warmrank.cache_store.node.node_files import NodeFile
 from warmrank.cache_store.node.placing import Destinations, Vouched, place_files
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionRef
@@ -41,10 +41,10 @@ class NodeWanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRoom:
-    """The node's cache directory, and how bytes come into it."""
+    """The node's cache directory, and how a fetch into it is done."""
 
     cache_root: Path
-    intake: Intake = field(default_factory=Intake)
+    options: FetchOptions = field(default_factory=FetchOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ def seed_node(
 def _lay_out(
     store: Store, sources: Sequence[PartitionRef], destinations: Destinations, room: NodeRoom
 ) -> NodeSeedReport:
-    fetched = store.fetch_node_files(sources, destinations, room.cache_root, intake=room.intake)
+    fetched = store.fetch_node_files(sources, destinations, room.cache_root, options=room.options)
     vouched = Vouched(policy=store.policy, signers=fetched.signers)
     placed = place_files(room.cache_root, fetched.files, destinations, vouched)
     return NodeSeedReport(

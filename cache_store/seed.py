@@ -17,7 +17,7 @@ from pathlib import Path
 
 from warmrank.cache_store.errors import StoreError, is_final
 from warmrank.cache_store.explain import explain_miss
-from warmrank.cache_store.fetching.intake import Intake
+from warmrank.cache_store.fetching.copying import FetchOptions
 from warmrank.cache_store.fetching.progress import OnProgress
 from warmrank.cache_store.fetching.reports import FetchOutcome, FetchReport
 from warmrank.cache_store.node.placing import Destinations
@@ -47,7 +47,6 @@ class SeedReport:
         node: the node artifacts; nothing where the node has no node caches.
         bytes_read: bytes of partitions that came out of the store.
         bytes_brought: bytes of partitions that came from another node.
-        bytes_resumed: bytes of partitions that a seeding which did not end had copied.
     """
 
     found: bool
@@ -59,7 +58,6 @@ class SeedReport:
     node: NodeSeedReport = field(default_factory=NodeSeedReport)
     bytes_read: int = 0
     bytes_brought: int = 0
-    bytes_resumed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +84,7 @@ class _Room:
     """Where to, and how."""
 
     cache_root: Path
-    intake: Intake
+    options: FetchOptions
     on_progress: OnProgress | None
 
 
@@ -95,7 +93,7 @@ def seed(
     wanted: Wanted,
     cache_root: Path,
     *,
-    intake: Intake | None = None,
+    options: FetchOptions | None = None,
     on_progress: OnProgress | None = None,
 ) -> SeedReport:
     """Lay out what the newest fitting launches stored.
@@ -111,7 +109,7 @@ def seed(
         store: the store.
         wanted: what the node is about to run.
         cache_root: the node's cache directory.
-        intake: how the bytes come in; None for simply from the store.
+        options: how a fetch is done.
         on_progress: told now and then how far it is.
 
     Raises:
@@ -123,7 +121,7 @@ def seed(
     faults: list[str] = []
     chosen, reason = _find(store, wanted, faults)
     records = [stored.record for stored in chosen]
-    room = _Room(cache_root=cache_root, intake=intake or Intake(), on_progress=on_progress)
+    room = _Room(cache_root=cache_root, options=options or FetchOptions(), on_progress=on_progress)
     node = _seed_node(store, records, wanted, room, faults)
     refs = _choose(store, records, wanted, cache_root, faults)
     outcome = _fetch(store, refs, room, faults)
@@ -140,7 +138,6 @@ def seed(
         node=node,
         bytes_read=outcome.bytes_read if outcome is not None else 0,
         bytes_brought=outcome.bytes_brought if outcome is not None else 0,
-        bytes_resumed=outcome.bytes_resumed if outcome is not None else 0,
     )
     logger.info(
         "Seeded %s with %d partitions, %d bytes copied, %.3f s: %s",
@@ -259,7 +256,7 @@ def _fetch(
         return None
     try:
         outcome = store.fetch_partitions(
-            refs, room.cache_root, intake=room.intake, on_progress=room.on_progress
+            refs, room.cache_root, options=room.options, on_progress=room.on_progress
         )
     except StoreError as error:
         if is_final(error):
@@ -281,7 +278,8 @@ def _seed_node(
         ranks=wanted.ranks,
         destinations=wanted.node_caches,
     )
-    return seed_node(store, records, needs, NodeRoom(cache_root=room.cache_root, intake=room.intake), faults)
+    into = NodeRoom(cache_root=room.cache_root, options=room.options)
+    return seed_node(store, records, needs, into, faults)
 
 
 def _mark_used(store: Store, record_name: str) -> None:

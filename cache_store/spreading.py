@@ -16,7 +16,7 @@ from warmrank.cache_store.backends.tiers import TieredBackend
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import StoreError
 from warmrank.cache_store.fetching import fetch
-from warmrank.cache_store.fetching.intake import Intake
+from warmrank.cache_store.fetching.copying import FetchOptions
 from warmrank.cache_store.fetching.progress import OnProgress, while_asked
 from warmrank.cache_store.fetching.reports import FetchOutcome
 from warmrank.cache_store.layout import blob_name, launch_name, manifest_name
@@ -101,13 +101,13 @@ def fetch_partitions(
     trust: Trust,
     refs: Sequence[PartitionRef],
     cache_root: Path,
-    intake: Intake,
+    options: FetchOptions,
     on_progress: OnProgress | None,
 ) -> FetchOutcome:
     """As `fetch.fetch_partitions`, whose caller hears nothing more once ``view`` was left."""
     documents = Documents(backend=view, trust=trust)
     return fetch.fetch_partitions(
-        documents, refs, cache_root, intake=intake, on_progress=while_asked(on_progress, view)
+        documents, refs, cache_root, options=options, on_progress=while_asked(on_progress, view)
     )
 
 

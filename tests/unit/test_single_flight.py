@@ -6,13 +6,15 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
+from tests.support.seed_cluster import Clock
 from tests.support.stored import REPOSITORY
 from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.node.single_flight import LOCK_NAME, LOCKS, single_flight
+from warmrank.cache_store.node.single_flight import LOCK_NAME, LOCKS, acquire, single_flight
 
 HOLD = """
 import sys
@@ -67,3 +69,44 @@ def test_holder_that_was_killed_holds_no_lock(tmp_path):
         assert not is_free(tmp_path)
         os.kill(holder.pid, signal.SIGKILL)
     assert is_free(tmp_path)
+
+
+class HeldLock:
+    """A lock that another process has for so many looks, and gets on with its work during some of them."""
+
+    def __init__(self, now: Clock, beat_file: Path, *, looks: int, beats: int) -> None:
+        self.timeout = 0.0
+        self.is_taken = False
+        self._now, self._beat_file = now, beat_file
+        self._looks, self._beats = looks, beats
+
+    def acquire(self) -> None:
+        self._now.now_s += self.timeout
+        self._looks, self._beats = self._looks - 1, self._beats - 1
+        if self._beats >= 0:
+            self._beat_file.touch()
+            os.utime(self._beat_file, (self._now.now_s, self._now.now_s))
+        if self._looks >= 0:
+            raise Timeout("fetch.lock")
+        self.is_taken = True
+
+
+def test_waiter_stays_for_as_long_as_the_holder_gets_on(tmp_path: Path):
+    now = Clock()
+    lock = HeldLock(now, tmp_path / "beat", looks=500, beats=500)
+    acquire(cast("FileLock", lock), tmp_path / "beat", 60.0, clock=now)
+    assert lock.is_taken
+
+
+def test_waiter_goes_on_beside_a_holder_that_fell_silent(tmp_path: Path):
+    now = Clock()
+    lock = HeldLock(now, tmp_path / "beat", looks=500, beats=100)
+    with pytest.raises(Timeout):
+        acquire(cast("FileLock", lock), tmp_path / "beat", 60.0, clock=now)
+    assert now.now_s - 1000.0 == pytest.approx(161.0, abs=2.0)
+
+
+def test_holder_says_that_it_gets_on(tmp_path: Path):
+    with single_flight(tmp_path, timeout_s=1.0) as flight:
+        flight.beat()
+        assert flight.beat_file.exists()
