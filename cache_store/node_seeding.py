@@ -7,7 +7,7 @@ which they can be had. A node cache that the trust policy refuses gets none, and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from warmrank.cache_store.errors import StoreError, is_final
@@ -40,14 +40,6 @@ class NodeWanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRoom:
-    """The node's cache directory, and how a fetch into it is done."""
-
-    cache_root: Path
-    options: FetchOptions = field(default_factory=FetchOptions)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSeedReport:
     """What became of the node artifacts of one node.
 
@@ -72,7 +64,8 @@ def seed_node(
     store: Store,
     records: Sequence[LaunchRecord],
     wanted: NodeWanted,
-    room: NodeRoom,
+    cache_root: Path,
+    options: FetchOptions,
     faults: list[str],
 ) -> NodeSeedReport:
     """Bring the node artifacts of the last launches, and put each in its place.
@@ -81,7 +74,8 @@ def seed_node(
         store: the store.
         records: launches that fit, newest first.
         wanted: what the node needs them for.
-        room: where to, and how.
+        cache_root: the node's cache directory.
+        options: how a fetch is done.
         faults: takes up what could not be used at all.
 
     Raises:
@@ -97,7 +91,11 @@ def seed_node(
             )
             ranks = wanted.ranks if known else None
             sources |= dict.fromkeys(store.node_sources(here, ranks))
-        found = _lay_out(store, tuple(sources), destinations, room) if sources else NodeSeedReport()
+        found = (
+            _lay_out(store, tuple(sources), destinations, cache_root, options)
+            if sources
+            else NodeSeedReport()
+        )
     except StoreError as error:
         if is_final(error):
             raise
@@ -107,11 +105,15 @@ def seed_node(
 
 
 def _lay_out(
-    store: Store, sources: Sequence[PartitionRef], destinations: Destinations, room: NodeRoom
+    store: Store,
+    sources: Sequence[PartitionRef],
+    destinations: Destinations,
+    cache_root: Path,
+    options: FetchOptions,
 ) -> NodeSeedReport:
-    fetched = store.fetch_node_files(sources, destinations, room.cache_root, options=room.options)
+    fetched = store.fetch_node_files(sources, destinations, cache_root, options=options)
     vouched = Vouched(policy=store.policy, signers=fetched.signers)
-    placed = place_files(room.cache_root, fetched.files, destinations, vouched)
+    placed = place_files(cache_root, fetched.files, destinations, vouched)
     return NodeSeedReport(
         files=fetched.files,
         num_fetched=fetched.num_copied,

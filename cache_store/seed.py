@@ -18,10 +18,9 @@ from pathlib import Path
 from warmrank.cache_store.errors import StoreError, is_final
 from warmrank.cache_store.explain import explain_miss
 from warmrank.cache_store.fetching.copying import FetchOptions
-from warmrank.cache_store.fetching.progress import OnProgress
 from warmrank.cache_store.fetching.reports import FetchOutcome, FetchReport
 from warmrank.cache_store.node.placing import Destinations
-from warmrank.cache_store.node_seeding import NodeRoom, NodeSeedReport, NodeWanted, seed_node
+from warmrank.cache_store.node_seeding import NodeSeedReport, NodeWanted, seed_node
 from warmrank.cache_store.publishing.stored_launches import LaunchSummary, StoredLaunch
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionRef
 from warmrank.cache_store.store import Store
@@ -79,22 +78,12 @@ class Wanted:
     node_caches: Destinations | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Room:
-    """Where to, and how."""
-
-    cache_root: Path
-    options: FetchOptions
-    on_progress: OnProgress | None
-
-
 def seed(
     store: Store,
     wanted: Wanted,
     cache_root: Path,
     *,
     options: FetchOptions | None = None,
-    on_progress: OnProgress | None = None,
 ) -> SeedReport:
     """Lay out what the newest fitting launches stored.
 
@@ -110,21 +99,19 @@ def seed(
         wanted: what the node is about to run.
         cache_root: the node's cache directory.
         options: how a fetch is done.
-        on_progress: told now and then how far it is.
 
     Raises:
         UnusableCache: ``cache_root`` cannot be used; that is the configuration's fault, and no miss.
         StoreUnavailable: of a place of the store that is required.
     """
-    started = time.perf_counter()
+    started, options = time.perf_counter(), options or FetchOptions()
     store.admit(cache_root)
     faults: list[str] = []
     chosen, reason = _find(store, wanted, faults)
     records = [stored.record for stored in chosen]
-    room = _Room(cache_root=cache_root, options=options or FetchOptions(), on_progress=on_progress)
-    node = _seed_node(store, records, wanted, room, faults)
+    node = _seed_node(store, records, wanted, cache_root, options, faults)
     refs = _choose(store, records, wanted, cache_root, faults)
-    outcome = _fetch(store, refs, room, faults)
+    outcome = _fetch(store, refs, cache_root, options, faults)
     fetched = _merge(outcome.partitions) if outcome is not None else ()
     if fetched:
         _mark_used(store, chosen[0].name)
@@ -249,15 +236,14 @@ def _choose(
 def _fetch(
     store: Store,
     refs: Sequence[PartitionRef],
-    room: _Room,
+    cache_root: Path,
+    options: FetchOptions,
     faults: list[str],
 ) -> FetchOutcome | None:
     if not refs:
         return None
     try:
-        outcome = store.fetch_partitions(
-            refs, room.cache_root, options=room.options, on_progress=room.on_progress
-        )
+        outcome = store.fetch_partitions(refs, cache_root, options=options)
     except StoreError as error:
         if is_final(error):
             raise
@@ -268,7 +254,12 @@ def _fetch(
 
 
 def _seed_node(
-    store: Store, records: Sequence[LaunchRecord], wanted: Wanted, room: _Room, faults: list[str]
+    store: Store,
+    records: Sequence[LaunchRecord],
+    wanted: Wanted,
+    cache_root: Path,
+    options: FetchOptions,
+    faults: list[str],
 ) -> NodeSeedReport:
     if wanted.node_caches is None:
         return NodeSeedReport()
@@ -278,8 +269,7 @@ def _seed_node(
         ranks=wanted.ranks,
         destinations=wanted.node_caches,
     )
-    into = NodeRoom(cache_root=room.cache_root, options=room.options)
-    return seed_node(store, records, needs, into, faults)
+    return seed_node(store, records, needs, cache_root, options, faults)
 
 
 def _mark_used(store: Store, record_name: str) -> None:

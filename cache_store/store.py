@@ -166,7 +166,6 @@ class Store(StorePlaces):
         cache_root: Path,
         *,
         options: FetchOptions | None = None,
-        on_progress: OnProgress | None = None,
         lock_timeout_s: float = LOCK_TIMEOUT_S,
     ) -> FetchOutcome:
         """Lay out partitions below ``cache_root``, one process of this node at a time.
@@ -175,7 +174,6 @@ class Store(StorePlaces):
             refs: the partitions, as a launch record names them.
             cache_root: the cache directory.
             options: how it is done.
-            on_progress: told now and then how far it is.
             lock_timeout_s: how long another process may get no further before this one goes on beside it.
 
         Raises:
@@ -185,7 +183,7 @@ class Store(StorePlaces):
         with single_flight(cache_root, timeout_s=lock_timeout_s) as flight:
             beating = replace(options or FetchOptions(), beat=flight.beat)
             outcome = self._supervisor.run(
-                lambda view: spreading.fetch_partitions(view, trust, refs, cache_root, beating, on_progress)
+                lambda view: spreading.fetch_partitions(view, trust, refs, cache_root, beating)
             )
         beating.held(outcome.copies)
         self._fill(outcome, refs)

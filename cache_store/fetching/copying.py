@@ -32,6 +32,7 @@ from warmrank.cache_store.errors import (
     StoreUnavailable,
     os_errors_are_unavailable,
 )
+from warmrank.cache_store.fetching.progress import OnProgress
 from warmrank.cache_store.layout import blob_name
 from warmrank.cache_store.node.admission import Permit
 from warmrank.cache_store.node.private_files import create_private, open_private, os_errors_are_unusable
@@ -79,12 +80,14 @@ class FetchOptions:
         shared: blobs that another node shares, asked before the store.
         held: told of a verified private copy of each blob that the node has after a fetch.
         reread: read and verify what is there already, though nothing says that it changed.
+        on_progress: told now and then how far it is.
         beat: called now and then, for whoever waits for the cache directory.
     """
 
     shared: BlobReader | None = None
     held: Callable[[Sequence[NewFile]], None] = _nobody_shares
     reread: bool = False
+    on_progress: OnProgress | None = None
     beat: Callable[[], None] = _nobody_waits
 
 

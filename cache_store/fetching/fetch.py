@@ -23,7 +23,7 @@ from warmrank.cache_store.fetching.copying import Blobs, BlobSource, FetchOption
 from warmrank.cache_store.fetching.fetch_plan import Partition, Target, partition_of
 from warmrank.cache_store.fetching.laying_out import NUM_THREADS, staging, sweep_staging
 from warmrank.cache_store.fetching.pinned import take_pinned
-from warmrank.cache_store.fetching.progress import Meter, OnProgress, Progress
+from warmrank.cache_store.fetching.progress import Meter, Progress
 from warmrank.cache_store.fetching.reports import FetchFault, FetchOutcome, FetchReport
 from warmrank.cache_store.layout import blob_name
 from warmrank.cache_store.node.admission import admit, permit_copies
@@ -90,7 +90,6 @@ def fetch_partitions(
     cache_root: Path,
     *,
     options: FetchOptions | None = None,
-    on_progress: OnProgress | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> FetchOutcome:
     """Lay out all artifacts of the partitions that ``refs`` name below ``cache_root``.
@@ -100,7 +99,6 @@ def fetch_partitions(
         refs: the partitions; of one function, an earlier one's artifacts are tried first.
         cache_root: the cache directory.
         options: how it is done.
-        on_progress: told now and then how far it is.
         clock: seconds, never going back.
 
     Raises:
@@ -119,7 +117,7 @@ def fetch_partitions(
     reached(Step.FETCH_CHECKED)
     if wanted := job.wanted():
         permit = permit_copies(cache_root, documents.trust.policy, pinned.signers)
-        meter = _meter(cache_root, wanted, _beating(options.beat, on_progress), clock)
+        meter = _meter(cache_root, wanted, options, clock)
         blobs = Blobs(backend=documents.backend, permit=permit, shared=options.shared)
         with staging(permit, wanted) as staged:
             job.faults |= staged.fill(blobs, meter)
@@ -201,26 +199,20 @@ def _look_for(target: Target, cache_root: Path, index: DigestIndex) -> Path | Un
 
 
 def _meter(
-    cache_root: Path, wanted: Sequence[Target], on_progress: OnProgress | None, clock: Callable[[], float]
+    cache_root: Path, wanted: Sequence[Target], options: FetchOptions, clock: Callable[[], float]
 ) -> Meter:
+    def tell(progress: Progress) -> None:
+        options.beat()
+        if options.on_progress is not None:
+            options.on_progress(progress)
+
     return Meter(
         f"Fetching into {cache_root}",
         total_bytes=sum(target.digest.size_bytes for target in wanted),
         total_files=len(wanted),
-        on_progress=on_progress,
+        on_progress=tell,
         clock=clock,
     )
-
-
-def _beating(beat: Callable[[], None], on_progress: OnProgress | None) -> OnProgress:
-    """Return a listener that also tells whoever waits for the cache directory."""
-
-    def tell(progress: Progress) -> None:
-        beat()
-        if on_progress is not None:
-            on_progress(progress)
-
-    return tell
 
 
 def _outcome(job: _Job, refused: Mapping[PartitionRef, StoreError], *, seconds: float) -> FetchOutcome:

@@ -92,7 +92,8 @@ def _here(config: Config, plan: SeedPlan) -> tuple[NodeSeed, ...]:
     from warmrank.orchestrator.show.fetch_progress import fetch_progress
 
     with fetch_progress(output(stderr=True)) as on_progress:
-        return (seed_here(config, options=FetchOptions(reread=plan.verify), on_progress=on_progress),)
+        options = FetchOptions(reread=plan.verify, on_progress=on_progress)
+        return (seed_here(config, options=options),)
 
 
 def _once(config: Config, plan: SeedPlan) -> tuple[NodeSeed, ...]:

@@ -9,7 +9,6 @@ from typing import Literal
 from warmrank.cache_store.errors import StoreError
 from warmrank.cache_store.explain import explain_miss
 from warmrank.cache_store.fetching.copying import FetchOptions
-from warmrank.cache_store.fetching.progress import OnProgress
 from warmrank.cache_store.seed import SeedReport, Wanted, seed
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import Config
@@ -81,20 +80,13 @@ def failed(node: Node, why: str) -> NodeSeed:
     return NodeSeed(node=node, found=False, reason=why, faults=(why,))
 
 
-def seed_here(
-    config: Config,
-    node: Node | None = None,
-    *,
-    options: FetchOptions | None = None,
-    on_progress: OnProgress | None = None,
-) -> NodeSeed:
-    """Seed this node, telling ``on_progress`` now and then how far it is.
+def seed_here(config: Config, node: Node | None = None, *, options: FetchOptions | None = None) -> NodeSeed:
+    """Seed this node.
 
     Args:
         config: the launch.
         node: this node, where it is one of a cluster.
         options: how a fetch is done.
-        on_progress: told now and then how far it is.
 
     Raises:
         NoStore: the config names no store.
@@ -109,7 +101,7 @@ def seed_here(
         world_size=config.ranks,
         node_caches=keeper.destinations if keeper is not None else None,
     )
-    report = seed(store, wanted, config.cache_dir, options=options, on_progress=on_progress)
+    report = seed(store, wanted, config.cache_dir, options=options)
     found = _outcome(node or this_node(), report)
     if not report.found and not report.faults:
         found = replace(found, reason=report.reason + _other_launches(store, config, may_read=node is None))

@@ -105,9 +105,10 @@ class NodeSeeder:
             shared=SharedBlobs(shared, _get) if shared is not None else None,
             held=copies.extend,
             reread=self._verify,
+            on_progress=self._hear,
         )
         try:
-            found = seed_here(self._config, self._node, options=options, on_progress=self._hear)
+            found = seed_here(self._config, self._node, options=options)
         except (StoreError, OrchestratorError, OSError) as error:
             return failed(self._node, str(error)), None
         return found, _share(copies, room_bytes) if room_bytes else None
