@@ -22,7 +22,7 @@ from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.gang.on_node import options_on
 from warmrank.orchestrator.nodes import Node, alive
 from warmrank.orchestrator.seed.here import NodeSeed, failed, seed_here
-from warmrank.orchestrator.seed.seeding import NodeState, SeedCluster, Seeding, SeedPlan
+from warmrank.orchestrator.seed.seeding import NodeState, Seeding, SeedPlan
 from warmrank.orchestrator.seed.sharing import Share, SharedBlobs, share
 
 GET_TIMEOUT_S = 60.0
@@ -40,13 +40,10 @@ def preseed(config: Config, plan: SeedPlan, *, show: Callable[[Iterable[NodeStat
         UnknownNode: a name fits no alive node, or several.
         CannotStart: the cluster cannot be joined.
     """
-    with seed_cluster(config, verify=plan.verify) as cluster:
-        seeding = Seeding(cluster, plan, silent_s=silent_s(config))
-        while True:
+    with seeding_on_ray(config, plan) as seeding:
+        while not seeding.is_done:
             seeding.step()
             show(seeding.states.values())
-            if seeding.is_done:
-                return
             time.sleep(STEP_S)
 
 
@@ -55,14 +52,9 @@ def is_this_machine(config: Config) -> bool:
     return ray_session.way_in(config.ray, os.environ, initialized=False) == "local"
 
 
-def silent_s(config: Config) -> float:
-    """How long a node may get no further."""
-    return config.timeouts.start_s + config.timeouts.fetch_s
-
-
 @contextmanager
-def seed_cluster(config: Config, *, verify: bool) -> Iterator[SeedCluster]:
-    """The cluster of a config, joined for as long as the context lasts.
+def seeding_on_ray(config: Config, plan: SeedPlan) -> Iterator[Seeding]:
+    """The seeding of a config's cluster, which is joined for as long as the context lasts.
 
     Raises:
         CannotStart: it cannot be joined.
@@ -70,7 +62,8 @@ def seed_cluster(config: Config, *, verify: bool) -> Iterator[SeedCluster]:
     session = ray_session.enter(config.ray, timeout_s=config.timeouts.start_s)
     try:
         environ = ray_session.rank_environ(config.ray, config.device, session.way_in)
-        yield RaySeedCluster(config, environ, verify=verify)
+        cluster = RaySeedCluster(config, environ, verify=plan.verify)
+        yield Seeding(cluster, plan, silent_s=config.timeouts.start_s + config.timeouts.fetch_s)
     finally:
         ray_session.leave(session)
 

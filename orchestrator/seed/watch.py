@@ -20,8 +20,8 @@ from typing import Any
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import OrchestratorError
 from warmrank.orchestrator.seed.here import NodeSeed
-from warmrank.orchestrator.seed.on_ray import STEP_S, seed_cluster, silent_s
-from warmrank.orchestrator.seed.seeding import ADVANCE_EVERY_S, Seeding, SeedPlan
+from warmrank.orchestrator.seed.on_ray import STEP_S, seeding_on_ray
+from warmrank.orchestrator.seed.seeding import ADVANCE_EVERY_S, SeedPlan
 from warmrank.orchestrator.seed.show import SeedLines
 from warmrank.orchestrator.show.others_output import others_on_stderr
 from warmrank.orchestrator.signals import undisturbed
@@ -137,8 +137,8 @@ def _seed(connection: Connection, config: Config, plan: SeedPlan) -> None:
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     with undisturbed(), others_on_stderr():
         try:
-            with seed_cluster(config, verify=plan.verify) as cluster:
-                seeding, told_s = Seeding(cluster, plan, silent_s=silent_s(config)), float("-inf")
+            with seeding_on_ray(config, plan) as seeding:
+                told_s = float("-inf")
                 while not connection.poll(STEP_S):  # its end of file is something to read, too
                     seeding.step()
                     if time.monotonic() - told_s >= ADVANCE_EVERY_S:
