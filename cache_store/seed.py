@@ -2,8 +2,8 @@
 
 Invariants: a miss is a value with its reason, never an exception, so a launch goes on without its store;
 what comes from another world is offered, not promised: guards decide on each rank whether it may be
-adopted. Node artifacts come once a node (`node_seeding`). Knows neither torch nor ray, so that it fits a
-node's boot script.
+adopted. Node artifacts come once a node, of each path from the newest launch of which they can be had. Knows
+neither torch nor ray, so that it fits a node's boot script.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from warmrank.cache_store.errors import StoreError, is_final
 from warmrank.cache_store.explain import explain_miss
 from warmrank.cache_store.fetching.copying import FetchOptions
 from warmrank.cache_store.fetching.reports import FetchOutcome, FetchReport
-from warmrank.cache_store.node.placing import Destinations
-from warmrank.cache_store.node_seeding import NodeSeedReport, NodeWanted, seed_node
+from warmrank.cache_store.node.node_files import NodeFile
+from warmrank.cache_store.node.placing import Destinations, Vouched, place_files
 from warmrank.cache_store.publishing.stored_launches import LaunchSummary, StoredLaunch
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionRef
 from warmrank.cache_store.store import Store
@@ -29,6 +29,30 @@ logger = logging.getLogger(__name__)
 
 MAX_LAUNCHES = 8
 MAX_OTHER_RANKS = 1024
+MAX_NODE_LAUNCHES = 4
+"""Launches whose manifests are looked through for node artifacts; each takes over what it was given, so the
+others have what its nodes did not take or declare, and copies of what cannot be had of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSeedReport:
+    """What became of the node artifacts of one node.
+
+    Attributes:
+        files: those that the node's cache directory keeps now.
+        num_fetched: how many distinct ones came from the store.
+        bytes_fetched: their size.
+        num_placed: those that were written to where the node's tools look for them.
+        num_there: those that lay there, with the same bytes.
+        skipped: why others do not lie there, one line each.
+    """
+
+    files: tuple[NodeFile, ...] = ()
+    num_fetched: int = 0
+    bytes_fetched: int = 0
+    num_placed: int = 0
+    num_there: int = 0
+    skipped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,15 +285,53 @@ def _seed_node(
     options: FetchOptions,
     faults: list[str],
 ) -> NodeSeedReport:
+    """Keep the node artifacts of the last launches in the cache directory, and put each where its tool looks.
+
+    A node cache that the trust policy refuses gets none, and is no error.
+    """
     if wanted.node_caches is None:
         return NodeSeedReport()
-    needs = NodeWanted(
-        environment=wanted.environment,
-        world_size=wanted.world_size,
-        ranks=wanted.ranks,
-        destinations=wanted.node_caches,
+    destinations, refused = store.admitted(wanted.node_caches)
+    try:
+        sources: dict[PartitionRef, None] = {}
+        for record in records[:MAX_NODE_LAUNCHES]:
+            here = record.made_in(wanted.environment)
+            known = record.world_size == wanted.world_size and {ref.rank for ref in here}.issuperset(
+                wanted.ranks or ()
+            )
+            ranks = wanted.ranks if known else None
+            sources |= dict.fromkeys(store.node_sources(here, ranks))
+        found = (
+            _lay_out(store, tuple(sources), destinations, cache_root, options)
+            if sources
+            else NodeSeedReport()
+        )
+    except StoreError as error:
+        if is_final(error):
+            raise
+        faults.append(f"node artifacts: {error}")
+        found = NodeSeedReport()
+    return replace(found, skipped=(*refused, *found.skipped))
+
+
+def _lay_out(
+    store: Store,
+    sources: Sequence[PartitionRef],
+    destinations: Destinations,
+    cache_root: Path,
+    options: FetchOptions,
+) -> NodeSeedReport:
+    fetched = store.fetch_node_files(sources, destinations, cache_root, options=options)
+    vouched = Vouched(policy=store.policy, signers=fetched.signers)
+    placed = place_files(cache_root, fetched.files, destinations, vouched)
+    return NodeSeedReport(
+        files=fetched.files,
+        num_fetched=fetched.num_copied,
+        bytes_fetched=fetched.bytes_copied,
+        num_placed=len(placed.new),
+        num_there=len(placed.there),
+        skipped=(*fetched.skipped, *placed.skipped),
     )
-    return seed_node(store, records, needs, cache_root, options, faults)
 
 
 def _mark_used(store: Store, record_name: str) -> None:
