@@ -5,7 +5,7 @@ store is an S3 server on a node more, behind a link of its own too. All links ar
 (``tc`` tbf), and nodes are seeded by ``warmrank preseed``, each time into an empty directory:
 
     never    every node reads everything from the store; once, for the last shape
-    always   fan-out: each node reads a share, and passes it on
+    always   fan-out: one node reads everything, and shares it
     before   fan-out of another checkout, named by ``--before``
 
 once with many blobs of all sizes, and once with a single large one, which one node alone has to read. Each

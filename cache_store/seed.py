@@ -2,8 +2,8 @@
 
 Invariants: a miss is a value with its reason, never an exception, so a launch goes on without its store;
 what comes from another world is offered, not promised: guards decide on each rank whether it may be
-adopted. Node artifacts come once a node (`node_seeding`). Knows neither torch nor ray, so that it fits a
-node's boot script.
+adopted. Node artifacts come once a node, of each path from the newest launch of which they can be had. Knows
+neither torch nor ray, so that it fits a node's boot script.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from pathlib import Path
 
 from warmrank.cache_store.errors import StoreError, is_final
 from warmrank.cache_store.explain import explain_miss
-from warmrank.cache_store.fetching.intake import Intake
-from warmrank.cache_store.fetching.progress import OnProgress
+from warmrank.cache_store.fetching.copying import FetchOptions
 from warmrank.cache_store.fetching.reports import FetchOutcome, FetchReport
-from warmrank.cache_store.node.placing import Destinations
-from warmrank.cache_store.node_seeding import NodeRoom, NodeSeedReport, NodeWanted, seed_node
+from warmrank.cache_store.node.node_files import NodeFile
+from warmrank.cache_store.node.placing import Destinations, Vouched, place_files
 from warmrank.cache_store.publishing.stored_launches import LaunchSummary, StoredLaunch
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionRef
 from warmrank.cache_store.store import Store
@@ -30,6 +29,30 @@ logger = logging.getLogger(__name__)
 
 MAX_LAUNCHES = 8
 MAX_OTHER_RANKS = 1024
+MAX_NODE_LAUNCHES = 4
+"""Launches whose manifests are looked through for node artifacts; each takes over what it was given, so the
+others have what its nodes did not take or declare, and copies of what cannot be had of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSeedReport:
+    """What became of the node artifacts of one node.
+
+    Attributes:
+        files: those that the node's cache directory keeps now.
+        num_fetched: how many distinct ones came from the store.
+        bytes_fetched: their size.
+        num_placed: those that were written to where the node's tools look for them.
+        num_there: those that lay there, with the same bytes.
+        skipped: why others do not lie there, one line each.
+    """
+
+    files: tuple[NodeFile, ...] = ()
+    num_fetched: int = 0
+    bytes_fetched: int = 0
+    num_placed: int = 0
+    num_there: int = 0
+    skipped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +70,6 @@ class SeedReport:
         node: the node artifacts; nothing where the node has no node caches.
         bytes_read: bytes of partitions that came out of the store.
         bytes_brought: bytes of partitions that came from another node.
-        bytes_resumed: bytes of partitions that a seeding which did not end had copied.
     """
 
     found: bool
@@ -59,7 +81,6 @@ class SeedReport:
     node: NodeSeedReport = field(default_factory=NodeSeedReport)
     bytes_read: int = 0
     bytes_brought: int = 0
-    bytes_resumed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,22 +102,12 @@ class Wanted:
     node_caches: Destinations | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Room:
-    """Where to, and how."""
-
-    cache_root: Path
-    intake: Intake
-    on_progress: OnProgress | None
-
-
 def seed(
     store: Store,
     wanted: Wanted,
     cache_root: Path,
     *,
-    intake: Intake | None = None,
-    on_progress: OnProgress | None = None,
+    options: FetchOptions | None = None,
 ) -> SeedReport:
     """Lay out what the newest fitting launches stored.
 
@@ -111,22 +122,20 @@ def seed(
         store: the store.
         wanted: what the node is about to run.
         cache_root: the node's cache directory.
-        intake: how the bytes come in; None for simply from the store.
-        on_progress: told now and then how far it is.
+        options: how a fetch is done.
 
     Raises:
         UnusableCache: ``cache_root`` cannot be used; that is the configuration's fault, and no miss.
         StoreUnavailable: of a place of the store that is required.
     """
-    started = time.perf_counter()
+    started, options = time.perf_counter(), options or FetchOptions()
     store.admit(cache_root)
     faults: list[str] = []
     chosen, reason = _find(store, wanted, faults)
     records = [stored.record for stored in chosen]
-    room = _Room(cache_root=cache_root, intake=intake or Intake(), on_progress=on_progress)
-    node = _seed_node(store, records, wanted, room, faults)
+    node = _seed_node(store, records, wanted, cache_root, options, faults)
     refs = _choose(store, records, wanted, cache_root, faults)
-    outcome = _fetch(store, refs, room, faults)
+    outcome = _fetch(store, refs, cache_root, options, faults)
     fetched = _merge(outcome.partitions) if outcome is not None else ()
     if fetched:
         _mark_used(store, chosen[0].name)
@@ -140,7 +149,6 @@ def seed(
         node=node,
         bytes_read=outcome.bytes_read if outcome is not None else 0,
         bytes_brought=outcome.bytes_brought if outcome is not None else 0,
-        bytes_resumed=outcome.bytes_resumed if outcome is not None else 0,
     )
     logger.info(
         "Seeded %s with %d partitions, %d bytes copied, %.3f s: %s",
@@ -252,15 +260,14 @@ def _choose(
 def _fetch(
     store: Store,
     refs: Sequence[PartitionRef],
-    room: _Room,
+    cache_root: Path,
+    options: FetchOptions,
     faults: list[str],
 ) -> FetchOutcome | None:
     if not refs:
         return None
     try:
-        outcome = store.fetch_partitions(
-            refs, room.cache_root, intake=room.intake, on_progress=room.on_progress
-        )
+        outcome = store.fetch_partitions(refs, cache_root, options=options)
     except StoreError as error:
         if is_final(error):
             raise
@@ -271,17 +278,60 @@ def _fetch(
 
 
 def _seed_node(
-    store: Store, records: Sequence[LaunchRecord], wanted: Wanted, room: _Room, faults: list[str]
+    store: Store,
+    records: Sequence[LaunchRecord],
+    wanted: Wanted,
+    cache_root: Path,
+    options: FetchOptions,
+    faults: list[str],
 ) -> NodeSeedReport:
+    """Keep the node artifacts of the last launches in the cache directory, and put each where its tool looks.
+
+    A node cache that the trust policy refuses gets none, and is no error.
+    """
     if wanted.node_caches is None:
         return NodeSeedReport()
-    needs = NodeWanted(
-        environment=wanted.environment,
-        world_size=wanted.world_size,
-        ranks=wanted.ranks,
-        destinations=wanted.node_caches,
+    destinations, refused = store.admitted(wanted.node_caches)
+    try:
+        sources: dict[PartitionRef, None] = {}
+        for record in records[:MAX_NODE_LAUNCHES]:
+            here = record.made_in(wanted.environment)
+            known = record.world_size == wanted.world_size and {ref.rank for ref in here}.issuperset(
+                wanted.ranks or ()
+            )
+            ranks = wanted.ranks if known else None
+            sources |= dict.fromkeys(store.node_sources(here, ranks))
+        found = (
+            _lay_out(store, tuple(sources), destinations, cache_root, options)
+            if sources
+            else NodeSeedReport()
+        )
+    except StoreError as error:
+        if is_final(error):
+            raise
+        faults.append(f"node artifacts: {error}")
+        found = NodeSeedReport()
+    return replace(found, skipped=(*refused, *found.skipped))
+
+
+def _lay_out(
+    store: Store,
+    sources: Sequence[PartitionRef],
+    destinations: Destinations,
+    cache_root: Path,
+    options: FetchOptions,
+) -> NodeSeedReport:
+    fetched = store.fetch_node_files(sources, destinations, cache_root, options=options)
+    vouched = Vouched(policy=store.policy, signers=fetched.signers)
+    placed = place_files(cache_root, fetched.files, destinations, vouched)
+    return NodeSeedReport(
+        files=fetched.files,
+        num_fetched=fetched.num_copied,
+        bytes_fetched=fetched.bytes_copied,
+        num_placed=len(placed.new),
+        num_there=len(placed.there),
+        skipped=(*fetched.skipped, *placed.skipped),
     )
-    return seed_node(store, records, needs, NodeRoom(cache_root=room.cache_root, intake=room.intake), faults)
 
 
 def _mark_used(store: Store, record_name: str) -> None:

@@ -8,6 +8,7 @@ far as possible. A nearer place gets a document as it stands in the farthest.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,8 +17,8 @@ from warmrank.cache_store.backends.tiers import TieredBackend
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import StoreError
 from warmrank.cache_store.fetching import fetch
-from warmrank.cache_store.fetching.intake import Intake
-from warmrank.cache_store.fetching.progress import OnProgress, while_asked
+from warmrank.cache_store.fetching.copying import FetchOptions
+from warmrank.cache_store.fetching.progress import while_asked
 from warmrank.cache_store.fetching.reports import FetchOutcome
 from warmrank.cache_store.layout import blob_name, launch_name, manifest_name
 from warmrank.cache_store.publishing import launches, publish
@@ -101,14 +102,12 @@ def fetch_partitions(
     trust: Trust,
     refs: Sequence[PartitionRef],
     cache_root: Path,
-    intake: Intake,
-    on_progress: OnProgress | None,
+    options: FetchOptions,
 ) -> FetchOutcome:
     """As `fetch.fetch_partitions`, whose caller hears nothing more once ``view`` was left."""
     documents = Documents(backend=view, trust=trust)
-    return fetch.fetch_partitions(
-        documents, refs, cache_root, intake=intake, on_progress=while_asked(on_progress, view)
-    )
+    options = replace(options, on_progress=while_asked(options.on_progress, view))
+    return fetch.fetch_partitions(documents, refs, cache_root, options=options)
 
 
 def fill(view: TieredBackend, blobs: Sequence[NewFile], documents: Iterable[str]) -> None:

@@ -11,15 +11,15 @@ location elsewhere.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from warmrank.cache_store import spreading
 from warmrank.cache_store.backends.backend import BlobBackend
 from warmrank.cache_store.backends.tier import TierState
-from warmrank.cache_store.backends.tiers import TieredBackend
 from warmrank.cache_store.fetching import fetch, node_artifacts, pinned
-from warmrank.cache_store.fetching.intake import Intake, beating, incoming, tell_held
+from warmrank.cache_store.fetching.copying import FetchOptions
 from warmrank.cache_store.fetching.node_artifacts import NodeFetch
 from warmrank.cache_store.fetching.pinned import Pinned
 from warmrank.cache_store.fetching.progress import OnProgress
@@ -30,7 +30,6 @@ from warmrank.cache_store.node.single_flight import LOCK_TIMEOUT_S, single_fligh
 from warmrank.cache_store.publishing import stored_launches
 from warmrank.cache_store.publishing.reports import BlobReport, PublishReport
 from warmrank.cache_store.publishing.stored_launches import LaunchSummary, StoredLaunch
-from warmrank.cache_store.records.documents import Documents
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef
 from warmrank.cache_store.retention import last_use
 from warmrank.cache_store.signing.trust import Trust
@@ -166,8 +165,7 @@ class Store(StorePlaces):
         refs: Sequence[PartitionRef],
         cache_root: Path,
         *,
-        intake: Intake | None = None,
-        on_progress: OnProgress | None = None,
+        options: FetchOptions | None = None,
         lock_timeout_s: float = LOCK_TIMEOUT_S,
     ) -> FetchOutcome:
         """Lay out partitions below ``cache_root``, one process of this node at a time.
@@ -175,8 +173,7 @@ class Store(StorePlaces):
         Args:
             refs: the partitions, as a launch record names them.
             cache_root: the cache directory.
-            intake: how the bytes come in; None for simply from the store.
-            on_progress: told now and then how far it is.
+            options: how it is done.
             lock_timeout_s: how long another process may get no further before this one goes on beside it.
 
         Raises:
@@ -184,15 +181,11 @@ class Store(StorePlaces):
         """
         trust = self._trust
         with single_flight(cache_root, timeout_s=lock_timeout_s) as flight:
-
-            def fetch(view: TieredBackend) -> FetchOutcome:
-                # A place of its own for each try: one that was left behind may go on with its blobs.
-                with incoming(cache_root, intake, flight) as room:
-                    telling = beating(on_progress, flight)
-                    return spreading.fetch_partitions(view, trust, refs, cache_root, room, telling)
-
-            outcome = self._supervisor.run(fetch)
-        tell_held(intake, outcome.copies)
+            beating = replace(options or FetchOptions(), beat=flight.beat)
+            outcome = self._supervisor.run(
+                lambda view: spreading.fetch_partitions(view, trust, refs, cache_root, beating)
+            )
+        beating.held(outcome.copies)
         self._fill(outcome, refs)
         return outcome
 
@@ -208,7 +201,7 @@ class Store(StorePlaces):
         destinations: Destinations,
         cache_root: Path,
         *,
-        intake: Intake | None = None,
+        options: FetchOptions | None = None,
         lock_timeout_s: float = LOCK_TIMEOUT_S,
     ) -> NodeFetch:
         """Keep node artifacts of partitions below ``cache_root``; see `node_artifacts.fetch_node_files`.
@@ -217,13 +210,11 @@ class Store(StorePlaces):
         """
         fetch_files = node_artifacts.fetch_node_files
         with single_flight(cache_root, timeout_s=lock_timeout_s) as flight:
-
-            def fetch(documents: Documents) -> NodeFetch:
-                with incoming(cache_root, intake, flight) as room:
-                    return fetch_files(documents, refs, destinations, cache_root, room)
-
-            found = self._run(fetch)
-        tell_held(intake, found.copies)
+            beating = replace(options or FetchOptions(), beat=flight.beat)
+            found = self._run(
+                lambda documents: fetch_files(documents, refs, destinations, cache_root, beating)
+            )
+        beating.held(found.copies)
         self._spread(found.copies, [])
         return found
 

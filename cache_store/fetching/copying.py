@@ -15,18 +15,24 @@ import contextlib
 import errno
 import fcntl
 import io
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
-from warmrank.cache_store.backends.backend import BlobBackend
+from warmrank.cache_store.backends.backend import BlobBackend, NewFile
 from warmrank.cache_store.backends.durability import EarlyWriter
 from warmrank.cache_store.backends.reading import read_from_any
 from warmrank.cache_store.digests import CHUNK_BYTES, Digest, TooLong, copy_and_digest, digest_stream
-from warmrank.cache_store.errors import Corrupt, NotInStore, os_errors_are_unavailable
-from warmrank.cache_store.fetching.pace import Pace
+from warmrank.cache_store.errors import (
+    Corrupt,
+    NotInStore,
+    StoreUnavailable,
+    os_errors_are_unavailable,
+)
+from warmrank.cache_store.fetching.progress import OnProgress
 from warmrank.cache_store.layout import blob_name
 from warmrank.cache_store.node.admission import Permit
 from warmrank.cache_store.node.private_files import create_private, open_private, os_errors_are_unusable
@@ -43,6 +49,47 @@ _CANNOT_CLONE = frozenset(
 
 CountBytes = Callable[[int], None]
 
+logger = logging.getLogger(__name__)
+
+
+class BlobReader(Protocol):
+    """Opens blobs by name, as a store does; whoever reads one verifies it."""
+
+    def open(self, name: str) -> BinaryIO:
+        """Open a blob for reading.
+
+        Raises:
+            NotInStore: there is none.
+            StoreUnavailable: it cannot be had; reading may raise that, too.
+        """
+
+
+def _nobody_waits() -> None:
+    """Where nobody asks whether a fetch gets on."""
+
+
+def _nobody_shares(copies: Sequence[NewFile]) -> None:
+    """Where nobody else is to get the blobs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchOptions:
+    """How a fetch is done; none of it changes what is laid out.
+
+    Attributes:
+        shared: blobs that another node shares, asked before the store.
+        held: told of a verified private copy of each blob that the node has after a fetch.
+        reread: read and verify what is there already, though nothing says that it changed.
+        on_progress: told now and then how far it is.
+        beat: called now and then, for whoever waits for the cache directory.
+    """
+
+    shared: BlobReader | None = None
+    held: Callable[[Sequence[NewFile]], None] = _nobody_shares
+    reread: bool = False
+    on_progress: OnProgress | None = None
+    beat: Callable[[], None] = _nobody_waits
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blobs:
@@ -51,20 +98,25 @@ class Blobs:
     Attributes:
         backend: the store.
         permit: where copies may go.
-        pace: the bandwidth limit for reading them; None for none.
+        shared: asked before the store; None for nobody.
         is_flushed: the copies are to be flushed, so the disk begins with each at once.
         unshared: devices of places from which no reflink could be made, so that it is not tried for each.
+        brought: blobs that ``shared`` gave.
     """
 
     backend: BlobBackend
     permit: Permit
-    pace: Pace | None = None
+    shared: BlobReader | None = None
     is_flushed: bool = False
     unshared: set[int] = field(default_factory=set)
+    brought: set[Digest] = field(default_factory=set)
 
     def copy(self, digest: Digest, path: Path, count: CountBytes) -> Digest:
         """Copy a blob of known size; see `copy_blob`."""
         source = BlobSource(blobs=self, sha256=digest.sha256, size_bytes=digest.size_bytes)
+        if self.shared is not None and _copy_shared(self.shared, source, path, count):
+            self.brought.add(digest)
+            return digest
         return copy_blob(source, path, count)
 
 
@@ -164,19 +216,35 @@ def _give_up(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def _copy_shared(shared: BlobReader, source: BlobSource, path: Path, count: CountBytes) -> bool:
+    """Copy a blob that another node shares; False where it has to come from the store."""
+    try:
+        with shared.open(blob_name(source.sha256)) as file:
+            _copy_file(file, source, path, count)
+    except NotInStore:
+        return False
+    except (Corrupt, StoreUnavailable) as error:
+        logger.warning("Read from the store instead: %s", error)
+        return False
+    return True
+
+
 def _copy_once(source: BlobSource, path: Path, count: CountBytes) -> Digest:
-    name = blob_name(source.sha256)
+    return read_from_any(
+        source.blobs.backend,
+        blob_name(source.sha256),
+        lambda file: _copy_file(file, source, path, count),
+    )
 
-    def copy(file: BinaryIO) -> Digest:
-        reader = _StoreReader(file=file, name=name, count=count, pace=source.blobs.pace)
-        try:
-            return _pour(reader, source, path)
-        except BaseException:
-            count(-reader.num_bytes)
-            _give_up(path)
-            raise
 
-    return read_from_any(source.blobs.backend, name, copy)
+def _copy_file(file: BinaryIO, source: BlobSource, path: Path, count: CountBytes) -> Digest:
+    reader = _StoreReader(file=file, name=blob_name(source.sha256), count=count)
+    try:
+        return _pour(reader, source, path)
+    except BaseException:
+        count(-reader.num_bytes)
+        _give_up(path)
+        raise
 
 
 def _pour(reader: _StoreReader, source: BlobSource, path: Path) -> Digest:
@@ -237,16 +305,11 @@ class _StoreReader:
     file: BinaryIO
     name: str
     count: CountBytes
-    pace: Pace | None
     num_bytes: int = 0
 
     def read(self, size: int, /) -> bytes:
-        if self.pace is not None:
-            size = min(size, self.pace.piece_bytes)
         with os_errors_are_unavailable("blob", self.name):
             chunk = self.file.read(size)
         self.num_bytes += len(chunk)
         self.count(len(chunk))
-        if self.pace is not None:
-            self.pace.take(len(chunk))
         return chunk

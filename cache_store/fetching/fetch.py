@@ -2,9 +2,8 @@
 
 Invariants: every blob is read once, whatever the number of partitions that want it, and hashed while it is
 copied; nothing of a partition gets its name before all of it is verified; what is in the cache directory
-already, or was left by a fetch that did not end, is verified, and not copied; a blob that is not what its
-name says goes into quarantine. One partition's fault is its own: the others are laid out. Memory does not
-grow with the sizes.
+already is verified, and not copied; a blob that is not what its name says goes into quarantine. One
+partition's fault is its own: the others are laid out. Memory does not grow with the sizes.
 """
 
 from __future__ import annotations
@@ -19,14 +18,12 @@ from pathlib import Path
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import NotInStore, StoreError, UnusableCache
-from warmrank.cache_store.fetching.arrivals import Arrivals
 from warmrank.cache_store.fetching.completeness import blob_faults, bring_back
-from warmrank.cache_store.fetching.copying import Blobs, BlobSource, copy_blob
-from warmrank.cache_store.fetching.fetch_plan import Partition, Target, by_digest, partition_of
-from warmrank.cache_store.fetching.intake import Intake, receive
+from warmrank.cache_store.fetching.copying import Blobs, BlobSource, FetchOptions, copy_blob
+from warmrank.cache_store.fetching.fetch_plan import Partition, Target, partition_of
 from warmrank.cache_store.fetching.laying_out import NUM_THREADS, staging, sweep_staging
 from warmrank.cache_store.fetching.pinned import take_pinned
-from warmrank.cache_store.fetching.progress import Meter, OnProgress
+from warmrank.cache_store.fetching.progress import Meter, Progress
 from warmrank.cache_store.fetching.reports import FetchFault, FetchOutcome, FetchReport
 from warmrank.cache_store.layout import blob_name
 from warmrank.cache_store.node.admission import admit, permit_copies
@@ -92,8 +89,7 @@ def fetch_partitions(
     refs: Sequence[PartitionRef],
     cache_root: Path,
     *,
-    intake: Intake | None = None,
-    on_progress: OnProgress | None = None,
+    options: FetchOptions | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> FetchOutcome:
     """Lay out all artifacts of the partitions that ``refs`` name below ``cache_root``.
@@ -102,39 +98,37 @@ def fetch_partitions(
         documents: the store.
         refs: the partitions; of one function, an earlier one's artifacts are tried first.
         cache_root: the cache directory.
-        intake: how the bytes come in; None for simply from the store.
-        on_progress: told now and then how far it is.
+        options: how it is done.
         clock: seconds, never going back.
 
     Raises:
         UnusableCache: ``cache_root`` cannot be used at all, or not under this trust policy.
         StoreUnavailable: of a place of the store that is required.
     """
-    started_s, intake = clock(), intake or Intake()
+    started_s, options = clock(), options or FetchOptions()
     admit(cache_root, documents.trust.policy, documents.trust.revoked)
     sweep_staging(cache_root)
     known: dict[Target, Target] = {}
     pinned = take_pinned(documents, refs, lambda ref, manifest: partition_of(ref, manifest, known))
-    index = DigestIndex.open(cache_root, INDEX_NAME, reread=intake.reread)
-    job = _look(tuple(pinned.kept.values()), cache_root, index, intake.beat)
+    index = DigestIndex.open(cache_root, INDEX_NAME, reread=options.reread)
+    job = _look(tuple(pinned.kept.values()), cache_root, index, options.beat)
     missing = blob_faults(documents.backend, (target.digest for target in job.absent))
     job.faults |= {target: missing[target.digest] for target in job.absent if target.digest in missing}
     reached(Step.FETCH_CHECKED)
     if wanted := job.wanted():
         permit = permit_copies(cache_root, documents.trust.policy, pinned.signers)
-        meter = _meter(cache_root, wanted, on_progress, clock)
-        every = (target.digest for target in job.whole())
-        blobs = Blobs(backend=documents.backend, permit=permit, pace=intake.pace)
-        receive(intake, blobs, list(by_digest(wanted)), every=every, count=meter.count)
-        with staging(permit, wanted, intake) as staged:
+        meter = _meter(cache_root, wanted, options, clock)
+        blobs = Blobs(backend=documents.backend, permit=permit, shared=options.shared)
+        with staging(permit, wanted) as staged:
             job.faults |= staged.fill(blobs, meter)
             reached(Step.FETCH_STAGED)
             job.copied, failed = staged.place(job.wanted(), index)
             job.faults |= failed
+            job.brought = blobs.brought
         meter.finish()
     index.save()
     reached(Step.FETCH_DONE)
-    outcome = _outcome(job, pinned.errors, intake.arrivals, seconds=clock() - started_s)
+    outcome = _outcome(job, pinned.errors, seconds=clock() - started_s)
     _log(outcome, cache_root)
     return outcome
 
@@ -148,6 +142,7 @@ class _Job:
         absent: the targets that the cache directory lacks, in their order.
         standing: where the others are.
         copied: where those are that were copied.
+        brought: blobs that came from another node.
         faults: why targets cannot be laid out.
     """
 
@@ -155,6 +150,7 @@ class _Job:
     absent: Sequence[Target]
     standing: Mapping[Target, Path]
     copied: dict[Target, Path] = field(default_factory=dict)
+    brought: set[Digest] = field(default_factory=set)
     faults: dict[Target, StoreError]
 
     def wanted(self) -> list[Target]:
@@ -203,20 +199,23 @@ def _look_for(target: Target, cache_root: Path, index: DigestIndex) -> Path | Un
 
 
 def _meter(
-    cache_root: Path, wanted: Sequence[Target], on_progress: OnProgress | None, clock: Callable[[], float]
+    cache_root: Path, wanted: Sequence[Target], options: FetchOptions, clock: Callable[[], float]
 ) -> Meter:
+    def tell(progress: Progress) -> None:
+        options.beat()
+        if options.on_progress is not None:
+            options.on_progress(progress)
+
     return Meter(
         f"Fetching into {cache_root}",
         total_bytes=sum(target.digest.size_bytes for target in wanted),
         total_files=len(wanted),
-        on_progress=on_progress,
+        on_progress=tell,
         clock=clock,
     )
 
 
-def _outcome(
-    job: _Job, refused: Mapping[PartitionRef, StoreError], arrivals: Arrivals | None, *, seconds: float
-) -> FetchOutcome:
+def _outcome(job: _Job, refused: Mapping[PartitionRef, StoreError], *, seconds: float) -> FetchOutcome:
     reports: list[FetchReport] = []
     failed = [FetchFault(ref=ref, error=error) for ref, error in refused.items()]
     left = set(job.copied)
@@ -229,13 +228,11 @@ def _outcome(
     whole, paths = job.whole(), {**job.standing, **job.copied}
     copies = {target.digest: path for target, path in paths.items() if target in whole}
     copied = {target.digest for target in job.copied}
-    resumed, brought = (arrivals.resumed, arrivals.brought) if arrivals is not None else (set(), set())
     return FetchOutcome(
         partitions=tuple(reports),
         faults=tuple(failed),
-        bytes_read=_size_of(copied - resumed - brought),
-        bytes_brought=_size_of(copied & brought),
-        bytes_resumed=_size_of(copied & resumed),
+        bytes_read=_size_of(copied - job.brought),
+        bytes_brought=_size_of(copied & job.brought),
         copies=tuple(
             NewFile(name=blob_name(digest.sha256), source=path, expected=digest)
             for digest, path in copies.items()

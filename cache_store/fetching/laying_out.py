@@ -5,8 +5,7 @@ where ``n`` counts the functions, so that a function which is new to the cache d
 variants by one rename.
 
 Invariants: what fails is a fault of its target alone; a staged file is verified, and a blob is read once,
-whatever the number of its copies; at most `NUM_THREADS` copies are made at once. A blob waits among the
-`Arrivals` until all have come, so that a fetch that is killed need not copy it again.
+whatever the number of its copies; at most `NUM_THREADS` copies are made at once.
 """
 
 from __future__ import annotations
@@ -16,11 +15,9 @@ import itertools
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import Corrupt, StoreError, UnusableCache, is_final
 from warmrank.cache_store.fetching.copying import Blobs, clone
 from warmrank.cache_store.fetching.fetch_plan import Target, by_digest, by_function_dir
-from warmrank.cache_store.fetching.intake import Intake
 from warmrank.cache_store.fetching.progress import Meter
 from warmrank.cache_store.node.admission import Permit
 from warmrank.cache_store.node.companions import place_companion
@@ -39,21 +36,17 @@ from warmrank.cache_store.parallel import each, each_short, is_short
 from warmrank.cache_store.steps import Step, reached
 
 NUM_THREADS = 8
-NUM_PACED_THREADS = 2
-"""Under a limit more threads bring nothing sooner, and leave more half done when they are killed."""
 _STAGING = ".tmp-"
 
 
 class Staging:
     """Where ``targets`` are made before they get their names; `staging` makes one."""
 
-    def __init__(self, permit: Permit, directory: Path, targets: Collection[Target], intake: Intake) -> None:
+    def __init__(self, permit: Permit, directory: Path, targets: Collection[Target]) -> None:
         self._cache_root = permit.root
         self._directories: dict[str, Path] = {}
         self._num_planned: dict[str, int] = {}
         self._paths: dict[Target, Path] = {}
-        self._waiting: dict[Target, Digest] = {}
-        self._intake = intake
         for number, (function_dir, mine) in enumerate(by_function_dir(targets).items()):
             self._directories[function_dir] = directory / str(number)
             self._num_planned[function_dir] = len(mine)
@@ -80,22 +73,21 @@ class Staging:
             return self._copy(blobs, copies, meter)
 
         faults: dict[Target, StoreError] = {}
-        num_threads = NUM_THREADS if blobs.pace is None else NUM_PACED_THREADS
         groups = list(by_digest(self._paths).values())
         size_bytes = sum(group[0].digest.size_bytes for group in groups)
-        run_each = each_short if is_short(len(groups), size_bytes) and blobs.pace is None else each
-        for found in run_each(run, groups, num_threads=num_threads):
+        run_each = each_short if is_short(len(groups), size_bytes) else each
+        for found in run_each(run, groups, num_threads=NUM_THREADS):
             faults.update(found)
         return faults
 
     def _copy(self, blobs: Blobs, targets: list[Target], meter: Meter) -> dict[Target, StoreError]:
         first, *others = targets
+        origin = self._paths[first]
         try:
-            origin = self._receive(blobs, first, meter)
+            blobs.copy(first.digest, origin, meter.count)
         except StoreError as error:
             if is_final(error):
                 raise
-            self._note_fault(error)
             return dict.fromkeys(targets, error)
         meter.count(0, num_files=1)
         faults: dict[Target, StoreError] = {}
@@ -103,29 +95,10 @@ class Staging:
             try:
                 clone(origin, self._paths[target], meter.count)
             except UnusableCache as error:
-                self._note_fault(error)
                 faults[target] = error
             else:
                 meter.count(0, num_files=1)
         return faults
-
-    def _note_fault(self, error: StoreError) -> None:
-        if self._intake.arrivals is not None:
-            self._intake.arrivals.note_fault(error)
-
-    def _receive(self, blobs: Blobs, target: Target, meter: Meter) -> Path:
-        """A verified copy of a target's blob: its staged file, or one that has yet to be moved there."""
-        digest, arrivals = target.digest, self._intake.arrivals
-        if arrivals is None:
-            path = self._paths[target]
-            blobs.copy(digest, path, meter.count)
-            return path
-        path = arrivals.place_for(digest)
-        if not arrivals.has(digest):
-            blobs.copy(digest, path, meter.count)
-            arrivals.note(digest)
-        self._waiting[target] = digest
-        return path
 
     def place(
         self, targets: Collection[Target], index: DigestIndex
@@ -142,7 +115,6 @@ class Staging:
             target_dir = self._cache_root / function_dir
             parent = target_dir.parent
             try:
-                self._take_over(mine)
                 with os_errors_are_unusable("directory", target_dir):
                     for target in mine:
                         date_back(self._paths[target])
@@ -158,13 +130,6 @@ class Staging:
             placed.update(found)
             reached(Step.FETCH_PLACED)
         return placed, faults
-
-    def _take_over(self, targets: Collection[Target]) -> None:
-        """Move into staging what waits; what is not placed waits on, for the next fetch."""
-        for target in targets:
-            digest, arrivals = self._waiting.pop(target, None), self._intake.arrivals
-            if digest is not None and arrivals is not None:
-                arrivals.hand_over(digest, self._paths[target])
 
     def _place(self, function_dir: Path, targets: list[Target], index: DigestIndex) -> dict[Target, Path]:
         staged = self._directories[targets[0].function_dir]
@@ -188,7 +153,7 @@ def sweep_staging(cache_root: Path) -> None:
 
 
 @contextlib.contextmanager
-def staging(permit: Permit, targets: Collection[Target], intake: Intake) -> Iterator[Staging]:
+def staging(permit: Permit, targets: Collection[Target]) -> Iterator[Staging]:
     """A staging directory, gone afterwards.
 
     Raises:
@@ -198,6 +163,6 @@ def staging(permit: Permit, targets: Collection[Target], intake: Intake) -> Iter
     with os_errors_are_unusable("directory", path):
         make_private_directories(path)
     try:
-        yield Staging(permit, path, targets, intake)
+        yield Staging(permit, path, targets)
     finally:
         discard_tree(path)

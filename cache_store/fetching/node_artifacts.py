@@ -14,7 +14,7 @@ nothing else back: no rank needs a node artifact to be correct.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +22,7 @@ from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import StoreError, is_final
 from warmrank.cache_store.fetching.completeness import blob_faults
-from warmrank.cache_store.fetching.copying import Blobs
-from warmrank.cache_store.fetching.intake import Intake, receive
+from warmrank.cache_store.fetching.copying import Blobs, FetchOptions
 from warmrank.cache_store.fetching.node_offers import Offers
 from warmrank.cache_store.fetching.pinned import artifacts_key, take_pinned
 from warmrank.cache_store.layout import blob_name
@@ -85,7 +84,7 @@ class _Room:
 
     blobs: Blobs
     index: DigestIndex
-    intake: Intake
+    beat: Callable[[], None]
 
     @property
     def cache_root(self) -> Path:
@@ -95,7 +94,7 @@ class _Room:
     def count(self, num_bytes: int) -> None:
         """Say that it gets on; nobody follows how far, since they come before the long copies."""
         del num_bytes
-        self.intake.beat()
+        self.beat()
 
 
 def node_sources(
@@ -126,7 +125,7 @@ def fetch_node_files(
     refs: Sequence[PartitionRef],
     destinations: Destinations,
     cache_root: Path,
-    intake: Intake | None = None,
+    options: FetchOptions | None = None,
 ) -> NodeFetch:
     """Keep node artifacts of the partitions that ``refs`` name in the cache directory, verified.
 
@@ -135,7 +134,7 @@ def fetch_node_files(
         refs: the partitions, those first whose artifacts are to come before others.
         destinations: the node caches of this node; what belongs to none of them does not come.
         cache_root: the cache directory.
-        intake: how the bytes come in; None for simply from the store.
+        options: how it is done.
 
     Raises:
         UnusableCache: ``cache_root`` cannot be used at all, or not under this trust policy.
@@ -149,13 +148,13 @@ def fetch_node_files(
     offers = Offers(found, destinations)
     if not offers:
         return NodeFetch(skipped=(*skipped, *offers.left_out), signers=pinned.signers)
-    intake = intake or Intake()
+    options = options or FetchOptions()
     # Also where nothing will be copied: what is there already may have come from a tool of this node.
     permit = permit_copies(cache_root, trust.policy, pinned.signers)
     room = _Room(
-        blobs=Blobs(backend=documents.backend, permit=permit, pace=intake.pace),
-        index=DigestIndex.open(cache_root, INDEX_NAME, reread=intake.reread),
-        intake=intake,
+        blobs=Blobs(backend=documents.backend, permit=permit, shared=options.shared),
+        index=DigestIndex.open(cache_root, INDEX_NAME, reread=options.reread),
+        beat=options.beat,
     )
     copied: dict[Digest, None] = {}
     while wanted := offers.next():
@@ -187,7 +186,6 @@ def _keep_all(
     absent = [digest for digest, path in known.items() if path is None]
     faults = blob_faults(documents.backend, absent)
     copyable = [digest for digest in absent if digest not in faults]
-    receive(room.intake, room.blobs, copyable, every=known, count=room.count)
     faults |= _copy_all(copyable, room)
     return faults, [digest for digest in copyable if digest not in faults]
 
@@ -237,18 +235,13 @@ def _look(documents: Documents, refs: Sequence[PartitionRef]) -> dict[PartitionR
 
 def _copy_all(digests: Sequence[Digest], room: _Room) -> dict[Digest, StoreError]:
     def copy(digest: Digest) -> StoreError | None:
-        staged, arrivals = temporary_kept(room.cache_root), room.intake.arrivals
+        staged = temporary_kept(room.cache_root)
         try:
-            if arrivals is not None and arrivals.has(digest):
-                arrivals.hand_over(digest, staged)
-            else:
-                room.blobs.copy(digest, staged, room.count)
+            room.blobs.copy(digest, staged, room.count)
             room.index.remember_own(place_kept(room.cache_root, staged, digest), digest)
         except StoreError as error:
             if is_final(error):
                 raise
-            if arrivals is not None:
-                arrivals.note_fault(error)
             return error
         finally:
             staged.unlink(missing_ok=True)

@@ -44,8 +44,7 @@ class FetchOutcome:
         partitions: those laid out.
         faults: the others.
         bytes_read: bytes that came out of the store: of each blob once, whatever the number of its copies.
-        bytes_brought: bytes that came from elsewhere, such as another node.
-        bytes_resumed: bytes that an earlier fetch, which did not end, had copied.
+        bytes_brought: bytes that came from another node.
         copies: one verified private copy of each blob of the partitions that were laid out, read or not.
         seconds: wall time.
     """
@@ -56,4 +55,3 @@ class FetchOutcome:
     copies: tuple[NewFile, ...]
     seconds: float
     bytes_brought: int = 0
-    bytes_resumed: int = 0

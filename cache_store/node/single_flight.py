@@ -31,23 +31,28 @@ LOCKS = ".locks"
 LOCK_NAME = "fetch.lock"
 BEAT_NAME = "fetch.beat"
 _LOOK_EVERY_S = 1.0
+_BEAT_EVERY_S = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Flight:
     """What `single_flight` gives.
 
     Attributes:
         is_held: nobody else is in this cache directory; False after a wait that was too long.
         beat_file: what `beat` touches.
+        beat_s: when it was touched last.
     """
 
     is_held: bool
     beat_file: Path
+    beat_s: float = float("-inf")
 
     def beat(self) -> None:
-        """Say that it gets on, so that others wait for longer."""
-        if self.is_held:
+        """Say that it gets on, so that others wait for longer; called for each of very many files."""
+        now_s = time.monotonic()
+        if self.is_held and now_s - self.beat_s >= _BEAT_EVERY_S:
+            self.beat_s = now_s
             with contextlib.suppress(OSError):  # then they wait for as long as they do without
                 self.beat_file.touch(mode=0o600)
 

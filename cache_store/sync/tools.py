@@ -26,7 +26,7 @@ from warmrank.cache_store.node.unverified import UNVERIFIED
 
 _LEFT_OUT_FILES = ("*.lock", "*.tmp", "*.tmp.*", ".tmp*", "tmp.pid_*", ".nfs*", "*.swp", "*~", ".DS_Store")
 _LEFT_OUT_DIRECTORIES = ("locks", "tmp.*", ".tmp*", "__pycache__")
-_OURS = frozenset({".index", ".queue", ".incoming", LOCKS, SIGNERS, UNVERIFIED})  # beside `.tmp*`
+_OURS = frozenset({".index", ".queue", LOCKS, SIGNERS, UNVERIFIED})  # beside `.tmp*`
 _TRITON_GROUPS = "__grp__*.json"
 
 

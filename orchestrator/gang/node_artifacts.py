@@ -21,8 +21,8 @@ from warmrank.worker.node_collecting import Collected
 from warmrank.worker.node_listing import Listing, listing
 
 if TYPE_CHECKING:
-    from warmrank.cache_store.node_seeding import NodeSeedReport
     from warmrank.cache_store.records.manifest import PartitionManifest
+    from warmrank.cache_store.seed import NodeSeedReport
 
 MAX_REASONS = 16
 

@@ -2,33 +2,91 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import logging
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from warmrank.cache_store.fetching.intake import Intake
-from warmrank.cache_store.fetching.pace import Pace
-from warmrank.cache_store.fetching.progress import OnProgress
-from warmrank.cache_store.seed import Wanted, seed
+from warmrank.cache_store.errors import StoreError
+from warmrank.cache_store.explain import explain_miss
+from warmrank.cache_store.fetching.copying import FetchOptions
+from warmrank.cache_store.seed import SeedReport, Wanted, seed
+from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.config.store import StoreConfig
 from warmrank.orchestrator.errors import NoStore
 from warmrank.orchestrator.gang.node_artifacts import keeper_of
-from warmrank.orchestrator.launch.identity import launch_key
+from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.nodes import Node, this_node
-from warmrank.orchestrator.seed.options import SeedOptions
-from warmrank.orchestrator.seed.other_launches import other_launches
-from warmrank.orchestrator.seed.outcome import NodeSeed, summary
+from warmrank.orchestrator.show.store_report import NodeArtifacts
 from warmrank.orchestrator.store.stores import open_to_fetch
 from warmrank.worker.environment import environment
 
+logger = logging.getLogger(__name__)
 
-def seed_here(
-    config: Config,
-    node: Node | None = None,
-    *,
-    intake: Intake | None = None,
-    on_progress: OnProgress | None = None,
-) -> NodeSeed:
-    """Seed this node, telling ``on_progress`` now and then how far it is.
+MAX_KEYS_READ = 16
+"""A miss is explained by other launches only where they are few, and by one node: a thousand nodes that boot
+at once shall not each read a whole store to word a miss."""
+HINT = "warmrank explain names what differs from what is stored"
+
+Status = Literal["seeded", "miss", "faults"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSeed:
+    """Outcome of seeding one node; crosses Ray, and goes into JSON.
+
+    Attributes:
+        node: the node.
+        found: a launch with this node's environment is in the store.
+        reason: which launch, or why none, or why the node failed.
+        world_size: that launch's number of ranks; 0 when none was found.
+        num_partitions: partitions that now lie in the cache directory, verified.
+        num_files: artifacts in them.
+        num_already_there: of these, artifacts that lay there before.
+        bytes_copied: bytes written to the node's cache directory.
+        faults: what could not be used; empty when all is well.
+        seconds: wall time on the node.
+        node_artifacts: the node's own artifacts; None on a node without node caches.
+        bytes_from_store: bytes of partitions that were read from the store.
+        bytes_from_nodes: bytes of partitions that came from another node.
+        attempts: how often it was tried.
+    """
+
+    node: Node
+    found: bool
+    reason: str
+    world_size: int = 0
+    num_partitions: int = 0
+    num_files: int = 0
+    num_already_there: int = 0
+    bytes_copied: int = 0
+    faults: tuple[str, ...] = ()
+    seconds: float = 0.0
+    node_artifacts: NodeArtifacts | None = None
+    bytes_from_store: int = 0
+    bytes_from_nodes: int = 0
+    attempts: int = 1
+
+    @property
+    def status(self) -> Status:
+        """The outcome in a word."""
+        if self.faults:
+            return "faults"
+        return "seeded" if self.found else "miss"
+
+
+def failed(node: Node, why: str) -> NodeSeed:
+    """A node that could not be seeded at all."""
+    return NodeSeed(node=node, found=False, reason=why, faults=(why,))
+
+
+def seed_here(config: Config, node: Node | None = None, *, options: FetchOptions | None = None) -> NodeSeed:
+    """Seed this node.
+
+    Args:
+        config: the launch.
+        node: this node, where it is one of a cluster.
+        options: how a fetch is done.
 
     Raises:
         NoStore: the config names no store.
@@ -43,21 +101,14 @@ def seed_here(
         world_size=config.ranks,
         node_caches=keeper.destinations if keeper is not None else None,
     )
-    report = seed(store, wanted, config.cache_dir, intake=intake, on_progress=on_progress)
+    report = seed(store, wanted, config.cache_dir, options=options)
+    found = _outcome(node or this_node(), report)
     if not report.found and not report.faults:
-        others = other_launches(store, config, may_read=node is None)
-        report = replace(report, reason=report.reason + others)
-    found = summary(node or this_node(), report)
+        found = replace(found, reason=report.reason + _other_launches(store, config, may_read=node is None))
     if keeper is None:
         return found
     keeper.take_over(report.node)
     return replace(found, node_artifacts=keeper.report())
-
-
-def intake_of(options: SeedOptions) -> Intake:
-    """How bytes come in, as far as that is the same wherever they come from."""
-    limit = options.limit_bytes_per_s
-    return Intake(pace=None if limit is None else Pace(limit), reread=options.verify)
 
 
 def check_store(config: Config) -> StoreConfig:
@@ -70,3 +121,39 @@ def check_store(config: Config) -> StoreConfig:
         msg = f"config {config.name} names no store to seed from; set store.path, which all nodes share"
         raise NoStore(msg)
     return config.store
+
+
+def _outcome(node: Node, report: SeedReport) -> NodeSeed:
+    return NodeSeed(
+        node=node,
+        found=report.found,
+        reason=report.reason,
+        world_size=report.world_size,
+        num_partitions=len(report.partitions),
+        num_files=sum(part.num_files for part in report.partitions),
+        num_already_there=sum(part.num_already_there for part in report.partitions),
+        bytes_copied=sum(part.bytes_copied for part in report.partitions),
+        faults=report.faults,
+        seconds=report.seconds,
+        bytes_from_store=report.bytes_read,
+        bytes_from_nodes=report.bytes_brought,
+    )
+
+
+def _other_launches(store: Store, config: Config, *, may_read: bool) -> str:
+    """End of a line that says why a store holds no launch of a config; empty where it holds some."""
+    try:
+        keys = store.launch_keys()
+        if launch_key(config) in keys:
+            return ""
+        if not keys:
+            return "; it holds no launch at all"
+        if not may_read or len(keys) > MAX_KEYS_READ:
+            return f"; {HINT}"
+        # What is launched is behind the key, so one record says it for all of the same key.
+        newest = [records[0] for key in keys if (records := store.launches(key))]
+    except StoreError as error:
+        logger.info("Other launches are not compared: %s", error)
+        return f"; {HINT}"
+    candidates = [(f"launch {record.launch_key[:12]}", record.identity) for record in newest]
+    return f"; {explain_miss(identity(config), candidates)}"

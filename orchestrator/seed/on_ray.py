@@ -1,48 +1,144 @@
-"""A `SeedCluster` of Ray: one actor on each node that is being seeded, gone when nobody needs it any more."""
+"""Seeding on a Ray cluster: one actor on each node that is being seeded, gone when nobody needs it any more.
+
+Invariants: an actor imports no torch; one node's failure is a value, never an exception that hides the
+outcome of the others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+from warmrank.cache_store.backends.backend import NewFile
+from warmrank.cache_store.errors import StoreError, StoreUnavailable
+from warmrank.cache_store.fetching.copying import FetchOptions
 from warmrank.cache_store.fetching.progress import Progress
 from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.errors import OrchestratorError, first_line
+from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.gang.on_node import options_on
 from warmrank.orchestrator.nodes import Node, alive
-from warmrank.orchestrator.seed.node_actor import CONCURRENCY, NodeSeeder, in_short
-from warmrank.orchestrator.seed.options import SeedOptions
-from warmrank.orchestrator.seed.outcome import NodeSeed, failed
-from warmrank.orchestrator.seed.serving import Part
-from warmrank.orchestrator.seed.shelf import ROOM_BYTES
+from warmrank.orchestrator.seed.here import NodeSeed, failed, seed_here
+from warmrank.orchestrator.seed.seeding import NodeState, Seeding, SeedPlan
+from warmrank.orchestrator.seed.sharing import Share, SharedBlobs, share
 
+GET_TIMEOUT_S = 60.0
+"""How long a piece may take: a tenth of a second at 1 Gbit/s. Ray notices a lost node only after a minute."""
 ROOM_SHARE = 4
-"""A node passes on from a quarter of its object store at most: a launch beside it needs the rest."""
+"""A source shares at most a quarter of its object store, so that nothing spills beside a launch."""
+STEP_S = 0.1
+_NODE_CALLS = 2  # at once: `seed` and `progress`
 
 
-class RaySeedCluster:
-    """The cluster that this process is on.
+def preseed(config: Config, plan: SeedPlan, *, show: Callable[[Iterable[NodeState]], None]) -> None:
+    """Seed every alive node of the config's cluster, or those that the plan names; show how far they are.
+
+    Raises:
+        UnknownNode: a name fits no alive node, or several.
+        CannotStart: the cluster cannot be joined.
+    """
+    with seeding_on_ray(config, plan) as seeding:
+        while not seeding.is_done:
+            seeding.step()
+            show(seeding.states.values())
+            time.sleep(STEP_S)
+
+
+def is_this_machine(config: Config) -> bool:
+    """Whether the config names no cluster, and so launches on this machine."""
+    return ray_session.way_in(config.ray, os.environ, initialized=False) == "local"
+
+
+@contextmanager
+def seeding_on_ray(config: Config, plan: SeedPlan) -> Iterator[Seeding]:
+    """The seeding of a config's cluster, which is joined for as long as the context lasts.
+
+    Raises:
+        CannotStart: it cannot be joined.
+    """
+    session = ray_session.enter(config.ray, timeout_s=config.timeouts.start_s)
+    try:
+        environ = ray_session.rank_environ(config.ray, config.device, session.way_in)
+        cluster = RaySeedCluster(config, environ, verify=plan.verify)
+        yield Seeding(cluster, plan, silent_s=config.timeouts.start_s + config.timeouts.fetch_s)
+    finally:
+        ray_session.leave(session)
+
+
+class NodeSeeder:
+    """The actor that seeds the node it runs on.
 
     Args:
         config: the launch.
-        options: how each node is seeded.
+        node: this node.
+        verify: read what is there already again.
+    """
+
+    def __init__(self, config: Config, node: Node, *, verify: bool) -> None:
+        self._config = config
+        self._node = node
+        self._verify = verify
+        self._progress: Progress | None = None
+
+    def seed(self, shared: Share | None, room_bytes: int) -> tuple[NodeSeed, Share | None]:
+        """Seed the node.
+
+        Args:
+            shared: what another node shares; None for nothing.
+            room_bytes: how much of its blobs the node shares at most; 0 for nothing.
+
+        Returns:
+            The outcome, and what the node shares.
+        """
+        copies: list[NewFile] = []
+        options = FetchOptions(
+            shared=SharedBlobs(shared, _get) if shared is not None else None,
+            held=copies.extend,
+            reread=self._verify,
+            on_progress=self._hear,
+        )
+        try:
+            found = seed_here(self._config, self._node, options=options)
+        except (StoreError, OrchestratorError, OSError) as error:
+            return failed(self._node, str(error)), None
+        return found, _share(copies, room_bytes) if room_bytes else None
+
+    def progress(self) -> Progress | None:
+        """How far it is."""
+        return self._progress
+
+    def _hear(self, progress: Progress) -> None:
+        self._progress = progress
+
+
+class RaySeedCluster:
+    """A `SeedCluster`: the one that this process is on.
+
+    Args:
+        config: the launch.
         environ: environment variables of the actors.
+        verify: read what is there already again.
         seeder: the actors' class; a test's counts what it reads.
     """
 
     def __init__(
         self,
         config: Config,
-        options: SeedOptions,
         environ: Mapping[str, str],
         *,
+        verify: bool = False,
         seeder: type[NodeSeeder] = NodeSeeder,
     ) -> None:
         self._config = config
-        self._options = options
         self._environ = dict(environ)
+        self._verify = verify
         self._seeder = seeder
         self._room_bytes: dict[str, int] = {}
         self._actors: dict[str, Any] = {}
+        self._shares: dict[str, Any] = {}
         self._running: dict[Any, Node] = {}
         self._asked: dict[Any, str] = {}
         self._progress: dict[str, Progress] = {}
@@ -53,109 +149,95 @@ class RaySeedCluster:
 
         found = ray.nodes()  # type: ignore[no-untyped-call]
         for node in found:
-            store_bytes = node.get("Resources", {}).get("object_store_memory", ROOM_BYTES)
-            self._room_bytes[node["NodeID"]] = min(ROOM_BYTES, int(store_bytes) // ROOM_SHARE)
+            store_bytes = int(node.get("Resources", {}).get("object_store_memory", 0))
+            self._room_bytes[node["NodeID"]] = store_bytes // ROOM_SHARE
         return alive(found)
 
-    def start(self, nodes: Sequence[Node], sources: Sequence[Node]) -> None:
+    def start(self, node: Node, *, source: Node | None = None, shares: bool = False) -> None:
         """See `SeedCluster.start`."""
-        for node in dict.fromkeys((*nodes, *sources)):
-            self._discard(node)
-            self._actors[node.node_id] = self._actor(node)
-        for node in sources:
-            if node not in nodes:  # it has everything already, and finds that again before it serves
-                self._actors[node.node_id].seed.remote(self._part(node, nodes, sources))
-        for node in nodes:
-            actor = self._actors[node.node_id]
-            if sources:
-                others = {
-                    position: self._actors[source.node_id]
-                    for position, source in enumerate(sources)
-                    if source != node
-                }
-                ref = actor.seed.remote(self._part(node, nodes, sources), others)
-            else:
-                ref = actor.seed.remote()
-            self._running[ref] = node
+        import ray
+
+        self.stop(node)
+        options = options_on(node.node_id, {"env_vars": self._environ})
+        actor_class = ray.remote(self._seeder).options(**options, max_restarts=0, max_concurrency=_NODE_CALLS)
+        actor: Any = actor_class.remote(self._config, node, verify=self._verify)
+        self._actors[node.node_id] = actor
+        shared = self._shares.get(source.node_id) if source is not None else None
+        room_bytes = self._room_bytes.get(node.node_id, 0) if shares else 0
+        self._running[actor.seed.remote(shared, room_bytes)] = node
 
     def ended(self) -> list[NodeSeed]:
         """See `SeedCluster.ended`."""
-        import ray
-
-        if not self._running:
-            return []
-        ready, _ = ray.wait(list(self._running), num_returns=len(self._running), timeout=0)
-        seeds: list[NodeSeed] = []
-        for ref in ready:
-            node = self._running.pop(ref)
-            seeds.append(_answer(ref, node))
-        return seeds
+        return [self._answer(ref, self._running.pop(ref)) for ref in _ready(self._running)]
 
     def progress(self) -> dict[str, Progress]:
         """See `SeedCluster.progress`."""
         import ray
 
-        if self._asked:
-            ready, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
-            for ref in ready:
-                self._hear(self._asked.pop(ref), ref)
-        waiting = set(self._asked.values())
-        for node in self._running.values():
-            if node.node_id not in waiting and node.node_id in self._actors:
-                self._asked[self._actors[node.node_id].progress.remote()] = node.node_id
-        running = {node.node_id for node in self._running.values()}
+        for ref in _ready(self._asked):
+            node_id = self._asked.pop(ref)
+            try:
+                if (progress := ray.get(ref)) is not None:
+                    self._progress[node_id] = progress
+            except ray.exceptions.RayError:
+                pass  # its `seed` says why
+        waiting, running = set(self._asked.values()), {node.node_id for node in self._running.values()}
+        for node_id in running - waiting:
+            self._asked[self._actors[node_id].progress.remote()] = node_id
         return {node_id: state for node_id, state in self._progress.items() if node_id in running}
 
     def stop(self, node: Node) -> None:
         """See `SeedCluster.stop`."""
-        self._running = {ref: other for ref, other in self._running.items() if other != node}
-        self._discard(node)
+        import ray
 
-    def _hear(self, node_id: str, ref: Any) -> None:
+        self._running = {ref: other for ref, other in self._running.items() if other != node}
+        self._progress.pop(node.node_id, None)
+        self._shares.pop(node.node_id, None)
+        if (actor := self._actors.pop(node.node_id, None)) is not None:
+            ray.kill(actor)
+
+    def _answer(self, ref: Any, node: Node) -> NodeSeed:
         import ray
 
         try:
-            progress: Progress | None = ray.get(ref)
-        except ray.exceptions.RayError:
-            return  # what became of its node is said by what the node was asked for first
-        if progress is not None:
-            self._progress[node_id] = progress
-
-    def _actor(self, node: Node) -> Any:
-        import ray
-
-        return (
-            ray.remote(self._seeder)
-            .options(
-                **options_on(node.node_id, {"env_vars": self._environ}),
-                max_restarts=0,
-                max_concurrency=CONCURRENCY,
-            )
-            .remote(self._config, node, self._options)
-        )
-
-    def _part(self, node: Node, nodes: Sequence[Node], sources: Sequence[Node]) -> Part:
-        return Part(
-            num_sources=len(sources),
-            position=sources.index(node) if node in sources else None,
-            num_receivers=len(set(nodes) - {node}),
-            room_bytes=self._room_bytes.get(node.node_id, ROOM_BYTES),
-        )
-
-    def _discard(self, node: Node) -> None:
-        import ray
-
-        actor = self._actors.pop(node.node_id, None)
-        self._progress.pop(node.node_id, None)
-        if actor is not None:
-            ray.kill(actor)
+            seed, shared = ray.get(ref)
+        except ray.exceptions.RayError as error:
+            return failed(node, f"the seeding process on the node failed: {_in_short(error)}")
+        if shared is not None:
+            self._shares[node.node_id] = ray.put(shared)  # once for all that get it
+        outcome: NodeSeed = seed
+        return outcome
 
 
-def _answer(ref: Any, node: Node) -> NodeSeed:
+def _ready(refs: Mapping[Any, Any]) -> list[Any]:
+    import ray
+
+    if not refs:
+        return []
+    ready: list[Any] = ray.wait(list(refs), num_returns=len(refs), timeout=0)[0]
+    return ready
+
+
+def _share(copies: list[NewFile], room_bytes: int) -> Share | None:
     import ray
 
     try:
-        answer: NodeSeed = ray.get(ref)
+        return share(copies, ray.put, room_bytes=room_bytes)
+    except ray.exceptions.RayError:
+        return None  # the object store is full; the others read the store
+
+
+def _get(ref: Any) -> bytes:
+    import ray
+
+    try:
+        data: bytes = ray.get(ref, timeout=GET_TIMEOUT_S)
     except ray.exceptions.RayError as error:
-        return failed(node, f"the seeding process on the node failed: {in_short(error)}")
-    return answer
+        where, reason = "another node", f"what it shared is gone: {_in_short(error)}"
+        raise StoreUnavailable(what="blob", where=where, reason=reason) from error
+    return data
+
+
+def _in_short(error: Exception) -> str:
+    """The first sentence of an error of Ray, whose others are about Ray."""
+    return first_line(error).partition(". ")[0].removesuffix(".") or type(error).__name__

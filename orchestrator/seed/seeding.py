@@ -1,27 +1,36 @@
 """Seeds the nodes of a cluster, step by step: looks for nodes, starts what is due, collects what ended.
 
 Invariants: a node is seeded once for as long as it is in the cluster; one that failed is tried again, if that
-was asked for, later each time; nodes that pass blobs on serve until all of their wave have ended; nothing
-waits here, so that one silent node keeps no other one back.
+was asked for, later each time. In a wave one node, the source, reads the store and shares what it has; the
+others start once it has everything, and no more at once than there are nodes to take it from. Nothing waits
+here, so that one silent node keeps no other one back.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from warmrank.cache_store.fetching.progress import Progress
 from warmrank.orchestrator.nodes import Node, choose, is_called
-from warmrank.orchestrator.seed.events import Advanced, Began, Ended, Looked, Tell
-from warmrank.orchestrator.seed.options import FanOut
-from warmrank.orchestrator.seed.outcome import NodeSeed, failed, word
-from warmrank.orchestrator.seed.waves import plan_wave, retry_in_s
+from warmrank.orchestrator.seed.here import NodeSeed, failed
+
+FanOut = Literal["auto", "always", "never"]
 
 LOOK_EVERY_S = 5.0
 ADVANCE_EVERY_S = 1.0
-Phase = Literal["waiting", "running", "ended"]
+FIRST_RETRY_S = 5.0
+LONGEST_RETRY_S = 300.0
+MIN_FAN_OUT = 8
+"""Nodes at once from which a shared store is taken for the bottleneck, unless somebody says otherwise."""
+RECEIVERS_PER_HOLDER = 2
+"""Ray takes an object from any node that has it, so each node that has everything feeds so many more."""
+STALLED_S = 30.0
+"""A receiver that got no further for so long makes room for the next."""
+MAX_LOST_SOURCES = 3
+"""After so many sources in a row that failed, the nodes read the store by themselves."""
 
 
 class SeedCluster(Protocol):
@@ -30,17 +39,17 @@ class SeedCluster(Protocol):
     def nodes(self) -> tuple[Node, ...]:
         """The nodes that are alive."""
 
-    def start(self, nodes: Sequence[Node], sources: Sequence[Node]) -> None:
-        """Begin to seed nodes, from the store and, if any, from sources, which may be among them."""
+    def start(self, node: Node, *, source: Node | None = None, shares: bool = False) -> None:
+        """Begin to seed a node from what a source shares; with ``shares`` it is one until it is stopped."""
 
     def ended(self) -> list[NodeSeed]:
-        """What became of nodes that ended since the last call."""
+        """The nodes that ended since the last call."""
 
     def progress(self) -> dict[str, Progress]:
         """How far running nodes are, by their ids, as far as that is known."""
 
     def stop(self, node: Node) -> None:
-        """End what is running on a node, and let go of what it serves."""
+        """End what is running on a node, and let go of what it shares."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,38 +58,54 @@ class SeedPlan:
 
     Attributes:
         wanted: names of nodes; none for all.
-        fan_out: whether nodes get their bytes from one of them.
+        fan_out: whether one node reads the store for the others; ``auto`` from `MIN_FAN_OUT` nodes at a time.
+        verify: read what is there already again, though nothing says that it changed.
         watch: seed nodes that join later too, and try those again that failed.
-        silent_s: how long a running node may get no further.
-        seeded: ids of nodes that are known to be seeded.
+        seeded: nodes that are known to be seeded.
     """
 
     wanted: tuple[str, ...] = ()
     fan_out: FanOut = "auto"
+    verify: bool = False
     watch: bool = False
-    silent_s: float = 600.0
-    seeded: frozenset[str] = frozenset()
+    seeded: tuple[NodeSeed, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
-class _Known:
-    """A node, and how far it is."""
+class NodeState:
+    """A node of the cluster, and how far it is.
+
+    Attributes:
+        node: the node.
+        phase: ``waiting`` until ``due_s``, for the first time or the next.
+        attempts: how often it was started.
+        source: where the running or last attempt gets its blobs; None for the store.
+        progress: how far that is; None where that is not known.
+        moved_s: when that got further last.
+        seed: the outcome of the last attempt that ended.
+    """
 
     node: Node
-    phase: Phase = "waiting"
+    phase: Literal["waiting", "running", "ended"] = "waiting"
     due_s: float = 0.0
     attempts: int = 0
+    source: Node | None = None
+    progress: Progress | None = None
     moved_s: float = 0.0
-    done_bytes: int = -1
     seed: NodeSeed | None = None
 
 
 @dataclass(slots=True, kw_only=True)
-class _FanOut:
-    """Nodes that serve each other until the last of them has ended; ``running`` are ids."""
+class _Wave:
+    """Nodes that take what one of them has.
 
-    nodes: tuple[Node, ...]
-    running: set[str]
+    Attributes:
+        source: the one that reads the store.
+        num_holders: nodes that have everything, 0 while the source reads; halved for each that got nothing.
+    """
+
+    source: Node
+    num_holders: int = 0
 
 
 class Seeding:
@@ -89,8 +114,11 @@ class Seeding:
     Args:
         cluster: the cluster.
         plan: what to do.
-        tell: hears of everything.
+        silent_s: how long a running node may get no further.
         clock: seconds, never going back.
+
+    Attributes:
+        states: the wanted nodes that are in the cluster, by their ids.
     """
 
     def __init__(
@@ -98,15 +126,13 @@ class Seeding:
         cluster: SeedCluster,
         plan: SeedPlan,
         *,
-        tell: Tell,
+        silent_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._cluster = cluster
-        self._plan = plan
-        self._tell = tell
-        self._clock = clock
-        self._known: dict[str, _Known] = {}
-        self._fan_out: _FanOut | None = None
+        self.states: dict[str, NodeState] = {}
+        self._cluster, self._plan, self._silent_s, self._clock = cluster, plan, silent_s, clock
+        self._wave: _Wave | None = None
+        self._num_lost_sources = 0
         self._look_s: float | None = None
         self._advance_s = clock()
 
@@ -114,12 +140,7 @@ class Seeding:
     def is_done(self) -> bool:
         """Whether every node that was found has ended; never while new ones are waited for."""
         is_looked = self._look_s is not None
-        return not self._plan.watch and is_looked and all(k.phase == "ended" for k in self._known.values())
-
-    def results(self) -> tuple[NodeSeed, ...]:
-        """What became of the nodes so far, by host."""
-        found = (known.seed for known in self._known.values() if known.seed is not None)
-        return tuple(sorted(found, key=lambda seed: (seed.node.host, seed.node.node_id)))
+        return not self._plan.watch and is_looked and all(s.phase == "ended" for s in self.states.values())
 
     def step(self) -> None:
         """Do what is due now.
@@ -133,91 +154,103 @@ class Seeding:
             self._look_s = now_s + LOOK_EVERY_S
         for seed in self._cluster.ended():
             self._end(seed)
-        self._advance(now_s)
+        if now_s - self._advance_s >= ADVANCE_EVERY_S:
+            self._advance_s = now_s
+            self._advance(now_s)
         self._start(now_s)
 
     def _look(self) -> None:
-        alive = self._cluster.nodes()
-        names = self._plan.wanted
+        alive, names = self._cluster.nodes(), self._plan.wanted
         if self._plan.watch:
             nodes = tuple(n for n in alive if not names or any(is_called(n, name) for name in names))
         else:
             nodes = choose(alive, names)
-        joined = tuple(node for node in nodes if node.node_id not in self._known)
-        here = {node.node_id for node in nodes}
-        left = tuple(known.node for node_id, known in self._known.items() if node_id not in here)
-        for node in left:
-            self._forget(node)
-        for node in joined:
-            is_seeded = node.node_id in self._plan.seeded
-            self._known[node.node_id] = _Known(node=node, phase="ended" if is_seeded else "waiting")
-        self._tell(Looked(nodes=nodes, joined=joined, left=left))
-
-    def _forget(self, node: Node) -> None:
-        known = self._known.pop(node.node_id)
-        if known.phase == "running":
-            self._cluster.stop(node)
-        self._settle(node)
+        seeded = {seed.node: seed for seed in self._plan.seeded}
+        for left in [state.node for state in self.states.values() if state.node not in nodes]:
+            del self.states[left.node_id]
+            self._cluster.stop(left)
+            if self._wave is not None and self._wave.source == left:
+                self._lose_source()
+        for node in nodes:
+            if node.node_id not in self.states and node in seeded:
+                state = NodeState(node=node, phase="ended", seed=seeded[node], attempts=seeded[node].attempts)
+                self.states[node.node_id] = state
+            self.states.setdefault(node.node_id, NodeState(node=node))
 
     def _start(self, now_s: float) -> None:
-        if self._fan_out is not None:
-            return  # one at a time: who is due meanwhile gets its bytes from nodes that are seeded then
-        due = [k.node for k in self._known.values() if k.phase == "waiting" and now_s >= k.due_s]
-        if not due:
-            return
-        seeded = [k.node for k in self._known.values() if k.seed is not None and word(k.seed) == "seeded"]
-        wave = plan_wave(due, seeded, self._plan.fan_out)
-        if wave.sources:
-            nodes = tuple(dict.fromkeys((*wave.nodes, *wave.sources)))
-            self._fan_out = _FanOut(nodes=nodes, running={node.node_id for node in wave.nodes})
-        self._cluster.start(wave.nodes, wave.sources)
-        for node in wave.nodes:
-            known = self._known[node.node_id]
-            known.phase, known.attempts = "running", known.attempts + 1
-            known.moved_s, known.done_bytes = now_s, -1
-            num_sources = len(set(wave.sources) - {node})
-            self._tell(Began(node=node, attempt=known.attempts, num_sources=num_sources))
+        due = [s for s in self.states.values() if s.phase == "waiting" and now_s >= s.due_s]
+        running = [s for s in self.states.values() if s.phase == "running"]
+        if not due and not running:
+            self._num_lost_sources = 0
+            self._end_wave()
+        elif self._wave is not None:
+            num_busy = sum(now_s - state.moved_s < STALLED_S for state in running)
+            num_free = RECEIVERS_PER_HOLDER * self._wave.num_holders - num_busy
+            for state in due[: max(0, num_free)]:
+                self._begin(state, now_s, source=self._wave.source)
+        elif self._fans_out(len(due)):
+            self._wave = _Wave(source=due[0].node)
+            self._begin(due[0], now_s, shares=True)
+        else:
+            for state in due:
+                self._begin(state, now_s)
+
+    def _fans_out(self, num_due: int) -> bool:
+        least = {"always": 2, "auto": MIN_FAN_OUT, "never": num_due + 1}[self._plan.fan_out]
+        return num_due >= least and self._num_lost_sources < MAX_LOST_SOURCES
+
+    def _begin(
+        self, state: NodeState, now_s: float, *, source: Node | None = None, shares: bool = False
+    ) -> None:
+        self._cluster.start(state.node, source=source, shares=shares)
+        state.phase, state.attempts, state.source = "running", state.attempts + 1, source
+        state.progress, state.moved_s = None, now_s
 
     def _end(self, seed: NodeSeed) -> None:
-        known = self._known.get(seed.node.node_id)
-        if known is not None and known.phase == "running":
-            known.phase, known.seed = "ended", replace(seed, attempts=known.attempts)
-            wait_s = None
-            if self._plan.watch and word(seed) != "seeded":
-                wait_s = retry_in_s(known.attempts)
-                known.phase, known.due_s = "waiting", self._clock() + wait_s
-            self._tell(Ended(seed=known.seed, retry_in_s=wait_s))
-        if self._fan_out is None or seed.node not in self._fan_out.nodes:
+        state = self.states.get(seed.node.node_id)
+        if state is None or state.phase != "running":
+            return  # it was given up before, and stopped then
+        state.phase, state.seed = "ended", replace(seed, attempts=state.attempts)
+        if self._plan.watch and seed.status != "seeded":
+            state.phase, state.due_s = "waiting", self._clock() + retry_in_s(state.attempts)
+        if self._wave is None or self._wave.source != seed.node:
             self._cluster.stop(seed.node)
-        self._settle(seed.node)
+        if self._wave is not None and self._wave.source in {seed.node, state.source}:
+            self._end_in_wave(self._wave, seed)
 
-    def _settle(self, node: Node) -> None:
-        """Let go of those that serve once nobody is left whom they could serve."""
-        fan_out = self._fan_out
-        if fan_out is None:
-            return
-        fan_out.running.discard(node.node_id)
-        if not fan_out.running:
-            self._fan_out = None
-            for other in fan_out.nodes:
-                self._cluster.stop(other)
+    def _end_in_wave(self, wave: _Wave, seed: NodeSeed) -> None:
+        is_source = wave.source == seed.node
+        got_nothing = seed.bytes_from_store and not seed.bytes_from_nodes and not is_source
+        if got_nothing:
+            wave.num_holders //= 2
+        elif seed.status == "seeded":
+            wave.num_holders += 1
+        if (got_nothing or is_source) and not wave.num_holders:
+            self._lose_source()
+
+    def _lose_source(self) -> None:
+        """The next node that is due takes its place."""
+        self._num_lost_sources += 1
+        self._end_wave()
+
+    def _end_wave(self) -> None:
+        if self._wave is not None:
+            self._cluster.stop(self._wave.source)
+            self._wave = None
 
     def _advance(self, now_s: float) -> None:
-        if now_s - self._advance_s < ADVANCE_EVERY_S:
-            return
-        self._advance_s = now_s
         progress = self._cluster.progress()
-        for node_id, known in self._known.items():
-            state = progress.get(node_id)
-            if known.phase == "running" and state is not None and state.done_bytes != known.done_bytes:
-                known.done_bytes, known.moved_s = state.done_bytes, now_s
-        self._tell(Advanced(progress=progress))
-        self._give_up_silent(now_s)
+        for state in [s for s in self.states.values() if s.phase == "running"]:
+            found = progress.get(state.node.node_id, state.progress)
+            if found != state.progress:
+                state.progress, state.moved_s = found, now_s
+            elif now_s - state.moved_s > self._silent_s:
+                self._cluster.stop(state.node)
+                why = f"it got no further for {self._silent_s:g} s (timeouts.start_s and fetch_s)"
+                self._end(failed(state.node, why))
 
-    def _give_up_silent(self, now_s: float) -> None:
-        silent_s = self._plan.silent_s
-        for known in [k for k in self._known.values() if k.phase == "running"]:
-            if now_s - known.moved_s > silent_s:
-                self._cluster.stop(known.node)
-                why = f"it got no further for {silent_s:g} s (timeouts.start_s and fetch_s)"
-                self._end(failed(known.node, why))
+
+def retry_in_s(num_attempts: int) -> float:
+    """Seconds from the end of an attempt that failed, or found nothing, to the next one."""
+    doublings = min(num_attempts - 1, 16)  # beyond that the longest holds anyway
+    return float(min(FIRST_RETRY_S * 2**doublings, LONGEST_RETRY_S))

@@ -15,8 +15,6 @@ from tests.support.launched import store_launch
 from tests.support.netns import Node, until
 from tests.support.netns_cluster import Cluster
 from tests.support.netns_store import CountingStore, blob_reads
-from warmrank.cache_store.fetching.arrivals import INCOMING
-from warmrank.cache_store.fetching.begun import BEGUN
 from warmrank.orchestrator.config.reading import load
 from warmrank.orchestrator.look.verify import cached_files
 from warmrank.orchestrator.show.report import Report
@@ -91,7 +89,7 @@ def whole(nodes: Cluster) -> Iterator[Cluster]:
 
 
 def test_node_lost_in_a_fan_out_keeps_no_other_one_back(whole: Cluster) -> None:
-    """It has a share of the store to pass on, and bytes of the others on their way, when its power goes."""
+    """It has bytes of others on their way when its power goes."""
     store = {"path": str(whole.shared / "large"), "trust": {"policy": "off"}}
     config = whole.config("large", ranks=2, parallel={"tp": 2}, store=store)
     functions = {f"Llama.f{number}": random.Random(number).randbytes(3 << 20) for number in range(8)}
@@ -102,9 +100,8 @@ def test_node_lost_in_a_fan_out_keeps_no_other_one_back(whole: Cluster) -> None:
             links.enter_context(whole.net.throttled(node, "40mbit"))
         words = ("--set", f"cache_dir={whole.net.disk / 'large'}", "--fan-out", "always", "--json")
         preseed = whole.start("preseed", str(config), *words)
-        arriving = fifth.disk / "large" / INCOMING
         until(
-            lambda: any(file.stat().st_size for file in arriving.rglob(f"*{BEGUN}")),
+            lambda: any(file.stat().st_size for file in (fifth.disk / "large").glob(".tmp-*/*/*")),
             timeout_s=60,
             what=preseed.said,
         )
@@ -116,7 +113,7 @@ def test_node_lost_in_a_fan_out_keeps_no_other_one_back(whole: Cluster) -> None:
     assert [host for host, seed in seeds.items() if seed["faults"]] == [fifth.name]
     others = [node for node in whole.net.nodes.values() if node != fifth]
     assert [len(cached_files(node.disk / "large")) for node in others] == [2 * len(functions)] * 4
-    assert all(seeds[node.name]["bytes_from_nodes"] for node in others)
+    assert sum(seeds[node.name]["bytes_from_nodes"] > 0 for node in others) == len(others) - 1
 
 
 def test_node_that_joins_is_seeded_by_the_watch_and_a_larger_launch_compiles_nothing(

@@ -19,10 +19,7 @@ from warmrank.orchestrator.cli.console import plain
 from warmrank.orchestrator.config.reading import Config, load
 from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.nodes import Node
-from warmrank.orchestrator.seed.events import nobody
-from warmrank.orchestrator.seed.node_actor import NodeSeeder
-from warmrank.orchestrator.seed.on_ray import RaySeedCluster
-from warmrank.orchestrator.seed.options import SeedOptions
+from warmrank.orchestrator.seed.on_ray import NodeSeeder, RaySeedCluster
 from warmrank.orchestrator.seed.seeding import Seeding, SeedPlan
 
 READS = "reads"
@@ -32,9 +29,9 @@ TIME_S = 60.0
 class CountedSeeder(NodeSeeder):
     """Seeds a directory of its own, and notes what it opens in the store."""
 
-    def __init__(self, config: Config, node: Node, options: SeedOptions) -> None:
+    def __init__(self, config: Config, node: Node, *, verify: bool) -> None:
         root = config.cache_dir
-        super().__init__(config.model_copy(update={"cache_dir": root / node.node_id}), node, options)
+        super().__init__(config.model_copy(update={"cache_dir": root / node.node_id}), node, verify=verify)
         assert config.store is not None
         blobs = f"{config.store.tiers[0].path}/cas/"
         log = root / READS / node.node_id
@@ -50,17 +47,16 @@ class CountedSeeder(NodeSeeder):
 
 def main(config_file: Path, fan_out: Any) -> None:
     config = load(config_file)
-    options = SeedOptions(fan_out=fan_out)
     session = ray_session.enter(config.ray, timeout_s=config.timeouts.start_s)
     try:
         environ = {"PYTHONPATH": str(REPOSITORY)}
-        cluster = RaySeedCluster(config, options, environ, seeder=CountedSeeder)
-        seeding = Seeding(cluster, SeedPlan(fan_out=fan_out), tell=nobody)
+        cluster = RaySeedCluster(config, environ, seeder=CountedSeeder)
+        seeding = Seeding(cluster, SeedPlan(fan_out=fan_out), silent_s=TIME_S)
         deadline_s = time.monotonic() + TIME_S
         while not seeding.is_done and time.monotonic() < deadline_s:
             seeding.step()
             time.sleep(0.05)
-        seeds = seeding.results()
+        seeds = [state.seed for state in seeding.states.values()]
     finally:
         ray_session.leave(session)
     reads = {

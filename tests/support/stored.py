@@ -153,7 +153,7 @@ def tree(root: Path) -> dict[str, bytes]:
     return {
         path.relative_to(root).as_posix(): path.read_bytes()
         for path in sorted(root.rglob("*"))
-        if path.is_file() and not {".locks", ".index", ".incoming", ".signers"} & set(path.parts)
+        if path.is_file() and not {".locks", ".index", ".signers"} & set(path.parts)
     }
 
 

@@ -38,6 +38,7 @@ from warmrank.cache_store.errors import (
     StoreUnavailable,
     UnusableCache,
 )
+from warmrank.cache_store.fetching.copying import FetchOptions
 from warmrank.cache_store.fetching.progress import Progress
 from warmrank.cache_store.fetching.reports import FetchReport
 from warmrank.cache_store.layout import blob_name, manifest_name, trash_name
@@ -398,14 +399,14 @@ def test_fetch_leaves_nothing_on_its_way(store, root, ref, cache):
 
 def test_progress_ends_with_everything(store, ref, cache):
     seen: list[Progress] = []
-    fetch(store, [ref], cache, on_progress=seen.append)
+    fetch(store, [ref], cache, options=FetchOptions(on_progress=seen.append))
     assert seen[-1] == Progress(done_bytes=ALL_BYTES, total_bytes=ALL_BYTES, done_files=2, total_files=2)
 
 
 def test_progress_takes_back_what_was_bad(store, root, ref, cache):
     overwrite(blob_path(root, DECODE), DAMAGE["flipped bit"])
     seen: list[Progress] = []
-    store.fetch_partitions([ref], cache, on_progress=seen.append)
+    store.fetch_partitions([ref], cache, options=FetchOptions(on_progress=seen.append))
     assert (seen[-1].done_bytes, seen[-1].done_files) == (len(PREFILL), 1)
 
 

@@ -23,8 +23,8 @@ from warmrank.orchestrator.look.tables import (
 )
 from warmrank.orchestrator.look.verify import Verified
 from warmrank.orchestrator.nodes import Node
-from warmrank.orchestrator.seed.outcome import NodeSeed
-from warmrank.orchestrator.seed.table import render_seeds
+from warmrank.orchestrator.seed.here import NodeSeed
+from warmrank.orchestrator.seed.show import render_seeds
 from warmrank.worker.environment import environment
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,11 +22,10 @@ from tests.support.stored import (
     publish_launch,
 )
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.fetching.intake import Delivery, Intake
+from warmrank.cache_store.fetching.copying import FetchOptions
 from warmrank.cache_store.fetching.pinned import take_pinned
 from warmrank.cache_store.layout import blob_name
 from warmrank.cache_store.node.node_files import kept_files, kept_path
-from warmrank.cache_store.node.private_files import create_private
 from warmrank.cache_store.node.signers import SIGNERS
 from warmrank.cache_store.node.single_flight import BEAT_NAME, LOCKS
 from warmrank.cache_store.node.unverified import UNVERIFIED
@@ -294,25 +294,21 @@ def test_cache_directory_is_marked_for_unsigned_names_of_bytes_that_it_kept_befo
 
 
 class OtherNode:
-    """A `Supply` that has one blob."""
+    """A `BlobReader` that has one blob."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
 
-    def bring(self, delivery: Delivery) -> None:
-        part = delivery.arrivals.part()
-        with create_private(part) as file:
-            file.write(self.data)
-        delivery.arrivals.accept(part, digest_bytes(self.data))
-        assert list(delivery.missing) == [digest_bytes(self.data)]
-        delivery.count(len(self.data))
+    def open(self, name: str) -> io.BytesIO:
+        assert name == blob_name(digest_bytes(self.data).sha256)
+        return io.BytesIO(self.data)
 
 
 def test_node_artifacts_come_from_another_node_too(store, root, source, node):
     record = publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4)
     overwrite(blob_path(root, b"add"), b"sub")  # so that the store has none
     found = store.fetch_node_files(
-        record.partitions, destinations(node), node / "cache", intake=Intake(supply=OtherNode(b"add"))
+        record.partitions, destinations(node), node / "cache", options=FetchOptions(shared=OtherNode(b"add"))
     )
     assert (found.num_copied, found.skipped) == (1, ())
     assert kept_path(node / "cache", digest_bytes(b"add").sha256).read_bytes() == b"add"

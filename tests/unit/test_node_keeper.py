@@ -16,9 +16,9 @@ from tests.support.node_artifacts import kept, write
 from tests.support.stored import make_partition, make_record, open_store
 from warmrank.cache_store.node.node_files import NodeFile, kept_path
 from warmrank.cache_store.node.unverified import mark_unverified
-from warmrank.cache_store.node_seeding import NodeSeedReport
 from warmrank.cache_store.publishing.publish_queue import add_partition
 from warmrank.cache_store.records.manifest import PartitionManifest
+from warmrank.cache_store.seed import NodeSeedReport
 from warmrank.orchestrator.config.node_caches import node_caches_of
 from warmrank.orchestrator.config.reading import Config, load, parse
 from warmrank.orchestrator.errors import ConfigError

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
 from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import blob_path, open_store, overwrite
 from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.fetching.copying import FetchOptions
 from warmrank.cache_store.node.local import check_private
+from warmrank.cache_store.node.single_flight import BEAT_NAME, LOCKS
+from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import load
-from warmrank.orchestrator.errors import NoStore, UnknownNode
+from warmrank.orchestrator.errors import UnknownNode
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.look.verify import cached_files
 from warmrank.orchestrator.nodes import Node, choose, this_node
-from warmrank.orchestrator.seed import other_launches
+from warmrank.orchestrator.seed import here
 from warmrank.orchestrator.seed.here import seed_here
-from warmrank.orchestrator.seed.preseed import preseed
 
 ONE = Node(node_id="aa11" * 14, address="10.0.0.1", host="one")
 TWO = Node(node_id="aa22" * 14, address="10.0.0.2", host="two")
@@ -38,30 +43,18 @@ def test_no_names_mean_all_nodes():
     assert choose(NODES, ()) == NODES
 
 
-@pytest.mark.parametrize("name", [ONE.node_id, ONE.node_id[:6], "10.0.0.1", "one"])
-def test_node_is_found_by_id_address_or_host(name: str):
-    assert choose(NODES, [name]) == (ONE,)
+@pytest.mark.parametrize("names", [[ONE.node_id], [ONE.node_id[:6]], ["10.0.0.1"], ["one", "10.0.0.1"]])
+def test_node_is_found_once_by_id_address_or_host(names: list[str]):
+    assert choose(NODES, names) == (ONE,)
 
 
-def test_node_named_twice_is_seeded_once():
-    assert choose(NODES, ["one", "10.0.0.1"]) == (ONE,)
-
-
-def test_unknown_node_lists_the_known_ones():
-    with pytest.raises(UnknownNode, match="no alive node is called 'three'") as caught:
-        choose(NODES, ["three"])
+@pytest.mark.parametrize("name", ["three", "two"], ids=["unknown", "of two nodes"])
+def test_name_that_fits_no_node_or_several_is_refused_with_the_known_ones(name: str):
+    with pytest.raises(UnknownNode, match=f"called '{name}'") as caught:
+        choose(NODES, [name])
     assert all(str(node) in str(caught.value) for node in NODES)
-
-
-def test_name_of_two_nodes_is_refused():
-    with pytest.raises(UnknownNode, match="2 nodes are called 'two'"):
-        choose(NODES, ["two"])
-
-
-def test_unknown_node_survives_pickling():
-    error = UnknownNode("three", (), NODES)
-    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
-    assert (str(again), again.wanted, again.known) == (str(error), "three", NODES)
+    again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own bytes
+    assert (str(again), again.wanted, again.known) == (str(caught.value), name, NODES)
 
 
 def test_partitions_of_all_ranks_are_laid_out_private(tmp_path: Path):
@@ -99,7 +92,7 @@ def test_launch_of_something_else_is_a_miss_that_names_the_difference(tmp_path: 
     missing = f"no launch {launch_key(config)[:12]} is in the store; "
     assert alone.reason.startswith(f"{missing}nearest is launch ")
     assert alone.reason.endswith(": argument layers 8 -> 3")
-    assert one_of_many.reason == missing + other_launches.HINT
+    assert one_of_many.reason == missing + here.HINT
 
 
 def test_miss_in_an_empty_store_says_so(tmp_path: Path):
@@ -113,8 +106,8 @@ def test_miss_in_an_empty_store_says_so(tmp_path: Path):
 def test_miss_does_not_read_many_other_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     store_launch(loaded_config(tmp_path), tmp_path / "work")
     config = load(tmp_path / "tiny.yaml", ("workload.arguments={layers: 3}",))
-    monkeypatch.setattr(other_launches, "MOST_KEYS", 0)
-    assert seed_here(config).reason.endswith(other_launches.HINT)
+    monkeypatch.setattr(here, "MAX_KEYS_READ", 0)
+    assert seed_here(config).reason.endswith(here.HINT)
 
 
 def test_damaged_blob_is_a_fault_and_not_laid_out(tmp_path: Path):
@@ -133,21 +126,63 @@ def test_absent_store_is_an_error_and_not_created(tmp_path: Path):
     assert not (tmp_path / "store").exists()
 
 
-def test_config_without_store_is_an_error(tmp_path: Path):
-    with pytest.raises(NoStore, match="names no store"):
-        preseed(loaded_config(tmp_path, store=None))
+def test_verify_reads_again_what_did_not_seem_to_change(tmp_path: Path):
+    config = loaded_config(tmp_path)
+    store_launch(config, tmp_path / "work", functions={"Llama.decode": b"right"})
+    seed_here(config)
+    damaged = next(path for path in config.cache_dir.rglob("compiled_module"))
+    status = damaged.stat()
+    damaged.write_bytes(b"wrong")
+    os.utime(damaged, ns=(status.st_atime_ns, status.st_mtime_ns))
+    found = seed_here(config, options=FetchOptions(reread=True))
+    variants = sorted(path.read_text() for path in damaged.parent.glob("compiled_module*"))
+    assert (found.bytes_copied, variants) == (5, ["right", "wrong"])
+
+
+def test_waiters_hear_of_a_holder_that_only_reads_what_is_there(tmp_path: Path):
+    config = loaded_config(tmp_path)
+    store_launch(config, tmp_path / "work")
+    seed_here(config)
+    beat_file = config.cache_dir / LOCKS / BEAT_NAME
+    beat_file.unlink(missing_ok=True)
+    seed_here(config, options=FetchOptions(reread=True))
+    assert beat_file.exists()
+
+
+def command(project: Path, *options: str) -> Result:
+    return CliRunner().invoke(app, ["preseed", str(project / "tiny.yaml"), *options])
+
+
+def test_config_without_store_ends_with_two(tmp_path: Path):
+    loaded_config(tmp_path, store=None)
+    done = command(tmp_path)
+    assert (done.exit_code, "names no store" in done.stderr) == (2, True)
 
 
 def test_without_a_cluster_this_machine_is_seeded(tmp_path: Path):
-    config = loaded_config(tmp_path)
-    store_launch(config, tmp_path / "work")
-    (found,) = preseed(config, [this_node().host])
-    assert (found.node, found.found) == (this_node(), True)
+    store_launch(loaded_config(tmp_path), tmp_path / "work")
+    done = command(tmp_path, "--json", "--verify", "--node", this_node().host)
+    assert done.exit_code == 0
+    (seed,) = json.loads(done.stdout)
+    assert (seed["node"]["host"], seed["found"], seed["attempts"]) == (this_node().host, True, 1)
+    assert (seed["bytes_from_store"] > 0, seed["bytes_from_nodes"]) == (True, 0)
 
 
-def test_without_a_cluster_another_node_is_unknown(tmp_path: Path):
-    with pytest.raises(UnknownNode, match="elsewhere"):
-        preseed(loaded_config(tmp_path), ["elsewhere"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--node", "elsewhere"],
+        ["--here", "--watch"],
+        ["--for", "3"],
+        ["--until", "3"],
+        ["--fan-out", "sometimes"],
+        ["--watch"],
+    ],
+    ids=" ".join,
+)
+def test_bad_options_end_with_two(tmp_path: Path, options: list[str]):
+    loaded_config(tmp_path)
+    assert command(tmp_path, *options).exit_code == 2
 
 
 def test_preseed_here_imports_neither_torch_nor_ray(tmp_path: Path):

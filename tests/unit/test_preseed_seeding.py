@@ -6,64 +6,77 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_seed_cluster import Clock, FakeSeedCluster, make_node, seeded
+from tests.support.seed_cluster import Clock, FakeSeedCluster, make_node, seeded
 from warmrank.orchestrator.errors import UnknownNode
 from warmrank.orchestrator.nodes import Node
-from warmrank.orchestrator.seed.events import Began, Ended, Looked, SeedEvent
-from warmrank.orchestrator.seed.outcome import NodeSeed, word, worst
-from warmrank.orchestrator.seed.seeding import LOOK_EVERY_S, Seeding, SeedPlan
+from warmrank.orchestrator.seed.here import NodeSeed
+from warmrank.orchestrator.seed.seeding import (
+    LONGEST_RETRY_S,
+    LOOK_EVERY_S,
+    MAX_LOST_SOURCES,
+    MIN_FAN_OUT,
+    STALLED_S,
+    Seeding,
+    SeedPlan,
+    retry_in_s,
+)
 
 ONE, TWO, THREE, FOUR = map(make_node, range(1, 5))
+FROM_STORE, FROM_NODES = {"from_store": 9}, {"from_nodes": 9}
 
 
 class Stage:
     """A seeding, its cluster and its clock."""
 
-    def __init__(self, *nodes: Node, **plan: Any) -> None:
+    def __init__(self, *nodes: Node, silent_s: float = 600.0, **plan: Any) -> None:
         self.clock = Clock()
         self.cluster = FakeSeedCluster(nodes)
-        self.events: list[SeedEvent] = []
-        self.seeding = Seeding(self.cluster, SeedPlan(**plan), tell=self.events.append, clock=self.clock)
+        self.seeding = Seeding(self.cluster, SeedPlan(**plan), silent_s=silent_s, clock=self.clock)
         self.seeding.step()
 
     def step(self, seconds: float = 0.0) -> None:
         self.clock.now_s += seconds
         self.seeding.step()
 
-    def words(self) -> dict[str, str]:
-        return {seed.node.host: word(seed) for seed in self.seeding.results()}
+    def end_well(self, *nodes: Node, **came: int) -> None:
+        self.cluster.end_well(*nodes, **came)
+        self.step()
 
-    def of_kind(self, kind: type[SeedEvent]) -> list[Any]:
-        return [event for event in self.events if isinstance(event, kind)]
+    def seed(self, node: Node) -> NodeSeed:
+        seed = self.seeding.states[node.node_id].seed
+        assert seed is not None
+        return seed
+
+    def statuses(self) -> dict[str, str]:
+        return {state.node.host: self.seed(state.node).status for state in self.seeding.states.values()}
+
+
+def cluster_of(count: int) -> list[Node]:
+    return [make_node(number) for number in range(1, count + 1)]
 
 
 def test_every_node_is_seeded_from_the_store_once():
     stage = Stage(ONE, TWO)
     assert stage.cluster.started == [("host1", ""), ("host2", "")]
-    stage.cluster.end_well(ONE)
-    stage.step()
+    stage.end_well(ONE)
     assert not stage.seeding.is_done
-    stage.cluster.end_well(TWO)
-    stage.step()
+    stage.end_well(TWO)
     assert stage.seeding.is_done
-    assert stage.words() == {"host1": "seeded", "host2": "seeded"}
-    assert len(stage.cluster.started) == 2
+    assert stage.statuses() == {"host1": "seeded", "host2": "seeded"}
+    assert (len(stage.cluster.started), stage.cluster.stopped) == (2, ["host1", "host2"])
 
 
 def test_one_nodes_failure_hides_nothing_of_the_others():
     stage = Stage(ONE, TWO)
     stage.cluster.end_badly(ONE, "disk full")
-    stage.cluster.end_well(TWO)
-    stage.step()
+    stage.end_well(TWO)
     assert stage.seeding.is_done
-    assert stage.words() == {"host1": "faults", "host2": "seeded"}
-    assert stage.seeding.results()[0].reason == "disk full"
-    assert worst(stage.seeding.results()) == "faults"
+    assert stage.statuses() == {"host1": "faults", "host2": "seeded"}
+    assert stage.seed(ONE).reason == "disk full"
 
 
 def test_chosen_nodes_only():
-    stage = Stage(ONE, TWO, wanted=("host2",))
-    assert stage.cluster.started == [("host2", "")]
+    assert Stage(ONE, TWO, wanted=("host2",)).cluster.started == [("host2", "")]
 
 
 def test_unknown_name_is_an_error_without_a_watch():
@@ -79,105 +92,140 @@ def test_node_that_gets_no_further_fails_with_its_reason():
     assert not stage.seeding.is_done
     stage.step(61.0)
     assert stage.seeding.is_done
-    assert "no further for 60 s" in stage.seeding.results()[0].reason
+    assert "no further for 60 s" in stage.seed(ONE).reason
     assert set(stage.cluster.stopped) == {"host1"}
 
 
-def test_fan_out_starts_all_at_once_and_all_serve_until_the_last_has_ended():
-    stage = Stage(ONE, TWO, THREE, fan_out="always")
-    everyone = "host1 host2 host3"
-    assert stage.cluster.started == [("host1", everyone), ("host2", everyone), ("host3", everyone)]
-    assert [began.num_sources for began in stage.of_kind(Began)] == [2, 2, 2]
-    stage.cluster.end_well(ONE, THREE)
-    stage.step()
-    assert stage.cluster.stopped == []
-    stage.cluster.end_well(TWO)
-    stage.step()
-    assert stage.seeding.is_done
-    assert sorted(stage.cluster.stopped) == ["host1", "host2", "host3"]
-
-
-def test_node_of_a_fan_out_that_fails_keeps_no_other_one_back():
-    stage = Stage(ONE, TWO, THREE, fan_out="always")
-    stage.cluster.end_badly(ONE)
-    stage.cluster.end_well(TWO, THREE)
-    stage.step()
-    assert stage.words() == {"host1": "faults", "host2": "seeded", "host3": "seeded"}
-    assert stage.seeding.is_done
-
-
-def test_node_of_a_fan_out_that_hangs_is_ended():
-    stage = Stage(ONE, TWO, fan_out="always", silent_s=60.0)
-    stage.cluster.end_well(TWO)
+def test_late_answer_of_a_node_that_was_given_up_changes_nothing():
+    stage = Stage(ONE, TWO, silent_s=60.0)
     stage.step(61.0)
-    assert stage.words() == {"host1": "faults", "host2": "seeded"}
-    assert sorted(set(stage.cluster.stopped)) == ["host1", "host2"]
+    stage.end_well(ONE)
+    assert stage.statuses() == {"host1": "faults", "host2": "faults"}
+
+
+def test_one_node_reads_the_store_and_others_take_it_in_growing_waves():
+    nodes = cluster_of(12)
+    stage = Stage(*nodes, fan_out="always")
+    assert stage.cluster.started == [("host1", "shares")]
+    stage.end_well(nodes[0], **FROM_STORE)
+    assert stage.cluster.started[1:] == [("host2", "host1"), ("host3", "host1")]
+    stage.end_well(nodes[1], **FROM_NODES)  # two have it now, so four take it
+    assert [host for host, _ in stage.cluster.started[3:]] == ["host4", "host5", "host6"]
+    stage.end_well(nodes[2], **FROM_NODES)
+    assert len(stage.cluster.started) == 9
+    stage.end_well(*nodes[3:9], **FROM_NODES)
+    assert len(stage.cluster.started) == 12
+    assert "host1" not in stage.cluster.stopped
+    stage.end_well(*nodes[9:], **FROM_NODES)
+    assert stage.seeding.is_done
+    assert sorted(stage.cluster.stopped) == sorted(node.host for node in nodes)
+    assert set(stage.statuses().values()) == {"seeded"}
+
+
+@pytest.mark.parametrize(
+    ("fan_out", "count", "is_wave"),
+    [
+        ("auto", MIN_FAN_OUT - 1, False),
+        ("auto", MIN_FAN_OUT, True),
+        ("always", 1, False),
+        ("always", 2, True),
+        ("never", 100, False),
+    ],
+)
+def test_store_is_read_for_others_where_it_is_worth_it(fan_out: str, count: int, is_wave: bool):
+    stage = Stage(*cluster_of(count), fan_out=fan_out)
+    assert (len(stage.cluster.started) == 1 and stage.cluster.started[0][1] == "shares") == is_wave
+    assert is_wave or len(stage.cluster.started) == count
+
+
+def test_source_that_fails_is_replaced_and_after_some_the_nodes_read_the_store():
+    nodes = cluster_of(10)
+    stage = Stage(*nodes, fan_out="always")
+    for number in range(MAX_LOST_SOURCES):
+        assert stage.cluster.started[number:] == [(nodes[number].host, "shares")]
+        stage.cluster.end_badly(nodes[number])
+        stage.step()
+    assert stage.cluster.started[MAX_LOST_SOURCES:] == [(node.host, "") for node in nodes[MAX_LOST_SOURCES:]]
+
+
+def test_source_that_hangs_is_replaced():
+    stage = Stage(ONE, TWO, THREE, fan_out="always", silent_s=60.0)
+    stage.step(61.0)
+    assert stage.cluster.started[1:] == [("host2", "shares")]
+    assert stage.seed(ONE).status == "faults"
+
+
+def test_source_from_which_nothing_comes_is_replaced():
+    nodes = cluster_of(6)
+    stage = Stage(*nodes, fan_out="always")
+    stage.end_well(nodes[0], **FROM_STORE)
+    stage.end_well(nodes[1], **FROM_STORE)
+    assert stage.cluster.started[-1] == ("host4", "shares")
+    assert "host1" in stage.cluster.stopped
+    stage.end_well(nodes[2], **FROM_STORE)  # it took of the former one, so this says nothing of the next
+    stage.end_well(nodes[3], **FROM_STORE)
+    assert stage.cluster.started[4:] == [("host5", "host4"), ("host6", "host4")]
+
+
+def test_receiver_that_is_stuck_makes_room_for_the_next():
+    nodes = cluster_of(4)
+    stage = Stage(*nodes, fan_out="always")
+    stage.end_well(nodes[0], **FROM_STORE)
+    assert len(stage.cluster.started) == 3
+    stage.step(STALLED_S)
+    assert stage.cluster.started[3:] == [("host4", "host1")]
+
+
+def test_receiver_that_fails_keeps_no_other_one_back():
+    stage = Stage(ONE, TWO, THREE, fan_out="always")
+    stage.end_well(ONE, **FROM_STORE)
+    stage.cluster.end_badly(TWO)
+    stage.end_well(THREE, **FROM_NODES)
+    assert stage.statuses() == {"host1": "seeded", "host2": "faults", "host3": "seeded"}
     assert stage.seeding.is_done
 
 
-def test_node_that_joins_is_seeded_by_one_that_is():
-    stage = Stage(ONE, watch=True, fan_out="always")
-    stage.cluster.end_well(ONE)
-    stage.step()
-    stage.cluster.alive.append(TWO)
+def test_source_that_leaves_is_replaced():
+    stage = Stage(ONE, TWO, THREE, watch=True, fan_out="always")
+    stage.cluster.alive.remove(ONE)
     stage.step(LOOK_EVERY_S)
-    assert stage.cluster.started[1:] == [("host2", "host1")]
-    stage.cluster.end_well(TWO)
-    stage.step()
-    assert stage.words() == {"host1": "seeded", "host2": "seeded"}
-    assert stage.cluster.stopped[-2:] == ["host2", "host1"]
-    assert len(stage.of_kind(Began)) == 2
+    assert stage.cluster.started[1:] == [("host2", "shares")]
 
 
-def test_node_that_joins_during_a_fan_out_waits_for_its_end():
+def test_source_is_let_go_once_nobody_takes_of_it():
     stage = Stage(ONE, TWO, watch=True, fan_out="always")
-    stage.cluster.alive.append(THREE)
+    stage.end_well(ONE, **FROM_STORE)
+    stage.end_well(TWO, **FROM_NODES)
+    assert stage.cluster.stopped == ["host2", "host1"]
+    stage.cluster.alive += [THREE, FOUR]
     stage.step(LOOK_EVERY_S)
-    assert len(stage.cluster.started) == 2
-    stage.cluster.end_well(ONE, TWO)
-    stage.step()
-    assert stage.cluster.started[2:] == [("host3", "host1 host2")]
+    assert stage.cluster.started[2:] == [("host3", "shares")]
 
 
-def test_watch_goes_on_and_seeds_who_joins():
+def test_watch_seeds_who_joins_and_nobody_twice():
     stage = Stage(ONE, watch=True)
-    stage.cluster.end_well(ONE)
-    stage.step()
+    stage.end_well(ONE)
     assert not stage.seeding.is_done
     stage.cluster.alive.append(TWO)
     stage.step(LOOK_EVERY_S - 0.1)
     assert len(stage.cluster.started) == 1
-    stage.step(0.1)
+    for _ in range(5):
+        stage.step(LOOK_EVERY_S)
     assert stage.cluster.started == [("host1", ""), ("host2", "")]
 
 
-def test_watch_does_not_seed_a_node_twice():
-    stage = Stage(ONE, watch=True)
-    stage.cluster.end_well(ONE)
-    for _ in range(10):
-        stage.step(LOOK_EVERY_S)
-    assert stage.cluster.started == [("host1", "")]
-
-
-def test_watch_tries_a_failed_node_again_later_each_time():
+@pytest.mark.parametrize("is_found", [True, False])
+def test_watch_tries_again_later_each_time(is_found: bool):
     stage = Stage(ONE, watch=True)
     for attempt, wait_s in enumerate([5.0, 10.0, 20.0], start=1):
-        stage.cluster.end_badly(ONE)
+        faults = ("disk full",) if is_found else ()
+        stage.cluster.end_with(NodeSeed(node=ONE, found=is_found, reason="", faults=faults))
         stage.step()
-        (*_, ended) = stage.of_kind(Ended)
-        assert (ended.retry_in_s, ended.seed.attempts) == (wait_s, attempt)
+        assert stage.seed(ONE).attempts == attempt
         stage.step(wait_s - 0.1)
         assert len(stage.cluster.started) == attempt
         stage.step(0.1)
         assert len(stage.cluster.started) == attempt + 1
-
-
-def test_watch_asks_again_for_a_launch_that_is_not_there_yet():
-    stage = Stage(ONE, watch=True)
-    stage.cluster.end_with(NodeSeed(node=ONE, found=False, reason="no launch"))
-    stage.step()
-    stage.step(5.0)
-    assert len(stage.cluster.started) == 2
 
 
 def test_watch_waits_for_a_name_that_is_not_there_yet():
@@ -194,34 +242,19 @@ def test_node_that_leaves_is_forgotten_and_seeded_again_when_it_is_back():
     stage.cluster.alive.remove(ONE)
     stage.step(LOOK_EVERY_S)
     assert stage.cluster.stopped[0] == "host1"
-    assert stage.of_kind(Looked)[-1].left == (ONE,)
-    assert stage.words() == {"host2": "seeded"}
+    assert stage.statuses() == {"host2": "seeded"}
     stage.cluster.alive.append(ONE)
     stage.step(LOOK_EVERY_S)
     assert stage.cluster.started[-1] == ("host1", "")
 
 
-def test_fan_out_is_over_when_the_last_of_its_nodes_has_left():
-    stage = Stage(ONE, TWO, watch=True, fan_out="always")
-    stage.cluster.end_well(TWO)
-    stage.cluster.alive.remove(ONE)
-    stage.step(LOOK_EVERY_S)
-    assert sorted(set(stage.cluster.stopped)) == ["host1", "host2"]
-    stage.cluster.alive.append(ONE)
-    stage.step(LOOK_EVERY_S)
-    assert stage.cluster.started[2:] == [("host1", "host2")]
-
-
 def test_nodes_known_to_be_seeded_are_not_started():
-    stage = Stage(ONE, TWO, watch=True, seeded=frozenset({ONE.node_id}))
+    stage = Stage(ONE, TWO, watch=True, seeded=(seeded(ONE),))
     assert stage.cluster.started == [("host2", "")]
+    assert stage.seed(ONE) == seeded(ONE)
 
 
-def test_late_answer_of_a_node_that_was_given_up_changes_nothing():
-    stage = Stage(ONE, TWO, silent_s=60.0)
-    stage.step(61.0)
-    before = stage.words()
-    stage.cluster.end_with(seeded(ONE))
-    stage.step()
-    assert stage.words() == before == {"host1": "faults", "host2": "faults"}
-    assert FOUR.host not in before
+def test_retries_come_later_each_time_within_a_bound():
+    waits = [retry_in_s(attempt) for attempt in range(1, 200)]
+    assert waits == sorted(waits)
+    assert (waits[0], waits[-1]) == (5.0, LONGEST_RETRY_S)

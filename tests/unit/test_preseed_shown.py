@@ -1,67 +1,44 @@
-"""How the seeding of nodes is shown, and what the command ends with."""
+"""How the seeding of nodes is shown."""
 
 from __future__ import annotations
 
 import io
-import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
-from tests.support.fake_seed_cluster import Clock, make_node
-from tests.support.launched import loaded_config, store_launch
-from tests.support.stored import blob_path, overwrite
+from tests.support.seed_cluster import Clock, make_node, seeded
 from warmrank.cache_store.fetching.progress import Progress
-from warmrank.orchestrator.cli.main import app
-from warmrank.orchestrator.seed.display import MAX_ROWS, SeedDisplay, seed_display
-from warmrank.orchestrator.seed.events import Advanced, Away, Back, Began, Ended, Looked, SeedEvent
-from warmrank.orchestrator.seed.outcome import NodeSeed, failed
-from warmrank.orchestrator.seed.table import render_seeds
-from warmrank.orchestrator.show.rates import SPAN_S, Rate
+from warmrank.orchestrator.nodes import Node
+from warmrank.orchestrator.seed.here import NodeSeed, failed
+from warmrank.orchestrator.seed.seeding import NodeState
+from warmrank.orchestrator.seed.show import SeedLines, render_seeds, seed_lines
 
 ONE, TWO = make_node(1), make_node(2)
 
 
-def state(done_bytes: int) -> Progress:
-    return Progress(done_bytes=done_bytes, total_bytes=4 << 20, done_files=1, total_files=8)
+def running(node: Node, done_bytes: int | None = None) -> NodeState:
+    progress = Progress(done_bytes=done_bytes or 0, total_bytes=4 << 20, done_files=1, total_files=8)
+    return NodeState(
+        node=node, phase="running", attempts=1, progress=None if done_bytes is None else progress
+    )
 
 
-def lines_of(*events: SeedEvent, clock: Clock | None = None, step_s: float = 0.0) -> list[str]:
+def lines_of(*shown: list[NodeState], step_s: float = 0.0) -> list[str]:
     """What is printed where there is no terminal."""
-    clock = clock or Clock()
-    text = io.StringIO()
-    display = SeedDisplay(Console(file=text, width=120), clock=clock)
-    for event in events:
+    clock, text = Clock(), io.StringIO()
+    lines = SeedLines(Console(file=text, width=120), clock=clock)
+    for states in shown:
         clock.now_s += step_s
-        display(event)
+        lines.show(states)
     return text.getvalue().splitlines()
 
 
-def live(*events: SeedEvent, clock: Clock, step_s: float = 0.0) -> str:
-    """What stands in the live part of a terminal."""
-    text = io.StringIO()
-    console = Console(file=text, force_terminal=True, color_system=None, width=100)
-    display = SeedDisplay(console, clock=clock)
-    for event in events:
-        clock.now_s += step_s
-        display(event)
-    text.truncate(0)
-    text.seek(0)
-    console.print(display.render())
-    return text.getvalue()
-
-
 def test_each_change_of_a_node_is_a_line():
-    ended = NodeSeed(node=ONE, found=True, reason="", bytes_copied=2048, seconds=1.5)
+    state = running(ONE)
+    ended = replace(seeded(ONE), bytes_copied=2048, seconds=1.5)
     assert lines_of(
-        Looked(nodes=(ONE,), joined=(ONE,)),
-        Began(node=ONE, attempt=1),
-        Ended(seed=ended),
-        Looked(nodes=(), left=(ONE,)),
+        [NodeState(node=ONE)], [state], [state], [replace(state, phase="ended", seed=ended)], []
     ) == [
         "1 node found: host1",
         f"{ONE}: begun, from the store",
@@ -70,149 +47,73 @@ def test_each_change_of_a_node_is_a_line():
     ]
 
 
-def test_failure_says_why_and_when_it_is_tried_again():
-    (line,) = lines_of(Ended(seed=failed(ONE, "disk full"), retry_in_s=10.0))
-    assert line == f"{ONE}: faults: disk full; tried again in 10 s"
+def test_change_of_a_state_that_goes_on_changing_is_seen():
+    state, text = running(ONE), io.StringIO()
+    lines = SeedLines(Console(file=text, width=120))
+    lines.show([state])
+    state.phase, state.seed = "ended", seeded(ONE)
+    lines.show([state])
+    assert "seeded" in text.getvalue()
 
 
-def test_second_attempt_and_number_of_sources_are_named():
-    (line,) = lines_of(Began(node=TWO, attempt=2, num_sources=3))
-    assert line == f"{TWO}: begun, from the store and 3 other nodes, attempt 2"
-
-
-def test_head_that_is_away_and_its_return_are_a_line_each():
-    away, back = lines_of(Away(reason="no answer for 20 s"), Back(after_s=112.3))
-    assert away == "the cluster is away, and asked again until it is back: no answer for 20 s"
-    assert back == "the cluster is back after 112 s"
+def test_source_attempt_and_retry_are_named():
+    state = NodeState(node=ONE, phase="waiting", attempts=2, source=TWO, seed=failed(ONE, "disk full"))
+    _, begun, ended = lines_of([state])
+    assert begun == f"{ONE}: begun, from host2, attempt 2"
+    assert ended == f"{ONE}: faults: disk full; tried again in 10 s"
 
 
 def test_long_seeding_says_now_and_then_how_far_it_is():
-    events = [Advanced(progress={ONE.node_id: state(number << 17)}) for number in range(22)]
-    lines = lines_of(Looked(nodes=(ONE, TWO)), Began(node=ONE, attempt=1), *events, step_s=1.0)
-    assert len(lines) == 3
-    assert lines[1] == "0 of 2 nodes seeded; 1.1 MiB of 4.0 MiB, 128.0 KiB/s"
+    lines = lines_of(*([running(ONE, number << 17), NodeState(node=TWO)] for number in range(22)), step_s=1.0)
+    assert len(lines) == 4
+    assert lines[2] == "0 of 2 nodes seeded; 1.2 MiB of 4.0 MiB"
 
 
-def test_terminal_shows_a_row_for_each_running_node():
-    shown = live(
-        Looked(nodes=(ONE, TWO)),
-        Began(node=ONE, attempt=1),
-        Began(node=TWO, attempt=1),
-        Advanced(progress={ONE.node_id: state(1 << 20)}),
-        Advanced(progress={ONE.node_id: state(3 << 20)}),
-        clock=Clock(),
-        step_s=1.0,
-    )
-    assert "3.0 MiB of 4.0 MiB  2.0 MiB/s" in shown
-    assert "starting" in shown
-    assert "0 of 2 nodes seeded" in shown
-
-
-def test_many_nodes_fold_into_a_number():
-    nodes = tuple(make_node(number) for number in range(1, 60))
-    shown = live(Looked(nodes=nodes), *(Began(node=node, attempt=1) for node in nodes), clock=Clock())
-    assert shown.count("starting") == MAX_ROWS
-    assert f"and {59 - MAX_ROWS} nodes more" in shown
-
-
-def test_live_part_goes_away_at_the_end():
+def test_terminal_shows_how_far_all_are():
     text = io.StringIO()
-    with seed_display(Console(file=text, force_terminal=True, width=100)) as tell:
-        tell(Looked(nodes=(ONE,), joined=(ONE,)))
+    told: list[str] = []
+    lines = SeedLines(Console(file=text), status=told.append)
+    lines.show([running(ONE, 1 << 20), replace(running(TWO), phase="ended", seed=failed(TWO, "x"))])
+    assert told == ["0 of 2 nodes seeded; 1 with faults; 1.0 MiB of 4.0 MiB"]
+    with seed_lines(Console(file=text, force_terminal=True, width=100)) as live:
+        live.show([NodeState(node=ONE)])
     assert "1 node found: host1" in text.getvalue()
 
 
-def test_rate_is_that_of_the_last_seconds():
-    rate = Rate()
-    assert rate.bytes_per_s == 0.0
-    for second in range(100):
-        rate.note(float(second), 0 if second < 50 else (second - 50) * 1000)
-    assert rate.bytes_per_s == pytest.approx(1000.0)
-    assert SPAN_S < 50
+def test_each_outcome_is_told_once():
+    ended: list[NodeSeed] = []
+    lines = SeedLines(Console(file=io.StringIO()), ended=ended.append)
+    state = replace(running(ONE), phase="waiting", seed=failed(ONE, "disk full"))
+    again = replace(state, attempts=2, seed=replace(failed(ONE, "disk full"), attempts=2))
+    for shown in (state, state, again, again):
+        lines.show([shown])
+    assert [seed.attempts for seed in ended] == [1, 2]
+    assert lines.outcomes() == (again.seed,)
 
 
-def test_rate_begins_anew_with_a_new_attempt():
-    rate = Rate()
-    rate.note(0.0, 10_000)
-    rate.note(1.0, 100)
-    rate.note(2.0, 300)
-    assert rate.bytes_per_s == 200.0
+def table_of(*seeds: NodeSeed) -> list[str]:
+    text = io.StringIO()
+    Console(file=text, width=200).print(render_seeds(seeds))
+    return text.getvalue().splitlines()
 
 
 def test_table_says_where_the_bytes_came_from():
-    seed = NodeSeed(
-        node=ONE, found=True, reason="x", bytes_from_store=1024, bytes_from_nodes=2048, bytes_resumed=3
-    )
-    text = io.StringIO()
-    Console(file=text, width=100).print(render_seeds([seed]))
-    expected = (
-        "read: 1.0 KiB from the store, 2.0 KiB from node to node, 3 B left by a preseed that did not end"
-    )
-    assert expected in text.getvalue()
+    seed = seeded(ONE, from_store=1024, from_nodes=2048)
+    assert "read: 1.0 KiB from the store, 2.0 KiB from node to node" in table_of(seed)
 
 
 def test_reason_of_many_nodes_names_a_few():
-    text = io.StringIO()
-    seeds = [failed(make_node(number), "no launch") for number in range(1, 30)]
-    Console(file=text, width=200).print(render_seeds(seeds))
-    (line,) = [line for line in text.getvalue().splitlines() if line.endswith(": no launch")]
+    lines = table_of(*(failed(make_node(number), "no launch") for number in range(1, 30)))
+    (line,) = [line for line in lines if line.endswith(": no launch")]
     assert line == f"{', '.join(f'host{number}' for number in range(1, 9))} and 21 more: no launch"
 
 
 def test_nodes_of_one_address_are_told_apart_by_their_ids():
-    twin = replace(TWO, host=ONE.host, address=ONE.address)
-    other = make_node(3)
-    text = io.StringIO()
-    seeds = [failed(ONE, "no launch"), failed(twin, "disk full"), failed(other, "gone")]
-    Console(file=text, width=200).print(render_seeds(seeds))
-    lines = text.getvalue().splitlines()
+    twin, other = replace(TWO, host=ONE.host, address=ONE.address), make_node(3)
+    lines = table_of(failed(ONE, "no launch"), failed(twin, "disk full"), failed(other, "gone"))
     first, second = f"host1 {ONE.node_id[:12]}", f"host1 {TWO.node_id[:12]}"
     names = (first, second, "host3")
     assert all(line.startswith(f"{name} ") for name, line in zip(names, lines[2:5], strict=True))
     assert {f"{first}: no launch", f"{second}: disk full", "host3: gone"} <= set(lines)
-    nodes = (ONE, twin, other)
-    assert lines_of(Looked(nodes=nodes, joined=nodes)) == [f"3 nodes found: {first}, {second}, host3"]
-
-
-def command(project: Path, *options: str) -> Any:
-    return CliRunner().invoke(app, ["preseed", str(project / "tiny.yaml"), *options])
-
-
-def test_seeded_node_ends_with_zero(tmp_path: Path):
-    store_launch(loaded_config(tmp_path), tmp_path / "work")
-    done = command(tmp_path, "--here", "--json", "--limit", "1GB/s", "--verify")
-    assert done.exit_code == 0
-    (seed,) = json.loads(done.stdout)
-    assert (seed["found"], seed["bytes_resumed"], seed["attempts"]) == (True, 0, 1)
-    assert seed["bytes_from_store"] > 0
-
-
-def test_launch_that_is_not_there_ends_with_three(tmp_path: Path):
-    store_launch(loaded_config(tmp_path), tmp_path / "work", here={"torch": "2.12.0"})
-    assert command(tmp_path, "--here").exit_code == 3
-
-
-def test_fault_ends_with_four(tmp_path: Path):
-    store_launch(loaded_config(tmp_path), tmp_path / "work", functions={"Llama.decode": b"right"})
-    overwrite(blob_path(tmp_path / "store", b"right"), b"wrong")
-    assert command(tmp_path, "--here").exit_code == 4
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--here", "--node", "one"],
-        ["--here", "--watch"],
-        ["--for", "3"],
-        ["--until", "3"],
-        ["--limit", "fast"],
-        ["--fan-out", "sometimes"],
-        ["--watch"],
-    ],
-    ids=" ".join,
-)
-def test_bad_options_end_with_two(tmp_path: Path, options: list[str], monkeypatch: pytest.MonkeyPatch):
-    for name in ("RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR"):
-        monkeypatch.delenv(name, raising=False)
-    loaded_config(tmp_path)
-    assert command(tmp_path, *options).exit_code == 2
+    (found,) = lines_of([NodeState(node=node) for node in (ONE, twin, other)])
+    assert found == f"3 nodes found: {first}, {second}, host3"

@@ -5,15 +5,17 @@ import signal
 import stat
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import pytest
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
+from tests.support.seed_cluster import Clock
 from tests.support.stored import REPOSITORY
 from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.node.single_flight import LOCK_NAME, LOCKS, one_compile, single_flight
+from warmrank.cache_store.node import single_flight as flight
+from warmrank.cache_store.node.single_flight import LOCK_NAME, LOCKS, acquire, one_compile, single_flight
 
 HOLD = """
 import sys
@@ -80,18 +82,17 @@ with one_compile(Path(sys.argv[1]), "model/forward"):
 """
 
 
-def test_compile_waits_for_that_of_another_process_and_keeps_nobody_waiting(tmp_path: Path) -> None:
+def test_compile_waits_for_that_of_another_process_and_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flight, "COMPILE_TIMEOUT_S", 0.0)
     command = [sys.executable, "-c", _HOLDER, str(tmp_path)]
-    with (
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY) as holder,
-        ThreadPoolExecutor() as pool,
-    ):
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"holds\n"
         assert one_waits(tmp_path, "model/other") is False
-        waiting = pool.submit(one_waits, tmp_path, "model/forward")
-        pool.submit(holder.communicate, b"")
-        assert waiting.result(timeout=60) is True
+        assert one_waits(tmp_path, "model/forward") is True
+        holder.communicate(b"")
     assert one_waits(tmp_path, "model/forward") is False
     assert not list(tmp_path.rglob("*.lock"))
 
@@ -104,3 +105,44 @@ def one_waits(root: Path, what: str) -> bool:
 def test_compile_within_a_compile_of_this_process_does_not_wait(tmp_path: Path) -> None:
     with one_compile(tmp_path, "model/forward"):
         assert one_waits(tmp_path, "model/forward") is False
+
+
+class HeldLock:
+    """A lock that another process has for so many looks, and gets on with its work during some of them."""
+
+    def __init__(self, now: Clock, beat_file: Path, *, looks: int, beats: int) -> None:
+        self.timeout = 0.0
+        self.is_taken = False
+        self._now, self._beat_file = now, beat_file
+        self._looks, self._beats = looks, beats
+
+    def acquire(self) -> None:
+        self._now.now_s += self.timeout
+        self._looks, self._beats = self._looks - 1, self._beats - 1
+        if self._beats >= 0:
+            self._beat_file.touch()
+            os.utime(self._beat_file, (self._now.now_s, self._now.now_s))
+        if self._looks >= 0:
+            raise Timeout("fetch.lock")
+        self.is_taken = True
+
+
+def test_waiter_stays_for_as_long_as_the_holder_gets_on(tmp_path: Path):
+    now = Clock()
+    lock = HeldLock(now, tmp_path / "beat", looks=500, beats=500)
+    acquire(cast("FileLock", lock), tmp_path / "beat", 60.0, clock=now)
+    assert lock.is_taken
+
+
+def test_waiter_goes_on_beside_a_holder_that_fell_silent(tmp_path: Path):
+    now = Clock()
+    lock = HeldLock(now, tmp_path / "beat", looks=500, beats=100)
+    with pytest.raises(Timeout):
+        acquire(cast("FileLock", lock), tmp_path / "beat", 60.0, clock=now)
+    assert now.now_s - 1000.0 == pytest.approx(161.0, abs=2.0)
+
+
+def test_holder_says_that_it_gets_on(tmp_path: Path):
+    with single_flight(tmp_path, timeout_s=1.0) as flight:
+        flight.beat()
+        assert flight.beat_file.exists()

@@ -12,6 +12,7 @@ from tests.support.failing_backends import WaywardBackend, new_file, unavailable
 from tests.support.stored import OFF, publish_launch
 from warmrank.cache_store.backends.tier import Tier
 from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.fetching.copying import FetchOptions
 from warmrank.cache_store.fetching.progress import Progress, while_asked
 from warmrank.cache_store.layout import BLOBS, LAUNCHES, MANIFESTS
 from warmrank.cache_store.records.manifest import LaunchRecord
@@ -115,7 +116,9 @@ def test_fetch_left_behind_by_a_silent_place_tells_its_caller_nothing_more(place
     ]
     heard: list[Progress] = []
     store = Store(TieredBackend(tiers), trust=OFF, location="both")
-    outcome = store.fetch_partitions(places.record.partitions, tmp_path / "cache", on_progress=heard.append)
+    outcome = store.fetch_partitions(
+        places.record.partitions, tmp_path / "cache", options=FetchOptions(on_progress=heard.append)
+    )
     assert (outcome.faults, [tier.state for tier in store.tiers]) == ((), ["away", "used"])
     before = list(heard)
     left_behind = [thread for thread in threading.enumerate() if thread.name == "store-verb"]

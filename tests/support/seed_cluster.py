@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from warmrank.cache_store.fetching.progress import Progress
 from warmrank.orchestrator.nodes import Node
-from warmrank.orchestrator.seed.outcome import NodeSeed, failed
+from warmrank.orchestrator.seed.here import NodeSeed, failed
 
 
 class Clock:
@@ -16,13 +16,22 @@ class Clock:
     def __call__(self) -> float:
         return self.now_s
 
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
 
 def make_node(number: int) -> Node:
     return Node(node_id=f"{number:02d}ab" * 14, address=f"10.0.0.{number}", host=f"host{number}")
 
 
-def seeded(node: Node) -> NodeSeed:
-    return NodeSeed(node=node, found=True, reason="launch 0f of 2 ranks")
+def seeded(node: Node, *, from_store: int = 0, from_nodes: int = 0) -> NodeSeed:
+    return NodeSeed(
+        node=node,
+        found=True,
+        reason="launch 0f of 2 ranks",
+        bytes_from_store=from_store,
+        bytes_from_nodes=from_nodes,
+    )
 
 
 class FakeSeedCluster:
@@ -30,7 +39,7 @@ class FakeSeedCluster:
 
     Attributes:
         alive: the nodes.
-        started: what was started, each with the hosts of its sources.
+        started: hosts that were started, each with that of its source, or ``shares`` where it is one.
         stopped: hosts whose process was ended, in order.
         states: how far nodes are.
     """
@@ -45,8 +54,8 @@ class FakeSeedCluster:
     def nodes(self) -> tuple[Node, ...]:
         return tuple(self.alive)
 
-    def start(self, nodes: Sequence[Node], sources: Sequence[Node]) -> None:
-        self.started += [(node.host, " ".join(source.host for source in sources)) for node in nodes]
+    def start(self, node: Node, *, source: Node | None = None, shares: bool = False) -> None:
+        self.started.append((node.host, "shares" if shares else source.host if source else ""))
 
     def ended(self) -> list[NodeSeed]:
         ended, self._ended = self._ended, []
@@ -58,8 +67,8 @@ class FakeSeedCluster:
     def stop(self, node: Node) -> None:
         self.stopped.append(node.host)
 
-    def end_well(self, *nodes: Node) -> None:
-        self._ended += [seeded(node) for node in nodes]
+    def end_well(self, *nodes: Node, from_store: int = 0, from_nodes: int = 0) -> None:
+        self._ended += [seeded(node, from_store=from_store, from_nodes=from_nodes) for node in nodes]
 
     def end_badly(self, node: Node, why: str = "disk full") -> None:
         self._ended.append(failed(node, why))
