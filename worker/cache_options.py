@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from warmrank.worker.cached_function import CachedFunction
     from warmrank.worker.configs.compiler_config import CompilerConfig
 
 GuardMode = Literal["always", "once", "skip"]
@@ -66,10 +65,10 @@ class LaunchScope:
 
     def __init__(self) -> None:
         self.defaults = LaunchDefaults()
-        self.functions: list[CachedFunction] | None = None
+        self.functions: list[Any] | None = None
 
     @contextmanager
-    def of(self, defaults: LaunchDefaults, functions: list[CachedFunction] | None = None) -> Iterator[None]:
+    def of(self, defaults: LaunchDefaults, functions: list[Any] | None = None) -> Iterator[None]:
         """Lay these defaults down, and note in a list what is made under them."""
         before = self.defaults, self.functions
         self.defaults, self.functions = defaults, functions
