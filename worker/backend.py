@@ -12,8 +12,8 @@ from warmrank.worker import data_dump
 from warmrank.worker.capture import CaptureOptions, runner_for
 from warmrank.worker.compiler import prepared
 from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.device_kinds import kind_of
 from warmrank.worker.devices import backend_for
-from warmrank.worker.emulation import kind_of
 from warmrank.worker.engines.choice import engine_for
 from warmrank.worker.errors import BackwardNotSupported
 from warmrank.worker.gears.carried import carried

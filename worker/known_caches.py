@@ -53,18 +53,11 @@ def own(name: str, cache_dir: Path, *, collect: str = "all") -> NodeCache:
     )
 
 
-def operators(settings: Settings, cache_dir: Path) -> NodeCache:
-    """Where CANN keeps compiled operators: of all jobs of this user, so only a config that names it has it.
-
-    An emulated NPU compiles none, and has no business in a home directory.
-    """
-    if settings.emulate_npu:
-        directory = str(engine_directory(cache_dir, OPERATORS))
-    else:
-        named = settings.op_compiler_cache or settings.ascend.get("ASCEND_CACHE_PATH") or "~/atc_data"
-        directory = expanded(named)
+def operators(settings: Settings) -> NodeCache:
+    """Where CANN keeps compiled operators, of all jobs of this user: only a config that names it has it."""
+    named = settings.op_compiler_cache or settings.ascend.get("ASCEND_CACHE_PATH") or "~/atc_data"
     patterns = ("kernel_cache*/*", "fuzzy_kernel_cache*/*")
-    return NodeCache(name=OPERATORS, directory=directory, patterns=patterns)
+    return NodeCache(name=OPERATORS, directory=expanded(named), patterns=patterns)
 
 
 def engine_directory(cache_dir: Path, name: str) -> Path:

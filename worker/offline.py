@@ -178,8 +178,7 @@ def _why_not(engine: str, *, kernels: bool) -> str:
         return "engine aoti compiles kernels for the very machine that they run on; a launch does"
     if engine == "torchair" and "torch_npu" not in sys.modules:
         return (
-            "engine torchair is the vendor's, and torch_npu is not here; build with engine: graph, or with "
-            "an emulated NPU"
+            "engine torchair is the vendor's, and torch_npu was not imported here; build with engine: graph"
         )
     return ""
 

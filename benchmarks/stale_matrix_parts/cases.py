@@ -14,7 +14,7 @@ package.register_replacement(
 """
 _DECOMPOSITION = "options['custom_decompositions'] = {{torch.ops.aten.clamp.default: definition.{}}}"
 _CANN = """
-from warmrank.worker.npu_emulator import write_tree
+from tests.npu_emulator.cann import write_tree
 os.environ['ASCEND_HOME_PATH'] = str(write_tree(Path(DIRECTORY, 'cann'), version='{}'))
 """
 _NPU_VERSION = """
@@ -38,7 +38,7 @@ torch.__version__ = '2.13.9'
 _SOC = """
 import torch_npu, warmrank.worker.environment
 torch_npu.npu.get_soc_version = lambda: 250
-warmrank.worker.environment._EMULATED = 'emulated Ascend910_9391'
+warmrank.worker.environment.soc_of = lambda _: 'Ascend910_9391'
 """
 _DRIVER = """
 import dataclasses

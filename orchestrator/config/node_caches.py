@@ -36,7 +36,7 @@ def _cache(config: Config, name: str) -> NodeCache | None:
     if name in known_caches.OWN:
         return known_caches.own(name, config.cache_dir, collect=given.collect if given else "all")
     assert given is not None  # noqa: S101 - only an engine's own are there without being declared
-    known = known_caches.operators(settings(), config.cache_dir)
+    known = known_caches.operators(settings())
     is_known = name == known_caches.OPERATORS
     return NodeCache(
         name=name,

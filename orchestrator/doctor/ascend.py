@@ -71,7 +71,7 @@ def _cann(facts: Ascend) -> Finding:
         expected="the toolkit and the kernels of one release, in /usr/local/Ascend or where ASCEND_HOME_PATH "
         "says",
         actual="none",
-        remedy="install CANN's toolkit and kernels for this NPU; or work without devices: --emulate-npu",
+        remedy="install CANN's toolkit and kernels for this NPU",
     )
 
 

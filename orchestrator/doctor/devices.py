@@ -62,7 +62,6 @@ class Devices:
         num_usable: devices that torch can use here; None where torch did not import.
         device_error: why torch can use none, in its words.
         num_ranks: ranks of the config that will run on this node; 0 where that is not known.
-        emulated: NPUs are emulated, so that none needs to be there.
     """
 
     device: str
@@ -76,17 +75,10 @@ class Devices:
     num_usable: int | None
     device_error: str = ""
     num_ranks: int = 0
-    emulated: bool = False
 
 
 def check(facts: Devices) -> Iterator[Finding]:
     """All findings on accelerators."""
-    if facts.emulated:
-        yield ok(
-            "devices.emulated", "an emulated NPU stands in (WARMRANK_EMULATE_NPU=1): no device is looked for"
-        )
-        yield _usable(facts)
-        return
     if not facts.files:
         yield _none(facts)
         return
@@ -226,7 +218,7 @@ def _usable(facts: Devices) -> Finding:
         check="devices.usable",
         level="error",
         what=f"torch can use no device of kind {facts.device}",
-        expected="an emulated one" if facts.emulated else f"{len(facts.files)}, as there are files for them",
+        expected=f"{len(facts.files)}, as there are files for them",
         actual=facts.device_error or "torch counts 0",
         remedy="mend the other findings on devices and versions first; then ask torch: "
         f"python -c 'import torch; torch.zeros(1, device=\"{facts.device}\")'",

@@ -31,7 +31,6 @@ from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.nodes import Node, this_node
 from warmrank.worker.devices.streams import Captures
 from warmrank.worker.environment import environment
-from warmrank.worker.settings import settings
 
 EXPANSION = "HCCL_OP_EXPANSION_MODE"
 
@@ -44,13 +43,11 @@ class Request:
         device: device kind.
         config: the launch that it should serve; None for the node by itself.
         in_cluster: the node belongs to a cluster that the config joins.
-        emulated: its NPUs are emulated.
     """
 
     device: str
     config: Config | None
     in_cluster: bool
-    emulated: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +72,6 @@ def request_of(config: Config | None, device: str | None) -> Request:
         device=device or (config.device if config else _likely_device()),
         config=config,
         in_cluster=way != "local",
-        emulated=settings().emulate_npu,
     )
 
 
@@ -101,7 +97,7 @@ def _topics(request: Request) -> list[tuple[str, Look]]:
     """Names of topics, and what looks and judges; in the order in which people read them."""
     node = _Node(request, dict(os.environ))
     topics: list[tuple[str, Look]] = [("versions", node.versions)]
-    if request.device == "npu" and not request.emulated:
+    if request.device == "npu":
         topics.append(("ascend", node.ascend))
     if request.device != "cpu":
         topics.append(("devices", node.devices))
@@ -127,7 +123,6 @@ class _Node:
     def __init__(self, request: Request, environ: Mapping[str, str]) -> None:
         self._request = request
         self._environ = environ
-        self._hardware = "cpu" if request.emulated else request.device
         self._probe = doctor_versions.Probe(error="it was not tried")
         self._installed: doctor_versions.Versions | None = None
         self._clocks: list[doctor_clocks.Clock] = []
@@ -135,10 +130,8 @@ class _Node:
 
     def versions(self) -> Iterable[Finding]:
         request = self._request
-        self._probe = doctor_look.probe_torch(request.device, self._environ, emulated=request.emulated)
-        self._installed = doctor_look.look_at_versions(
-            request.device, self._environ, self._probe, emulated=request.emulated
-        )
+        self._probe = doctor_look.probe_torch(request.device, self._environ)
+        self._installed = doctor_look.look_at_versions(request.device, self._environ, self._probe)
         return doctor_versions.check(self._installed)
 
     def ascend(self) -> Iterable[Finding]:
@@ -155,7 +148,6 @@ class _Node:
                 self._environ,
                 self._probe,
                 num_ranks=local_ranks,
-                emulated=request.emulated and request.device == "npu",
             )
         )
 
@@ -163,7 +155,7 @@ class _Node:
         request = self._request
         is_local = request.config is not None and not request.in_cluster
         return doctor_limits.check(
-            doctor_look_limits.look_at_limits(self._hardware, request.config, is_local=is_local)
+            doctor_look_limits.look_at_limits(request.device, request.config, is_local=is_local)
         )
 
     def network(self) -> Iterable[Finding]:
@@ -173,7 +165,7 @@ class _Node:
             address = request.config.ray.address or self._environ.get("RAY_ADDRESS", "")
         return doctor_network.check(
             doctor_look_network.look_at_network(
-                self._hardware, self._environ, spans_nodes=request.in_cluster, ray_address=address
+                request.device, self._environ, spans_nodes=request.in_cluster, ray_address=address
             )
         )
 
@@ -233,6 +225,6 @@ def _likely_device() -> str:
     """By the device files of this machine."""
     from warmrank.worker.ascend import installation
 
-    if settings().emulate_npu or installation().devices:
+    if installation().devices:
         return "npu"
     return "cuda" if doctor_look.has_nvidia_files() else "cpu"

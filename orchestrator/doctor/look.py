@@ -39,18 +39,14 @@ _MANAGERS = {
 
 _PROBE = """
 import json, sys
-kind, emulated = sys.argv[1], sys.argv[2] == "1"
+kind = sys.argv[1]
 said = {}
 try:
     import torch
     said["torch"] = torch.__version__
     said["cuda"] = torch.version.cuda or ""
     if kind == "npu":
-        if emulated:
-            from warmrank.worker import npu_emulator
-            npu_emulator.install()
-        else:
-            import torch_npu
+        import torch_npu
 except Exception as error:
     said["error"] = f"{type(error).__name__}: {error}"
 else:
@@ -71,14 +67,14 @@ print(json.dumps({name: str(v)[:500] if isinstance(v, str) else v for name, v in
 """
 
 
-def probe_torch(device: str, environ: Mapping[str, str], *, emulated: bool) -> Probe:
+def probe_torch(device: str, environ: Mapping[str, str]) -> Probe:
     """Import torch in a fresh interpreter, with the variables that a rank would have."""
     child = dict(environ)
-    if device != "npu" or emulated:
+    if device != "npu":
         child[AUTOLOAD] = "0"  # as for ranks, see `ray_session.rank_environ`
     root = str(import_root())
     child["PYTHONPATH"] = os.pathsep.join(part for part in (root, child.get("PYTHONPATH", "")) if part)
-    command = [sys.executable, "-c", _PROBE, device, str(int(emulated))]
+    command = [sys.executable, "-c", _PROBE, device]
     try:
         done = subprocess.run(  # noqa: S603 - this interpreter
             command, env=child, capture_output=True, text=True, errors="replace", timeout=PROBE_S, check=False
@@ -94,7 +90,7 @@ def probe_torch(device: str, environ: Mapping[str, str], *, emulated: bool) -> P
     return Probe(**said)
 
 
-def look_at_versions(device: str, environ: Mapping[str, str], probe: Probe, *, emulated: bool) -> Versions:
+def look_at_versions(device: str, environ: Mapping[str, str], probe: Probe) -> Versions:
     """What is installed."""
     here = environment()
     driver = here["driver"]
@@ -108,7 +104,6 @@ def look_at_versions(device: str, environ: Mapping[str, str], probe: Probe, *, e
         accelerators=here["accelerator"],
         probe=probe,
         compiler_problem=_compiler_problem(device),
-        emulated=emulated,
     )
 
 
@@ -130,9 +125,7 @@ def look_at_ascend(versions: Versions) -> Ascend:
     )
 
 
-def look_at_devices(
-    device: str, environ: Mapping[str, str], probe: Probe, *, num_ranks: int, emulated: bool
-) -> Devices:
+def look_at_devices(device: str, environ: Mapping[str, str], probe: Probe, *, num_ranks: int) -> Devices:
     """What there is of an accelerator."""
     files = sorted(Path("/dev").glob(f"{_FILES[device]}[0-9]*"), key=lambda path: (len(path.name), path.name))
     managers = [Path(name) for name in _MANAGERS[device]]
@@ -149,7 +142,6 @@ def look_at_devices(
         num_usable=None if probe.error else probe.num_devices,
         device_error=probe.device_error,
         num_ranks=num_ranks,
-        emulated=emulated,
     )
 
 

@@ -67,7 +67,6 @@ class Versions:
         accelerators: models with architecture, as in the environment fingerprint.
         probe: what a fresh interpreter said.
         compiler_problem: why mode max-autotune could compile nothing here; empty if it could.
-        emulated: NPUs are emulated, for which warmrank's processes switch the autoload off.
     """
 
     device: str
@@ -79,7 +78,6 @@ class Versions:
     accelerators: str
     probe: Probe
     compiler_problem: str = ""
-    emulated: bool = False
 
 
 def check(facts: Versions) -> Iterator[Finding]:
@@ -135,7 +133,7 @@ def _autoload(facts: Versions) -> Iterator[Finding]:
         return
     yield Finding(
         check="versions.autoload",
-        level="error" if facts.device == "npu" and not facts.emulated else "warning",
+        level="error" if facts.device == "npu" else "warning",
         what="torch_npu is installed without CANN, so a plain `import torch` fails in this environment",
         expected=f"CANN, or {AUTOLOAD}=0, or no torch_npu",
         actual=f"torch_npu {facts.installed['torch_npu']}, no CANN, {AUTOLOAD} {facts.autoload or 'not set'}",

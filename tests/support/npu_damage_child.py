@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from warmrank.worker import npu_emulator
+from tests import npu_emulator
 
 
 class Damaged(nn.Module):

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from warmrank.worker import npu_emulator
+from tests import npu_emulator
 
 Compile = Callable[..., Any]
 SIZE = 16

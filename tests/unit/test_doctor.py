@@ -26,11 +26,9 @@ FIELDS = {"check", "level", "what", "expected", "actual", "remedy"}
 @pytest.fixture(autouse=True)
 def _this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch that was probed before, and a machine that belongs to no cluster."""
-    for name in ("RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR", "WARMRANK_EMULATE_NPU"):
+    for name in ("RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(
-        doctor_look, "probe_torch", lambda device, environ, *, emulated: Probe(torch="2.13.0")
-    )
+    monkeypatch.setattr(doctor_look, "probe_torch", lambda device, environ: Probe(torch="2.13.0"))
 
 
 def run(*arguments: str | Path) -> Result:
@@ -137,13 +135,6 @@ def test_cache_directory_that_does_not_answer_is_an_error(tmp_path: Path, monkey
     assert levels(result)["disk.cache_dir"] == "error"
 
 
-def test_emulated_npu_is_looked_at_without_hardware(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("WARMRANK_EMULATE_NPU", "1")
-    found = levels(run("--json"))
-    assert found["devices.emulated"] == "ok"
-    assert not [name for name in found if name.startswith("ascend.") or name == "limits.locked_memory"]
-
-
 def test_streams_are_judged_by_the_captures_of_the_newest_launch(tmp_path: Path):
     config = loaded_config(tmp_path, device="npu")
     store_launch(config, tmp_path / "work")
@@ -168,4 +159,4 @@ def test_document_names_every_check():
         for name in re.findall(r"`([a-z_.]+)`", row):
             topic = name.partition(".")[0] or topic
             documented.add(f"{topic}.{name.partition('.')[2]}")
-    assert {name for name in documented if name.partition(".")[2]} == checks - {"devices.emulated"}
+    assert {name for name in documented if name.partition(".")[2]} == checks

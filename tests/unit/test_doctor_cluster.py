@@ -37,7 +37,7 @@ NODES = tuple(Node(node_id=f"{number:02x}" * 28, address="", host=f"atlas-{numbe
 FULL = Finding(
     check="disk.free", level="error", what="little room", expected="1.0 GiB", actual="0 B", remedy="free some"
 )
-REQUEST = Request(device="npu", config=None, in_cluster=True, emulated=False)
+REQUEST = Request(device="npu", config=None, in_cluster=True)
 
 
 def found_on(node: Node, *findings: Finding, **environment: str) -> NodeFindings:

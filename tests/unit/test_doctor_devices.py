@@ -104,9 +104,3 @@ def test_devices_are_not_counted_where_torch_does_not_import():
 
 def test_more_ranks_than_devices_are_an_error():
     assert troubles(replace(NPU, num_ranks=16))["devices.enough"].actual == "8"
-
-
-def test_emulated_npu_needs_no_device():
-    emulated = replace(NPU, emulated=True, files=(), managers=(), num_usable=1)
-    assert troubles(emulated) == {}
-    assert troubles(replace(emulated, num_usable=0))["devices.usable"].level == "error"

@@ -35,29 +35,29 @@ def fake_torch(directory: Path, text: str) -> dict[str, str]:
 def test_torch_of_this_machine_imports():
     import torch
 
-    found = probe_torch("cpu", os.environ, emulated=False)
+    found = probe_torch("cpu", os.environ)
     assert (found.error, found.torch) == ("", torch.__version__)
 
 
 def test_error_of_an_import_is_what_is_said(tmp_path: Path):
     environ = fake_torch(tmp_path, "raise ImportError('libhccl.so: no such file')")
-    assert probe_torch("cpu", environ, emulated=False).error == "ImportError: libhccl.so: no such file"
+    assert probe_torch("cpu", environ).error == "ImportError: libhccl.so: no such file"
 
 
 def test_interpreter_that_dies_is_an_answer(tmp_path: Path):
     environ = fake_torch(tmp_path, "import os; os._exit(7)")
-    assert "status 7" in probe_torch("cpu", environ, emulated=False).error
+    assert "status 7" in probe_torch("cpu", environ).error
 
 
 def test_interpreter_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(doctor_look, "PROBE_S", 0.2)
     environ = fake_torch(tmp_path, "import threading; threading.Event().wait()")
-    assert probe_torch("cpu", environ, emulated=False).error == "no answer within 0.2 s"
+    assert probe_torch("cpu", environ).error == "no answer within 0.2 s"
 
 
 def test_missing_device_module_is_no_failed_import(tmp_path: Path):
     text = "__version__ = '2.13.0'\nclass version:\n    cuda = None\n"
-    found = probe_torch("cuda", fake_torch(tmp_path, text), emulated=False)
+    found = probe_torch("cuda", fake_torch(tmp_path, text))
     assert (found.error, found.torch) == ("", "2.13.0")
     assert found.device_error.startswith("AttributeError")
 
@@ -66,18 +66,18 @@ def test_missing_device_module_is_no_failed_import(tmp_path: Path):
 def test_autoload_is_switched_off_as_it_is_for_ranks(tmp_path: Path, device: str, said: str):
     text = "import os\nraise ImportError(os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'])"
     environ = {**fake_torch(tmp_path, text), "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
-    assert probe_torch(device, environ, emulated=False).error == f"ImportError: {said}"
+    assert probe_torch(device, environ).error == f"ImportError: {said}"
 
 
 def test_versions_are_those_that_are_installed():
-    found = look_at_versions("cpu", {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, Probe(), emulated=False)
+    found = look_at_versions("cpu", {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, Probe())
     assert {"torch", "ray"} <= set(found.installed)
     assert found.autoload == "0"
 
 
 def test_variable_of_the_device_kind_is_read():
     environ = {"CUDA_VISIBLE_DEVICES": "1", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
-    found = look_at_devices("cuda", environ, Probe(error="no"), num_ranks=2, emulated=False)
+    found = look_at_devices("cuda", environ, Probe(error="no"), num_ranks=2)
     assert (found.visible, found.num_usable, found.in_container) == ("1", None, True)
 
 
@@ -188,6 +188,6 @@ def test_driver_s_tool_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     tool.write_text("#!/bin/sh\necho broken >&2\nexit 9\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    found = look_at_devices("cuda", {}, Probe(), num_ranks=0, emulated=False)
+    found = look_at_devices("cuda", {}, Probe(), num_ranks=0)
     assert found.tool is not None
     assert found.tool.problem == "status 9: broken"

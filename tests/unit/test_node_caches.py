@@ -32,18 +32,13 @@ def test_engines_own_lie_below_the_cache_directory():
 
 def test_operators_lie_in_the_home_directory(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOME", "/home/npu")
-    assert operators(here(), CACHE).directory == "/home/npu/atc_data"
+    assert operators(here()).directory == "/home/npu/atc_data"
 
 
 def test_variable_of_the_operator_compiler_comes_before_the_common_one():
     common = here(ascend={"ASCEND_CACHE_PATH": "/common"})
     both = here(ascend={"ASCEND_CACHE_PATH": "/common"}, op_compiler_cache="/own")
-    assert [operators(found, CACHE).directory for found in (common, both)] == ["/common", "/own"]
-
-
-def test_emulated_npu_has_no_business_in_a_home_directory():
-    found = operators(here(emulate_npu=True, op_compiler_cache="/own"), CACHE)
-    assert found.directory == "/data/cache/node_caches/operators"
+    assert [operators(found).directory for found in (common, both)] == ["/common", "/own"]
 
 
 def test_home_and_variables_are_put_in(monkeypatch: pytest.MonkeyPatch):

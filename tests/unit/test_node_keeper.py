@@ -92,12 +92,6 @@ def test_operators_of_cann_are_there_for_a_config_that_names_them(
     assert (moved.directory, moved.patterns) == ("/ops", ("*",))
 
 
-def test_emulated_npu_touches_no_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WARMRANK_EMULATE_NPU", "1")
-    found = node_caches_of(config(tmp_path, device="npu", node_caches={"operators": {}}))
-    assert {Path(item.directory).parent for item in found} == {tmp_path / "cache/node_caches"}
-
-
 def test_cpu_has_no_keeper_without_a_config(tmp_path: Path) -> None:
     assert keeper_of(config(tmp_path, node_caches={})) is None
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.worker.emulation import kind_of
+from warmrank.worker.device_kinds import kind_of
 from warmrank.worker.engine_files import GRAPHS, PACKAGES, PREFIX_CHARS, bring_in, hand_over
 from warmrank.worker.engines import Site
 from warmrank.worker.known_caches import GE, STATIC_KERNELS, engine_directory
