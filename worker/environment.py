@@ -14,10 +14,9 @@ import platform
 import re
 from pathlib import Path
 
-from warmrank.worker.ascend import places
+from warmrank.worker.ascend import versions
 from warmrank.worker.ascend.chips import soc_of
-from warmrank.worker.ascend.places import Places
-from warmrank.worker.ascend.versions import cann_of, driver_of
+from warmrank.worker.ascend.versions import Places, cann_of, driver_of
 from warmrank.worker.instruction_set import features
 from warmrank.worker.nvidia import architectures
 from warmrank.worker.target import target
@@ -45,7 +44,7 @@ def environment() -> dict[str, str]:
 @functools.cache
 def _components() -> dict[str, str]:
     """The components, read once in a process; ``npu-smi`` alone takes a second."""
-    ascend = places.here()
+    ascend = versions.here()
     return {
         "python": f"{platform.python_implementation().lower()} {platform.python_version()}",
         "torch": _torch(),

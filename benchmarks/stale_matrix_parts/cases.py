@@ -42,12 +42,12 @@ warmrank.worker.environment.soc_of = lambda _: 'Ascend910_9391'
 """
 _DRIVER = """
 import dataclasses
-from warmrank.worker.ascend import places
+from warmrank.worker.ascend import versions
 driver = Path(DIRECTORY, 'ascend', 'driver')
 driver.mkdir(parents=True, exist_ok=True)
 (driver / 'version.info').write_text('Version=25.9.9\\npackage_version=25.9.9\\n')
-real = places.here
-places.here = lambda: dataclasses.replace(real(), ascend=driver.parent)
+real = versions.here
+versions.here = lambda: dataclasses.replace(real(), ascend=driver.parent)
 """
 _GROUPS = """
 import torch.distributed as dist

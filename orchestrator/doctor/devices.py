@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from warmrank.orchestrator.doctor.findings import Finding, ok, unknown
 from warmrank.orchestrator.show.figures import count_text
-from warmrank.worker.ascend import visible_devices
+from warmrank.worker.ascend.chips import visible_devices
 from warmrank.worker.errors import DeviceUnavailable
 
 VARIABLES = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}

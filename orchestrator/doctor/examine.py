@@ -223,7 +223,7 @@ def _silent_disk(path: str) -> Finding:
 
 def _likely_device() -> str:
     """By the device files of this machine."""
-    from warmrank.worker.ascend import installation
+    from warmrank.worker.ascend.chips import installation
 
     if installation().devices:
         return "npu"

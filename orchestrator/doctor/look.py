@@ -20,7 +20,8 @@ from warmrank.orchestrator import import_root
 from warmrank.orchestrator.doctor.ascend import Ascend
 from warmrank.orchestrator.doctor.devices import DRIVER_LIBRARIES, VARIABLES, DeviceFile, Devices, Tool
 from warmrank.orchestrator.doctor.versions import AUTOLOAD, RANGES, Probe, Versions
-from warmrank.worker.ascend import fit, installation
+from warmrank.worker.ascend.chips import installation
+from warmrank.worker.ascend.versions import fit
 from warmrank.worker.environment import environment
 from warmrank.worker.errors import ToolchainError
 from warmrank.worker.settings import settings

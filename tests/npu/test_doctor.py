@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from warmrank.worker.ascend import installation
+from warmrank.worker.ascend.chips import installation
 
 pytestmark = pytest.mark.torchair
 

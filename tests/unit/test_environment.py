@@ -31,7 +31,7 @@ Read = Callable[[], dict[str, str]]
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine without accelerators; tests lay its files below the path."""
     ascend = ascend_places(tmp_path)
-    monkeypatch.setattr("warmrank.worker.ascend.places.here", lambda: ascend)
+    monkeypatch.setattr("warmrank.worker.ascend.versions.here", lambda: ascend)
     monkeypatch.setattr(fingerprint, "_NVIDIA", tmp_path / "nvidia")
     monkeypatch.setattr(fingerprint, "_NVIDIA_DEVICE", tmp_path / "nvidiactl")
     monkeypatch.setattr("warmrank.worker.instruction_set._CPU_INFO", tmp_path / "cpuinfo")
