@@ -52,7 +52,7 @@ def compile_graph(
     engine = engine_for(compiler_config, wanted="auto", device_kind=kind)
     compiler_config.check(kind, engine=engine.name)
     if engine.captures_itself:
-        from warmrank.worker.engines.torchair_cache import compiled_by_backend
+        from warmrank.worker.engines.torchair import compiled_by_backend
 
         return compiled_by_backend(
             graph_module, example_inputs, config=compiler_config, decompositions=custom_decompositions

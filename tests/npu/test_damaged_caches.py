@@ -339,7 +339,7 @@ def test_process_that_is_killed_in_a_compile_leaves_the_cache_whole(
 
 
 def test_what_a_killed_process_left_is_removed_a_day_later(private: Path, damage: Damage) -> None:
-    from warmrank.worker.engines import torchair_private
+    from warmrank.worker.engines import torchair_vendor
 
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
@@ -349,7 +349,7 @@ def test_what_a_killed_process_left_is_removed_a_day_later(private: Path, damage
         path.mkdir()
         (path / "compiled_module").write_bytes(b"left")
         os.utime(path, (0, 0))
-    torchair_private._sweep_once.cache_clear()
+    torchair_vendor._sweep_once.cache_clear()
     assert is_right(damage.model, cached(damage.model, damage.mode, damage.cache))
     assert not old.exists()
     assert running.exists()

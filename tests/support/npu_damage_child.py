@@ -71,7 +71,7 @@ def is_right(model: Damaged, function: Any) -> bool:
 
 def kill_in_compile() -> None:
     """End this process as soon as TorchAir begins to compile a graph."""
-    torchair_cache: Any = importlib.import_module("warmrank.worker.engines.torchair_cache")
+    torchair_cache: Any = importlib.import_module("warmrank.worker.engines.torchair")
     real = torchair_cache._saver
 
     def saver(*args: Any) -> Any:

@@ -14,9 +14,17 @@ from tests.support.made_torchair import Flat, Held, Loose, Nested, Plain
 from tests.support.option_values import a_pass, declared, samples, with_value
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.configs.section import options
-from warmrank.worker.engines.torchair_names import FLAT, INVERTED, OURS_ALONE, REFUSED
-from warmrank.worker.engines.torchair_objects import has, holds, put, their_options
-from warmrank.worker.engines.torchair_options import translated
+from warmrank.worker.engines.torchair_options import (
+    FLAT,
+    INVERTED,
+    OURS_ALONE,
+    REFUSED,
+    has,
+    holds,
+    put,
+    their_options,
+    translated,
+)
 from warmrank.worker.environment import environment
 from warmrank.worker.errors import BadConfig, NoCounterpart
 

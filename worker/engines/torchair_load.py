@@ -17,12 +17,18 @@ from typing import Any
 
 from warmrank.cache_store.node.private_files import discard_tree
 from warmrank.worker.engines import Site
-from warmrank.worker.engines.torchair_cache import Written, handed, own_of
-from warmrank.worker.engines.torchair_code import Own, bound
-from warmrank.worker.engines.torchair_constants import put_back
+from warmrank.worker.engines.torchair_code import Own, Written, bound, put_back
 from warmrank.worker.engines.torchair_made import Made, made_of
-from warmrank.worker.engines.torchair_private import private_directory, written_privately
-from warmrank.worker.engines.torchair_vendor import Vendor, complaints, instead_of_torch_compile, vendor_for
+from warmrank.worker.engines.torchair_vendor import (
+    Vendor,
+    complaints,
+    handed,
+    instead_of_torch_compile,
+    own_of,
+    private_directory,
+    vendor_for,
+    written_privately,
+)
 from warmrank.worker.errors import ArtifactCorrupt
 
 _GRAPH_NAME = "__compiled_fn"
