@@ -8,8 +8,14 @@ from typing import Any
 
 import pytest
 
-from warmrank.worker.known_caches import engine_directory, operators, own
-from warmrank.worker.node_caches import NodeCache, destinations, place_faults
+from warmrank.worker.node_caches import (
+    NodeCache,
+    destinations,
+    engine_directory,
+    operators,
+    own,
+    place_faults,
+)
 from warmrank.worker.settings import Settings, expanded, settings
 
 CACHE = Path("/data/cache")

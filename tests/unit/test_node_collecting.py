@@ -16,11 +16,10 @@ from warmrank.cache_store.node.placing import Destination, Vouched, place_files,
 from warmrank.cache_store.paths import MAX_PARTS
 from warmrank.cache_store.records.fields import MAX_ENTRIES
 from warmrank.worker import node_collecting
-from warmrank.worker.engine_files import GRAPHS, hand_over
+from warmrank.worker.engine_files import GRAPHS, pack
 from warmrank.worker.manifests import with_node_files
 from warmrank.worker.node_caches import NodeCache
-from warmrank.worker.node_collecting import Collected, Room, collect, room_in
-from warmrank.worker.node_listing import listing
+from warmrank.worker.node_collecting import Collected, Room, collect, listing, room_in
 
 ARTIFACT = "0f" * 16
 ROOM = Room(artifacts=frozenset({ARTIFACT}))
@@ -269,48 +268,55 @@ def engines(tool: Path) -> tuple[NodeCache, ...]:
     return (NodeCache(name="ge", directory=str(tool), collect="all", in_sets=True),)
 
 
-def handed_over(tmp_path: Path, tool: Path, data: bytes, artifact: str = ARTIFACT) -> None:
+def handed_over(tmp_path: Path, tool: Path, data: bytes, artifact: str = ARTIFACT) -> str:
+    """The archive's name."""
     made = tmp_path / f"made{data.hex()}"
     write(made / "g.om", data)
-    hand_over(made, tool, f"{artifact}/c", GRAPHS)
+    pack(made, tool / artifact / "c", GRAPHS)
+    (archive,) = (tool / artifact / "c").iterdir()
+    return archive.name
+
+
+def names(found: Collected) -> list[str]:
+    return [Path(file.relative).name for file in found.files]
 
 
 def test_engines_files_of_this_manifests_artifacts_are_collected_whoever_made_them(
     cache: Path, tool: Path, tmp_path: Path
 ):
-    handed_over(tmp_path, tool, b"by a script")
+    name = handed_over(tmp_path, tool, b"by a script")
     handed_over(tmp_path, tool, b"of another workload", "1e" * 16)
     found = collect(engines(tool), cache, ROOM, before=listing(engines(tool)))
-    (file,) = found.files
-    assert (file.relative.split("/")[0], file.digest) == (ARTIFACT, digest_bytes(b"by a script"))
+    assert [file.relative for file in found.files] == [f"{ARTIFACT}/c/{name}"]
 
 
-def test_torn_set_is_left_out(cache: Path, tool: Path, tmp_path: Path):
-    handed_over(tmp_path, tool, b"graph")
-    next(tool.rglob("*.om")).write_bytes(b"\0\0\0\0\0")
+def test_torn_archive_is_left_out(cache: Path, tool: Path, tmp_path: Path):
+    name = handed_over(tmp_path, tool, b"graph")
+    next(tool.rglob(name)).write_bytes(b"torn")
     found = collect(engines(tool), cache, ROOM)
     assert found.files == ()
-    assert "not those that it was made of" in found.left_out[0]
+    assert "not those that its name says" in found.left_out[0]
 
 
-def test_carried_sets_are_those_of_this_manifests_artifacts_that_the_node_did_not_make_anew(
+def test_carried_archives_are_those_of_this_manifests_artifacts_that_the_node_did_not_make_anew(
     cache: Path, tool: Path, tmp_path: Path
 ):
     def carried(artifact: str) -> NodeFile:
-        return kept(cache, tmp_path / "fetched", f"ge/{artifact}/c/set/g.om", artifact.encode())
+        return kept(cache, tmp_path / "fetched", f"ge/{artifact}/c/fetched.tar", artifact.encode())
 
     other = "2d" * 16
-    handed_over(tmp_path, tool, b"anew")
+    name = handed_over(tmp_path, tool, b"anew")
     room = Room(artifacts=frozenset({ARTIFACT, other}))
     files = [carried(artifact) for artifact in (ARTIFACT, other, "3c" * 16)]
     found = collect(engines(tool), cache, room, carried=files)
-    assert [file.digest for file in found.files] == [digest_bytes(b"anew"), files[1].digest]
+    assert names(found) == [name, "fetched.tar"]
     assert found.num_new == 1
 
 
-def test_growth_of_a_manifest_is_one_set_for_an_artifact(cache: Path, tool: Path, tmp_path: Path):
+def test_growth_of_a_manifest_is_one_archive_for_an_artifact(cache: Path, tool: Path, tmp_path: Path):
     carried: tuple[NodeFile, ...] = ()
     for number in range(3):
-        handed_over(tmp_path, tool, b"%d" % number)
-        carried = collect(engines(tool), cache, ROOM, carried=carried).files
-    assert [file.digest for file in carried] == [digest_bytes(b"2")]
+        name = handed_over(tmp_path, tool, b"%d" % number)
+        found = collect(engines(tool), cache, ROOM, carried=carried)
+        carried = found.files
+    assert names(found) == [name]
