@@ -16,7 +16,6 @@ from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.config.node_caches import declared_caches, node_caches_of, place_faults
 from warmrank.orchestrator.show.store_report import NodeArtifacts
 from warmrank.worker import node_caches, node_collecting
-from warmrank.worker.engine_files import drop_unused
 from warmrank.worker.node_collecting import Collected, Listing, listing
 
 if TYPE_CHECKING:
@@ -105,5 +104,7 @@ class NodeKeeper:
         root = self._config.cache_dir
         if not any((root / QUEUE).glob("*.partition")):
             drop_unneeded(root, needed)
+        from warmrank.worker.engine_files import drop_unused
+
         for name in node_caches.OWN:
             drop_unused(node_caches.engine_directory(root, name), age_s=KEPT_S)
