@@ -10,10 +10,8 @@ import pytest
 
 from warmrank.worker.node_caches import (
     NodeCache,
-    destinations,
     engine_directory,
     operators,
-    own,
     place_faults,
 )
 from warmrank.worker.settings import Settings, expanded, settings
@@ -28,12 +26,6 @@ def here(**changes: Any) -> Settings:
 
 
 # The known ones.
-
-
-def test_engines_own_lie_below_the_cache_directory():
-    found = own("ge", CACHE)
-    assert (found.directory, found.in_sets, found.collect) == ("/data/cache/node_caches/ge", True, "all")
-    assert own("ge", CACHE, collect="none").collect == "none"
 
 
 def test_operators_lie_in_the_home_directory(monkeypatch: pytest.MonkeyPatch):
@@ -57,10 +49,6 @@ def test_home_and_variables_are_put_in(monkeypatch: pytest.MonkeyPatch):
         "/scratch/a",
         "$NOBODY_SET_THIS/a",
     ]
-
-
-def test_what_is_not_collected_is_still_a_destination():
-    assert list(destinations([NodeCache(name="a", directory="/a", collect="none")])) == ["a"]
 
 
 # Where they may lie.
@@ -92,10 +80,6 @@ def test_place_that_is_not_a_tools_alone_is_refused(directory: str, expected: st
 
 def test_two_caches_in_one_place_are_both_refused():
     assert set(faults(a="/tool", b="/tool/below", c="/tools")) == {"a", "b"}
-
-
-def test_other_places_are_fine():
-    assert faults(a="/tool", b="/data/cached", c="/data/cache/node_caches/mine") == {}
 
 
 def test_link_into_the_cache_directory_is_seen_through(tmp_path: Path):

@@ -70,10 +70,6 @@ def test_nothing_is_collected_where_the_config_asks_for_none(cache: Path, tool: 
     assert collected(tool, cache, collect="none") == Collected()
 
 
-def test_directory_that_is_not_there_holds_nothing(cache: Path, tool: Path):
-    assert collected(tool, cache) == Collected()
-
-
 def test_files_that_no_pattern_takes_are_nobodys_business(cache: Path, tool: Path):
     write(tool / "kernel_cache/a.o", b"a")
     write(tool / "notes.txt", b"private")
@@ -155,15 +151,6 @@ def test_names_that_no_manifest_takes_are_left_out_uncopied(cache: Path, tool: P
     assert len(kept_files(cache)) == 1
 
 
-def test_reason_with_a_name_that_is_no_text_can_be_printed(cache: Path, tool: Path):
-    write(tool / "a", b"").unlink()
-    shared = Path(os.fsdecode(os.fsencode(tool) + b"/\xff.o"))
-    shared.write_bytes(b"x")
-    shared.chmod(0o666)
-    (reason,) = collected(tool, cache).left_out
-    assert "\\udcff.o" in reason.encode("utf-8").decode()
-
-
 @pytest.mark.parametrize(
     "limit", [{"num_files": 2}, {"size_bytes": 4}, {"document_bytes": 1200}, {"file_bytes": 1}]
 )
@@ -227,16 +214,6 @@ def test_kept_copy_that_vanished_drops_its_entry_only(cache: Path, tool: Path, t
     found = collect(cache_of(tool), cache, ROOM, carried=files)
     assert relatives(found) == ["b.o"]
     assert "kept copy is gone" in found.left_out[0]
-
-
-def test_use_of_kept_files_is_noted(cache: Path, tool: Path, tmp_path: Path):
-    carried = fetched(cache, tmp_path, "fetched.o", b"fetched")
-    write(tool / "new.o", b"new")
-    collected(tool, cache)
-    for path in kept_files(cache):
-        os.utime(path, (1, 1))
-    collect(cache_of(tool), cache, ROOM, carried=[carried])
-    assert [path.stat().st_mtime > 1 for path in kept_files(cache)] == [True, True]
 
 
 # Trust.

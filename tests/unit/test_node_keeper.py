@@ -23,7 +23,7 @@ from warmrank.orchestrator.config.node_caches import node_caches_of
 from warmrank.orchestrator.config.reading import Config, load, parse
 from warmrank.orchestrator.errors import ConfigError
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
-from warmrank.orchestrator.gang.node_artifacts import MAX_REASONS, NodeKeeper, keeper_of
+from warmrank.orchestrator.gang.node_artifacts import NodeKeeper, keeper_of
 from warmrank.orchestrator.gang.opening import Opening
 from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.launch.identity import identity, launch_key
@@ -144,14 +144,6 @@ def test_keeper_finds_what_the_launch_added(tmp_path: Path) -> None:
     assert (report.num_files, report.size_bytes, report.num_new, report.bytes_new) == (1, 3, 1, 3)
 
 
-def test_keeper_looks_once(tmp_path: Path) -> None:
-    found = keeper(tmp_path)
-    found.begin()
-    first = found.collect(manifest(tmp_path))
-    write(tmp_path / "tools/late.o", b"late")
-    assert found.collect(manifest(tmp_path)) is first
-
-
 @pytest.mark.parametrize("waits", [False, True])
 def test_kept_files_are_dropped_unless_a_partition_waits_that_may_need_them(
     tmp_path: Path, *, waits: bool
@@ -203,12 +195,6 @@ def test_another_launch_takes_nothing_away_that_this_one_collected(tmp_path: Pat
     other = {"others": {"path": str(tmp_path / "others")}}
     keeper(tmp_path, node_caches=other).collect(manifest(tmp_path))
     assert path.exists()
-
-
-def test_reasons_of_a_report_are_cut_short(tmp_path: Path) -> None:
-    found = keeper(tmp_path)
-    found.take_over(NodeSeedReport(skipped=tuple(f"reason {number}" for number in range(100))))
-    assert found.report().skipped[-1] == f"and {100 - MAX_REASONS} more"
 
 
 # The rank's process.
