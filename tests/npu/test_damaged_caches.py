@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests import npu_emulator
 from tests.support.loop_mounts import NAMESPACE, why_not
 from tests.support.npu_damage_child import build, cached, is_right
 from warmrank.worker import artifact as artifacts
@@ -257,7 +258,7 @@ def test_whole_copy_of_another_rank_is_adopted(one_damage: Damage) -> None:
 
 def child(*arguments: str, tmpdir: Path, around: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     command = [*around, sys.executable, "-m", "tests.support.npu_damage_child", *arguments]
-    environment = {**os.environ, "TMPDIR": str(tmpdir), "PYTHONPATH": str(ROOT)}
+    environment = {**npu_emulator.environ(), "TMPDIR": str(tmpdir)}
     return subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=400
     )
@@ -310,7 +311,7 @@ def test_processes_that_compile_at_once_both_get_it_right(one_damage: Damage, pr
         subprocess.Popen(
             [*command, "call"],
             cwd=ROOT,
-            env={**os.environ, "TMPDIR": str(private), "PYTHONPATH": str(ROOT)},
+            env={**npu_emulator.environ(), "TMPDIR": str(private)},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
