@@ -40,7 +40,8 @@ def two_nodes(tools: Tools) -> Iterator[None]:
     temp_dir = tempfile.mkdtemp(prefix="wr-", dir="/tmp")  # a socket's path may have 107 bytes
     with pytest.MonkeyPatch.context() as patch:
         variables = {
-            **npu_emulator.environ(tools.environ(os.environ["PATH"])),
+            **npu_emulator.environ({"PYTHONPATH": os.environ.get("PYTHONPATH", "")}),
+            **tools.environ(os.environ["PATH"]),
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
         }
