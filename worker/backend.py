@@ -12,8 +12,8 @@ from warmrank.worker import data_dump
 from warmrank.worker.capture import CaptureOptions, runner_for
 from warmrank.worker.compiler import prepared
 from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.device_kinds import kind_of
 from warmrank.worker.devices import backend_for
-from warmrank.worker.emulation import kind_of
 from warmrank.worker.engines.choice import engine_for
 from warmrank.worker.errors import BackwardNotSupported
 from warmrank.worker.gears.carried import carried
@@ -52,7 +52,7 @@ def compile_graph(
     engine = engine_for(compiler_config, wanted="auto", device_kind=kind)
     compiler_config.check(kind, engine=engine.name)
     if engine.captures_itself:
-        from warmrank.worker.engines.torchair_cache import compiled_by_backend
+        from warmrank.worker.engines.torchair import compiled_by_backend
 
         return compiled_by_backend(
             graph_module, example_inputs, config=compiler_config, decompositions=custom_decompositions

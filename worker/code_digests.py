@@ -281,10 +281,7 @@ def _field(field: Any) -> str:
 
 
 def _foreign_members(cls: type) -> list[str]:
-    """Functions that somebody put into a class of torch or Python: others' with their digests, own by name.
-
-    The emulated NPU's are none: they are there from its installation on, as torch_npu's are on an NPU.
-    """
+    """Functions that somebody put into a class of torch or Python: foreign ones with their digests."""
     if cls.__flags__ & _IMMUTABLE_TYPE:
         return []
     return sorted(
@@ -298,7 +295,7 @@ def _foreign_members(cls: type) -> list[str]:
 def _foreign_layers(cls: type, name: str, value: Any) -> Iterator[str]:
     found = list(layers(value))
     for layer in found:
-        if isinstance(layer, types.FunctionType) and not _is_known(globals_module(layer)):
+        if isinstance(layer, types.FunctionType) and not is_pinned_module(globals_module(layer)):
             yield f"{name}={layer.__module__}.{layer.__qualname__}#{function_digest(layer)}"
     function = found[-1] if found else None
     if cls.__module__ in _COMPARED_ELSEWHERE:
@@ -307,7 +304,7 @@ def _foreign_layers(cls: type, name: str, value: Any) -> Iterator[str]:
         yield f"{name}={function.__module__}.{function.__qualname__}"
     elif (
         isinstance(function, types.FunctionType)
-        and _is_known(globals_module(function))
+        and is_pinned_module(globals_module(function))
         and not _stands_there(cls, name, function)
     ):
         yield f"{name}={globals_module(function)}.{function.__code__.co_qualname}"
@@ -322,10 +319,6 @@ def _stands_there(cls: type, name: str, function: types.FunctionType) -> bool:
         return True
     place = function.__code__.co_qualname
     return "<locals>" in place or place == f"{cls.__qualname__}.{name}" or (name, place) in _SECOND_NAMES
-
-
-def _is_known(module: str | None) -> bool:
-    return is_pinned_module(module) or (module or "").startswith(f"{__package__}.npu_emulator")
 
 
 def _plainly_own(cls: type, name: str, value: Any) -> bool:

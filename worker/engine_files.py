@@ -1,30 +1,35 @@
-"""What an engine's tools made for one artifact, between their private directory and a node cache.
+"""Static kernels and graphs of GE, which take minutes to compile: kept for the next process of a node.
 
-TorchAir has static kernels and GE's graphs beside ``compiled_module``, in a directory that here lasts as long
-as the process. What is there is handed over, as one *set*, to the node's own directory; from there a launch
-collects it (`worker.node_collecting`), and a later load brings it in, so that TorchAir finds it where it
-would have left it. Layout::
+They lie beside ``compiled_module``, in a private directory that lasts as long as its process. `KernelFiles`
+packs them into one archive in a node cache, from which a launch collects it (`worker.node_collecting`), and
+unpacks it where a later process of the same artifact looks for them. No NPU has seen any of this. Layout::
 
-    <node cache>/<artifact>/<conditions>/<set>/<path as in the private directory>
+    <node cache>/<artifact>/<storage formats>/<digest of the archive>.tar
 
-Invariants: what belongs to one artifact under the same conditions has a prefix of its own, so nothing is ever
-offered to another, which matters because neither TorchAir nor GE look at what they find. The name of a set is
-the digest of its paths and bytes: what is torn, incomplete or added to is brought in by nobody. A set appears
-whole and takes the place of the one before, because an index of GE fits its own graphs only. Files are
-private (packages with the right to be run as well, which TorchAir does, where this package does not), and
-share no inode. What fails is logged: the tools compile again.
+* Neither TorchAir nor GE look at what they find, so an archive is offered to its own artifact only. GE also
+  compiles for the storage formats that the weights have (``torch_npu.get_npu_format``), which are no
+  condition of the artifact: they are read before the first call, in which TorchAir and GE look for files.
+* An archive is whole or absent, and its name says what it holds: a torn one is used by nobody. A new one
+  takes the place of the one before, because an index of GE fits its own graphs only.
+* What fails is logged, and the tools compile again. Packages get the right to be run: TorchAir runs them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import itertools
 import logging
 import os
+import shutil
+import tarfile
 import time
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from warmrank.cache_store.digests import Digest, copy_and_digest, digest_bytes
+from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.node.node_files import is_reserved
 from warmrank.cache_store.node.private_files import (
@@ -39,6 +44,14 @@ from warmrank.cache_store.node.private_files import (
     temporary_name,
 )
 from warmrank.cache_store.paths import path_fault
+from warmrank.worker.device_kinds import kind_of
+from warmrank.worker.node_caches import ARTIFACT_CHARS, GE, STATIC_KERNELS, archive_name, engine_directory
+from warmrank.worker.settings import settings
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from warmrank.worker.engines import Site
 
 _log = logging.getLogger(__name__)
 
@@ -49,82 +62,112 @@ PACKAGES: tuple[str, ...] = (
 """Where torchair and npugraph_ex have packages of static kernels, beside ``compiled_module``."""
 GRAPHS: tuple[str, ...] = ("*.om", "*.idx", "*.rdcpkt", "weight/*")
 """Where GE has its graphs there."""
-PREFIX_CHARS = 32
-"""How much of an artifact's digest its prefix begins with."""
-_RUNNABLE = 0o700
+_FORMATS_CHARS = 16
 _TEMPORARY = ".warmrank-"
-_NAME_CHARS = 32
 
 
-def set_name(members: Mapping[str, Digest]) -> str:
-    """What a set of files is called, given their paths within it."""
-    lines = (f"{path}\0{found.sha256}\0{found.size_bytes}\n" for path, found in sorted(members.items()))
-    return digest_bytes("".join(lines).encode()).sha256[:_NAME_CHARS]
+class KernelFiles:
+    """What TorchAir and GE make beside ``compiled_module`` for one loaded artifact.
 
-
-def hand_over(private: Path, node_cache: Path, prefix: str, patterns: Sequence[str]) -> tuple[str, ...]:
-    """Copy what an engine's tools made into a node cache, in place of what was there for the artifact.
+    GE's graphs are not kept where parameters are frozen: one may stand in them by its value, and other ranks
+    have other values.
 
     Args:
         private: the directory of ``compiled_module``.
-        node_cache: the node cache's directory.
-        prefix: posix path of artifact and conditions there.
-        patterns: which files.
-
-    Returns:
-        Paths below ``private`` of those that are there now: all or none.
+        site: the function; its module is not kept alive.
     """
-    target = node_cache / _checked(prefix)
-    members = _found(private, patterns)
+
+    def __init__(self, private: Path, site: Site) -> None:
+        self.private = private
+        self._artifact = site.digest[:ARTIFACT_CHARS]
+        self._module: weakref.ref[nn.Module] = weakref.ref(site.method.__self__)  # type: ignore[arg-type]
+        self._formats = ""
+        self._kept: dict[Path, tuple[str, ...]] = {}
+        if site.cache_root is not None:
+            self._kept[engine_directory(site.cache_root, STATIC_KERNELS)] = PACKAGES
+            if not site.config.experimental_config.frozen_parameter:
+                self._kept[engine_directory(site.cache_root, GE)] = GRAPHS
+
+    def bring_in(self) -> None:
+        """Before the first call: put what this node has of the artifact where the tools look for it."""
+        module = self._module()
+        if self._kept and module is not None:
+            self._formats = formats_of(module)
+            for node_cache in self._kept:
+                unpack(node_cache / self._artifact / self._formats, self.private)
+
+    def hand_over(self) -> None:
+        """Let the node keep what the tools made so far."""
+        module = self._module()
+        if not self._formats:
+            return
+        if module is not None and formats_of(module) != self._formats:
+            _log.warning("%s: weights changed their storage format, so nothing is kept", self.private)
+            return
+        for node_cache, patterns in self._kept.items():
+            pack(self.private, node_cache / self._artifact / self._formats, patterns)
+
+    def end(self) -> None:
+        """Hand over for the last time, on the node's first rank: a script has nobody who asks for it."""
+        if settings().local_rank == 0:
+            self.hand_over()
+
+
+def formats_of(module: nn.Module) -> str:
+    """A digest of the storage formats of a module's tensors on NPUs, by name."""
+    format_of = importlib.import_module("torch_npu").get_npu_format
+    named = itertools.chain(module.named_parameters(), module.named_buffers())
+    lines = [f"{name} {format_of(value)}\n" for name, value in named if kind_of(value.device.type) == "npu"]
+    return digest_bytes("".join(sorted(lines)).encode()).sha256[:_FORMATS_CHARS]
+
+
+def pack(private: Path, target: Path, patterns: Sequence[str]) -> None:
+    """Put the files of these patterns below ``private`` into an archive in ``target``, the only one there."""
+    members = _members(private, patterns)
     if not members:
-        return ()
+        return
+    temporary = target / f"{_TEMPORARY}{temporary_name()}"
     try:
         with os_errors_are_unusable("directory", target):
-            kept = _hand_over(private, members, target, patterns)
-            for other in target.iterdir():
-                if other != kept and not other.name.startswith(_TEMPORARY):
-                    discard_tree(other)
+            make_private_directories(target)
+            with create_private(temporary) as file:
+                with tarfile.open(fileobj=file, mode="w") as archive:
+                    for name in members:
+                        _add(archive, private / name, name)
+                file.flush()
+                os.fsync(file.fileno())
+            kept = target / archive_name(digest_owned(temporary))
+            temporary.replace(kept)
+            sync_directory(target)
+            for other in target.glob("*.tar"):
+                if other != kept:
+                    other.unlink()
     except UnusableCache as error:
         _log.warning("Not kept for the next process, so it is compiled again: %s", error)
-        return ()
     finally:
+        temporary.unlink(missing_ok=True)
         sweep_debris(target, _TEMPORARY)
-    return members
 
 
-def bring_in(node_cache: Path, prefix: str, private: Path, patterns: Sequence[str]) -> tuple[str, ...]:
-    """Copy what was handed over for an artifact, on this node or another, to where its tools look for it.
-
-    Args:
-        node_cache: the node cache's directory.
-        prefix: posix path of artifact and conditions there.
-        private: the directory of ``compiled_module``.
-        patterns: which files.
-
-    Returns:
-        Their paths below ``private``: those of the newest set that is whole.
-    """
-    for kept in _sets(node_cache / _checked(prefix)):
-        copied: dict[str, Digest] = {}
-        try:
-            for path in _found(kept, patterns):
-                copied[path] = _copied(kept / path, private / path)
-            why = "its files are not those that it was made of"
-        except UnusableCache as error:
-            why = str(error)
-        if copied and set_name(copied) == kept.name:
-            with contextlib.suppress(OSError):
-                os.utime(kept)  # `drop_unused` goes by it
-            return tuple(copied)
-        for path in copied:
-            (private / path).unlink(missing_ok=True)
-        _log.warning("Not brought in, so it may be compiled again: %s: %s", kept, why)
-    return ()
+def unpack(kept: Path, private: Path) -> None:
+    """Put the files of the newest archive in ``kept`` that is whole below ``private``."""
+    with contextlib.suppress(OSError):
+        for path in sorted(kept.glob("*.tar"), key=lambda path: path.lstat().st_mtime, reverse=True):
+            try:
+                with os_errors_are_unusable("file", path):
+                    if archive_name(digest_owned(path)) == path.name:
+                        _extract(path, private)
+                        os.utime(path)  # `drop_unused` goes by it
+                        return
+                why = "its bytes are not those that its name says"
+            except (tarfile.TarError, UnusableCache) as error:
+                why = str(error)
+            _log.warning("Not brought in, so it may be compiled again: %s: %s", path, why)
 
 
 def drop_unused(node_cache: Path, *, age_s: float) -> None:
-    """Remove what no process brought in or handed over for long: its artifact is gone, or nobody loads it."""
-    for prefix in (path for path in node_cache.glob("*/*") if not path.parent.name.startswith(".")):
+    """Remove archives that no process brought in or handed over for long."""
+    for prefix in node_cache.glob("*/*"):
         with contextlib.suppress(OSError):
             times = [prefix.lstat().st_mtime, *(path.lstat().st_mtime for path in prefix.iterdir())]
             if time.time() - max(times) > age_s:
@@ -133,74 +176,37 @@ def drop_unused(node_cache: Path, *, age_s: float) -> None:
                 prefix.parent.rmdir()
 
 
-def _hand_over(private: Path, members: tuple[str, ...], target: Path, patterns: Sequence[str]) -> Path:
-    name = set_name({path: digest_owned(private / path) for path in members})
-    kept = target / name
-    if _is_whole(kept, patterns):
-        os.utime(kept)
-        return kept
-    staged = target / f"{_TEMPORARY}{temporary_name()}"
-    make_private_directories(staged)
-    try:
-        if set_name({path: _copied(private / path, staged / path) for path in members}) != name:
-            raise OSError(f"files of {private} were written while they were read")
-        if kept.exists():
-            discard_tree(kept)  # damaged
-        staged.rename(kept)
-        sync_directory(target)
-    finally:
-        discard_tree(staged)
-    return kept
+def _members(private: Path, patterns: Sequence[str]) -> list[str]:
+    """Paths below ``private``; of packages those of the newest directory: TorchAir runs one's."""
+    paths = sorted({path for pattern in patterns for path in private.glob(pattern) if path.is_file()})
+    names = [path.relative_to(private).as_posix() for path in paths]
+    usual = [name for name in names if not path_fault(name) and not any(map(is_reserved, name.split("/")))]
+    newest = max((name.split("/")[-2] for name in usual if name.endswith(".run")), default="")
+    return [name for name in usual if not name.endswith(".run") or name.split("/")[-2] == newest]
 
 
-def _is_whole(kept: Path, patterns: Sequence[str]) -> bool:
-    try:
-        return set_name({path: digest_owned(kept / path) for path in _found(kept, patterns)}) == kept.name
-    except (OSError, UnusableCache):
-        return False
+def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:
+    """Raises `OSError` where the file is written meanwhile, `UnusableCache` where others could have."""
+    with open_owned(path) as file:
+        before = os.fstat(file.fileno())
+        entry = tarfile.TarInfo(name)
+        entry.size = before.st_size
+        archive.addfile(entry, file)
+        after = os.fstat(file.fileno())
+        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+            raise OSError(f"{path} was written while it was read")
 
 
-def _sets(prefix: Path) -> list[Path]:
-    """The sets that are there, the newest first."""
-    times: dict[Path, float] = {}
-    with contextlib.suppress(OSError):
-        for path in sorted(prefix.iterdir()):
-            if not path.name.startswith("."):
-                times[path] = path.lstat().st_mtime
-    return sorted(times, key=times.__getitem__, reverse=True)
-
-
-def _checked(prefix: str) -> str:
-    if fault := path_fault(prefix):
-        raise ValueError(f"prefix {prefix!r} {fault}")
-    return prefix
-
-
-def _found(root: Path, patterns: Sequence[str]) -> tuple[str, ...]:
-    """Paths of a set below a directory.
-
-    Of packages only those of the newest directory: TorchAir runs those of the first one that it comes upon,
-    and their names begin with the time.
-    """
-    paths = {path for pattern in patterns for path in root.glob(pattern) if path.is_file()}
-    relative = [path.relative_to(root).as_posix() for path in sorted(paths)]
-    usual = [path for path in relative if not path_fault(path) and not any(map(is_reserved, path.split("/")))]
-    newest = max((path.split("/")[-2] for path in usual if path.endswith(".run")), default="")
-    return tuple(path for path in usual if not path.endswith(".run") or path.split("/")[-2] == newest)
-
-
-def _copied(source: Path, target: Path) -> Digest:
-    """Copy a file, whole and durable, unless one of that name is there.
-
-    Raises:
-        UnusableCache: another user could have written it, or one of the two cannot be read or written.
-    """
-    with os_errors_are_unusable("file", target):
-        make_private_directories(target.parent)
-        with open_owned(source) as reader, create_private(target) as writer:
-            digest = copy_and_digest(reader, writer)
-            if source.suffix == ".run":
-                os.fchmod(writer.fileno(), _RUNNABLE)
-            writer.flush()
-            os.fsync(writer.fileno())
-    return digest
+def _extract(path: Path, private: Path) -> None:
+    """Write the files of an archive below a directory; none of its names leads out of it."""
+    with open_owned(path) as file, tarfile.open(fileobj=file, mode="r:") as archive:
+        for entry in archive:
+            source = archive.extractfile(entry)
+            if source is None or path_fault(entry.name):
+                raise OSError(f"{entry.name!r} is no file below a directory")
+            target = private / entry.name
+            make_private_directories(target.parent)
+            with create_private(target) as writer:
+                shutil.copyfileobj(source, writer)
+                if target.suffix == ".run":
+                    os.fchmod(writer.fileno(), 0o700)

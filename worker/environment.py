@@ -14,14 +14,11 @@ import platform
 import re
 from pathlib import Path
 
-from warmrank.worker.ascend import places
+from warmrank.worker.ascend import versions
 from warmrank.worker.ascend.chips import soc_of
-from warmrank.worker.ascend.places import Places
-from warmrank.worker.ascend.versions import cann_of, driver_of
-from warmrank.worker.emulation import kind_of
+from warmrank.worker.ascend.versions import Places, cann_of, driver_of
 from warmrank.worker.instruction_set import features
 from warmrank.worker.nvidia import architectures
-from warmrank.worker.settings import settings
 from warmrank.worker.target import target
 
 _INSTRUCTION_SETS = (
@@ -31,7 +28,6 @@ _INSTRUCTION_SETS = (
 _NVIDIA = Path("/proc/driver/nvidia")
 _NVIDIA_DEVICE = Path("/dev/nvidiactl")  # in containers that hide the driver's part of /proc
 _NONE = "none"
-_EMULATED = "emulated Ascend910B2"  # as `worker.npu_emulator` stands in for
 
 
 def environment() -> dict[str, str]:
@@ -42,13 +38,13 @@ def environment() -> dict[str, str]:
     machines = target()
     if machines is not None:
         return dict(machines.environment)
-    return _components(emulated=settings().emulate_npu or kind_of("cpu") == "npu")
+    return _components()
 
 
 @functools.cache
-def _components(*, emulated: bool) -> dict[str, str]:
+def _components() -> dict[str, str]:
     """The components, read once in a process; ``npu-smi`` alone takes a second."""
-    ascend = places.here()
+    ascend = versions.here()
     return {
         "python": f"{platform.python_implementation().lower()} {platform.python_version()}",
         "torch": _torch(),
@@ -56,7 +52,7 @@ def _components(*, emulated: bool) -> dict[str, str]:
         "torch_npu": _version("torch_npu"),
         "cann": cann_of(ascend).text() or _NONE,
         "driver": _driver(ascend),
-        "accelerator": _EMULATED if emulated else _accelerator(ascend),
+        "accelerator": _accelerator(ascend),
         "cpu": _cpu(),
     }
 

@@ -167,11 +167,3 @@ class GroupError(WorkerError):
 
 class ScriptFailed(WorkerError):
     """A script workload ended with an error."""
-
-
-class NotEmulated(WorkerError, RuntimeError):
-    """Something of an NPU was used for which the emulator does not stand in."""
-
-
-class EmulatorUnavailable(WorkerError, ImportError):
-    """The emulator of an NPU cannot be installed here."""

@@ -3,34 +3,38 @@
 Invariants: nothing here fails a launch: what cannot be taken is a reason, in text that can be printed; it is
 decided before a file is copied whether it may be; nothing is taken of a directory into which, by the time it
 was copied, something came that the trust policy refuses; of an engine's files, whoever made them and when,
-those of this manifest's artifacts are taken, and no others.
+those of this manifest's artifacts are taken, and no others. Links are never followed; a directory that others
+can write is left out whole, as are hidden files and directories, locks, temporary files, and what lies deeper
+than any manifest could name.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from warmrank.cache_store.canonical import canonical_json
-from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.fetching.node_offers import MAX_BYTES, MAX_FILES
 from warmrank.cache_store.node.node_files import (
     NODE,
+    Identity,
     NodeFile,
     identity_of,
+    is_reserved,
     keep,
     kept_path,
     note_use,
     split_node_path,
 )
-from warmrank.cache_store.paths import collisions
-from warmrank.worker.engine_files import PREFIX_CHARS, set_name
-from warmrank.worker.node_caches import NodeCache
-from warmrank.worker.node_listing import Listing, walk
+from warmrank.cache_store.node.placing import Destination
+from warmrank.cache_store.node.private_files import check_owned, os_errors_are_unusable
+from warmrank.cache_store.paths import MAX_PARTS, collisions
+from warmrank.cache_store.sync.tools import is_left_out
+from warmrank.worker.node_caches import ARTIFACT_CHARS, NodeCache, archive_name
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -39,7 +43,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _ENTRY_BYTES = 512  # of a document, for what an entry says besides its path
-_SET_PARTS = 3
+_ARCHIVE_PARTS = 3  # <artifact>/<storage formats>/<archive>
 
 
 class Room(Value):
@@ -87,7 +91,7 @@ def room_in(manifest: PartitionManifest) -> Room:
 
     used_bytes = sum(entry.size_bytes for entry in manifest.artifacts)
     return Room(
-        artifacts=frozenset(entry.sha256[:PREFIX_CHARS] for entry in manifest.artifacts),
+        artifacts=frozenset(entry.sha256[:ARTIFACT_CHARS] for entry in manifest.artifacts),
         num_files=min(MAX_FILES, MAX_ENTRIES - len(manifest.artifacts)),
         size_bytes=min(MAX_BYTES, MAX_PARTITION_BYTES - used_bytes),
         document_bytes=MAX_DOCUMENT_BYTES - len(manifest.to_bytes()) - _ENTRY_BYTES,
@@ -116,15 +120,15 @@ def collect(
         refusal: why a directory's files are not to be taken by now; empty if they may be.
     """
     taking = _Taking(cache_root, room)
-    groups = {cache: _groups(cache, room.artifacts, before or {}, taking.leave_out) for cache in caches}
-    known = {file.path: file for file in _declared(carried, groups, room.artifacts)}
-    found = [_path(cache, member) for cache in groups for group in groups[cache] for member in group.members]
+    found = {cache: _found(cache, room.artifacts, before or {}, taking.leave_out) for cache in caches}
+    known = {file.path: file for file in _declared(carried, caches, room.artifacts)}
+    names = [_path(cache, relative) for cache in caches for relative in found[cache]]
     taking.known = known
-    taking.bad = dict(collisions(dict.fromkeys([*found, *known])))
+    taking.bad = dict(collisions(dict.fromkeys([*names, *known])))
     for cache in caches:
-        for group in groups[cache]:
-            taking.take_new(cache, group)
-        if groups[cache] and (reason := refusal(Path(cache.directory))):
+        for relative, status in found[cache].items():
+            taking.take_new(cache, relative, status)
+        if found[cache] and (reason := refusal(Path(cache.directory))):
             taking.drop(cache.name, reason)
     new = [file for file in taking.files.values() if known.get(file.path) != file]
     taking.carry(known.values(), {cache.name for cache in caches if cache.in_sets})
@@ -157,18 +161,6 @@ def entries(files: Iterable[NodeFile]) -> tuple[ArtifactEntry, ...]:
     )
 
 
-class _Group(Value):
-    """Files that are taken together or not at all.
-
-    Attributes:
-        members: path below the node cache -> what was seen of the file.
-        inside: the directory of a set, as a path below the node cache; empty for a file by itself.
-    """
-
-    members: Mapping[str, os.stat_result]
-    inside: str = ""
-
-
 class _Taking:
     """What is taken so far, by path, and why other files are not."""
 
@@ -184,31 +176,26 @@ class _Taking:
         """Note why a file is not taken; its name may be no text."""
         self.left_out.append(reason.encode("utf-8", "backslashreplace").decode("utf-8"))
 
-    def take_new(self, cache: NodeCache, group: _Group) -> None:
-        """Keep the files of a group."""
-        sizes = {_path(cache, member): status.st_size for member, status in group.members.items()}
-        if not self._admit(sizes):
+    def take_new(self, cache: NodeCache, relative: str, status: os.stat_result) -> None:
+        """Keep a file."""
+        path = _path(cache, relative)
+        if not self._admit(path, status.st_size):
             return
-        digests: dict[str, Digest] = {}
+        known = self.known.get(path)
         try:
-            for member, status in group.members.items():
-                known = self.known.get(_path(cache, member))
-                digests[member] = keep(
-                    self._cache_root,
-                    Path(cache.directory) / member,
-                    seen=identity_of(status),
-                    expected=known.digest if known is not None else None,
-                )
+            digest = keep(
+                self._cache_root,
+                Path(cache.directory) / relative,
+                seen=identity_of(status),
+                expected=known.digest if known is not None else None,
+            )
         except UnusableCache as error:
             self.leave_out(str(error))
             return
-        inside = {member.removeprefix(f"{group.inside}/"): found for member, found in digests.items()}
-        if group.inside and set_name(inside) != group.inside.rpartition("/")[2]:
-            self.leave_out(f"{_path(cache, group.inside)}: its files are not those that it was made of")
+        if cache.in_sets and archive_name(digest) != Path(relative).name:
+            self.leave_out(f"{path}: its bytes are not those that its name says")
             return
-        for member, digest in digests.items():
-            file = NodeFile(cache=cache.name, relative=member, digest=digest)
-            self.files[file.path] = file
+        self.files[path] = NodeFile(cache=cache.name, relative=relative, digest=digest)
 
     def drop(self, cache: str, reason: str) -> None:
         """Take nothing of a node cache after all."""
@@ -224,61 +211,56 @@ class _Taking:
             path = kept_path(self._cache_root, file.digest.sha256)
             if not path.exists():
                 self.leave_out(f"{file.path}: its kept copy is gone; the next fetch brings it again")
-            elif self._admit({file.path: file.digest.size_bytes}):
+            elif self._admit(file.path, file.digest.size_bytes):
                 note_use(path)
                 self.files[file.path] = file
 
-    def _admit(self, sizes: Mapping[str, int]) -> bool:
-        """Whether files may be taken, by their names in a manifest and their sizes; else why is noted."""
-        room, reasons = self._room, []
-        for path, size_bytes in sizes.items():
-            if split_node_path(path) is None:
-                reasons.append(f"{path!r}: no name that another node could have")
-            elif size_bytes > room.file_bytes:
-                reasons.append(f"{path}: {size_bytes} bytes, more than {room.file_bytes}")
-            elif path in self.bad:
-                reasons.append(f"{path}: {self.bad[path]}")
-        if not reasons and not self._reserve(sizes):
+    def _admit(self, path: str, size_bytes: int) -> bool:
+        """Take room for a file, if it may be taken; else note why not."""
+        room, reason = self._room, ""
+        if split_node_path(path) is None:
+            reason = f"{path!r}: no name that another node could have"
+        elif size_bytes > room.file_bytes:
+            reason = f"{path}: {size_bytes} bytes, more than {room.file_bytes}"
+        elif path in self.bad:
+            reason = f"{path}: {self.bad[path]}"
+        elif not self._reserve(size_bytes, len(canonical_json(path)) + _ENTRY_BYTES):
             limits = f"{room.num_files} files, {room.size_bytes} bytes, {room.document_bytes} bytes of names"
-            reasons = [f"{next(iter(sizes))}: more than there is room for in the manifest ({limits})"]
-        for reason in reasons:
+            reason = f"{path}: more than there is room for in the manifest ({limits})"
+        if reason:
             self.leave_out(reason)
-        return not reasons
+        return not reason
 
-    def _reserve(self, sizes: Mapping[str, int]) -> bool:
-        num_files = self._num_files + len(sizes)
-        size_bytes = self._size_bytes + sum(sizes.values())
-        names = sum(len(canonical_json(path)) + _ENTRY_BYTES for path in sizes)
-        document_bytes = self._document_bytes + names
+    def _reserve(self, size_bytes: int, document_bytes: int) -> bool:
         room = self._room
+        num_files = self._num_files + 1
+        size_bytes += self._size_bytes
+        document_bytes += self._document_bytes
         if num_files > room.num_files or size_bytes > room.size_bytes or document_bytes > room.document_bytes:
             return False
         self._num_files, self._size_bytes, self._document_bytes = num_files, size_bytes, document_bytes
         return True
 
 
-def _groups(
+def _found(
     cache: NodeCache, artifacts: Collection[str], before: Listing, leave_out: Callable[[str], None]
-) -> list[_Group]:
-    """What may be taken of a node cache."""
+) -> dict[str, os.stat_result]:
+    """What may be taken of a node cache; of an engine's the newest archive of each artifact."""
     if cache.collect == "none":
-        return []
+        return {}
     found = {
         path: status
         for path, status in walk(cache, leave_out)
         if before.get((cache.name, path)) != identity_of(status)
     }
     if not cache.in_sets:
-        return [_Group(members={path: status}) for path, status in found.items()]
-    sets: dict[str, dict[str, os.stat_result]] = {}
-    for path, status in found.items():
-        parts = path.split("/", _SET_PARTS)
-        if len(parts) > _SET_PARTS and parts[0] in artifacts:
-            sets.setdefault("/".join(parts[:_SET_PARTS]), {})[path] = status
+        return found
     newest: dict[str, str] = {}
-    for inside in sorted(sets, key=lambda inside: max(item.st_mtime_ns for item in sets[inside].values())):
-        newest[inside.rpartition("/")[0]] = inside
-    return [_Group(members=sets[inside], inside=inside) for inside in newest.values()]
+    for path in sorted(found, key=lambda path: found[path].st_mtime_ns):
+        parts = path.split("/")
+        if len(parts) == _ARCHIVE_PARTS and parts[0] in artifacts:
+            newest["/".join(parts[:2])] = path
+    return {path: found[path] for path in newest.values()}
 
 
 def _declared(
@@ -297,3 +279,78 @@ def _unit(file: NodeFile) -> tuple[str, ...]:
 
 def _path(cache: NodeCache, relative: str) -> str:
     return f"{NODE}/{cache.name}/{relative}"
+
+
+Listing = Mapping[tuple[str, str], Identity]
+"""What lies in node caches: name and path of each file -> what changes when it is written."""
+
+
+def listing(caches: Iterable[NodeCache]) -> Listing:
+    """What lies there now and does not count as new later; what cannot be looked at is left out."""
+    news = [cache for cache in caches if cache.collect == "new"]
+    return {
+        (cache.name, path): identity_of(status)
+        for cache in news
+        for path, status in walk(cache, lambda _: None)
+    }
+
+
+def walk(cache: NodeCache, leave_out: Callable[[str], None]) -> Iterator[tuple[str, os.stat_result]]:
+    """Files of a node cache by their paths below it, in order; why others are not among them."""
+    root = Path(cache.directory)
+    takes = Destination(path=root, patterns=cache.patterns).takes
+    try:
+        with os_errors_are_unusable("directory", root):
+            if not root.exists():
+                return
+            check_owned(root, root.stat(), directory=True)
+    except UnusableCache as error:
+        leave_out(str(error))
+        return
+    waiting = [""]
+    while waiting:
+        directories: list[str] = []
+        prefix = waiting.pop()
+        for name, status in _entries(root / prefix, leave_out, _usual(prefix, takes)):
+            if status is None:
+                directories.append(f"{prefix}{name}/")
+            else:
+                yield f"{prefix}{name}", status
+        waiting += reversed(directories)
+
+
+def _usual(prefix: str, takes: Callable[[str], bool]) -> Callable[[os.DirEntry[str]], bool]:
+    """Which entries of a directory are looked at at all."""
+    is_deepest = prefix.count("/") + 1 >= MAX_PARTS
+
+    def usual(entry: os.DirEntry[str]) -> bool:
+        is_directory = entry.is_dir(follow_symlinks=False)
+        if is_reserved(entry.name) or is_left_out(entry.name, directory=is_directory):
+            return False
+        return not is_deepest if is_directory else takes(f"{prefix}{entry.name}")
+
+    return usual
+
+
+def _entries(
+    directory: Path, leave_out: Callable[[str], None], is_usual: Callable[[os.DirEntry[str]], bool]
+) -> Iterator[tuple[str, os.stat_result | None]]:
+    """Names in a directory; with each file its status, with a directory None."""
+    try:
+        with os_errors_are_unusable("directory", directory), os.scandir(directory) as scanned:
+            found = sorted(scanned, key=lambda entry: entry.name)
+    except UnusableCache as error:
+        leave_out(str(error))
+        return
+    for entry in found:
+        try:
+            with os_errors_are_unusable("file", directory / entry.name):
+                if not is_usual(entry):
+                    continue
+                is_directory = entry.is_dir(follow_symlinks=False)
+                status = entry.stat(follow_symlinks=False)
+                check_owned(directory / entry.name, status, directory=is_directory)
+        except UnusableCache as error:
+            leave_out(str(error))
+        else:
+            yield entry.name, None if is_directory else status

@@ -177,10 +177,7 @@ def _why_not(engine: str, *, kernels: bool) -> str:
     if engine == "aoti" and kernels:
         return "engine aoti compiles kernels for the very machine that they run on; a launch does"
     if engine == "torchair" and "torch_npu" not in sys.modules:
-        return (
-            "engine torchair is the vendor's, and torch_npu is not here; build with engine: graph, or with "
-            "an emulated NPU"
-        )
+        return "engine torchair is the vendor's, and torch_npu is not here; build with engine: graph"
     return ""
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warmrank.worker.emulation import kind_of
+from warmrank.worker.device_kinds import kind_of
 from warmrank.worker.errors import RandomOp
 from warmrank.worker.torch_private.traits import draws_nothing
 

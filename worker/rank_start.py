@@ -27,7 +27,6 @@ def bring_up(spec: RankSpec) -> dict[str, ProcessGroup]:
     Raises:
         DeviceUnavailable: the device kind cannot be used on this node, or has no device for this rank.
     """
-    _emulate_if_told()
     import torch
 
     from warmrank.worker import process_groups
@@ -46,16 +45,6 @@ def name_groups(started: Mapping[str, ProcessGroup]) -> None:
 
     # World comes last: a group of its own role names an artifact's group more exactly.
     groups.register(dict(sorted(started.items(), key=lambda item: item[0] == "world")))
-
-
-def _emulate_if_told() -> None:
-    """Before anything of this process asks for torch_npu."""
-    from warmrank.worker.settings import settings
-
-    if settings().emulate_npu:
-        from warmrank.worker import npu_emulator
-
-        npu_emulator.install()
 
 
 def place_of(spec: RankSpec) -> RankPlace:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from warmrank.worker import journal
 from warmrank.worker.errors import CompileForbidden, ScriptFailed, WorkloadError
 from warmrank.worker.results import FunctionResult
-from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,9 +49,7 @@ def run_script(spec: RankSpec, path: str, arguments: tuple[str, ...]) -> tuple[F
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     file.unlink(missing_ok=True)
     environ = {**os.environ, **_variables(spec), "WARMRANK_JOURNAL": str(file)}
-    # An emulated NPU must be there before the script imports torch_npu.
-    runner = ("-m", "warmrank.worker.npu_emulator") if settings().emulate_npu else ()
-    status, tail = _run([sys.executable, *runner, path, *arguments], environ)
+    status, tail = _run([sys.executable, path, *arguments], environ)
     if status:
         _raise_if_forbidden(file)
         last = "\n".join(tail)

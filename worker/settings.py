@@ -33,7 +33,6 @@ class Settings(Value):
         compiler: ``CXX``: the C++ compiler, a name or a path; ``g++`` where it is not set.
         cuda_home: ``CUDA_HOME``, where the CUDA toolkit is; empty where it is not set.
         ascend_home: ``ASCEND_HOME_PATH`` or ``ASCEND_TOOLKIT_HOME``: where CANN is; empty where none is set.
-        emulate_npu: ``WARMRANK_EMULATE_NPU`` is 1: an emulated NPU is installed first thing.
         ascend: all variables of Ascend's software: those that begin with ``ASCEND_``, ``ATB_`` and ``HCCL_``.
         op_compiler_cache: ``ACL_OP_COMPILER_CACHE_DIR``, where CANN keeps compiled operators; empty where it
             is not set.
@@ -50,7 +49,6 @@ class Settings(Value):
     compiler: str
     cuda_home: str
     ascend_home: str
-    emulate_npu: bool
     ascend: Mapping[str, str]
     op_compiler_cache: str = ""
     local_rank: int = 0
@@ -71,7 +69,6 @@ def settings() -> Settings:
         compiler=os.environ.get("CXX") or "g++",
         cuda_home=os.environ.get("CUDA_HOME", ""),
         ascend_home=os.environ.get("ASCEND_HOME_PATH") or os.environ.get("ASCEND_TOOLKIT_HOME", ""),
-        emulate_npu=os.environ.get("WARMRANK_EMULATE_NPU") == "1",
         ascend={name: os.environ[name] for name in os.environ if name.startswith(_ASCEND)},
         op_compiler_cache=os.environ.get("ACL_OP_COMPILER_CACHE_DIR", ""),
         local_rank=_number("LOCAL_RANK"),

@@ -35,7 +35,7 @@ class NpuGraphEx:
         home = Path(task.npugraph_ex)
         if not task.npugraph_ex or not (home / "torch_npu" / "dynamo" / "npugraph_ex").is_dir():
             raise NotHere("not installed: --npugraph-ex names no unpacked torch_npu wheel")
-        from warmrank.worker import npu_emulator
+        from tests import npu_emulator
 
         sys.path.append(str(home))
         npu_emulator.install()

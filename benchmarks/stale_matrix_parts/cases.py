@@ -14,7 +14,7 @@ package.register_replacement(
 """
 _DECOMPOSITION = "options['custom_decompositions'] = {{torch.ops.aten.clamp.default: definition.{}}}"
 _CANN = """
-from warmrank.worker.npu_emulator import write_tree
+from tests.npu_emulator.cann import write_tree
 os.environ['ASCEND_HOME_PATH'] = str(write_tree(Path(DIRECTORY, 'cann'), version='{}'))
 """
 _NPU_VERSION = """
@@ -38,16 +38,16 @@ torch.__version__ = '2.13.9'
 _SOC = """
 import torch_npu, warmrank.worker.environment
 torch_npu.npu.get_soc_version = lambda: 250
-warmrank.worker.environment._EMULATED = 'emulated Ascend910_9391'
+warmrank.worker.environment.soc_of = lambda _: 'Ascend910_9391'
 """
 _DRIVER = """
 import dataclasses
-from warmrank.worker.ascend import places
+from warmrank.worker.ascend import versions
 driver = Path(DIRECTORY, 'ascend', 'driver')
 driver.mkdir(parents=True, exist_ok=True)
 (driver / 'version.info').write_text('Version=25.9.9\\npackage_version=25.9.9\\n')
-real = places.here
-places.here = lambda: dataclasses.replace(real(), ascend=driver.parent)
+real = versions.here
+versions.here = lambda: dataclasses.replace(real(), ascend=driver.parent)
 """
 _GROUPS = """
 import torch.distributed as dist

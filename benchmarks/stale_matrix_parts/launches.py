@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from benchmarks.stale_matrix_parts.cases import Case, Start
 from benchmarks.stale_matrix_parts.jobs import Job, Outcome
+from tests import npu_emulator
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("stale_model.py", "stale_operators.py"))
@@ -157,11 +157,9 @@ def _child(jobs: Iterable[Job], root: Path, *, fresh: bool) -> Iterator[Outcome]
             [sys.executable, "-m", "benchmarks.stale_matrix_parts.process", *(["--fresh"] if fresh else [])],
             input=json.dumps([asdict(job) for job in share]),
             env={
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
+                **npu_emulator.environ(),
                 "OMP_NUM_THREADS": "1",
                 "TMPDIR": str(root),
-                "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
             },
             cwd=ROOT,
             capture_output=True,

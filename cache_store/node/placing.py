@@ -43,8 +43,8 @@ class Destination:
     Attributes:
         path: its directory; it may be yet to be made.
         patterns: which files below it belong to it, such as ``*.o``; a ``*`` stands for slashes too.
-        in_sets: its files lie in ``<artifact>/<conditions>/<set>/``, and the name of a set says what is in it
-            (`worker.engine_files`); of one artifact, under the same conditions, one set is enough.
+        in_sets: its files lie in ``<artifact>/<conditions>/``, and their names say what is in them
+            (`worker.engine_files`); of one artifact, under the same conditions, one is enough.
     """
 
     path: Path

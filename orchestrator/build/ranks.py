@@ -29,8 +29,8 @@ from warmrank.orchestrator.gang.opening import Opened, Opening, rank_spec
 from warmrank.orchestrator.gang.rank_host import RankHost, answer, failure_of
 from warmrank.orchestrator.seats import Seat
 from warmrank.worker import collection
+from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.results import Retraced
-from warmrank.worker.settings import settings
 
 logger = logging.getLogger(__name__)
 
@@ -171,12 +171,6 @@ def _serve(connection: Connection, rank: int) -> None:
 
 def _import_ahead(module: str) -> None:
     """Import what a compile needs, and the workload's module: seconds for each rank otherwise."""
-    if settings().emulate_npu:
-        from warmrank.worker.engines.torchair_vendor import vendor_for
-        from warmrank.worker.npu_emulator import install
-
-        install()
-        vendor_for("reduce-overhead")
     from warmrank.worker.torch_private.fake_ranks import import_tracer
 
     for name in (
@@ -187,5 +181,10 @@ def _import_ahead(module: str) -> None:
     ):
         importlib.import_module(name)
     import_tracer()
+    if "torch_npu" in sys.modules:
+        from warmrank.worker.engines.torchair_vendor import vendor_for
+
+        with contextlib.suppress(DeviceUnavailable):
+            vendor_for("reduce-overhead")
     with contextlib.suppress(Exception):  # the ranks meet it again, and say so
         importlib.import_module(module)

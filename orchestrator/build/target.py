@@ -15,7 +15,6 @@ from warmrank.orchestrator.config.models import Config, ScriptWorkload
 from warmrank.orchestrator.config.reading import require_workload
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.worker.environment import environment
-from warmrank.worker.settings import settings
 
 _TRACED_WITH = ("python", "torch", "cuda")
 _NONE = "none"
@@ -83,22 +82,16 @@ def check_target(config: Config, target: BuildTarget, *, real_tensors: bool) -> 
         parts = "; ".join(f"{name} here {here[name]}, there {target.environment[name]}" for name in differing)
         msg = f"the trace would be another one than on the machines that are built for: {parts}"
         raise BadArgument(msg)
-    if settings().emulate_npu and target.environment != here:
-        msg = (
-            "an emulated NPU keeps its tensors on the CPU, so what is built with it is for emulated NPUs "
-            "only; leave --environment out, or unset WARMRANK_EMULATE_NPU"
-        )
-        raise BadArgument(msg)
     if config.device != "cpu" and target.environment["accelerator"] == _NONE:
         msg = (
             f"device kind {config.device}: {target.source} have no accelerator; run warmrank environment on "
             "a machine that has one, and name its output as --environment"
         )
         raise BadArgument(msg)
-    if real_tensors and config.device != "cpu" and not settings().emulate_npu:
+    if real_tensors and config.device != "cpu":
         msg = f"--real-tensors: there is no {config.device} here to hold them; only device cpu can have them"
         raise BadArgument(msg)
-    if config.device == "npu" and here["torch_npu"] == _NONE and not settings().emulate_npu:
+    if config.device == "npu" and here["torch_npu"] == _NONE:
         msg = (
             "device kind npu: torch_npu is not installed here, and it takes part in every trace (its methods "
             "of torch.Tensor, its switches), so no NPU would load what is built; build where torch_npu and "

@@ -59,9 +59,6 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     no_compile: Annotated[
         bool, typer.Option("--no-compile", help="Never compile: a miss is an error that explains itself.")
     ] = False,
-    emulate_npu: Annotated[
-        bool, typer.Option("--emulate-npu", help="Device npu without one: torch_npu on the CPU.")
-    ] = False,
     debug: Debug = False,
 ) -> None:
     """Bring every rank to a warm state; compile only what is nowhere stored."""
@@ -69,7 +66,6 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
         from warmrank.orchestrator.config.reading import require_workload
         from warmrank.orchestrator.launch.before_ray import refuse_for_ranks
         from warmrank.orchestrator.launch.driver import Launch
-        from warmrank.orchestrator.launch.emulation import emulate
         from warmrank.orchestrator.show.events import all_of
         from warmrank.orchestrator.show.outputs import Outputs
         from warmrank.orchestrator.show.progress import progress
@@ -82,8 +78,6 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
         loaded = load_config(config, overrides)
         require_workload(loaded, str(config))
         check_script(loaded, str(config))
-        if emulate_npu:
-            emulate(loaded)
         refuse_what_fails(loaded, str(config), reads_only=no_compile or settings().no_compile)
         outputs = Outputs(json=json_file, html=html_file, trace=trace_file, metrics=metrics_file)
         outputs.prepare()

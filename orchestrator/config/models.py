@@ -22,7 +22,7 @@ from pydantic_core import PydanticCustomError
 from warmrank.orchestrator.config.serving import VARIABLE_PATTERN, ExecConfig
 from warmrank.orchestrator.config.store import StoreConfig
 from warmrank.orchestrator.config.strict import Seconds, Strict
-from warmrank.worker import known_caches
+from warmrank.worker import node_caches
 
 DeviceKind = Literal["cpu", "cuda", "npu"]
 GuardMode = Literal["always", "once", "skip"]
@@ -289,10 +289,10 @@ class Config(Strict):
         for name, cache in given.items():
             if cache is None:
                 continue
-            if name in known_caches.OWN and cache.model_fields_set - {"collect"}:
+            if name in node_caches.OWN and cache.model_fields_set - {"collect"}:
                 why = "of {name} nothing but collect, because engine torchair looks in the cache directory"
                 raise PydanticCustomError("node_cache", why, {"name": name})
-            if not cache.path and name not in (*known_caches.OWN, known_caches.OPERATORS):
+            if not cache.path and name not in (*node_caches.OWN, node_caches.OPERATORS):
                 raise PydanticCustomError("node_cache", "of {name} a path", {"name": name})
         return given
 

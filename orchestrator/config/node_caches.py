@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from warmrank.orchestrator.config.models import Config
-from warmrank.worker import known_caches, node_caches
+from warmrank.worker import node_caches
 from warmrank.worker.node_caches import NodeCache
 from warmrank.worker.settings import expanded, settings
 
@@ -16,14 +16,14 @@ def node_caches_of(config: Config) -> tuple[NodeCache, ...]:
 
 def place_faults(config: Config) -> dict[str, str]:
     """Why node caches cannot lie where the config says, as this process understands its paths, by name."""
-    own = {name: known_caches.engine_directory(config.cache_dir, name) for name in known_caches.OWN}
+    own = {name: node_caches.engine_directory(config.cache_dir, name) for name in node_caches.OWN}
     named = [cache for cache in declared_caches(config) if cache.name not in own]
     return node_caches.place_faults(named, config.cache_dir, own)
 
 
 def declared_caches(config: Config) -> tuple[NodeCache, ...]:
     """All that the config names, and engine torchair's own, whether or not they can be used here."""
-    names = dict.fromkeys((*(known_caches.OWN if config.device == "npu" else ()), *config.node_caches))
+    names = dict.fromkeys((*(node_caches.OWN if config.device == "npu" else ()), *config.node_caches))
     found = (_cache(config, name) for name in names)
     return tuple(cache for cache in found if cache is not None)
 
@@ -33,11 +33,11 @@ def _cache(config: Config, name: str) -> NodeCache | None:
     given = config.node_caches.get(name)
     if name in config.node_caches and given is None:
         return None
-    if name in known_caches.OWN:
-        return known_caches.own(name, config.cache_dir, collect=given.collect if given else "all")
+    if name in node_caches.OWN:
+        return node_caches.own(name, config.cache_dir, collect=given.collect if given else "all")
     assert given is not None  # noqa: S101 - only an engine's own are there without being declared
-    known = known_caches.operators(settings(), config.cache_dir)
-    is_known = name == known_caches.OPERATORS
+    known = node_caches.operators(settings())
+    is_known = name == node_caches.OPERATORS
     return NodeCache(
         name=name,
         directory=known.directory if is_known and not given.path else expanded(given.path),

@@ -31,7 +31,6 @@ from warmrank.orchestrator.gang.on_node import options_on
 from warmrank.orchestrator.nodes import Node, alive, this_node
 from warmrank.orchestrator.show.figures import count_text
 from warmrank.worker.environment import environment
-from warmrank.worker.settings import settings
 
 NODE_S = 180.0
 """Longest wait for a node: a first import of torch, and every place of the store silent, in one."""
@@ -50,24 +49,19 @@ class Request:
         device: device kind.
         config: the launch that it should serve; None for the node by itself.
         in_cluster: the node belongs to a cluster that the config joins.
-        emulated: its NPUs are emulated.
     """
 
     device: str
     config: Config | None
     in_cluster: bool
-    emulated: bool
 
 
 def request_of(config: Config | None, device: str | None) -> Request:
     """What to check for: the device kind asked for, else the config's, else what there seems to be here."""
     way = ray_session.way_in(config.ray, os.environ, initialized=False) if config else "local"
-    emulated = settings().emulate_npu
     there = next((kind for kind in ("npu", "cuda") if machine.device_files(kind)), "cpu")
-    wanted = device or (config.device if config else "npu" if emulated else there)
-    return Request(
-        device=wanted, config=config, in_cluster=way != "local", emulated=emulated and wanted == "npu"
-    )
+    wanted = device or (config.device if config else there)
+    return Request(device=wanted, config=config, in_cluster=way != "local")
 
 
 def diagnose_here(config: Config | None, device: str | None) -> Diagnosis:
@@ -93,21 +87,17 @@ def _checks(
     request: Request, environ: Mapping[str, str]
 ) -> Iterator[tuple[str, Callable[[], Iterable[Finding]]]]:
     """Topics and their checks, in the order in which people read them."""
-    device, config, emulated = request.device, request.config, request.emulated
-    probe = software.probe_torch(device, environ, emulated=emulated)
-    yield "versions", lambda: software.check_software(device, probe, emulated=emulated)
-    if emulated:
-        yield "devices", lambda: [machine.usable(device, probe)]
-    elif device != "cpu":
+    device, config = request.device, request.config
+    probe = software.probe_torch(device, environ)
+    yield "versions", lambda: software.check_software(device, probe)
+    if device != "cpu":
         yield "devices", lambda: machine.check_devices(device, environ, probe)
     num_ranks = config.ranks if config and not request.in_cluster else 0
     yield "limits", lambda: machine.check_limits(num_ranks)
     address = (config.ray.address or environ.get("RAY_ADDRESS", "")) if config and request.in_cluster else ""
     yield (
         "network",
-        lambda: machine.check_network(
-            "cpu" if emulated else device, environ, spans_nodes=request.in_cluster, ray_address=address
-        ),
+        lambda: machine.check_network(device, environ, spans_nodes=request.in_cluster, ray_address=address),
     )
     if config is not None:
         store = config.store

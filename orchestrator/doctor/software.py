@@ -37,17 +37,13 @@ PROBE_S = 120.0
 
 _PROBE = """
 import json, sys
-kind, emulated = sys.argv[1], sys.argv[2] == "1"
+kind = sys.argv[1]
 said = {}
 try:
     import torch
     said["torch"] = torch.__version__
     if kind == "npu":
-        if emulated:
-            from warmrank.worker import npu_emulator
-            npu_emulator.install()
-        else:
-            import torch_npu
+        import torch_npu
 except Exception as error:
     said["error"] = f"{type(error).__name__}: {error}"
 else:
@@ -85,16 +81,14 @@ class Probe:
     facts: tuple[tuple[str, str, str], ...] = ()
 
 
-def probe_torch(
-    device: str, environ: Mapping[str, str], *, emulated: bool = False, timeout_s: float = PROBE_S
-) -> Probe:
+def probe_torch(device: str, environ: Mapping[str, str], *, timeout_s: float = PROBE_S) -> Probe:
     """Import torch in a fresh interpreter, with the variables that a rank would have."""
     child = dict(environ)
-    if device != "npu" or emulated:
+    if device != "npu":
         child[AUTOLOAD] = "0"  # as for ranks, see `ray_session.rank_environ`
     root = str(import_root())
     child["PYTHONPATH"] = os.pathsep.join(part for part in (root, child.get("PYTHONPATH", "")) if part)
-    command = [sys.executable, "-c", _PROBE, device, str(int(emulated))]
+    command = [sys.executable, "-c", _PROBE, device]
     try:
         done = subprocess.run(  # noqa: S603 - this interpreter
             command,
@@ -115,12 +109,12 @@ def probe_torch(
     return Probe(**said)
 
 
-def check_software(device: str, probe: Probe, *, emulated: bool = False) -> Iterator[Finding]:
+def check_software(device: str, probe: Probe) -> Iterator[Finding]:
     """All findings on software."""
     installed = {name: version for name in RANGES if (version := _version(name))}
     installed["python"] = platform.python_version()
     yield from check_versions(device, installed)
-    if device == "npu" and not emulated:
+    if device == "npu":
         yield from check_ascend(installation(), installed)
     yield from check_probe(probe)
     if device != "npu":
@@ -176,7 +170,7 @@ def check_ascend(found: Installation, installed: Mapping[str, str]) -> Iterator[
         yield error(
             "ascend.cann",
             "CANN is neither in /usr/local/Ascend nor at ASCEND_HOME_PATH, and torch_npu needs it",
-            "install CANN's toolkit and kernels of one release; or work without devices: --emulate-npu",
+            "install CANN's toolkit and kernels of one release",
         )
     if found.driver:
         yield ok("ascend.driver", f"driver {found.driver}{', ' if found.soc else ''}{found.soc}")

@@ -15,10 +15,8 @@ from warmrank.cache_store.publishing.publish_queue import QUEUE
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.config.node_caches import declared_caches, node_caches_of, place_faults
 from warmrank.orchestrator.show.store_report import NodeArtifacts
-from warmrank.worker import known_caches, node_caches, node_collecting
-from warmrank.worker.engine_files import drop_unused
-from warmrank.worker.node_collecting import Collected
-from warmrank.worker.node_listing import Listing, listing
+from warmrank.worker import node_caches, node_collecting
+from warmrank.worker.node_collecting import Collected, Listing, listing
 
 if TYPE_CHECKING:
     from warmrank.cache_store.records.manifest import PartitionManifest
@@ -106,5 +104,7 @@ class NodeKeeper:
         root = self._config.cache_dir
         if not any((root / QUEUE).glob("*.partition")):
             drop_unneeded(root, needed)
-        for name in known_caches.OWN:
-            drop_unused(known_caches.engine_directory(root, name), age_s=KEPT_S)
+        from warmrank.worker.engine_files import drop_unused
+
+        for name in node_caches.OWN:
+            drop_unused(node_caches.engine_directory(root, name), age_s=KEPT_S)

@@ -31,7 +31,6 @@ from warmrank.orchestrator.gang.beginning import Beginning, TookTooLong
 from warmrank.orchestrator.gang.guarding import Guarding
 from warmrank.orchestrator.leaving import leave_at_once_later
 from warmrank.orchestrator.signals import held_back, python_s_sigterm, undisturbed
-from warmrank.worker.settings import settings
 
 logger = logging.getLogger(__name__)
 
@@ -205,12 +204,9 @@ _DEVICE_RESOURCES = {"cuda": "GPU", "npu": "NPU"}
 
 
 def rank_resources(config: RayConfig, device: str) -> dict[str, float]:
-    """What each rank asks Ray for; Ray then shows it the one accelerator that it got.
-
-    An emulated NPU is none to Ray.
-    """
+    """What each rank asks Ray for; Ray then shows it the one accelerator that it got."""
     resources = {"CPU": config.num_cpus_per_rank}
-    if device in _DEVICE_RESOURCES and not (device == "npu" and settings().emulate_npu):
+    if device in _DEVICE_RESOURCES:
         resources[_DEVICE_RESOURCES[device]] = 1.0
     return resources
 
@@ -219,12 +215,9 @@ def rank_environ(config: RayConfig, device: str, way: WayIn) -> dict[str, str]:
     """Environment variables of every rank's process; in time if set before torch is imported there."""
     # Ray would derive OMP_NUM_THREADS from an actor's CPUs. It is in no key, but speeds depend on it.
     environ = {"OMP_NUM_THREADS": str(config.omp_num_threads)}
-    emulated = device == "npu" and settings().emulate_npu
-    if device != "npu" or emulated:
+    if device != "npu":
         # Where torch_npu is installed without CANN, loading it makes `import torch` fail.
         environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-    if emulated:
-        environ["WARMRANK_EMULATE_NPU"] = "1"
     if way == "initialized":
         environ["PYTHONPATH"] = joining.python_path()
     return environ

@@ -33,11 +33,6 @@ from warmrank.worker.settings import settings
 if TYPE_CHECKING:
     from warmrank.orchestrator.store.stores import Access
 
-_EMULATED = (
-    "emulated NPU: tensors lie on the CPU; times and numbers say nothing of an NPU, and artifacts are keyed "
-    "for the emulator only"
-)
-
 
 class Launch:
     """One launch, from start to commit, in as many attempts as it takes and may take.
@@ -75,8 +70,6 @@ class Launch:
             cache_store.errors.StoreError: the store's place holds no usable store, or a key file is unusable.
         """
         stages = self._stages
-        if stages.config.device == "npu" and settings().emulate_npu:
-            stages.problems.append(_EMULATED)
         try:
             access = steps.open_store(stages)
             self._known.tiers = access.found() if access is not None else ()

@@ -38,7 +38,7 @@ def emulated_npu() -> None:
     """An emulated NPU in this process."""
     if importlib.util.find_spec("torch_npu") is None:
         return
-    from warmrank.worker import npu_emulator
+    from tests import npu_emulator
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

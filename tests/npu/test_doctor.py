@@ -1,4 +1,4 @@
-"""`warmrank doctor` where the real torch_npu is and CANN is not: the autoload trap, and the emulated NPU."""
+"""`warmrank doctor` where the real torch_npu is and CANN is not: the autoload trap."""
 
 import json
 import os
@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from warmrank.worker.ascend import installation
+from warmrank.worker.ascend.chips import installation
 
 pytestmark = pytest.mark.torchair
 
 ROOT = Path(__file__).parents[2]
-VARIABLES = ("TORCH_DEVICE_BACKEND_AUTOLOAD", "WARMRANK_EMULATE_NPU", "RAY_ADDRESS")
+VARIABLES = ("TORCH_DEVICE_BACKEND_AUTOLOAD", "RAY_ADDRESS")
 
 
 def findings(**variables: str) -> dict[str, dict[str, Any]]:
@@ -41,10 +41,3 @@ def test_plain_import_of_torch_fails_and_the_doctor_says_why() -> None:
     assert found["ascend.cann"]["level"] == "error"
     assert found["versions.import"]["level"] == "error"
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in found["versions.import"]["remedy"]
-
-
-def test_emulated_npu_can_be_used() -> None:
-    found = findings(WARMRANK_EMULATE_NPU="1")
-    assert found["versions.import"]["level"] == "ok"
-    usable = found["devices.usable"]
-    assert (usable["level"], usable["what"]) == ("ok", "torch can use 1")

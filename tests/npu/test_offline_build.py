@@ -10,17 +10,29 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests import npu_emulator
 from tests.support.fake_group import fake_world
 from tests.support.offline_ranks import small
 from warmrank.orchestrator.build.driver import BuildOptions, build
 from warmrank.orchestrator.build.report import BuildReport
 from warmrank.orchestrator.build.target import target_here
 from warmrank.orchestrator.config.reading import Config, parse
+from warmrank.worker import environment as fingerprint
 from warmrank.worker import groups
 from warmrank.worker.cache_options import LaunchDefaults, launch_scope
 from warmrank.worker.workload import RankContext, Workload
 
 NUM_RANKS = 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _machine_with_npus() -> Iterator[None]:
+    """An offline build is for machines with an accelerator; the emulated one has none in its fingerprint."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fingerprint, "soc_of", lambda _: "Ascend910B2")
+        fingerprint._components.cache_clear()
+        yield
+    fingerprint._components.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +55,11 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 @pytest.fixture(scope="module")
 def report(config: Config) -> BuildReport:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WARMRANK_EMULATE_NPU", "1")
+        for name, value in npu_emulator.environ().items():
+            patch.setenv(name, value)
+        for place in npu_emulator.environ({})["PYTHONPATH"].split(":"):
+            patch.syspath_prepend(place)
+        patch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "1")  # as where CANN is
         return build(config, BuildOptions(target=target_here(), num_jobs=2))
 
 

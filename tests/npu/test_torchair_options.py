@@ -29,9 +29,7 @@ from tests.support.small_models import Plain
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.configs.effects import MODES
 from warmrank.worker.configs.section import options
-from warmrank.worker.engines.torchair_names import FLAT, INVERTED
-from warmrank.worker.engines.torchair_objects import their_options
-from warmrank.worker.engines.torchair_options import translated
+from warmrank.worker.engines.torchair_options import FLAT, INVERTED, their_options, translated
 from warmrank.worker.errors import NoCounterpart
 
 pytestmark = pytest.mark.torchair

@@ -131,7 +131,7 @@ def test_engine_says_what_it_is() -> None:
 
 SIGNALS = """
 import signal
-from warmrank.worker import npu_emulator
+from tests import npu_emulator
 npu_emulator.install()
 from warmrank.worker.engines.torchair_vendor import vendor_for
 before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]

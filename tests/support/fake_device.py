@@ -1,4 +1,4 @@
-"""A stand-in for ``torch.cuda``: the device of `worker.npu_emulator`, under the names of torch.cuda."""
+"""A stand-in for ``torch.cuda``: the device of `tests.npu_emulator`, under the names of torch.cuda."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from warmrank.worker.npu_emulator.device import Device, PoolId
+from tests.npu_emulator.device import Device, PoolId
 
 
 class FakeStream:

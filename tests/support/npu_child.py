@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from warmrank.worker import npu_emulator
+from tests import npu_emulator
 from warmrank.worker.devices import backend_for
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests import npu_emulator
 from tests.support.npu_tools import Tools
 from tests.support.stored import store_config
 from warmrank.orchestrator.config.reading import load
@@ -39,15 +40,20 @@ def two_nodes(tools: Tools) -> Iterator[None]:
     temp_dir = tempfile.mkdtemp(prefix="wr-", dir="/tmp")  # a socket's path may have 107 bytes
     with pytest.MonkeyPatch.context() as patch:
         variables = {
+            **npu_emulator.environ({"PYTHONPATH": os.environ.get("PYTHONPATH", "")}),
             **tools.environ(os.environ["PATH"]),
-            "WARMRANK_EMULATE_NPU": "1",
-            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
         }
         for name, value in variables.items():
             patch.setenv(name, value)
-        node: dict[str, Any] = {"num_cpus": CPUS_PER_NODE, "object_store_memory": _OBJECT_STORE_BYTES}
+        for path in variables["PYTHONPATH"].split(os.pathsep):
+            patch.syspath_prepend(path)  # ranks get the paths of the driver
+        node: dict[str, Any] = {
+            "num_cpus": CPUS_PER_NODE,
+            "resources": {"NPU": CPUS_PER_NODE},
+            "object_store_memory": _OBJECT_STORE_BYTES,
+        }
         head = {**node, "include_dashboard": False, "temp_dir": temp_dir}
         # It notes its address there, whatever its directory is, and does not make the place.
         Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray").mkdir(exist_ok=True)  # noqa: S108 - Ray's own place

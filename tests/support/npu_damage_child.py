@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from warmrank.worker import npu_emulator
+from tests import npu_emulator
 
 
 class Damaged(nn.Module):
@@ -71,7 +71,7 @@ def is_right(model: Damaged, function: Any) -> bool:
 
 def kill_in_compile() -> None:
     """End this process as soon as TorchAir begins to compile a graph."""
-    torchair_cache: Any = importlib.import_module("warmrank.worker.engines.torchair_cache")
+    torchair_cache: Any = importlib.import_module("warmrank.worker.engines.torchair")
     real = torchair_cache._saver
 
     def saver(*args: Any) -> Any:

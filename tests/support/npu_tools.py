@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from tests.npu_emulator.cann import write_tree
 from tests.support.node_artifacts import package_bytes
-from warmrank.worker.npu_emulator import write_tree
 
 _COMPILER = """\
 #!/bin/sh

@@ -24,7 +24,7 @@ from warmrank.worker.configs.options import (
     Text,
 )
 from warmrank.worker.configs.section import Option, names, options
-from warmrank.worker.engines.torchair_names import FLAT, OURS_ALONE, REFUSED
+from warmrank.worker.engines.torchair_options import FLAT, OURS_ALONE, REFUSED
 
 SET, WARNS, ERROR, HERE = "set", "warns", "error", "here"
 _FLAT_NAMES = {"mode", "post_grad_custom_pre_pass", "post_grad_custom_post_pass", *names(NpuGraphEx)}

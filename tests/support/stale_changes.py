@@ -248,11 +248,11 @@ fake.write_text('{text}')
 ASCEND = """
 import dataclasses
 import pathlib
-from warmrank.worker.ascend import places
+from warmrank.worker.ascend import versions
 driver = pathlib.Path(DIRECTORY, 'ascend', 'driver')
 driver.mkdir(parents=True)
-real = places.here
-places.here = lambda: dataclasses.replace(real(), ascend=driver.parent)
+real = versions.here
+versions.here = lambda: dataclasses.replace(real(), ascend=driver.parent)
 """
 ENVIRONMENT = {
     "torch version": Change(

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmrank.worker.ascend import fit, visible_devices
+from warmrank.worker.ascend.chips import visible_devices
 from warmrank.worker.ascend.hccl import time_outs, watchdog_s
+from warmrank.worker.ascend.versions import fit
 from warmrank.worker.errors import DeviceUnavailable
 
 # --- ASCEND_RT_VISIBLE_DEVICES ---

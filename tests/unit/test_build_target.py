@@ -61,14 +61,6 @@ def test_machines_without_an_accelerator_are_refused_for_one(device, tmp_path):
         check_target(loaded_config(tmp_path, device=device), target, real_tensors=False)
 
 
-def test_emulated_npu_builds_for_emulated_npus_only(tmp_path, monkeypatch):
-    monkeypatch.setenv("WARMRANK_EMULATE_NPU", "1")
-    config = loaded_config(tmp_path, device="npu")
-    check_target(config, target_here(), real_tensors=False)
-    with pytest.raises(BadArgument, match="for emulated NPUs only"):
-        check(config, written(tmp_path / "there.json", accelerator="Ascend910B"))
-
-
 def test_real_tensors_are_for_the_cpu(tmp_path):
     config = loaded_config(tmp_path, device="npu")
     path = written(tmp_path / "there.json", accelerator="Ascend910B")

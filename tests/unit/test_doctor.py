@@ -45,7 +45,7 @@ sys.modules["warmrank.worker.torch_private"] = types.SimpleNamespace(facts=facts
 @pytest.fixture(autouse=True)
 def _this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch that imports in no time, and a machine that belongs to no cluster."""
-    for name in ("RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR", "WARMRANK_EMULATE_NPU"):
+    for name in ("RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "path").mkdir()
     (tmp_path / "path" / "torch.py").write_text(TORCH)

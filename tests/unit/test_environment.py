@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,7 +31,7 @@ Read = Callable[[], dict[str, str]]
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine without accelerators; tests lay its files below the path."""
     ascend = ascend_places(tmp_path)
-    monkeypatch.setattr("warmrank.worker.ascend.places.here", lambda: ascend)
+    monkeypatch.setattr("warmrank.worker.ascend.versions.here", lambda: ascend)
     monkeypatch.setattr(fingerprint, "_NVIDIA", tmp_path / "nvidia")
     monkeypatch.setattr(fingerprint, "_NVIDIA_DEVICE", tmp_path / "nvidiactl")
     monkeypatch.setattr("warmrank.worker.instruction_set._CPU_INFO", tmp_path / "cpuinfo")
@@ -43,7 +42,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def read() -> Read:
     """The fingerprint, computed anew."""
-    return partial(fingerprint._components.__wrapped__, emulated=False)
+    return fingerprint._components.__wrapped__
 
 
 def write(path: Path, text: str) -> None:
@@ -136,23 +135,6 @@ def test_npus_of_another_model_differ(machine: Path, tmp_path: Path, read: Read)
     lay_out_npus(machine, "910B3", 2)
     chips._ask.cache_clear()
     assert read() != first
-
-
-def test_emulated_npu_is_never_taken_for_a_real_one(machine: Path) -> None:
-    lay_out_npus(machine, "910B2", 2)
-    found = fingerprint._components.__wrapped__(emulated=True)
-    assert found["accelerator"] == "emulated Ascend910B2"
-
-
-@pytest.mark.parametrize("installed", [False, True])
-def test_emulated_npu_is_seen_by_its_variable_and_by_its_installation(
-    machine: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
-) -> None:
-    if installed:
-        monkeypatch.setattr(fingerprint, "kind_of", {"cpu": "npu"}.__getitem__)
-    else:
-        monkeypatch.setenv("WARMRANK_EMULATE_NPU", "1")
-    assert fingerprint.environment()["accelerator"].startswith("emulated ")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from warmrank.orchestrator.config.node_caches import node_caches_of
 from warmrank.orchestrator.config.reading import Config, load, parse
 from warmrank.orchestrator.errors import ConfigError
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
-from warmrank.orchestrator.gang.node_artifacts import MAX_REASONS, NodeKeeper, keeper_of
+from warmrank.orchestrator.gang.node_artifacts import NodeKeeper, keeper_of
 from warmrank.orchestrator.gang.opening import Opening
 from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.launch.identity import identity, launch_key
@@ -92,12 +92,6 @@ def test_operators_of_cann_are_there_for_a_config_that_names_them(
     assert (moved.directory, moved.patterns) == ("/ops", ("*",))
 
 
-def test_emulated_npu_touches_no_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WARMRANK_EMULATE_NPU", "1")
-    found = node_caches_of(config(tmp_path, device="npu", node_caches={"operators": {}}))
-    assert {Path(item.directory).parent for item in found} == {tmp_path / "cache/node_caches"}
-
-
 def test_cpu_has_no_keeper_without_a_config(tmp_path: Path) -> None:
     assert keeper_of(config(tmp_path, node_caches={})) is None
 
@@ -148,14 +142,6 @@ def test_keeper_finds_what_the_launch_added(tmp_path: Path) -> None:
     assert [file.relative for file in found.collect(manifest(tmp_path))] == ["new.o"]
     report = found.report()
     assert (report.num_files, report.size_bytes, report.num_new, report.bytes_new) == (1, 3, 1, 3)
-
-
-def test_keeper_looks_once(tmp_path: Path) -> None:
-    found = keeper(tmp_path)
-    found.begin()
-    first = found.collect(manifest(tmp_path))
-    write(tmp_path / "tools/late.o", b"late")
-    assert found.collect(manifest(tmp_path)) is first
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -209,12 +195,6 @@ def test_another_launch_takes_nothing_away_that_this_one_collected(tmp_path: Pat
     other = {"others": {"path": str(tmp_path / "others")}}
     keeper(tmp_path, node_caches=other).collect(manifest(tmp_path))
     assert path.exists()
-
-
-def test_reasons_of_a_report_are_cut_short(tmp_path: Path) -> None:
-    found = keeper(tmp_path)
-    found.take_over(NodeSeedReport(skipped=tuple(f"reason {number}" for number in range(100))))
-    assert found.report().skipped[-1] == f"and {100 - MAX_REASONS} more"
 
 
 # The rank's process.

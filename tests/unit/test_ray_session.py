@@ -113,17 +113,6 @@ def test_each_rank_asks_for_one_accelerator(device: str, expected: dict[str, flo
     assert ray_session.rank_resources(config, device) == expected
 
 
-def test_emulated_npu_is_none_to_ray_and_is_switched_on_in_every_rank(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("WARMRANK_EMULATE_NPU", "1")
-    assert ray_session.rank_resources(RayConfig(num_cpus_per_rank=0.5), "npu") == {"CPU": 0.5}
-    assert ray_session.rank_resources(HERE, "cuda")["GPU"] == 1.0
-    environ = rank_environ(HERE, "npu", "local")
-    assert (environ["WARMRANK_EMULATE_NPU"], environ["TORCH_DEVICE_BACKEND_AUTOLOAD"]) == ("1", "0")
-    assert "WARMRANK_EMULATE_NPU" not in rank_environ(HERE, "cpu", "local")
-
-
 @pytest.fixture
 def hanging(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[threading.Event]:
     """A Ray that never comes up; set when it has begun to."""

@@ -27,7 +27,6 @@ TP = frozenset({"tp"})
         ("Ascend910A", 2048),
         ("Ascend310P3", 1024),
         ("Ascend310B4", 512),
-        ("emulated Ascend310P3", 1024),
         ("Ascend999", 1984),
     ],
 )

@@ -1,4 +1,4 @@
-"""The NPUs of this machine: their device files, their model, and what ``npu-smi`` says of them.
+"""The NPUs of this machine: device files, models, what ``npu-smi`` says of them, and which a process may use.
 
 The model is that of ``torch.npu.get_device_name()``: ``Ascend910B2`` (Atlas A2), ``Ascend910_9391`` (A3).
 ``npu-smi info -t board`` gives it in parts, which differ by generation::
@@ -11,17 +11,27 @@ Source of the rule: "How to get the SoC model", in the documents of MindStudio's
 
     | 0     910B4               | OK            | 88.2        30                0    / 0             |
     | 0                         | 0000:C1:00.0  | 0           0    / 0          26838/ 32768         |
+
+``ASCEND_RT_VISIBLE_DEVICES`` has numbers and commas, in rising order: CANN reads up to the first other sign
+or the first number that is not there, in silence, and torch_npu finds no device at all where the order falls.
+Here all of that is an error. A process counts its visible devices from 0, whatever their numbers.
+(``ASCEND_VISIBLE_DEVICES`` is another variable, of the container runtime, and knows ranges.) Source: CANN's
+reference of environment variables,
+https://www.hiascend.com/document/detail/zh/canncommercial/900/maintenref/envvar/envref_07_0028.html
 """
 
 from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-from warmrank.worker.ascend.places import Places
+from warmrank.worker.ascend import versions
+from warmrank.worker.ascend.versions import Places, cann_of, driver_of, firmware_of, package_problems
+from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.values import Value
 
 _log = logging.getLogger(__name__)
@@ -192,3 +202,96 @@ def _word(file: Path) -> str:
         return file.read_text().strip()
     except OSError:
         return ""
+
+
+VARIABLE = "ASCEND_RT_VISIBLE_DEVICES"
+_NONE = ("", "NoDevFiles")  # the latter is what Ray reads as none
+
+
+def visible_devices(environ: Mapping[str, str], num_devices: int) -> tuple[int, ...]:
+    """Numbers of the NPUs that a process with these variables may use; all, where the variable is not set.
+
+    Args:
+        environ: the variables.
+        num_devices: NPUs of the machine, or of the container: numbers are below it.
+
+    Raises:
+        DeviceUnavailable: the variable is not a list as CANN reads it, or names an NPU that is not there.
+    """
+    text = environ.get(VARIABLE)
+    if text is None:
+        return tuple(range(num_devices))
+    if text in _NONE:
+        return ()
+    if not re.fullmatch(r"[0-9]+(,[0-9]+)*", text):
+        expected = "numbers and commas, without spaces and ranges"
+        raise _refused(
+            text, f"CANN would stop reading at the first other sign; expected {expected}, such as 0,1,2"
+        )
+    numbers = tuple(int(part) for part in text.split(","))
+    if any(after <= before for before, after in pairwise(numbers)):
+        raise _refused(text, "CANN takes numbers in rising order only, each once")
+    missing = [number for number in numbers if number >= num_devices]
+    if missing:
+        there = (
+            f"this machine has {num_devices} NPUs, numbered from 0" if num_devices else "there is no NPU here"
+        )
+        raise _refused(text, f"it names {', '.join(map(str, missing))}, but {there}")
+    return numbers
+
+
+def _refused(text: str, why: str) -> DeviceUnavailable:
+    msg = f"{VARIABLE}={text}: {why}. Set it anew, or unset it to use every NPU."
+    return DeviceUnavailable(msg, kind="npu", variable=VARIABLE, actual=text)
+
+
+class Installation(Value):
+    """What of Ascend is installed here, for people and for checks.
+
+    Attributes:
+        cann: release of CANN, such as ``8.5.0``; empty where there is none.
+        cann_detail: what the fingerprint says of CANN: release, build, and packages of other versions.
+        home: directory of CANN; empty where there is none.
+        nnal: version of NNAL (ATB); empty where there is none.
+        driver: version of the driver; empty where there is none.
+        firmware: version of the firmware; empty where it cannot be seen, as in most containers.
+        soc: model of the NPUs, such as ``Ascend910B2``; several are joined by ``, ``; empty without NPUs.
+        devices: numbers N of the files ``/dev/davinci<N>``.
+        chips: what ``npu-smi`` says of each chip; empty where it is missing or fails.
+        problems: what is wrong or does not fit, each with its remedy.
+    """
+
+    cann: str
+    cann_detail: str
+    home: str
+    nnal: str
+    driver: str
+    firmware: str
+    soc: str
+    devices: tuple[int, ...]
+    chips: tuple[Chip, ...]
+    problems: tuple[str, ...]
+
+
+def installation(places: Places | None = None) -> Installation:
+    """Look at this machine; takes a second or two where there are NPUs, because ``npu-smi`` does."""
+    places = versions.here() if places is None else places
+    cann = cann_of(places)
+    devices = device_numbers(places)
+    chips, trouble = chips_of(places) if devices else ((), "")
+    return Installation(
+        cann=cann.release,
+        cann_detail=cann.text(),
+        home=cann.home,
+        nnal=cann.nnal,
+        driver=driver_of(places),
+        firmware=firmware_of(places),
+        soc=soc_of(places),
+        devices=devices,
+        chips=chips,
+        problems=(
+            *package_problems(places),
+            *((trouble,) if trouble else ()),
+            *(chip.problem() for chip in chips if chip.problem()),
+        ),
+    )

@@ -1,6 +1,7 @@
-"""Versions of CANN, NNAL, the driver and the firmware, read from the files that their installers leave.
+"""Ascend's software on this machine: where it lies, its versions, and which of them belong together.
 
-CANN up to 8.3, below its directory (``ascend-toolkit/latest``)::
+Versions of CANN, NNAL, the driver and the firmware are read from the files that their installers leave. CANN
+up to 8.3, below its directory (``ascend-toolkit/latest``)::
 
     version.cfg                                 runtime_running_version=[7.6.0.1.220:8.0.0]   build:release
     <arch>-linux/ascend_toolkit_install.info    version=8.1.RC1, innerversion=V100R001C21SPC001B238
@@ -14,6 +15,12 @@ CANN 8.5 and later, below ``cann-<version>``::
 Which files are read, and by whom else: ``torch_npu/utils/collect_env.py`` (``ascend_*_install.info``); CANN's
 own runtime (``share/info/<package>/version.info``, and ``/etc/ascend_install.info`` for driver and firmware).
 Packages can be upgraded one by one, so all that are found count, not only the toolkit's.
+
+Which releases of torch, torch_npu, CANN and the driver belong together is data, as Ascend documents it:
+COMPATIBILITY.md of https://gitcode.com/Ascend/pytorch (torch_npu, torch and CANN), ``Requires-Dist`` of
+torch_npu's packages (torch), and the release notes of CANN 8.5.0, 9.1.0 and 9.1.1 at
+https://gitcode.com/cann/release-management (CANN and driver, which Ascend calls HDK). As of 2026-11. What is
+in no table is not judged: a torch_npu without a row, such as 2.13, is compared with its torch only.
 """
 
 from __future__ import annotations
@@ -23,8 +30,67 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field
 from pathlib import Path
 
-from warmrank.worker.ascend.places import Places
+from warmrank.worker.settings import settings
 from warmrank.worker.values import Value
+
+_ASCEND = Path("/usr/local/Ascend")
+# Of installations with default paths, newest first: CANN 8.5 and later install into `cann-<version>` beside a
+# link `cann`, earlier ones into `ascend-toolkit/<version>` beside a link `latest`.
+# https://www.hiascend.com/document/detail/en/CANNCommunityEdition/850/softwareinst/instg/instg_0000.html
+_CANN = ("cann", "ascend-toolkit/latest", "latest", "nnae/latest", "nnrt/latest")
+
+
+class Places(Value):
+    """Where to look.
+
+    Attributes:
+        cann: directories that may hold CANN; the first that does is it.
+        nnal: files that may name the version of NNAL (ATB); the first that does counts.
+        install_info: names the directories of driver and firmware, where they are not the default ones.
+        ascend: the default directory of driver and firmware.
+        devices: directory of the device files.
+        pci: sysfs's directory of PCI devices.
+        npu_smi: the management tool: a name, or a path.
+    """
+
+    cann: tuple[Path, ...]
+    nnal: tuple[Path, ...]
+    install_info: Path = Path("/etc/ascend_install.info")
+    ascend: Path = _ASCEND
+    devices: Path = Path("/dev")
+    pci: Path = Path("/sys/bus/pci/devices")
+    npu_smi: str = "npu-smi"
+
+
+def places_of(environ: Mapping[str, str], home: Path | None = None) -> Places:
+    """Where this machine keeps them.
+
+    A directory that CANN's ``set_env.sh`` names is the only one: torch_npu loads what lies there, and the
+    version of another installation would be the wrong one.
+
+    Args:
+        environ: the variables of Ascend's software; see `worker.settings.Settings.ascend`.
+        home: of the user, for installations without root; None for a user without one.
+    """
+    named = environ.get("ASCEND_HOME_PATH") or environ.get("ASCEND_TOOLKIT_HOME")
+    roots = [_ASCEND] if home is None else [_ASCEND, home / "Ascend"]
+    atb = environ.get("ATB_HOME_PATH")
+    return Places(
+        cann=(Path(named),) if named else tuple(root / name for root in roots for name in _CANN),
+        # set_env.sh names `<version>/atb/cxx_abi_<n>`; the version stands two levels above.
+        nnal=tuple(file / "version.info" for file in ((Path(atb), *Path(atb).parents[:2]) if atb else ()))
+        or tuple(root / "nnal/atb/latest/version.info" for root in roots),
+    )
+
+
+def here() -> Places:
+    """Those of this process."""
+    try:
+        home = Path.home()
+    except RuntimeError:
+        home = None
+    return places_of(settings().ascend, home)
+
 
 # Text, not patterns: they are compiled where there is such a file, and not on every import.
 _LINE = r"(?m)^[ \t]*([A-Za-z][\w -]*?)[ \t]*[=:][ \t]*(.+?)[ \t]*$"
@@ -200,3 +266,100 @@ def _fields(file: Path) -> dict[str, str]:
     except OSError:
         return {}
     return dict(re.findall(_LINE, text))
+
+
+# torch_npu -> the series of CANN that it is built for and tested with.
+_CANN_OF = {
+    "2.12.0.post2": "9.1",
+    "2.12.0": "9.1",
+    "2.11.0.post2": "9.1",
+    "2.11.0": "9.1",
+    "2.10.0.post6": "9.1",
+    "2.10.0.post4": "9.1",
+    "2.10.0": "9.0",
+    "2.9.0.post8": "9.1",
+    "2.9.0.post6": "9.1",
+    "2.9.0.post2": "9.0",
+    "2.9.0": "8.5",
+    "2.8.0.post4": "9.0",
+    "2.8.0.post2": "8.5",
+    "2.8.0": "8.3",
+    "2.7.1.post10": "9.1",
+    "2.7.1.post8": "9.1",
+    "2.7.1.post4": "9.0",
+    "2.7.1.post2": "8.5",
+    "2.7.1": "8.3",
+}
+# CANN -> the series of the driver that it runs on.
+_DRIVERS = {
+    "9.1": ("25.2", "25.3", "25.5", "25.7", "26.0", "26.1"),
+    "9.0": ("25.0", "25.2", "25.3", "25.5", "25.7", "26.0", "26.1"),
+    "8.5": ("25.0", "25.2", "25.3", "25.5", "25.7", "26.0", "26.1"),
+}
+
+
+def fit(torch: str, torch_npu: str, cann: str, driver: str = "") -> tuple[str, ...]:
+    """What does not belong together, each with its remedy; empty where nothing is known to be wrong.
+
+    Args:
+        torch: version of torch, such as ``2.12.0+cpu``.
+        torch_npu: version of torch_npu, such as ``2.12.0.post2``.
+        cann: release of CANN, such as ``9.1.0``.
+        driver: version of the driver, such as ``25.5.2``.
+
+    Empty versions are not judged: whether something is missing is another question.
+    """
+    return tuple(
+        problem
+        for problem in (_of_torch(torch, torch_npu), _of_cann(torch_npu, cann), _of_driver(cann, driver))
+        if problem
+    )
+
+
+def _of_torch(torch: str, torch_npu: str) -> str:
+    wanted, found = _release_of(torch_npu), _release_of(torch)
+    if not wanted or not found or wanted == found:
+        return ""
+    return (
+        f"torch_npu {torch_npu} is made for torch {'.'.join(map(str, wanted))}, and torch {torch} is "
+        f"installed: install torch_npu=={'.'.join(map(str, found))}.*, or that torch"
+    )
+
+
+def _of_cann(torch_npu: str, cann: str) -> str:
+    wanted, found = _CANN_OF.get(torch_npu.partition("+")[0], ""), _series(cann)
+    if not wanted or not found or wanted == found:
+        return ""
+    others = [
+        name
+        for name, series in _CANN_OF.items()
+        if series == found and _release_of(name) == _release_of(torch_npu)
+    ]
+    instead = f", or torch_npu {others[0]}, which is for CANN {found}" if others else ""
+    return (
+        f"torch_npu {torch_npu} is made for CANN {wanted}, and CANN {cann} is installed: "
+        f"install CANN {wanted}{instead}"
+    )
+
+
+def _of_driver(cann: str, driver: str) -> str:
+    allowed, found = _DRIVERS.get(_series(cann), ()), _series(driver)
+    # A driver that is newer than the table was not looked at when the table was made.
+    if not allowed or not found or found in allowed or _numbers(found) > max(map(_numbers, allowed)):
+        return ""
+    return (
+        f"CANN {cann} runs on drivers {', '.join(allowed)}, and driver {driver} is installed: "
+        f"install driver {allowed[-1]}"
+    )
+
+
+def _release_of(version: str) -> tuple[int, ...]:
+    """``(2, 12, 0)`` of ``2.12.0.post2+git123``."""
+    match = re.match(r"\d+(?:\.\d+){1,2}", version)
+    return _numbers(match.group()) if match else ()
+
+
+def _series(version: str) -> str:
+    """``9.1`` of ``9.1.0``, of ``9.1.RC1`` and of ``9.1.T3.B010``."""
+    match = re.match(r"\d+\.\d+", version)
+    return match.group() if match else ""

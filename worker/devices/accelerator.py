@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from warmrank.worker import emulation
+from warmrank.worker.device_kinds import memory_of
 from warmrank.worker.devices import Pool, PoolHandle
 from warmrank.worker.devices.accelerator_pool import AcceleratorPool, PrivatePool
 from warmrank.worker.devices.failures import not_capturable, refuse_foreign
@@ -61,7 +61,7 @@ class AcceleratorBackend:
             memory: type of the tensors' device, where it is not ``kind``.
         """
         self.kind = kind
-        self.collectives = "gloo" if emulation.memory_of(kind) == "cpu" else _COLLECTIVES[kind]
+        self.collectives = _COLLECTIVES[kind]
         self._module = module
         self._memory = memory or kind
         self._recorder = Recorder(kind, module, memory=self._memory)
@@ -73,8 +73,8 @@ class AcceleratorBackend:
         Raises:
             DeviceUnavailable: fewer devices are visible than ranks are on this node.
         """
-        if emulation.memory_of(self.kind) != self.kind:
-            return torch.device(emulation.memory_of(self.kind))
+        if memory_of(self.kind) != self.kind:
+            return torch.device(memory_of(self.kind))
         num_devices = self._module.device_count()
         if num_devices == 1:
             return torch.device(self.kind, 0)
@@ -193,4 +193,4 @@ def accelerator(kind: str) -> AcceleratorBackend:
     """
     from warmrank.worker.devices.availability import device_module
 
-    return AcceleratorBackend(kind, device_module(kind), memory=emulation.memory_of(kind))
+    return AcceleratorBackend(kind, device_module(kind), memory=memory_of(kind))

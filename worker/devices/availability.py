@@ -6,11 +6,8 @@ from typing import Any
 
 import torch
 
-from warmrank.worker import emulation
-from warmrank.worker.ascend import visible_devices
-from warmrank.worker.ascend.chips import device_numbers
-from warmrank.worker.ascend.places import here
-from warmrank.worker.ascend.versions import cann_of, driver_of
+from warmrank.worker.ascend.chips import device_numbers, visible_devices
+from warmrank.worker.ascend.versions import cann_of, driver_of, here
 from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.settings import settings
 
@@ -30,7 +27,7 @@ def device_module(kind: str) -> Any:
         )
         raise DeviceUnavailable(msg, kind=kind, missing="torch with CUDA")
     module = torch.get_device_module(kind)
-    if kind == "npu" and emulation.memory_of(kind) == kind:
+    if kind == "npu":
         check_visible()
     if not module.is_available():
         raise _no_device(kind)

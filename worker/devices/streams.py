@@ -60,8 +60,7 @@ class Captures(Value):
 
 def limit_of(soc: str) -> int:
     """Streams of an NPU of this model, such as ``Ascend910B2``."""
-    name = soc.removeprefix("emulated ")
-    return next((limit for model, limit in _LIMITS.items() if name.startswith(model)), _LIMIT)
+    return next((limit for model, limit in _LIMITS.items() if soc.startswith(model)), _LIMIT)
 
 
 def needed(captures: Iterable[Captures], *, expansion: str = "") -> int:

@@ -11,7 +11,8 @@ Sections::
     constants       tensor constants of the graph, as engine ``graph`` keeps them; only where there are some
 
 Nothing is pickled: TorchAir's own file, which is a pickle, exists in a private directory only
-(`worker.engines.torchair_cache`, `torchair_load`).
+(`worker.engines.torchair_vendor`). It compiles the very graph that Dynamo made for this artifact, and runs
+nothing: the conditions of the artifact are those of its graph.
 
 Loading imports what TorchAir imports: Dynamo, Inductor and sympy among it.
 """
@@ -19,17 +20,40 @@ Loading imports what TorchAir imports: Dynamo, Inductor and sympy among it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from warmrank.worker.engines import Built, Site
-from warmrank.worker.engines.torchair_code import roles_in
-from warmrank.worker.errors import ArtifactCorrupt, BadConfig, NotPortable
+from warmrank.worker.engines.torchair_code import (
+    Constants,
+    Written,
+    portable,
+    portable_signature,
+    roles_in,
+    taken,
+)
+from warmrank.worker.engines.torchair_options import Translation, translated
+from warmrank.worker.engines.torchair_vendor import (
+    Vendor,
+    complaints,
+    handed,
+    instead_of_torch_compile,
+    numbered_anew,
+    own_of,
+    private_directory,
+    vendor_for,
+    written_privately,
+)
+from warmrank.worker.errors import ArtifactCorrupt, BadConfig, CompileFailed, NotPortable
 
 if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+    from warmrank.worker.configs.compiler_config import CompilerConfig
     from warmrank.worker.engines import Graph
-    from warmrank.worker.engines.torchair_constants import Constants
     from warmrank.worker.graph_facts import GraphFacts
     from warmrank.worker.torch_private.lowering import CapturedCall, LoweredGraph
 
@@ -66,7 +90,6 @@ class TorchairEngine:
         Raises:
             NotPortable: TorchAir does not cache the function, or its cache would give other results.
         """
-        from warmrank.worker.engines.torchair_cache import compiled
         from warmrank.worker.torch_private.aot_facts import left_to_wrappers
 
         del keep_compiled
@@ -137,7 +160,6 @@ class TorchairEngine:
         Raises:
             ArtifactCorrupt: TorchAir does not load it.
         """
-        from warmrank.worker.engines.torchair_cache import Written
         from warmrank.worker.engines.torchair_load import loaded
 
         del files
@@ -178,7 +200,6 @@ def _refuse_marks(site: Site, call: CapturedCall, facts: GraphFacts) -> None:
 
 
 def _constants(about: Mapping[str, Any], sections: Mapping[str, bytes]) -> Constants | None:
-    from warmrank.worker.engines.torchair_constants import Constants
 
     if "constants" not in about:
         return None
@@ -195,3 +216,107 @@ def _groups(lowered: LoweredGraph) -> dict[str, str]:
         named_argument(node, "group_name") for node in lowered.graph.graph.nodes if "c10d" in str(node.target)
     }
     return {role_of(str(name)): str(name) for name in names if name is not None}
+
+
+def compiled(site: Site, call: CapturedCall, groups: Mapping[str, str]) -> Written:
+    """Let TorchAir compile what Dynamo captured, without running it; within the context of the trace.
+
+    Args:
+        site: the function.
+        call: what Dynamo captured.
+        groups: role -> this process's name, of the process groups that the graph uses.
+
+    Raises:
+        NotPortable: TorchAir does not cache this function; says why, in its words.
+        BadConfig: the configuration has options that the installed TorchAir has not.
+    """
+    vendor = vendor_for(site.config.mode)
+    with private_directory() as directory:
+        saver, backend, translation = _saver(vendor, site, directory)
+        # In the other modes the number is text, which `portable` finds, and events are named after it.
+        with numbered_anew(vendor) if site.config.mode == "max-autotune" else nullcontext():
+            _compile(backend, call, site.method.__qualname__)
+        with written_privately(directory), complaints(vendor.name) as said:
+            saver.save_compiled_fn(id(call.frame))
+        model = _model_of(saver, vendor, site, said)
+    fx = model.compiled_fx
+    own = own_of(site, translation, groups, os.path.realpath(directory))
+    code, constants = taken(str(fx.py_code), vendor.serializer)
+    return Written(
+        vendor=vendor.name,
+        version=str(model.meta.version),
+        signature=portable_signature(str(fx.signature), own),
+        code=portable(code, own),
+        constants=constants,
+        parameters=tuple((str(name), bool(flag)) for name, flag in fx.input_parameters),
+    )
+
+
+def _model_of(saver: Any, vendor: Vendor, site: Site, said: list[str]) -> Any:
+    """What TorchAir wrote; or would have, were it not for a frame that it cannot write: ours is used.
+
+    Raises:
+        NotPortable: TorchAir does not cache the function.
+    """
+    path, kept = Path(saver.cache_bin), saver.compiled_model
+    if path.is_file():
+        return vendor.cache.CompiledModel.load(str(path))
+    if kept.compiled_fx is not None and not saver.errors:
+        return kept
+    reasons = [str(reason).strip().partition("\n")[0] for reason in (*saver.errors, *said)]
+    why = "; ".join(reasons) or "it makes no code for it"
+    msg = f"TorchAir does not cache {site.method.__qualname__}: {why}. Use engine graph for it."
+    raise NotPortable(msg, what=site.method.__qualname__)
+
+
+def compiled_by_backend(
+    graph_module: GraphModule,
+    example_inputs: list[Any],
+    *,
+    config: CompilerConfig,
+    decompositions: Mapping[Any, Callable[..., Any]],
+) -> Callable[..., Any]:
+    """What TorchAir's own backend for ``torch.compile`` makes of a graph, in memory only."""
+    vendor = vendor_for(config.mode)
+    theirs = vendor.package.CompilerConfig()
+    translated(config, theirs, kept=False)
+    backend = vendor.package.get_npu_backend(
+        compiler_config=theirs, custom_decompositions=dict(decompositions)
+    )
+    run: Callable[..., Any] = backend(graph_module, example_inputs)
+    return run
+
+
+def _saver(vendor: Vendor, site: Site, directory: Path) -> tuple[Any, Callable[..., Any], Translation]:
+    """TorchAir's saver for an empty cache, and the backend that it would give to ``torch.compile``."""
+    lazy, _, translation = handed(vendor, site, directory)
+    given: dict[str, Any] = {}
+
+    def take(function: Any, **options: Any) -> Any:
+        given.update(options, function=function)
+        return None
+
+    with instead_of_torch_compile(take):
+        saver = lazy.compile(site.method.__func__.__globals__)
+    if "backend" not in given:
+        msg = (
+            f"{vendor.name} of this torch_npu compiles in another way than the releases that are known "
+            "(it calls torch.compile without a backend); use engine graph"
+        )
+        raise NotPortable(msg, what=vendor.name)
+    return saver, given["backend"], translation
+
+
+def _compile(backend: Callable[..., Any], call: CapturedCall, name: str) -> None:
+    """Let TorchAir compile.
+
+    Raises:
+        CompileFailed: it raised whatever it raised; its own message is kept.
+    """
+    try:
+        backend(call.graph_module, list(call.example_inputs))
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        why = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+        msg = f"TorchAir fails to compile {name}: {why}. See the error above, or use engine graph for it."
+        raise CompileFailed(msg, function=name, why=why) from error

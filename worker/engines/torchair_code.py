@@ -14,6 +14,10 @@ TorchAir writes into it what belongs to one process only:
 * ``main()``, an example of a call, which nothing calls: left out.
 
 Nothing else is touched; places are found in the syntax tree, so text inside of strings is not mistaken.
+
+Tensor constants, which TorchAir pickles into its code with addresses, are a section of the artifact: a
+compile takes them out, by TorchAir's own function, of code that this process just made; a loaded code asks
+`held` for them. So nothing of the store is ever unpickled.
 """
 
 from __future__ import annotations
@@ -22,12 +26,46 @@ import ast
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
+from types import SimpleNamespace
+from typing import Any
 
-from warmrank.worker.engines.torchair_edit import Edit, calls_of, edited, texts
+import torch
+
+from warmrank.worker.engines.graph import pack_constants, unpack_constants
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.values import Value
+
+Edit = tuple[ast.expr | ast.stmt, str]
+"""Part of a syntax tree, and the text that takes its place."""
+
+
+def edited(code: str, edits: Iterable[Edit]) -> str:
+    """The code with parts of its syntax tree replaced, which must not overlap."""
+    data = code.encode()  # columns count bytes of UTF-8
+    lines = data.splitlines(keepends=True)
+    starts = [0, *itertools.accumulate(map(len, lines))]
+    for node, text in sorted(edits, key=lambda edit: (-edit[0].lineno, -edit[0].col_offset)):
+        start = starts[node.lineno - 1] + node.col_offset
+        end = starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or node.col_offset)
+        data = data[:start] + text.encode() + data[end:]
+    return data.decode()
+
+
+def calls_of(tree: ast.AST, name: str) -> list[ast.Call]:
+    """Calls of a function that is named plainly."""
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+    ]
+
+
+def texts(tree: ast.AST) -> list[ast.Constant]:
+    """String constants."""
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+
 
 NAME = "warmrank graph"
 GROUP = "warmrank group "
@@ -257,3 +295,109 @@ def _group_arguments(tree: ast.AST, is_group: Callable[[str], bool]) -> list[ast
             if isinstance(item, ast.Constant) and isinstance(item.value, str) and is_group(item.value)
         ]
     return found
+
+
+_PICKLE, _MODULE = "serialized_gm", "fx_graph"
+_REBUILT = "rebuild_gm"
+_PLACE = "warmrank constants"
+_held: dict[str, SimpleNamespace] = {}
+
+
+class Constants(Value):
+    """Constants of one graph.
+
+    Attributes:
+        names: name and device type of each, in the order of the section.
+        section: their bytes, as `worker.engines.graph` packs them.
+    """
+
+    names: tuple[tuple[str, str], ...]
+    section: bytes
+
+
+def taken(code: str, serializer: Any) -> tuple[str, Constants | None]:
+    """Code without pickled constants, and these; None where it has none.
+
+    Args:
+        code: as TorchAir generated it, in this process.
+        serializer: TorchAir's ``SerializableGraphModule``.
+    """
+    tree = ast.parse(code)
+    assigned = {name: value for name, value in _assignments(tree) if name in (_PICKLE, _REBUILT, _MODULE)}
+    pickled = assigned.get(_PICKLE)
+    if not (isinstance(pickled, ast.Constant) and isinstance(pickled.value, bytes)):
+        return code, None
+    module = serializer.rebuild_from_bytes(pickled.value).artifact
+    names = sorted(_attributes(tree))
+    tensors = [getattr(module, name) for name in names]
+    edits: list[Edit] = [(pickled, "None"), (assigned[_REBUILT], "None"), (assigned[_MODULE], repr(_PLACE))]
+    constants = Constants(
+        names=tuple((name, tensor.device.type) for name, tensor in zip(names, tensors, strict=True)),
+        section=pack_constants(tensors),
+    )
+    return edited(code, edits), constants
+
+
+def put_back(code: str, names: Sequence[tuple[str, str]], section: bytes) -> str:
+    """Code that takes its constants from this process; they are handed out once."""
+    token = f"{next(_numbers)}"
+    tensors = unpack_constants(section)
+    _held[token] = SimpleNamespace(
+        **{name: tensor.to(torch.device(kind)) for (name, kind), tensor in zip(names, tensors, strict=True)}
+    )
+    places = [
+        value
+        for name, value in _assignments(ast.parse(code))
+        if name == _MODULE and isinstance(value, ast.Constant) and value.value == _PLACE
+    ]
+    asking = f"__import__({__name__!r}, fromlist=['held']).held({token!r})"
+    return edited(code, [(place, asking) for place in places])
+
+
+def held(token: str) -> SimpleNamespace:
+    """The constants of a load that is under way, as attributes."""
+    return _held.pop(token)
+
+
+def _assignments(tree: ast.Module) -> list[tuple[str, ast.expr]]:
+    return [
+        (target.id, node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    ]
+
+
+def _attributes(tree: ast.Module) -> set[str]:
+    """Names of the attributes that the code takes from the rebuilt module."""
+    return {
+        str(node.args[1].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "getattr"
+        and isinstance(node.args[0], ast.Name)
+        and node.args[0].id == _MODULE
+        and isinstance(node.args[1], ast.Constant)
+    }
+
+
+class Written(Value):
+    """What TorchAir keeps of a compile, apart from the frame, which is the artifact's.
+
+    Attributes:
+        vendor: the package that wrote it.
+        version: of its cache file.
+        signature: its text about graph, inputs and options, for people.
+        code: its generated code, without what belongs to the process that compiled it.
+        constants: tensor constants of the graph; None where it has none.
+        parameters: module's tensors that its graph takes before those of the call: name, whether a parameter.
+    """
+
+    vendor: str
+    version: str
+    signature: str
+    code: str
+    parameters: tuple[tuple[str, bool], ...]
+    constants: Constants | None = None

@@ -16,13 +16,19 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from warmrank.cache_store.node.private_files import discard_tree
+from warmrank.worker.engine_files import KernelFiles
 from warmrank.worker.engines import Site
-from warmrank.worker.engines.torchair_cache import Written, handed, own_of
-from warmrank.worker.engines.torchair_code import Own, bound
-from warmrank.worker.engines.torchair_constants import put_back
-from warmrank.worker.engines.torchair_made import Made, made_of
-from warmrank.worker.engines.torchair_private import private_directory, written_privately
-from warmrank.worker.engines.torchair_vendor import Vendor, complaints, instead_of_torch_compile, vendor_for
+from warmrank.worker.engines.torchair_code import Own, Written, bound, put_back
+from warmrank.worker.engines.torchair_vendor import (
+    Vendor,
+    complaints,
+    handed,
+    instead_of_torch_compile,
+    own_of,
+    private_directory,
+    vendor_for,
+    written_privately,
+)
 from warmrank.worker.errors import ArtifactCorrupt
 
 _GRAPH_NAME = "__compiled_fn"
@@ -33,7 +39,7 @@ class LoadedGraph:
 
     __slots__ = ("__weakref__", "_call", "_is_called", "_kernel", "_made")
 
-    def __init__(self, call: Callable[..., Any], made: Made, private: Path) -> None:
+    def __init__(self, call: Callable[..., Any], made: KernelFiles, private: Path) -> None:
         weakref.finalize(self, _ended, made, private, os.getpid())
         self._call = call
         self._kernel: Any = _kernel_of(call)
@@ -43,7 +49,7 @@ class LoadedGraph:
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Outputs for the graph's inputs."""
         if not self._is_called:
-            self._made.before_first_call()
+            self._made.bring_in()
             self._is_called = True
         return tuple(self._call(*inputs))
 
@@ -88,7 +94,7 @@ def loaded(written: Written, site: Site, groups: Mapping[str, str]) -> LoadedGra
         lazy, options, translation = handed(vendor, site, directory)
         models = vendor.cache.CompiledModel
         path = Path(models.get_cache_bin(site.method, cache_dir=str(directory), **options))
-        made = made_of(site, path.parent)
+        made = KernelFiles(path.parent, site)
         model = models(site.method)
         model.meta.version = written.version
         model.compiled_fn = _frame(site.frame)
@@ -99,7 +105,6 @@ def loaded(written: Written, site: Site, groups: Mapping[str, str]) -> LoadedGra
             path.parent.mkdir(mode=0o700, parents=True)
             model.save(str(path))
         found = _taken_by(vendor, lazy, site, path)
-        made.bring_in()
         return LoadedGraph(_graph_of(found), made, directory)
 
 
@@ -140,7 +145,7 @@ def _taken_by(vendor: Vendor, lazy: Any, site: Site, path: Path) -> Any:
     return found
 
 
-def _ended(made: Made, private: Path, process: int) -> None:
+def _ended(made: KernelFiles, private: Path, process: int) -> None:
     """The end of a loaded graph, or of its process; not of one that was forked from it."""
     if os.getpid() == process:
         made.end()

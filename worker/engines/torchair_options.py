@@ -6,25 +6,250 @@ which names all of them at once. What belongs to another mode stays behind; `Com
 
 A request key holds our configuration, the engine's version and torch_npu's, and these decide what is set: a
 change of the translation is a change of the engine.
+
+What is relied on (read in torch_npu 2.13): options that are not named here have the same dotted name in
+``torchair.CompilerConfig``; an option is an attribute of the object or of a section of it, and holds either
+its value, or an object whose class has a property ``value``.
 """
 
 from __future__ import annotations
 
 import difflib
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from warmrank.worker.configs.effects import TORCHAIR, Verdict, verdict
 from warmrank.worker.configs.section import options, same
-from warmrank.worker.engines.torchair_names import FLAT, INVERTED, OURS_ALONE, REFUSED, Refusal
-from warmrank.worker.engines.torchair_objects import has, holds, is_flat, put, their_options
 from warmrank.worker.errors import NoCounterpart
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from warmrank.worker.configs.compiler_config import CompilerConfig
+
+FLAT = {
+    "aclgraph_config.use_custom_pool": "use_graph_pool",
+    "debug.aclgraph.clone_input": "clone_input",
+    "debug.aclgraph.disable_mempool_reuse_in_same_fx": "reuse_graph_pool_in_same_fx",
+    "debug.aclgraph.disable_reinplace_inplaceable_ops_pass": "inplace_pass",
+    "debug.aclgraph.disable_reinplace_input_mutated_ops_pass": "input_inplace_pass",
+    "debug.aclgraph.enable_output_clone": "clone_output",
+    "debug.aclgraph.remove_cat_ops": "remove_cat_ops",
+    "debug.aclgraph.static_capture_size_limit": "capture_limit",
+    "debug.deadlock_check": "deadlock_check",
+    "debug.run_eagerly": "force_eager",
+    "dump_config.data_dump_stage": "data_dump_stage",
+    "dump_config.dump_path": "data_dump_dir",
+    "dump_config.enable_dump": "dump_tensor_data",
+    "experimental_config.aclgraph._aclnn_static_shape_kernel": "static_kernel_compile",
+    "experimental_config.aclgraph._aclnn_static_shape_kernel_sym_index": (
+        "_vllm_aclnn_static_kernel_sym_index"
+    ),
+    "experimental_config.aclgraph._aclnn_static_shape_kernel_sym_value_range": (
+        "_vllm_aclnn_static_kernel_sym_range"
+    ),
+    "experimental_config.aclgraph._super_kernel_debug_options": "super_kernel_debug_options",
+    "experimental_config.aclgraph._super_kernel_optimize": "super_kernel_optimize",
+    "experimental_config.aclgraph._super_kernel_optimize_options": "super_kernel_optimize_options",
+    "experimental_config.frozen_parameter": "frozen_parameter",
+    "experimental_config.pattern_fusion_pass": "pattern_fusion_pass",
+    "experimental_config.remove_noop_ops": "remove_noop_ops",
+}
+"""Our name -> name in ``npugraph_ex.CompilerConfig``, of options that both forms of TorchAir's have."""
+
+INVERTED = frozenset({"reuse_graph_pool_in_same_fx", "inplace_pass", "input_inplace_pass"})
+"""Names in ``npugraph_ex.CompilerConfig`` that mean the opposite of what `FLAT` maps to them."""
+
+OURS_ALONE: Mapping[str, tuple[str, ...]] = {
+    "inference_config.dynamic_gears_merge_policy": ("reduce-overhead", "npugraph_ex"),
+}
+"""Our name -> modes in which this package does it, and TorchAir has nothing to do with it."""
+
+_GRAPH = 'engine="graph" does it'
+
+
+class Refusal(Value):
+    """Options that TorchAir has, and of which nothing good comes.
+
+    Attributes:
+        mode: in which it is so.
+        values: TorchAir's name -> value; all have to be set so.
+        remedy: what to do instead.
+        why: what TorchAir does then.
+        always: whether it is so even where nothing is to be kept.
+    """
+
+    mode: str
+    values: Mapping[str, Any]
+    remedy: str
+    why: str = "TorchAir keeps nothing that it compiles so"
+    always: bool = False
+
+
+REFUSED = (
+    Refusal(
+        mode="max-autotune",
+        values={"debug.run_eagerly": True},
+        remedy=f"{_GRAPH}, as does config.mode = 'reduce-overhead'",
+    ),
+    Refusal(
+        mode="max-autotune",
+        values={"debug.data_dump.type": "npy"},
+        remedy=f"{_GRAPH}, and config.dump_config.enable_dump dumps from the compiled graph",
+    ),
+    Refusal(
+        mode="max-autotune",
+        values={"debug.fx_summary.type": "csv", "debug.fx_summary.skip_compile": True},
+        remedy="set config.debug.fx_summary.skip_compile = False",
+    ),
+    Refusal(
+        mode="max-autotune",
+        values={"export.export_mode": True},
+        remedy="call torchair.dynamo_export",
+    ),
+    Refusal(
+        mode="max-autotune",
+        values={"experimental_config.enable_ref_data": True},
+        remedy="leave it at its default",
+    ),
+    Refusal(
+        mode="max-autotune",
+        values={"aoe_config.aoe_mode": "2"},
+        remedy="tune without a cache, through warmrank.get_npu_backend",
+    ),
+    *(
+        Refusal(
+            mode=mode,
+            values={"experimental_config.npu_fx_pass": True},
+            why="TorchAir runs these passes only over graphs that it does not keep",
+            remedy="leave it at its default",
+        )
+        for mode in ("max-autotune", "reduce-overhead")
+    ),
+    Refusal(
+        mode="reduce-overhead",
+        values={"debug.data_dump.type": "npy"},
+        remedy=f"{_GRAPH}, and config.dump_config.enable_dump dumps from the captured graph",
+    ),
+    Refusal(
+        mode="reduce-overhead",
+        values={"debug.fx_summary.type": "csv"},
+        why="TorchAir writes none in this mode",
+        always=True,
+        remedy=_GRAPH,
+    ),
+    *(
+        Refusal(
+            mode="reduce-overhead",
+            values={"debug.graph_dump.type": form},
+            why="TorchAir writes only 'py' in this mode",
+            always=True,
+            remedy="set config.debug.graph_dump.type = 'py'",
+        )
+        for form in ("txt", "pbtxt")
+    ),
+    Refusal(
+        mode="reduce-overhead",
+        values={"dump_config.enable_dump": True, "dump_config.data_dump_stage": "original"},
+        remedy="set config.dump_config.data_dump_stage = 'optimized'",
+    ),
+    Refusal(
+        mode="npugraph_ex",
+        values={"dump_tensor_data": True, "data_dump_stage": "original"},
+        remedy="set config.npugraphex_config.data_dump_stage = 'optimized'",
+    ),
+    Refusal(
+        mode="npugraph_ex",
+        values={"dump_tensor_data": True, "force_eager": True},
+        remedy="set one of the two",
+    ),
+)
+"""What is refused."""
+
+
+def is_flat(theirs: Any, mode: str) -> bool:
+    """Whether an object of TorchAir's is that of mode ``npugraph_ex``, whose options lie in no sections.
+
+    Raises:
+        TypeError: it is none of TorchAir's, or not that of the mode.
+    """
+    nested, flat = hasattr(theirs, "debug"), hasattr(theirs, "force_eager")
+    if nested == flat or flat != (mode == "npugraph_ex"):
+        wanted = "npugraph_ex" if mode == "npugraph_ex" else "torchair"
+        msg = f"mode {mode} needs an object of {wanted}.CompilerConfig, not {type(theirs).__qualname__}"
+        raise TypeError(msg)
+    return flat
+
+
+def their_options(theirs: Any, prefix: str = "") -> dict[str, Any]:
+    """Every option of an object of TorchAir's, by dotted name, as TorchAir reads it."""
+    found: dict[str, Any] = {}
+    of_class = {
+        name: value
+        for kind in reversed(type(theirs).__mro__[:-1])
+        for name, value in vars(kind).items()
+        if not (name.startswith("__") or name.isupper() or callable(value))
+        and not isinstance(value, property | staticmethod | classmethod)
+    }
+    for name, value in {**of_class, **vars(theirs)}.items():
+        public = name.removeprefix("_")
+        seen = public if isinstance(getattr(type(theirs), public, None), property) else name
+        if name == "_fixed_attrs":
+            continue
+        if hasattr(value, "__dict__") and not _is_option(value) and not callable(value):
+            found |= their_options(value, f"{prefix}{seen}.")
+        else:
+            found[f"{prefix}{seen}"] = _plain(value)
+    return found
+
+
+def has(theirs: Any, name: str) -> bool:
+    """Whether an object of TorchAir's has an option; some of its sections take any name without a word."""
+    section, last = _place(theirs, name)
+    return section is not None and hasattr(section, last)
+
+
+def holds(theirs: Any, name: str, value: Any) -> bool:
+    """Whether an option of TorchAir's holds a value of ours; it reads flags as "0" and "1", ints as text."""
+    section, last = _place(theirs, name)
+    held = _plain(getattr(section, last))
+    if isinstance(value, bool):
+        return held is value or held == str(int(value))
+    if isinstance(value, int):
+        return not isinstance(held, bool) and held in (value, str(value))
+    if isinstance(value, str):
+        return held in (value, os.path.realpath(value))  # a directory, as TorchAir keeps it
+    return held is value or (type(held) is type(value) and bool(held == value))
+
+
+def put(theirs: Any, name: str, value: Any) -> str:
+    """Set an option of TorchAir's and read it back; why that failed, or nothing."""
+    section, last = _place(theirs, name)
+    try:
+        setattr(section, last, value)
+    except Exception as error:  # noqa: BLE001 - whatever its check raises
+        return (str(error) or type(error).__name__).splitlines()[0]
+    return "" if holds(theirs, name, value) else "it keeps another value"
+
+
+def _place(theirs: Any, name: str) -> tuple[Any, str]:
+    """The section that an option stands in, None if there is none, and the option's name in it."""
+    *parts, last = name.split(".")
+    for part in parts:
+        theirs = getattr(theirs, part, None)
+    return theirs, last
+
+
+def _is_option(value: Any) -> bool:
+    return isinstance(getattr(type(value), "value", None), property)
+
+
+def _plain(value: Any) -> Any:
+    """What an attribute holds, whether it is an option object or the value itself."""
+    return value.value if _is_option(value) else value
+
 
 _log = logging.getLogger("torchair")
 _PATHS = (

@@ -23,15 +23,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
 import logging
 import signal
+import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.node.private_files import DIRECTORY_MODE, discard_tree, sweep_debris, temporary_name
+from warmrank.worker.engines import Site
+from warmrank.worker.engines.torchair_code import Own
+from warmrank.worker.engines.torchair_options import Translation, translated
 from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.log import logger as _log
 from warmrank.worker.values import Value
@@ -174,3 +182,89 @@ class _Collector(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._found.append(record.getMessage())
+
+
+_PREFIX = "warmrank-torchair-"
+
+
+@contextlib.contextmanager
+def private_directory(*, kept: bool = False) -> Iterator[Path]:
+    """A new directory that only this user can enter; it is removed at the end.
+
+    Args:
+        kept: leave it to the caller to remove it, unless an error leaves this block.
+
+    Raises:
+        UnusableCache: there is no directory for temporary files, or no space in it.
+    """
+    with _clear_errors():
+        root = Path(tempfile.gettempdir())
+        _sweep_once(root)
+        directory = root / f"{_PREFIX}{temporary_name()}"
+        directory.mkdir(mode=DIRECTORY_MODE)
+    is_finished = False
+    try:
+        yield directory
+        is_finished = True
+    finally:
+        if not (kept and is_finished):
+            discard_tree(directory)
+
+
+@contextlib.contextmanager
+def written_privately(directory: Path) -> Iterator[None]:
+    """Around what writes into a private directory and reads it again.
+
+    Raises:
+        UnusableCache: it cannot be written; says why and what to do.
+    """
+    with _clear_errors(directory):
+        yield
+
+
+@contextlib.contextmanager
+def _clear_errors(directory: Path | None = None) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UnusableCache(
+            what="directory for TorchAir's files",
+            where=str(directory or error.filename or "TMPDIR"),
+            expected="writable, and space left on its disk",
+            actual=error.strerror or str(error),
+            remedy="free some space there, or set TMPDIR to another directory of this user's",
+        ) from error
+
+
+@functools.cache
+def _sweep_once(root: Path) -> None:
+    sweep_debris(root, prefix=_PREFIX)
+
+
+def handed(vendor: Vendor, site: Site, directory: Path) -> tuple[Any, dict[str, Any], Translation]:
+    """TorchAir's cached function, and the options that its cache's path depends on."""
+    theirs = vendor.package.CompilerConfig()
+    translation = translated(site.config, theirs)
+    options = {"config": theirs, "dynamic": site.dynamic}
+    if vendor.name == "torchair":
+        options["ge_cache"] = site.ge_cache
+    more = {"custom_decompositions": dict(site.decompositions)} if site.decompositions else {}
+    function = vendor.package.inference.cache_compile(
+        site.method, cache_dir=str(directory), **options, **more
+    )
+    return function, options, translation
+
+
+def own_of(site: Site, translation: Translation, groups: Mapping[str, str], directory: str) -> Own:
+    """What belongs to this process; ``groups`` by role, ``directory`` where TorchAir works."""
+    module: torch.nn.Module = site.method.__self__  # type: ignore[assignment]
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    device = next((tensor.device for tensor in tensors), None)
+    has_index = device is not None and device.index is not None and device.type != "cpu"
+    return Own(
+        groups=groups,
+        pool=translation.pool,
+        paths=translation.paths,
+        directory=directory,
+        device=(device.type, device.index) if device is not None and has_index else None,
+    )

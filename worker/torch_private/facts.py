@@ -74,7 +74,6 @@ GROUPS: Final = {
     "inductor": ("aoti_runtime", "inductor", "library_inputs"),
     "torchair": ("aot_facts",),
     "offline": ("fake_ranks",),
-    "emulator": ("emulated_device",),
 }
 """Use -> modules of this room. A ``trial`` is a trace, which takes longer than all the others."""
 

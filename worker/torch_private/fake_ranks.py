@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from warmrank.worker.emulation import memory_of
+from warmrank.worker.device_kinds import memory_of
 from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.torch_private.patching import wrapped
 

@@ -50,12 +50,6 @@ def _borrowed(tensor: torch.Tensor, storages: dict[int, Any], keep: Any) -> torc
     return torch._neg_view(place) if tensor.is_neg() else place
 
 
-def storage_at(address: int, device: Any, size_bytes: int) -> Any:
-    """A storage that does not own the memory at an address; on the CPU, whatever the device's name."""
-    del device
-    return torch._C._construct_storage_from_data_pointer(address, torch.device("cpu"), size_bytes)
-
-
 def _keep(storage: Any, keep: Any) -> None:
     storage.warmrank_keeps = keep
 

@@ -1,7 +1,6 @@
-"""Which kind of device stands for which: an emulated NPU keeps its tensors on the CPU.
+"""The device kind of a tensor, by the type of its torch device.
 
-Nothing stands for anything unless an emulator says so, once, at its installation; so in every other process
-a tensor's own device type is its kind.
+Every type is its own kind. Tests, whose emulated NPU keeps its tensors on the CPU, say otherwise, once.
 """
 
 from __future__ import annotations

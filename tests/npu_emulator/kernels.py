@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from warmrank.worker.errors import NotEmulated
+from .native import NotEmulated
 
 _TRANSPOSED = [1, 0, 2]
 # c10::ScalarType numbers, which npu_quantize takes for its result.
@@ -146,7 +146,7 @@ def transpose_batchmatmul(
     return torch.bmm(left, right).permute(perm_y or _TRANSPOSED).contiguous()
 
 
-def fusion_attention(  # noqa: PLR0913, PLR0917 - the operator's signature
+def fusion_attention(  # noqa: PLR0917 - the operator's signature
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -222,7 +222,7 @@ def _refuse(operator: str, argument: str, value: Any) -> NoReturn:
         f"the emulated NPU has no {operator} with {argument}={value!r}. Run this on an NPU, or leave out "
         "what needs it."
     )
-    raise NotEmulated(msg, name=operator)
+    raise NotEmulated(msg)
 
 
 KERNELS: dict[str, Callable[..., Any]] = {

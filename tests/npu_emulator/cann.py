@@ -6,11 +6,10 @@ of each part. The versions are read from the place that ``ASCEND_HOME_PATH`` nam
 
 from __future__ import annotations
 
+import os
 import re
 from itertools import zip_longest
 from pathlib import Path
-
-from warmrank.worker.settings import settings
 
 VERSION = "8.5.0"  # where no CANN is
 _PARTS = ("compiler", "opp", "runtime", "hccl", "toolkit", "opp_kernel")
@@ -28,7 +27,7 @@ def write_tree(root: Path, *, version: str = VERSION) -> Path:
 
 def version_of(module: str = "CANN") -> str:
     """The version of CANN or one of its parts; empty for what is not there, as torch_npu has it."""
-    home = settings().ascend_home
+    home = os.environ.get("ASCEND_HOME_PATH")
     if not home:
         return VERSION
     part = "compiler" if module == "CANN" else module.lower()
