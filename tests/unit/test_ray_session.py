@@ -90,7 +90,7 @@ def test_import_paths_are_directories_outside_the_interpreter(tmp_path: Path) ->
     paths = ["", "lib", str(tmp_path / "extra"), site, str(tmp_path / "packed.zip"), str(tmp_path / "absent")]
     found = import_paths(paths, tmp_path / "cwd", [str(tmp_path / "python")])
     assert found[:3] == (str(tmp_path / "cwd"), str(tmp_path / "cwd" / "lib"), str(tmp_path / "extra"))
-    assert found[3:] == (str(Path(ray_session.__file__).parents[2]),)
+    assert found[3:] == (str(Path(ray_session.__file__).parents[3]),)
 
 
 def test_address_where_nothing_listens_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
