@@ -61,7 +61,7 @@ def join(way: WayIn, config: RayConfig, temp_dir: str) -> None:
     import ray
 
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
-    with _no_handler_asked_for():
+    with _quiet_loggers():
         if way == "job":
             # The job has its own address and working directory; more arguments would break one of them.
             ray.init(**quiet)
@@ -85,19 +85,28 @@ def join(way: WayIn, config: RayConfig, temp_dir: str) -> None:
                 )
 
 
+_NOISE = {
+    "ray._private.worker": "SIGTERM handler is not set",  # in place of ours, which it cannot be in a thread
+    "ray._private.authentication.authentication_token_setup": "Token authentication is enabled",
+}
+"""What Ray warns of and nobody need act on: beginning of the line, by logger."""
+
+
 @contextmanager
-def _no_handler_asked_for() -> Iterator[None]:
-    """Keep Ray from warning that it puts no handler of SIGTERM in place of ours: in a thread it cannot."""
+def _quiet_loggers() -> Iterator[None]:
+    """Keep Ray from writing the lines of `_NOISE`."""
 
     def is_wanted(record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith("SIGTERM handler is not set")
+        return not str(record.msg).startswith(_NOISE[record.name])
 
-    told = logging.getLogger("ray._private.worker")
-    told.addFilter(is_wanted)
+    loggers = [logging.getLogger(name) for name in _NOISE]
+    for each in loggers:
+        each.addFilter(is_wanted)
     try:
         yield
     finally:
-        told.removeFilter(is_wanted)
+        for each in loggers:
+            each.removeFilter(is_wanted)
 
 
 def _address(config: RayConfig) -> str:

@@ -251,10 +251,14 @@ def _is_initialized() -> bool:
 def _prepare_environ(way: WayIn) -> None:
     """Set what Ray reads when it is imported, and keeps for the life of the process."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if way == "local" and "ray" not in sys.modules and "RAY_AUTH_MODE" not in os.environ:
+    if way == "local" and "RAY_AUTH_MODE" not in os.environ:
         # By default Ray writes a token into the home directory, which changes the user's next `ray start`.
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        if "ray" in sys.modules:
+            from ray._raylet import Config  # type: ignore[attr-defined]
+
+            Config.initialize("")  # it has read the mode already: as its own default does
 
 
 def _short_temp_dir() -> str:
