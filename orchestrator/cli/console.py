@@ -227,7 +227,6 @@ def _words(name: str) -> str:
 
 def _problem_rows(problem: ConfigProblem) -> Rows:
     rows = [("where", f"{problem.place}: {problem.key}" if problem.key else problem.place)]
-    rows += [("found", problem.found), ("expected", problem.expected)]
-    if problem.nearest:
-        rows.append(("remedy", f"did you mean {problem.nearest}?"))
-    return tuple(rows)
+    remedy = f"did you mean {problem.nearest}?" if problem.nearest else problem.remedy
+    rows += [("found", problem.found), ("expected", problem.expected), ("remedy", remedy)]
+    return tuple((name, text) for name, text in rows if text)

@@ -140,12 +140,10 @@ def check_world(nnodes: int, node_rank: int | None, run_id: str, *, here: bool) 
 
 
 def _launch(config: Config) -> None:
-    from warmrank.orchestrator.launch.before_ray import refuse_for_ranks
     from warmrank.orchestrator.launch.driver import launch
     from warmrank.orchestrator.show.progress import progress
 
     with progress(output(stderr=True), config.ranks, name=config.name) as listener, others_on_stderr():
-        refuse_for_ranks(config)
         launch(config, listener=listener)
 
 
