@@ -18,7 +18,7 @@ ConfigFile = Annotated[
     Path,
     typer.Argument(
         metavar="CONFIG",
-        help="YAML file, also as --config FILE; see cluster_configs/.",
+        help="YAML file.",
         show_default=False,
         autocompletion=completion.config_arguments,
     ),
@@ -27,7 +27,7 @@ OptionalConfig = Annotated[
     Path | None,
     typer.Argument(
         metavar="[CONFIG]",
-        help="Config that names the store and whom to trust; also as --config FILE.",
+        help="Config that names the store and whom to trust.",
         show_default=False,
         autocompletion=completion.config_arguments,
     ),
