@@ -49,6 +49,9 @@ _PATTERNS = {
 }
 """The patterns of a config in words; none where the key's description says the same."""
 
+_OF_JSON = {"an object": "a mapping", "a valid dictionary": "a mapping", "a valid array": "a list"}
+"""What pydantic calls a value of JSON: what YAML calls it."""
+
 _FIRST_TIER = ("store", "tiers", "0")
 _HIDDEN = "(a value that is not shown here)"
 
@@ -149,7 +152,9 @@ def _expected(detail: ErrorDetails, where: tuple[str, ...]) -> str:
 def expected_text(message: str, description: str) -> str:
     """What may stand there, in pydantic's words and the key's own; not twice where those list the same."""
     what = message.removeprefix("Input should be ")
-    if _WORD.findall(description)[: len(words := _WORD.findall(what))] == words:
+    what = _OF_JSON.get(what, what)
+    words = [word for word in _WORD.findall(what) if word != "a"]
+    if _WORD.findall(description)[: len(words)] == words:
         return description
     return f"{what}: {description}" if description else what
 
