@@ -81,7 +81,7 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
         require_workload(loaded, str(config))
         if emulate_npu:
             emulate(loaded)
-        refuse_what_fails(loaded, str(config), reads_only=no_compile or settings().no_compile)
+        refuse_what_fails(loaded, str(config), overrides, reads_only=no_compile or settings().no_compile)
         outputs = Outputs(json=json_file, html=html_file, trace=trace_file, metrics=metrics_file)
         outputs.prepare()
         console = output(stderr=outputs.json_to_stdout)

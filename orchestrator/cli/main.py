@@ -142,7 +142,7 @@ def submit(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
         loaded = load_config(config, overrides)
         require_workload(loaded, str(config))
         upload.refuse_in_job(relative_places(config, tuple(overrides or ())), str(config))
-        refuse_what_fails(loaded, str(config), is_elsewhere=True)
+        refuse_what_fails(loaded, str(config), overrides, is_elsewhere=True)
         named = jobs.JobNames(job_id=job_id, metadata=jobs.parse_metadata(metadata or ()))
         no_compile = no_compile or settings().no_compile  # the job has an environment of its own
         here = Path.cwd()

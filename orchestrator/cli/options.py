@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -95,17 +96,27 @@ def doubts_here(
 def refuse_what_fails(
     config: Config,
     place: str,
+    overrides: Sequence[str] | None = None,
     *,
     reads_only: bool = False,
     starts_ray: bool = True,
     is_elsewhere: bool = False,
 ) -> None:
-    """Refuse, before Ray starts, what `config check` calls an error; arguments as of `doubts_here`.
+    """Refuse, before Ray starts, what `config check` calls an error.
+
+    Args:
+        config: what is to begin.
+        place: the file that it is from.
+        overrides: of the file.
+        reads_only: nothing will be published.
+        starts_ray: a Ray of its own may be started here, for its workload.
+        is_elsewhere: it runs as a job of a cluster.
 
     Raises:
         ConfigError: something in it can never work.
         UnusableCache: the ranks of an own Ray could not use the cache directory.
     """
+    from warmrank.orchestrator.config.problems import place_of
     from warmrank.orchestrator.errors import ConfigError, ConfigProblem
     from warmrank.orchestrator.gang.ray_session import way_in_now
     from warmrank.orchestrator.gang.upload import own_places, refuse_in_job
@@ -115,9 +126,11 @@ def refuse_what_fails(
         refuse_in_job(own_places(config, Path.cwd()), place)
     found = doubts_here(config, reads_only=reads_only, starts_ray=starts_ray, is_elsewhere=is_elsewhere)
     problems = [
-        ConfigProblem(place=place, key=", ".join(doubt.keys), found=doubt.found, remedy=doubt.remedy)
+        ConfigProblem(
+            place=place_of(key, place, overrides or ()), key=key, found=doubt.found, remedy=doubt.remedy
+        )
         for doubt in found
-        if doubt.level == "error"
+        if doubt.level == "error" and (key := ", ".join(doubt.keys))
     ]
     if problems:
         raise ConfigError(problems)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -103,11 +103,24 @@ def translate(detail: ErrorDetails, place: str, overrides: tuple[str, ...], *, s
         found, expected = str(detail["ctx"]["error"]), "the product of all axes to be the number of ranks"
     else:
         expected = detail["msg"] if detail["type"] == "secret" else _expected(detail, where)
-    from_override = next((text for text in overrides if _covers(text.partition("=")[0], key)), None)
-    if from_override and secret:
-        from_override = from_override.partition("=")[0]
-    place = f"--set {from_override}" if from_override else place
+    place = place_of(key, place, overrides, hides=secret)
     return ConfigProblem(place=place, key=key, found=found, expected=expected, nearest=nearest)
+
+
+def place_of(key: str, place: str, overrides: Sequence[str], *, hides: bool = False) -> str:
+    """Where the values of keys, which stand with commas between them, are from: an override, or the file.
+
+    Args:
+        key: dotted paths.
+        place: the file.
+        overrides: the last one that set any of the keys counts.
+        hides: leave out the override's value.
+    """
+    for override in reversed(overrides):
+        name = override.partition("=")[0]
+        if any(_covers(name, each) or _covers(each, name) for each in key.split(", ")):
+            return f"--set {name if hides or _is_secret(tuple(name.split('.'))) else override}"
+    return place
 
 
 def _blamed(detail: ErrorDetails) -> tuple[tuple[str, ...], object]:

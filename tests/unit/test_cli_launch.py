@@ -160,3 +160,14 @@ def test_cache_directory_of_somebody_else_is_refused_before_anything_starts(
     result = launch(tmp_path)
     assert (result.exit_code, world.called("build")) == (ExitCode.FAULT, [])
     assert "error: unusable cache" in result.stderr
+
+
+def test_what_an_override_set_is_refused_with_the_override(
+    tmp_path: Path, world: FakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("warmrank.orchestrator.gang.ray_session._is_initialized", lambda: False)
+    result = launch(tmp_path, "--set", "workload.entrypoint=json:dmups")
+    assert "where   --set workload.entrypoint=json:dmups: workload.entrypoint" in result.stderr
+    assert "did you mean json:dumps? (read in " in result.stderr
+    assert world.called("build") == []
