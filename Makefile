@@ -101,18 +101,18 @@ lint: $(STAMP)  ## every linter CI runs
 bench: $(STAMP) ## every benchmark, as ratios
 	for b in benchmarks/*.py; do $(BIN)/python $$b || exit 1; done
 
-# Of what pip prints: packages from 10 MB on when they come, and when it unpacks. A failure goes to stderr.
-PIP_PROGRESS := /(Downloading|Using cached) .*\([0-9.]+ MB\)/ && substr($$(NF - 1), 2) + 0 >= 10 \
-	{ sub(".*/", "", $$(NF - 2)); print "  " $$(NF - 2), $$(NF - 1), $$NF; fflush() } \
-	/^Installing collected packages/ { print "  unpacking " NF - 3 " packages"; fflush() }
+# Of what pip prints, at once: packages from 10 MB on when they come and when it unpacks (mawk would wait for more). A failure goes to stderr.
+PIP_PROGRESS := sed -unE -e 's!.*(Downloading|Using cached) ([^ ]*/)?([^ /]+) (\([0-9]{2,}\.[0-9]+ MB\)).*!  \3 \4!p' \
+	-e 's!^Installing collected packages.*!  unpacking all packages: minutes without a word from pip!p' \
+	-e 's!^Successfully installed.*!  installed!p'
 
 $(STAMP): pyproject.toml constraints.txt
-	@echo "installing torch, Ray and the tools into $(VENV): one to two minutes, once; the largest packages:"
+	@echo "installing torch, Ray and the tools into $(VENV): minutes, once; the largest packages:"
 	$(PYTHON) -m venv $(VENV)
 	grep -vE '$(if $(TORCH),^torch(_npu)?==,^$$)' constraints.txt > $(VENV)/constraints.txt
 	@rm -f $@
 	@{ PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-color \
-		-c $(VENV)/constraints.txt -e '.[test]' $(if $(TORCH),torch==$(TORCH)) && touch $@; } | awk '$(PIP_PROGRESS)'
+		-c $(VENV)/constraints.txt -e '.[test]' $(if $(TORCH),torch==$(TORCH)) && touch $@; } | $(PIP_PROGRESS)
 	@test -e $@
 
 # All that is installed in $(VENV) is importable in it too; torch_npu itself must stay out of $(VENV).

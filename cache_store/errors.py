@@ -61,6 +61,15 @@ class StoreUnavailable(StoreError):
 class NoStoreYet(StoreUnavailable):
     """The place answers and holds no store: nobody made one yet, or its disk is not mounted."""
 
+    reason: str = "there is no store here yet (no FORMAT)"
+    remedy: str = (
+        "the first launch with mode: rw makes it, or warmrank init; if one should be there, check the path, "
+        "and that its disk is mounted"
+    )
+
+    def __str__(self) -> str:
+        return f"there is no store at {self.where} yet (no FORMAT); {self.remedy}"
+
 
 @dataclass(eq=False, kw_only=True)
 class Corrupt(StoreError):

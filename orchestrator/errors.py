@@ -36,20 +36,25 @@ class ConfigProblem:
         place: the file, or the ``--set`` override, that it stands in.
         key: dotted path of the key; empty for the file as a whole.
         found: what stands there.
-        expected: what may stand there.
+        expected: what may stand there; empty where the remedy says so.
         nearest: dotted path of the nearest known key; empty when none is near.
+        remedy: what to do; empty where that is plain.
     """
 
     place: str
     key: str
     found: str
-    expected: str
+    expected: str = ""
     nearest: str = ""
+    remedy: str = ""
 
     def __str__(self) -> str:
+        said = [f"found {self.found}"]
+        said += [f"expected {self.expected}"] if self.expected else []
+        said += [self.remedy] if self.remedy else []
         hint = f" (did you mean {self.nearest}?)" if self.nearest else ""
         key = f"{self.key}: " if self.key else ""
-        return f"{self.place}: {key}found {self.found}; expected {self.expected}{hint}"
+        return f"{self.place}: {key}{'; '.join(said)}{hint}"
 
 
 class ConfigError(OrchestratorError):

@@ -152,10 +152,13 @@ def _of_these_sizes(attempt: Callable[..., _Made], error: WorkerError, name: str
     Not all that Python makes of numbers (``str``, ``divmod``, ``math.gcd``) can be made of symbols.
 
     Raises:
-        WorkerError: the first error, where symbols are not to blame.
+        FunctionRaised: the method raises an exception itself, whose text may be what no symbol stands for.
+        WorkerError: else the first error, where symbols are not to blame.
     """
     try:
         made = attempt(dynamic=False)
+    except FunctionRaised:
+        raise
     except WorkerError:
         raise error from error.__cause__
     _log.warning(

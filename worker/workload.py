@@ -111,11 +111,7 @@ def build_workload(entrypoint: str, context: RankContext, arguments: Mapping[str
         check_arguments(entrypoint, signature, context, arguments)
     workload = function(context, **arguments)
     if not isinstance(workload, Workload):
-        msg = (
-            f"entrypoint {entrypoint} returned {type(workload).__qualname__}; expected a warmrank.Workload. "
-            "Return warmrank.Workload(model=..., calls=(warmrank.Call(function=...), ...))."
-        )
-        raise WorkloadError(msg, entrypoint=entrypoint)
+        raise no_workload(entrypoint, type(workload).__qualname__)
     if not workload.calls:
         msg = f"entrypoint {entrypoint} returned no calls to warm up with; give at least one warmrank.Call."
         raise WorkloadError(msg, entrypoint=entrypoint)
@@ -175,10 +171,24 @@ def _check_call(entrypoint: str, position: int, call: object) -> None:
     raise WorkloadError(msg, entrypoint=entrypoint, position=position)
 
 
-def not_imported(entrypoint: str, reason: str) -> WorkloadError:
-    """What says that an entrypoint's module does not import."""
+def no_workload(entrypoint: str, returned: str) -> WorkloadError:
+    """Error of an entrypoint that returns something else, whose kind is named."""
     msg = (
-        f"entrypoint {entrypoint}: module {entrypoint.partition(':')[0]!r} does not import: {reason}. "
+        f"entrypoint {entrypoint} returns {returned}; expected a function that returns a warmrank.Workload: "
+        "warmrank.Workload(model=..., calls=(warmrank.Call(function=...), ...))."
+    )
+    return WorkloadError(msg, entrypoint=entrypoint)
+
+
+def not_imported(entrypoint: str, reason: str, nearest: str = "") -> WorkloadError:
+    """Error of an entrypoint whose module does not import, with the nearest module that is there."""
+    module, _, function = entrypoint.partition(":")
+    hint = f"; did you mean {nearest}:{function}?" if nearest else ""
+    if module.endswith(".py"):
+        hint = "; leave out .py"
+    msg = (
+        f"entrypoint {entrypoint}: module {module!r} does not import: {reason}{hint}"
+        f"{'' if hint.endswith('?') else '.'} "
         "It is looked for on sys.path, which includes the directory the launch was started in."
     )
     return WorkloadError(msg, entrypoint=entrypoint)

@@ -165,12 +165,7 @@ class DirectoryBackend:
             with open_regular(path, FORMAT_FILE) as file:
                 data = file.read(_MAX_FORMAT_BYTES)
         except FileNotFoundError:
-            raise NoStoreYet(
-                what="store",
-                where=str(self.root),
-                reason=f"there is no store here (no {FORMAT_FILE} file)",
-                remedy="check that its disk is mounted; if the store is to be made, run warmrank init once",
-            ) from None
+            raise NoStoreYet(what="store", where=str(self.root)) from None
         try:
             parse_document(_Format, data, supported_format=STORE_FORMAT, what="store", where=str(path))
         except Corrupt as error:

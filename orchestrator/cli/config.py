@@ -13,7 +13,7 @@ import yaml
 from warmrank.orchestrator.cli.config_option import ConfigGroup
 from warmrank.orchestrator.cli.console import ExitCode, answer, output, plain, print_json, session
 from warmrank.orchestrator.cli.documents import NAMES, SchemaOf, reference_of, schema_text
-from warmrank.orchestrator.cli.options import AsJson, ConfigFile, Debug, Overrides, load_config
+from warmrank.orchestrator.cli.options import AsJson, ConfigFile, Debug, Overrides, doubts_here, load_config
 from warmrank.orchestrator.show.figures import count_text
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def check(
     with session(debug=debug):
         with _told(config, overrides, as_json=as_json):
             loaded = load_config(config, overrides)
-        found = _doubts(loaded)
+        found = doubts_here(loaded)
         if as_json:
             print_json(found)
         elif found:
@@ -111,13 +111,6 @@ def reference(
             update(into, made)
 
 
-def _doubts(loaded: Config) -> tuple[Doubt, ...]:
-    from warmrank.orchestrator.config.doubts import doubts
-    from warmrank.orchestrator.config.machine import look
-
-    return doubts(loaded, look(loaded))
-
-
 @contextmanager
 def _told(config: Path, overrides: list[str] | None, *, as_json: bool) -> Iterator[None]:
     """Let nobody take the mistakes in single keys for all there are, nor miss them in the JSON."""
@@ -129,7 +122,7 @@ def _told(config: Path, overrides: list[str] | None, *, as_json: bool) -> Iterat
     except ConfigError as error:
         found: tuple[Doubt, ...] = ()
         if [problem.key for problem in error.problems] == [AXES]:
-            found = _doubts(_with_axes_that_fit(config, overrides))
+            found = doubts_here(_with_axes_that_fit(config, overrides))
         elif any(problem.key for problem in error.problems):
             later = "what does not go together is looked for once these keys are right"
             error.add_note(later)

@@ -24,7 +24,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from warmrank.cache_store.errors import StoreError, is_final
+from warmrank.cache_store.errors import NoStoreYet, StoreError, is_final
 from warmrank.orchestrator import signals
 from warmrank.orchestrator.cli.terminal import SafeConsole, SafeFormatter, defused_json
 from warmrank.orchestrator.errors import (
@@ -194,6 +194,8 @@ def describe(error: Exception) -> tuple[str, tuple[Rows, ...], tuple[str, ...]]:
         return head, tuple(_problem_rows(problem) for problem in error.problems), _notes(error)
     if isinstance(error, StoreError):
         rows = [(name, str(getattr(error, field))) for field, name in _STORE_ROWS if hasattr(error, field)]
+        if isinstance(error, NoStoreYet) and "://" not in error.where:
+            rows.append(("note", f"relative paths are read from {Path.cwd()}"))
         if is_final(error):
             rows.append(("required", "mode: required stands in the config, so nothing goes on without it"))
         return f"{_words(type(error).__name__)}: {error.what}", (tuple(rows),), ()
@@ -225,7 +227,6 @@ def _words(name: str) -> str:
 
 def _problem_rows(problem: ConfigProblem) -> Rows:
     rows = [("where", f"{problem.place}: {problem.key}" if problem.key else problem.place)]
-    rows += [("found", problem.found), ("expected", problem.expected)]
-    if problem.nearest:
-        rows.append(("remedy", f"did you mean {problem.nearest}?"))
-    return tuple(rows)
+    remedy = f"did you mean {problem.nearest}?" if problem.nearest else problem.remedy
+    rows += [("found", problem.found), ("expected", problem.expected), ("remedy", remedy)]
+    return tuple((name, text) for name, text in rows if text)

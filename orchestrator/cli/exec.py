@@ -111,7 +111,7 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
             hosts=hosts if nnodes > 1 else None,
         )
         loaded = load_config(config, overrides)
-        refuse_what_fails(loaded, str(config), reads_only=publish_when == "none", starts_ray=False)
+        refuse_what_fails(loaded, str(config), overrides, reads_only=publish_when == "none", starts_ray=False)
         if loaded.ranks % nnodes:
             raise typer.BadParameter(f"ranks ({loaded.ranks}) are not as many on each of {nnodes} hosts")
         if json_file is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from warmrank.cache_store.errors import Conflict
+from warmrank.orchestrator.cli.config_option import ConfigGroup
 from warmrank.orchestrator.cli.console import answer, output, print_json, session
 from warmrank.orchestrator.cli.options import AsJson, Debug, check_line
 from warmrank.worker.settings import settings
@@ -26,6 +27,7 @@ KeyringPath = Annotated[
 ]
 
 app = typer.Typer(
+    cls=ConfigGroup,
     name="keys",
     no_args_is_help=True,
     help="Make, list, trust and revoke the keys that say whose artifacts may run.",

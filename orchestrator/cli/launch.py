@@ -14,7 +14,6 @@ from warmrank.orchestrator.cli.options import (
     ConfigFile,
     Debug,
     Overrides,
-    check_script,
     load_config,
     refuse_what_fails,
 )
@@ -64,7 +63,6 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     """Bring every rank to a warm state; compile only what is nowhere stored."""
     with session(debug=debug):
         from warmrank.orchestrator.config.reading import require_workload
-        from warmrank.orchestrator.launch.before_ray import refuse_for_ranks
         from warmrank.orchestrator.launch.driver import Launch
         from warmrank.orchestrator.show.events import all_of
         from warmrank.orchestrator.show.outputs import Outputs
@@ -77,8 +75,7 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
         overrides = [*(overrides or ()), *chosen_nodes(node, exclude_node)]
         loaded = load_config(config, overrides)
         require_workload(loaded, str(config))
-        check_script(loaded, str(config))
-        refuse_what_fails(loaded, str(config), reads_only=no_compile or settings().no_compile)
+        refuse_what_fails(loaded, str(config), overrides, reads_only=no_compile or settings().no_compile)
         outputs = Outputs(json=json_file, html=html_file, trace=trace_file, metrics=metrics_file)
         outputs.prepare()
         console = output(stderr=outputs.json_to_stdout)
@@ -96,7 +93,6 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
             run = Launch(loaded, no_compile=no_compile, listener=all_of(shown, RayMetrics(loaded.name)))
             try:
                 with others_on_stderr(), named():
-                    refuse_for_ranks(loaded)
                     report = replace(run.run(), config=named_by)
             except (Exception, KeyboardInterrupt) as error:
                 if isinstance(error, KeyboardInterrupt):

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from warmrank.orchestrator.cli import completion
 
 if TYPE_CHECKING:
+    from warmrank.orchestrator.config.doubts import Doubt
     from warmrank.orchestrator.config.reading import Config
 
 ConfigFile = Annotated[
     Path,
     typer.Argument(
         metavar="CONFIG",
-        help="YAML file, also as --config FILE; see cluster_configs/.",
+        help="YAML file.",
         show_default=False,
         autocompletion=completion.config_arguments,
     ),
@@ -27,7 +28,7 @@ OptionalConfig = Annotated[
     Path | None,
     typer.Argument(
         metavar="[CONFIG]",
-        help="Config that names the store and whom to trust; also as --config FILE.",
+        help="Config that names the store and whom to trust.",
         show_default=False,
         autocompletion=completion.config_arguments,
     ),
@@ -62,47 +63,103 @@ def load_config(config: Path, overrides: list[str] | None) -> Config:
     return load(config, tuple(overrides or ()))
 
 
+def doubts_here(
+    config: Config, *, reads_only: bool = False, starts_ray: bool = True, is_elsewhere: bool = False
+) -> tuple[Doubt, ...]:
+    """What does not go together in a config, and with this machine.
+
+    Args:
+        config: what is to begin.
+        reads_only: nothing will be published.
+        starts_ray: a Ray of its own may be started here, for its workload.
+        is_elsewhere: it runs as a job of a cluster, whose nodes have what is missing on this machine.
+    """
+    from warmrank.orchestrator.config.doubts import doubts
+    from warmrank.orchestrator.config.machine import look
+    from warmrank.orchestrator.gang.ray_session import way_in_now
+
+    way = way_in_now(config.ray)
+    changes: dict[str, Any] = {"no_compile": True} if reads_only else {}
+    if not starts_ray:
+        changes["workload"] = None
+    if is_elsewhere or not starts_ray or way in {"address", "initialized"}:
+        changes["ray"] = config.ray.model_copy(update={"address": config.ray.address or "auto"})
+    config = config.model_copy(update=changes)
+    machine = look(config)
+    if is_elsewhere:
+        machine = replace(machine, requires_signature="", has_signing_key=True)
+    if way == "job":
+        machine = replace(machine, num_cpus=None)
+    return doubts(config, machine)
+
+
 def refuse_what_fails(
     config: Config,
     place: str,
+    overrides: Sequence[str] | None = None,
     *,
     reads_only: bool = False,
     starts_ray: bool = True,
     is_elsewhere: bool = False,
 ) -> None:
-    """Refuse, before Ray starts, what `config check` calls an error; the entrypoint is `refuse_for_ranks`'s.
+    """Refuse, before Ray starts, what `config check` calls an error.
 
     Args:
-        config: what is about to begin.
+        config: what is to begin.
         place: the file that it is from.
+        overrides: of the file.
         reads_only: nothing will be published.
-        starts_ray: a Ray of its own may be started here.
-        is_elsewhere: it runs as a job of a cluster, whose nodes have what is missing on this machine.
+        starts_ray: a Ray of its own may be started here, for its workload.
+        is_elsewhere: it runs as a job of a cluster.
 
     Raises:
         ConfigError: something in it can never work.
+        UnusableCache: the ranks of an own Ray could not use the cache directory.
     """
-    from warmrank.orchestrator.config.doubts import doubts
-    from warmrank.orchestrator.config.machine import look
+    from warmrank.orchestrator.config.problems import place_of
     from warmrank.orchestrator.errors import ConfigError, ConfigProblem
     from warmrank.orchestrator.gang.ray_session import way_in_now
     from warmrank.orchestrator.gang.upload import own_places, refuse_in_job
 
-    if way_in_now(config.ray) == "job":
+    way = way_in_now(config.ray)
+    if way == "job":
         refuse_in_job(own_places(config, Path.cwd()), place)
-    judged = config.model_copy(update={"no_compile": True}) if reads_only else config
-    if is_elsewhere or not starts_ray:
-        judged = judged.model_copy(update={"ray": config.ray.model_copy(update={"address": "auto"})})
-    machine = look(judged)
-    if is_elsewhere:
-        machine = replace(machine, requires_signature="", has_signing_key=True)
+    found = doubts_here(config, reads_only=reads_only, starts_ray=starts_ray, is_elsewhere=is_elsewhere)
     problems = [
-        ConfigProblem(place=place, key=", ".join(doubt.keys), found=doubt.found, expected=doubt.remedy)
-        for doubt in doubts(judged, machine)
-        if doubt.level == "error" and (is_elsewhere or doubt.keys != ("workload.entrypoint",))
+        ConfigProblem(
+            place=place_of(key, place, overrides or ()), key=key, found=doubt.found, remedy=doubt.remedy
+        )
+        for doubt in found
+        if doubt.level == "error" and (key := ", ".join(doubt.keys))
     ]
     if problems:
         raise ConfigError(problems)
+    if way == "local" and starts_ray and not is_elsewhere:
+        _refuse_unusable(config.cache_dir)
+
+
+def _refuse_unusable(cache_dir: Path) -> None:
+    """Refuse a cache directory that is not private to this user, or cannot be made or written.
+
+    Raises:
+        UnusableCache: it is.
+    """
+    from warmrank.cache_store.errors import UnusableCache
+    from warmrank.cache_store.node.private_files import ensure_cache_dir
+    from warmrank.orchestrator.bounded import all_within
+    from warmrank.orchestrator.config.trust import LOOK_S
+
+    def fault() -> UnusableCache | None:
+        try:
+            ensure_cache_dir(cache_dir)
+        except UnusableCache as error:
+            return error
+        return None
+
+    # A disk that does not answer is left to the ranks, whose stages have time-outs.
+    (error,) = all_within([fault], timeout_s=LOOK_S)
+    if error is not None:
+        raise error
 
 
 def refuse_shadows() -> None:
@@ -120,25 +177,6 @@ def refuse_shadows() -> None:
         doubt = shadow_doubt(path)
         msg = f"{doubt.found}: {doubt.remedy}"
         raise BadArgument(msg)
-
-
-def check_script(config: Config, place: str) -> None:
-    """Refuse a script that is not there, before Ray starts, where ranks get this directory or share it.
-
-    Raises:
-        ConfigError: it is not there.
-    """
-    script = getattr(config.workload, "script", "")
-    if not script or Path(script).is_file():
-        return
-    is_local = not (config.ray.address or os.environ.get("RAY_ADDRESS"))
-    if is_local or (config.ray.ship_code and not Path(script).is_absolute()):
-        from warmrank.orchestrator.errors import ConfigError, ConfigProblem
-
-        expected = f"a Python script, looked for from {Path.cwd()}"
-        raise ConfigError(
-            [ConfigProblem(place=place, key="workload.script", found=f"no file {script}", expected=expected)]
-        )
 
 
 def load_optional(config: Path | None, overrides: list[str] | None) -> Config | None:

@@ -68,7 +68,7 @@ def submit(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
         loaded = load_config(config, overrides)
         require_workload(loaded, str(config))
         upload.refuse_in_job(relative_places(config, tuple(overrides or ())), str(config))
-        refuse_what_fails(loaded, str(config), is_elsewhere=True)
+        refuse_what_fails(loaded, str(config), overrides, is_elsewhere=True)
         here, notes = Path.cwd(), output(stderr=True)
         words = ["python", "-m", "warmrank", "launch", _inside(config, here)]
         words += [word for override in overrides or () for word in ("--set", override)]

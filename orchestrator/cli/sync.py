@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from warmrank.orchestrator.cli.config_option import ConfigGroup
 from warmrank.orchestrator.cli.console import ExitCode, answer, output, print_json, session
 from warmrank.orchestrator.cli.options import AsJson, Debug, load_optional
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from warmrank.orchestrator.store.sync import Target
 
 app = typer.Typer(
+    cls=ConfigGroup,
     no_args_is_help=True,
     rich_markup_mode="rich",
     help="Store and restore cache directories of other tools: Inductor, Triton, vLLM, .torchair_cache.",

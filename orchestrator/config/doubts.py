@@ -55,17 +55,15 @@ def doubts(config: Config, machine: Machine) -> tuple[Doubt, ...]:
 
 def _cpus(config: Config, machine: Machine) -> Iterator[Doubt]:
     asked = config.ranks * config.ray.num_cpus_per_rank
-    if config.ray.address is None:
-        offered = config.ray.num_cpus or machine.num_cpus
-        if asked > offered:
-            ranks = "1 rank asks" if config.ranks == 1 else f"{config.ranks} ranks ask"
-            yield Doubt(
-                level="error" if config.ray.num_cpus else "warning",
-                keys=("ranks", "ray.num_cpus_per_rank", "ray.num_cpus"),
-                found=f"{ranks} for {asked:g} CPUs, and {_offer(config, machine)}",
-                remedy=f"set ray.num_cpus to {asked:g} or more, or name a cluster with ray.address",
-            )
-    elif config.ray.num_cpus is not None:
+    if machine.num_cpus is not None and asked > machine.num_cpus:
+        ranks = "1 rank asks" if config.ranks == 1 else f"{config.ranks} ranks ask"
+        yield Doubt(
+            level="error",
+            keys=("ranks", "ray.num_cpus_per_rank", "ray.num_cpus"),
+            found=f"{ranks} for {asked:g} CPUs, and {_offer(config, machine)}",
+            remedy=f"set ray.num_cpus to {asked:g} or more, or name a cluster with ray.address",
+        )
+    if config.ray.address is not None and config.ray.num_cpus is not None:
         yield Doubt(
             level="warning",
             keys=("ray.num_cpus", "ray.address"),
@@ -95,22 +93,23 @@ _STARTED_IN = "start the command in the directory that a launch is started in, o
 def _code(config: Config, machine: Machine) -> Iterator[Doubt]:
     """What ranks run that is not here; on a cluster, the nodes may have what this machine lacks."""
     is_cluster = config.ray.address is not None
-    only_there = "; where the nodes alone have it, all is well" if is_cluster else ""
-    level: Level = "warning" if is_cluster else "error"
+    only_there = "; where the nodes alone have it, all is well"
     if isinstance(config.workload, ScriptWorkload) and not machine.script:
+        script = config.workload.script
+        is_certain = not is_cluster or (config.ray.ship_code and not Path(script).is_absolute())
         yield Doubt(
-            level=level,
+            level="error" if is_certain else "warning",
             keys=("workload.script",),
-            found=f"no file {config.workload.script} from this directory",
-            remedy=f"{_STARTED_IN} the path{only_there}",
+            found=f"no file {script} from this directory",
+            remedy=f"{_STARTED_IN} the path{'' if is_certain else only_there}",
         )
     if (fault := machine.entrypoint) is not None:
         is_certain = not is_cluster or is_shipped(fault, config)
-        where = f", read in {fault.source}" if fault.source else ""
+        where = f" (read in {fault.source})" if fault.source else ""
         yield Doubt(
             level="error" if is_certain else "warning",
             keys=("workload.entrypoint",),
-            found=f"{fault.error.message}{where}",
+            found=f"{fault.error.message.rstrip('.')}{where}",
             remedy=f"{_STARTED_IN} the config or the code{'' if is_certain else only_there}",
         )
     if machine.shadow is not None:
@@ -130,7 +129,7 @@ def shadow_doubt(path: Path) -> Doubt:
 def _cache_dir(config: Config, machine: Machine) -> Iterator[Doubt]:
     if machine.obstacle:
         yield Doubt(
-            level="warning",
+            level="error" if config.ray.address is None else "warning",
             keys=("cache_dir",),
             found=f"on this machine {machine.obstacle} is no directory, so {config.cache_dir} can be none",
             remedy="name another cache_dir, or move what is in its place",

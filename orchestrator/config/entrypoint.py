@@ -8,9 +8,11 @@ counts as there: ranks look again, on their nodes.
 from __future__ import annotations
 
 import ast
+import difflib
 import importlib
 import importlib.util
 import inspect
+import pkgutil
 import sys
 import tokenize
 from collections.abc import Iterator, Mapping
@@ -20,7 +22,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from warmrank.worker.errors import WorkloadError
-from warmrank.worker.workload import check_arguments, no_function, not_imported
+from warmrank.worker.workload import check_arguments, no_function, no_workload, not_imported
 
 _MAX_HOPS = 8
 """Imports and other names that are followed from an entrypoint to the function behind it."""
@@ -46,7 +48,7 @@ def entrypoint_fault(entrypoint: str, arguments: Mapping[str, object]) -> Entryp
     """Say why a call of ``module:function`` with these arguments is certain to fail; None where it is not."""
     module, _, function = entrypoint.partition(":")
     if reason := missing_module(module):
-        return EntrypointFault(error=not_imported(entrypoint, reason))
+        return EntrypointFault(error=not_imported(entrypoint, reason, _nearest_module(module)))
     source = _source_of(module)
     try:
         tree = _read(source)
@@ -64,6 +66,8 @@ def entrypoint_fault(entrypoint: str, arguments: Mapping[str, object]) -> Entryp
             raise no_function(entrypoint, ())
         if isinstance(found, ast.FunctionDef) and not found.decorator_list:
             check_arguments(entrypoint, _signature(found.args), None, arguments)
+        if returned := _returned_instead(found):
+            raise no_workload(entrypoint, returned)
     except WorkloadError as error:
         return EntrypointFault(error=error, source=source)
     return None
@@ -74,7 +78,10 @@ def missing_module(name: str) -> str:
     importlib.invalidate_caches()
     with _current_directory_first(), redirect_stdout(sys.stderr):
         try:
-            is_found = _leads_to(name) is not None or importlib.util.find_spec(name) is not None
+            is_found = _leads_to(name) is not None or (
+                not name.endswith(".py")  # a file's name: nothing to import its module for
+                and importlib.util.find_spec(name) is not None
+            )
             if is_found or name in sys.modules:  # a parent package may have put it there
                 return ""
         except ModuleNotFoundError as error:
@@ -82,6 +89,20 @@ def missing_module(name: str) -> str:
         except Exception:  # noqa: BLE001 - a parent package raised: the ranks tell of it, as of any code
             return ""
     return f"No module named {name!r}"
+
+
+def _nearest_module(name: str) -> str:
+    """The module whose name comes nearest, here or in the packages on the way."""
+    places, parts = [str(Path.cwd())], name.split(".")
+    for depth, part in enumerate(parts):
+        with _current_directory_first():
+            spec = _leads_to(".".join(parts[: depth + 1]))
+        if spec is None:
+            known = [module.name for module in pkgutil.iter_modules(places)]
+            close = difflib.get_close_matches(part, known, n=1)
+            return ".".join([*parts[:depth], *close, *parts[depth + 1 :]]) if close else ""
+        places = list(spec.submodule_search_locations or ())
+    return ""
 
 
 def shadow(directory: Path) -> Path | None:
@@ -235,6 +256,39 @@ def _behind(module: str, name: str, *, hops: int) -> ast.AST | None:
             return found
         case _:
             return None
+
+
+def _returned_instead(found: ast.AST | None) -> str:
+    """What a call is certain to return that is no workload; empty where it may be one."""
+    match found:
+        case ast.ClassDef(name=name, bases=bases, keywords=[], decorator_list=[]):
+            own = {getattr(node, "name", "") for node in found.body}
+            plain = all(ast.unparse(base).rpartition(".")[2] in _PLAIN_BASES for base in bases)
+            return name if plain and "__new__" not in own else ""
+        case ast.AsyncFunctionDef(decorator_list=[]):
+            return "a coroutine"
+        case ast.FunctionDef(decorator_list=[]):
+            nodes = list(_own_nodes(found))
+            if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in nodes):
+                return "a generator"
+            ends = any(
+                (isinstance(node, ast.Return) and node.value) or isinstance(node, ast.Raise) for node in nodes
+            )
+            return "" if ends else "None"
+        case _:
+            return ""
+
+
+_PLAIN_BASES = frozenset({"Module", "object"})
+"""Bases, by the last part of their names, whose instances are no workload."""
+
+
+def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
+    """What stands in a function, but not in functions and classes within it."""
+    for child in ast.iter_child_nodes(function):
+        yield child
+        if not isinstance(child, _OWN_SCOPES):
+            yield from _own_nodes(child)
 
 
 class _Unevaluated(str):

@@ -18,6 +18,8 @@ from warmrank.orchestrator.config.store import is_url
 from warmrank.orchestrator.config.trust import LOOK_S, choice_of
 
 _MOUNTS = Path("/proc/self/mounts")
+RAY_OVERRIDE = "RAY_OVERRIDE_RESOURCES"
+"""What a Ray offers, whatever it finds (ray/_private/ray_constants.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +27,7 @@ class Machine:
     """What of this machine the judgement of a config depends on.
 
     Attributes:
-        num_cpus: that a Ray started here counts.
+        num_cpus: that a Ray started here counts; None where none is started, or nobody knows.
         usable_cpus: that this process may run on.
         local_stores: places of the store that are there, on a disk of this machine alone.
         entrypoint: why the entrypoint cannot be called; None where it can, or there is none.
@@ -36,7 +38,7 @@ class Machine:
         has_signing_key: whether the file of the signing key is there; true where none is named.
     """
 
-    num_cpus: int
+    num_cpus: int | None
     usable_cpus: int
     local_stores: tuple[str, ...] = ()
     entrypoint: EntrypointFault | None = None
@@ -68,11 +70,6 @@ def look(config: Config) -> Machine:
         else "",
         has_signing_key=trust is None or trust.signing_key is None or trust.signing_key.exists(),
     )
-
-
-def _why_signed(config: Config) -> str:
-    store = config.store
-    return choice_of(store.trust, [tier.path for tier in store.tiers])[1] if store is not None else ""
 
 
 def fault_of(config: Config) -> EntrypointFault | None:
@@ -109,13 +106,14 @@ def _is_local(path: Path, mounts: str) -> bool:
     return path.is_dir() and file_system_type(path.resolve(), mounts) in LOCAL_TYPES
 
 
-def _cpus_of_ray(config: RayConfig) -> int:
+def _cpus_of_ray(config: RayConfig) -> int | None:
     """How many CPUs a Ray started here counts: Ray asks control groups, and not what a process may run on."""
-    everyone = os.cpu_count() or 1
-    if config.address is not None or config.num_cpus is not None:
-        return everyone  # nobody asks
+    if config.address is not None or RAY_OVERRIDE in os.environ:
+        return None
+    if config.num_cpus is not None:
+        return config.num_cpus
     try:
         from ray._private.utils import get_num_cpus
     except ImportError:
-        return everyone
+        return os.cpu_count()
     return int(get_num_cpus(override_docker_cpu_warning=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -49,6 +49,9 @@ _PATTERNS = {
 }
 """The patterns of a config in words; none where the key's description says the same."""
 
+_OF_JSON = {"an object": "a mapping", "a valid dictionary": "a mapping", "a valid array": "a list"}
+"""What pydantic calls a value of JSON: what YAML calls it."""
+
 _FIRST_TIER = ("store", "tiers", "0")
 _HIDDEN = "(a value that is not shown here)"
 
@@ -80,11 +83,24 @@ def translate(detail: ErrorDetails, place: str, overrides: tuple[str, ...], *, s
         found, expected = str(detail["ctx"]["error"]), "the product of all axes to be the number of ranks"
     else:
         expected = detail["msg"] if detail["type"] == "secret" else _expected(detail, where)
-    from_override = next((text for text in overrides if _covers(text.partition("=")[0], key)), None)
-    if from_override and secret:
-        from_override = from_override.partition("=")[0]
-    place = f"--set {from_override}" if from_override else place
+    place = place_of(key, place, overrides, hides=secret)
     return ConfigProblem(place=place, key=key, found=found, expected=expected, nearest=nearest)
+
+
+def place_of(key: str, place: str, overrides: Sequence[str], *, hides: bool = False) -> str:
+    """Where the values of keys, which stand with commas between them, are from: an override, or the file.
+
+    Args:
+        key: dotted paths.
+        place: the file.
+        overrides: the last one that set any of the keys counts.
+        hides: leave out the override's value.
+    """
+    for override in reversed(overrides):
+        name = override.partition("=")[0]
+        if any(_covers(name, each) or _covers(each, name) for each in key.split(", ")):
+            return f"--set {name if hides or _is_secret(tuple(name.split('.'))) else override}"
+    return place
 
 
 def _blamed(detail: ErrorDetails) -> tuple[tuple[str, ...], object]:
@@ -129,7 +145,9 @@ def _expected(detail: ErrorDetails, where: tuple[str, ...]) -> str:
 def _expected_text(message: str, description: str) -> str:
     """What may stand there, in pydantic's words and the key's own; not twice where those list the same."""
     what = message.removeprefix("Input should be ")
-    if _WORD.findall(description)[: len(words := _WORD.findall(what))] == words:
+    what = _OF_JSON.get(what, what)
+    words = [word for word in _WORD.findall(what) if word != "a"]
+    if _WORD.findall(description)[: len(words)] == words:
         return description
     return f"{what}: {description}" if description else what
 

@@ -30,7 +30,7 @@ def read_mapping(path: Path, *, expected: str) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         found = f"no readable file ({error})"
-        raise ConfigError([problem(str(path), "", found, "a YAML file; see cluster_configs/")]) from error
+        raise ConfigError([problem(str(path), "", found, "a YAML file")]) from error
     data = read_yaml(text, str(path))
     if not isinstance(data, dict):
         found = f"{shown(data)} at the top level"

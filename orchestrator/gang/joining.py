@@ -11,6 +11,7 @@ import os
 import re
 import socket
 import sys
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,7 +62,7 @@ def join(way: WayIn, config: RayConfig, temp_dir: str) -> None:
     import ray
 
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
-    with _no_handler_asked_for():
+    with _quiet_loggers():
         if way == "job":
             # The job has its own address and working directory; more arguments would break one of them.
             ray.init(**quiet)
@@ -85,19 +86,28 @@ def join(way: WayIn, config: RayConfig, temp_dir: str) -> None:
                 )
 
 
+_NOISE = {
+    "ray._private.worker": "SIGTERM handler is not set",  # in place of ours, which it cannot be in a thread
+    "ray._private.authentication.authentication_token_setup": "Token authentication is enabled",
+}
+"""What Ray warns of and nobody need act on: beginning of the line, by logger."""
+
+
 @contextmanager
-def _no_handler_asked_for() -> Iterator[None]:
-    """Keep Ray from warning that it puts no handler of SIGTERM in place of ours: in a thread it cannot."""
+def _quiet_loggers() -> Iterator[None]:
+    """Keep Ray from writing the lines of `_NOISE`."""
 
     def is_wanted(record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith("SIGTERM handler is not set")
+        return not str(record.msg).startswith(_NOISE[record.name])
 
-    told = logging.getLogger("ray._private.worker")
-    told.addFilter(is_wanted)
+    loggers = [logging.getLogger(name) for name in _NOISE]
+    for each in loggers:
+        each.addFilter(is_wanted)
     try:
         yield
     finally:
-        told.removeFilter(is_wanted)
+        for each in loggers:
+            each.removeFilter(is_wanted)
 
 
 def _address(config: RayConfig) -> str:
@@ -151,8 +161,19 @@ def versions_in(text: str) -> str:
     )
 
 
+_REFUSED = re.compile(r"AuthenticationError: (?:RPC error: )?([^.\n]+)")
+
+
+def auth_refusal(error: Exception) -> str:
+    """What Ray says of a token that it refuses, which may stand in the text of a cause; empty for nothing."""
+    found = _REFUSED.search("".join(traceback.format_exception(error)))
+    return found[1] if found else ""
+
+
 def is_unreachable(error: Exception) -> bool:
     """Whether `join` failed because nothing answers where the cluster's head should, which may be up soon."""
+    if auth_refusal(error):
+        return False
     if isinstance(error, ConnectionError | TimeoutError):
         return True
     return isinstance(error, OSError) and error.errno in {errno.EHOSTUNREACH, errno.ENETUNREACH}
@@ -160,13 +181,22 @@ def is_unreachable(error: Exception) -> bool:
 
 def refusal(way: WayIn, config: RayConfig, error: Exception) -> str:
     """What to say when `join` failed."""
-    cause = versions_in(str(error)) or first_line(error)
+    cause = (versions_in(str(error)) or first_line(error)).rstrip(".")
     if way == "local":
-        return f"a local Ray did not start: {cause}. Free memory and disk, or name a cluster with ray.address"
+        return (
+            f"a local Ray did not start: {cause}. Look whether the machine is overloaded or out of memory or "
+            "disk; raise timeouts.start_s, or name a cluster with ray.address"
+        )
     if way == "job":
         return f"the cluster of this Ray job cannot be joined: {cause}"
     address = _address(config)
     source = "ray.address" if config.address else "RAY_ADDRESS"
+    if refused := auth_refusal(error):
+        return (
+            f"the Ray cluster at {address!r} ({source}) refuses this process: {refused}. Set "
+            "RAY_AUTH_MODE=token, and the cluster's token as RAY_AUTH_TOKEN, or its file as "
+            "RAY_AUTH_TOKEN_PATH (else ~/.ray/auth_token)"
+        )
     return (
         f"no Ray cluster can be joined at {address!r} ({source}): {cause}. Expected the address of a head "
         "node, such as 10.0.0.1:6379 (http:// is the job server, for `warmrank submit`); "

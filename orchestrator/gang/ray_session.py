@@ -18,6 +18,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,9 @@ WayIn = joining.WayIn
 
 _LEAVE_S = 40.0
 """Seconds to get off an own Ray; Ray itself ends a process 60 s after its head is gone."""
+
+_SLOW_S = 15.0
+"""What fails sooner is no time-out of Ray's, and would fail again."""
 
 _AUTOSCALER = b"/autoscaler/_private/monitor.py\0"
 _OWN_PROCESSES = {"raylet": b"/raylet/raylet\0", "GCS": b"/gcs/gcs_server\0"}
@@ -96,6 +100,21 @@ def enter(config: RayConfig, *, timeout_s: float) -> Session:
 
     if way == "initialized":
         return Session(way_in=way)
+    deadline = time.monotonic() + timeout_s
+    while True:
+        began = time.monotonic()
+        try:
+            return _entered(way, config, timeout_s=deadline - began)
+        except CannotStart as error:
+            # A busy machine is too slow for Ray's own limits of 30 s, which another attempt may keep.
+            took_s = time.monotonic() - began
+            if not error.may_pass or not _SLOW_S <= took_s <= deadline - time.monotonic():
+                raise
+            logger.warning("%s; it is tried again", str(error).partition(". ")[0])
+
+
+def _entered(way: WayIn, config: RayConfig, *, timeout_s: float) -> Session:
+    """One attempt of `enter`, which leaves nothing behind where it fails."""
     session = Session(way_in=way)
     try:
         with python_s_sigterm():
@@ -110,7 +129,6 @@ def enter(config: RayConfig, *, timeout_s: float) -> Session:
         raise CannotStart(joining.too_late(way, config, timeout_s)) from error
     except Exception as error:  # Ray raises `Exception` itself, too
         leave(session)
-        # A busy machine is too slow for Ray's own limit of 30 s, which another attempt may keep.
         raise CannotStart(
             joining.refusal(way, config, error),
             may_pass=way == "local",
@@ -244,10 +262,14 @@ def _is_initialized() -> bool:
 def _prepare_environ(way: WayIn) -> None:
     """Set what Ray reads when it is imported, and keeps for the life of the process."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if way == "local" and "ray" not in sys.modules and "RAY_AUTH_MODE" not in os.environ:
+    if way == "local" and "RAY_AUTH_MODE" not in os.environ:
         # By default Ray writes a token into the home directory, which changes the user's next `ray start`.
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        if "ray" in sys.modules:
+            from ray._raylet import Config  # type: ignore[attr-defined]
+
+            Config.initialize("")  # it has read the mode already: as its own default does
 
 
 def _short_temp_dir() -> str:

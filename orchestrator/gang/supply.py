@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 
+from warmrank.orchestrator.config.machine import RAY_OVERRIDE
 from warmrank.orchestrator.config.models import RayConfig
 from warmrank.orchestrator.errors import LacksDevice
 from warmrank.orchestrator.gang.eligible import Eligible, RayNode
 from warmrank.orchestrator.gang.ray_trouble import Supply, describe_shortage
-
-_OVERRIDE = "RAY_OVERRIDE_RESOURCES"  # ray/_private/ray_constants.py: what a Ray offers, whatever it finds
 
 
 def supply_of(eligible: Eligible) -> Supply:
@@ -46,7 +45,7 @@ def refuse_missing_devices(bundle: Mapping[str, float], num_ranks: int, config: 
     Raises:
         LacksDevice: there are too few.
     """
-    if _OVERRIDE in os.environ:
+    if RAY_OVERRIDE in os.environ:
         return
     here = {"CPU": float(config.num_cpus or os.cpu_count() or 1)}
     for name in bundle:

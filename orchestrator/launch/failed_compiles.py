@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.errors import LaunchFailed, ranks_text
-from warmrank.orchestrator.launch.situation import Avoided, Failed, Situation, Slot
+from warmrank.orchestrator.launch.situation import OF_THE_FUNCTION, Avoided, Failed, Situation, Slot
 from warmrank.orchestrator.seats import Seat
 
 Seats = Mapping[int, Seat]
@@ -140,6 +140,8 @@ def _failure(rank: int, function: str, reason: str, remedy: str) -> WorkerFailur
     kind, separator, message = reason.partition(": ")
     if not separator or not kind.isidentifier():
         kind, message = "CompileFailed", reason
+    if kind in OF_THE_FUNCTION:
+        remedy = f"correct that line; {remedy}"
     return WorkerFailure(
         rank=rank, stage="compile", kind=kind, message=message, function=function, remedy=remedy
     )

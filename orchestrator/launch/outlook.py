@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
+from warmrank.cache_store.errors import NoStoreYet
 from warmrank.cache_store.keys import changed_components
 from warmrank.cache_store.records.manifest import LaunchRecord
 from warmrank.orchestrator.config.reading import Config
@@ -56,8 +58,8 @@ def judge(
         )
     if not has_store:
         return "compile", (
-            f"compile: there is no store at {config.store.location} yet (no FORMAT file); the first launch "
-            "makes it. A launch here compiles, unless its cache holds it"
+            f"compile, unless the cache holds it: {NoStoreYet(what='store', where=config.store.location)}; "
+            f"relative paths are read from {Path.cwd()}"
         )
     if not records:
         return "compile", (

@@ -17,7 +17,7 @@ ClassKey = tuple[str, str, frozenset[str]]
 """Function, request key, and what parts this class from others that ask for the same."""
 
 
-_OF_THE_FUNCTION = frozenset({"FunctionRaised"})
+OF_THE_FUNCTION = frozenset({"FunctionRaised"})
 """Errors of the user's own code, by the names of `worker.errors`."""
 
 
@@ -156,7 +156,7 @@ class Failed:
     @property
     def is_final(self) -> bool:
         """Whether another leader of the class would fail alike: the function itself raised."""
-        return self.kind in _OF_THE_FUNCTION
+        return self.kind in OF_THE_FUNCTION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

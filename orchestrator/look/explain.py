@@ -200,7 +200,7 @@ def explain(
         identity=asked,
         environment=dict(here),
         world_size=config.ranks,
-        store=store.location if store else config.store.location if away and config.store else "",
+        store=config.store.location if config.store else "",
         cache_dir=str(config.cache_dir),
         outlook=outlook,
         verdict=verdict,

@@ -34,6 +34,9 @@ class Faulty(nn.Module):
     def told(self, x: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"not {x}")
 
+    def sized(self, x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("bad shape %s" % (tuple(x.shape),))  # noqa: UP031 - as Dynamo cannot trace it
+
     def wide(self, x: torch.Tensor) -> Any:
         return self.linear(x[:, :7])
 

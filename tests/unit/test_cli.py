@@ -76,7 +76,7 @@ def launching(monkeypatch: pytest.MonkeyPatch, answer: Report | BaseException) -
     fake = FakeLaunch(answer)
     monkeypatch.setattr("warmrank.orchestrator.launch.driver.Launch", fake)
     # What such a launch has no ranks to run is not looked for.
-    monkeypatch.setattr("warmrank.orchestrator.launch.before_ray.refuse_for_ranks", lambda _config: None)
+    monkeypatch.setattr("warmrank.orchestrator.config.machine.fault_of", lambda _config: None)
     return fake
 
 
@@ -133,9 +133,9 @@ def test_launch_prints_the_table_and_ends_with_zero(tmp_path: Path, monkeypatch:
 
 def test_launch_hands_overrides_and_no_compile_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     fake = launching(monkeypatch, make_report())
-    run("launch", write_config(tmp_path), "--set", "ranks=4", "--set", "parallel.tp=4", "--no-compile")
+    run("launch", write_config(tmp_path), "--set", "ranks=2", "--set", "parallel.tp=2", "--no-compile")
     assert fake.config is not None
-    assert fake.config.ranks == 4
+    assert fake.config.ranks == 2
     assert fake.options["no_compile"] is True
 
 

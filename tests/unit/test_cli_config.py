@@ -97,7 +97,7 @@ def test_check_finds_what_is_missing_on_this_machine(file: Path, tmp_path: Path)
     result = run("config", "check", file, *changes)
     assert result.exit_code == 2
     assert "error: workload.entrypoint" in result.stdout
-    assert "warning: cache_dir" in result.stdout
+    assert "error: cache_dir" in result.stdout
     assert run("config", "check", file, "--set", "workload={script: absent.py}").exit_code == 2
 
 

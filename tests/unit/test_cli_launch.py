@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,6 @@ from warmrank.cache_store.signing.signing_keys import generate_key_pair
 from warmrank.orchestrator import leaving
 from warmrank.orchestrator.cli.console import ExitCode
 from warmrank.orchestrator.cli.main import app
-from warmrank.orchestrator.cli.options import check_script
-from warmrank.orchestrator.config.reading import parse
-from warmrank.orchestrator.errors import ConfigError
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
 from warmrank.orchestrator.launch import driver
 from warmrank.orchestrator.show import outputs
@@ -36,12 +31,12 @@ def world(monkeypatch: pytest.MonkeyPatch) -> FakeWorld:
     return found
 
 
-def launch(tmp_path: Path, *options: str, workload: dict[str, Any] | None = None, **more: Any) -> Result:
+def launch(tmp_path: Path, *options: str, **more: Any) -> Result:
     data: dict[str, Any] = {
-        **more,
-        "workload": workload or {"entrypoint": "json:dumps"},
+        "workload": {"entrypoint": "json:dumps"},
         "ranks": 1,
         "cache_dir": str(tmp_path / "cache"),
+        **more,
     }
     config = tmp_path / "launch.yaml"
     config.write_text(yaml.safe_dump(data))
@@ -108,10 +103,11 @@ def test_launch_beside_a_module_with_the_name_of_a_package_is_refused(
     tmp_path: Path, world: FakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "worker.py").touch()
+    (tmp_path / "warmrank.py").touch()
     result = launch(tmp_path)
     assert (result.exit_code, world.called("build")) == (ExitCode.BAD_INPUT, [])
-    assert "worker.py in place of warmrank's own package worker" in result.stderr
+    assert "warmrank.py in place of the package warmrank" in result.stderr
+    assert "remedy  rename it" in result.stderr
 
 
 def test_script_that_is_not_there_is_bad_input_before_anything_starts(
@@ -128,26 +124,50 @@ def test_script_that_is_not_there_is_bad_input_before_anything_starts(
     assert "no file none.py" in result.stderr
 
 
-@pytest.mark.parametrize(("ship_code", "is_refused"), [(True, True), (False, False)])
-def test_script_that_only_the_nodes_may_have_is_left_to_them(*, ship_code: bool, is_refused: bool) -> None:
-    data = {
-        "workload": {"script": "none.py"},
-        "ranks": 1,
-        "ray": {"address": "10.0.0.1:6379", "ship_code": ship_code},
-    }
-    with pytest.raises(ConfigError) if is_refused else nullcontext():
-        check_script(parse(data), "a.yaml")
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [
+        ({"workload": {"entrypoint": "absent_of_all:f"}}, "workload.entrypoint"),
+        ({"ray": {"num_cpus_per_rank": 4096.0}}, "ranks, ray.num_cpus_per_rank, ray.num_cpus"),
+        ({"cache_dir": f"{__file__}/x"}, "cache_dir"),
+    ],
+)
+def test_launch_refuses_in_the_words_of_config_check_what_every_rank_would_find(
+    tmp_path: Path, world: FakeWorld, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], key: str
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("warmrank.orchestrator.gang.ray_session._is_initialized", lambda: False)
+    result = launch(tmp_path, **more)
+    checked = CliRunner(env={"COLUMNS": "400"}).invoke(
+        app, ["config", "check", str(tmp_path / "launch.yaml")]
+    )
+    assert (result.exit_code, checked.exit_code) == (ExitCode.BAD_INPUT, ExitCode.BAD_INPUT)
+    assert f"launch.yaml: {key}" in result.stderr
+    assert f"error: {key}" in checked.stdout
+    for line in checked.stdout.splitlines()[1:]:
+        assert " ".join(line.split()) in " ".join(result.stderr.split())
+    assert not [word for word in ("expected ", "rank was", "ranks were", "stage") if word in result.stderr]
+    assert world.called("build") == []
 
 
-def test_launch_whose_module_is_missing_ends_before_any_rank_starts_and_leaves_a_report(
+def test_cache_directory_of_somebody_else_is_refused_before_anything_starts(
     tmp_path: Path, world: FakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    report = tmp_path / "report.json"
-    result = launch(tmp_path, "--json", str(report), workload={"entrypoint": "absent_of_all:f"})
-    assert result.exit_code == ExitCode.BAD_INPUT
-    assert (
-        "WorkloadError: entrypoint absent_of_all:f: module 'absent_of_all' does not import" in result.stderr
-    )
+    monkeypatch.setattr("warmrank.orchestrator.gang.ray_session._is_initialized", lambda: False)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    result = launch(tmp_path)
+    assert (result.exit_code, world.called("build")) == (ExitCode.FAULT, [])
+    assert "error: unusable cache" in result.stderr
+
+
+def test_what_an_override_set_is_refused_with_the_override(
+    tmp_path: Path, world: FakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("warmrank.orchestrator.gang.ray_session._is_initialized", lambda: False)
+    result = launch(tmp_path, "--set", "workload.entrypoint=json:dmups")
+    assert "where   --set workload.entrypoint=json:dmups: workload.entrypoint" in result.stderr
+    assert "did you mean json:dumps? (read in " in result.stderr
     assert world.called("build") == []
-    assert json.loads(report.read_text())["failure"]["stage"] == "build"

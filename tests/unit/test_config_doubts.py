@@ -41,9 +41,8 @@ CPUS = ("ranks", "ray.num_cpus_per_rank", "ray.num_cpus")
 @pytest.mark.parametrize(
     ("data", "level", "keys"),
     [
-        ({"ray": {"num_cpus": 1}}, "error", CPUS),
-        ({"ray": {"num_cpus_per_rank": 5.0}}, "warning", CPUS),
-        ({"ray": {"num_cpus": 8, "address": "auto"}}, "warning", ("ray.num_cpus", "ray.address")),
+        ({"ray": {"num_cpus_per_rank": 5.0}}, "error", CPUS),
+        ({"ray": {"num_cpus": 1, "address": "auto"}}, "warning", ("ray.num_cpus", "ray.address")),
         ({"ray": {"omp_num_threads": 2}}, "warning", ("ray.omp_num_threads", "ray.num_cpus_per_rank")),
         ({"engine": "torchair"}, "error", ("engine", "device")),
         ({"no_compile": True}, "warning", ("no_compile", "store")),
@@ -101,9 +100,17 @@ def test_store_on_a_disk_of_one_machine_is_named_where_the_ranks_are_on_a_cluste
     assert found(machine, store=tiers, ray={"address": "auto"}) == []
 
 
-def test_script_that_is_not_there_is_named():
+@pytest.mark.parametrize(
+    ("ray", "level"),
+    [
+        ({}, "error"),
+        ({"address": "10.0.0.1:6379", "ship_code": True}, "error"),
+        ({"address": "10.0.0.1:6379", "ship_code": False}, "warning"),
+    ],
+)
+def test_script_that_is_not_there_is_an_error_where_the_nodes_cannot_have_it(ray: dict[str, Any], level: str):
     machine = replace(MACHINE, script=False)
-    assert found(machine, workload={"script": "x.py"}) == [("error", ("workload.script",))]
+    assert found(machine, workload={"script": "x.py"}, ray=ray) == [(level, ("workload.script",))]
 
 
 def test_module_that_is_not_found_is_named_with_the_words_of_an_import():
@@ -113,7 +120,7 @@ def test_module_that_is_not_found_is_named_with_the_words_of_an_import():
 
 
 def test_code_that_only_nodes_have_is_granted_to_a_cluster():
-    machine = replace(MACHINE, entrypoint=MISSING)
+    machine = replace(MACHINE, num_cpus=None, entrypoint=MISSING)
     (here,), (there,) = (doubts(config(ray=ray), machine) for ray in ({}, {"address": "auto"}))
     assert "nodes" not in here.remedy
     assert "where the nodes alone have it, all is well" in there.remedy
@@ -121,7 +128,7 @@ def test_code_that_only_nodes_have_is_granted_to_a_cluster():
 
 def test_file_in_the_place_of_the_cache_directory_is_named():
     (doubt,) = doubts(config(cache_dir="/a/b"), replace(MACHINE, obstacle="/a"))
-    assert (doubt.level, doubt.keys) == ("warning", ("cache_dir",))
+    assert (doubt.level, doubt.keys) == ("error", ("cache_dir",))
     assert doubt.found == "on this machine /a is no directory, so /a/b can be none"
 
 
@@ -134,8 +141,12 @@ def test_what_ray_counts_is_told_and_what_may_be_used_where_that_differs(usable:
     assert doubt.found.endswith(said)
 
 
+def test_cpus_are_left_to_a_ray_that_is_not_started_here():
+    assert found(replace(MACHINE, num_cpus=None), ray={"num_cpus_per_rank": 5.0}) == []
+
+
 def test_errors_come_first():
-    levels = [level for level, _ in found(engine="torchair", no_compile=True, ray={"num_cpus": 1})]
+    levels = [level for level, _ in found(engine="torchair", no_compile=True, ray={"num_cpus_per_rank": 5.0})]
     assert levels == ["error", "error", "warning"]
 
 

@@ -23,9 +23,16 @@ try:
 except ImportError:
     pass
 
-def workload(context, layers=2, *, dim): ...
-def anything(context, **arguments): ...
+def workload(context, layers=2, *, dim): return make(dim)
+def anything(context, **arguments): return make(arguments)
+def raises(context): raise NotImplementedError
 def nothing(): ...
+def forgets(context):
+    def inner():
+        return 3
+    made = inner()
+async def waits(context): return make(3)
+def yields(context): yield make(3)
 
 @functools.cache
 def cached(context): ...
@@ -35,6 +42,10 @@ size: int = 3
 number = 3
 class Builds:
     def __call__(self, context): ...
+class Model(torch.nn.Module): ...
+class Derived(make): ...
+class Made(Model):
+    def __new__(cls, context): return make(3)
 builds = Builds()
 def _set():
     global late
@@ -46,6 +57,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "qwen.py").write_text(MODULE)
     (tmp_path / "there.py").write_text("def build(context, *, layers): ...\ndecorated = map\n")
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__init__.py").touch()
+    (tmp_path / "pack" / "model.py").touch()
     (tmp_path / "broken.py").write_text("def workload(:\n")
     (tmp_path / "open.py").write_text("from there import *\n")
     return tmp_path
@@ -61,8 +75,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("qwen:other", {}, "'dim'"),
         ("qwen:imported", {"layerz": 2}, "'layers'"),
         ("qwen:number", {}, "has no function 'number'"),
+        ("qwen:Model", {}, "returns Model; expected a function that returns a warmrank.Workload"),
+        ("qwen:Builds", {}, "returns Builds"),
+        ("qwen:forgets", {}, "returns None"),
+        ("qwen:waits", {}, "returns a coroutine"),
+        ("qwen:yields", {}, "returns a generator"),
         ("broken:workload", {}, "does not import: SyntaxError"),
-        ("absent_of_all:f", {}, "No module named 'absent_of_all'"),
+        ("absent_of_all:f", {}, "No module named 'absent_of_all'. It"),
+        ("qwne:workload", {}, "No module named 'qwne'; did you mean qwen:workload? It"),
+        ("pack.modell:f", {}, "No module named 'pack.modell'; did you mean pack.model:f?"),
+        ("qwen.py:workload", {}, "No module named 'qwen.py'; leave out .py"),
     ],
 )
 def test_call_that_is_certain_to_fail_is_named(entrypoint: str, arguments: dict[str, object], said: str):
@@ -73,10 +95,10 @@ def test_call_that_is_certain_to_fail_is_named(entrypoint: str, arguments: dict[
 
 @pytest.mark.parametrize(
     "entrypoint",
-    ["anything", "cached", "imported_too", "maybe", "Builds", "builds", "size", "late"],
+    ["anything", "cached", "imported_too", "maybe", "Derived", "Made", "raises", "builds", "size", "late"],
 )
 def test_what_may_be_called_is_left_to_the_ranks(entrypoint: str):
-    assert entrypoint_fault(f"qwen:{entrypoint}", {"layerz": 2}) is None
+    assert entrypoint_fault(f"qwen:{entrypoint}", {"layerz": 2} if entrypoint != "raises" else {}) is None
 
 
 def test_module_that_takes_names_from_elsewhere_is_left_to_the_ranks():

@@ -39,3 +39,13 @@ def test_commands_take_their_config_as_an_option(tmp_path: Path, command: tuple[
     result = CliRunner(env={"COLUMNS": "400"}).invoke(app, [*command, "--config", str(absent)])
     assert result.exit_code == 2
     assert f"where     {absent}" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [(), ("launch",), ("explain",), ("ls",), ("config", "check"), ("sync", "push")]
+)
+def test_help_shows_flags_without_a_type_and_the_config_as_an_option(command: tuple[str, ...]):
+    shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*command, "--help"]).stdout
+    assert "<bool>" not in shown
+    assert not command or "--config" in shown
+    assert "cluster_configs" not in shown

@@ -68,7 +68,7 @@ def test_store_of_one_directory_is_made(near):
 
 
 def test_store_that_must_exist_is_not_made(near):
-    with pytest.raises(StoreUnavailable, match="no store here"):
+    with pytest.raises(StoreUnavailable, match="there is no store at"):
         open_store([near], trust=OFF, create=False)
     assert not Path(near.location).exists()
 

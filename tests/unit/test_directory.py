@@ -70,7 +70,7 @@ def test_object_store_seen_as_a_directory_is_told_by_its_remedy(backend, root):
 
 
 def test_no_store_is_an_error_when_none_may_be_created(root):
-    with pytest.raises(StoreUnavailable, match="there is no store here"):
+    with pytest.raises(StoreUnavailable, match="there is no store at"):
         DirectoryBackend(root, create=False)
     assert not root.exists()
 

@@ -10,12 +10,12 @@ import pytest
 
 from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import overwrite, stored
-from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.errors import NoStoreYet, StoreUnavailable
 from warmrank.cache_store.seed import Wanted, seed
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.look.explain import GUARDS_NOTE, Explanation, explain, explain_if_away
-from warmrank.orchestrator.look.store_contents import open_if_there
+from warmrank.orchestrator.look.store_contents import open_if_there, open_to_look
 from warmrank.worker.environment import environment
 
 OTHER_TORCH = {**environment(), "torch": "2.12.0"}
@@ -42,7 +42,12 @@ def test_before_the_first_launch_there_is_no_store_yet(config: Config, tmp_path:
         (tmp_path / "store").mkdir()
     found = explained(config)
     assert found.outlook == "compile"
-    assert f"no store at {tmp_path / 'store'} yet (no FORMAT file)" in found.verdict
+    assert found.store == str(tmp_path / "store")
+    assert str(NoStoreYet(what="store", where=found.store)) in found.verdict
+    assert f"relative paths are read from {Path.cwd()}" in found.verdict
+    with pytest.raises(NoStoreYet) as caught:
+        open_to_look(config, None)
+    assert str(caught.value) in found.verdict
 
 
 def test_store_that_is_away_is_said_and_no_error(tmp_path: Path):

@@ -124,6 +124,7 @@ def test_error_of_the_function_itself_is_not_tried_on_another_leader(rounds: Rou
     assert rounds.compiled() == [(0, PREFILL), (2, DECODE)]
     assert [(failure.rank, failure.kind) for failure in caught.value.failures] == [(0, "FunctionRaised")]
     assert caught.value.failures[0].message == "ValueError: bad shape (m.py:3 in M.prefill)"
+    assert caught.value.failures[0].remedy.startswith("correct that line")
     assert not rounds.recorder.problems
     assert {slot for slot in rounds.world.held if slot[1] == DECODE} == {(rank, DECODE) for rank in range(4)}
 

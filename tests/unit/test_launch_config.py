@@ -161,6 +161,21 @@ def test_patterns_are_told_in_plain_words_only(file: Path, override: str, words:
     assert "match pattern" not in text
 
 
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [("workload=3", "mapping with entrypoint"), ("store={tiers: 3}", "list of mappings such as")],
+)
+def test_mappings_and_lists_are_told_in_the_words_of_yaml_and_once(
+    file: Path, override: str, expected: str
+) -> None:
+    assert f"; expected {expected}" in refusal(file, override)
+
+
+def test_axes_are_told_with_the_override_that_set_one(file: Path) -> None:
+    assert refusal(file, "ranks=3").startswith("--set ranks=3: ranks, parallel: ")
+    assert refusal(file, "ranks=3", "parallel.tp=4").startswith("--set parallel.tp=4: ranks, parallel: ")
+
+
 def test_axes_that_do_not_fill_the_ranks_are_refused_with_the_numbers(file: Path) -> None:
     assert "parallel tp 3 x pp 1 x dp 1 = 3, but ranks = 2" in refusal(file, "parallel.tp=3")
 

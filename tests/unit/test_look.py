@@ -11,8 +11,9 @@ from rich.console import Console
 
 from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import stored
-from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.errors import NoStoreYet, StoreUnavailable
 from warmrank.cache_store.records.manifest import ArtifactEntry
+from warmrank.orchestrator.cli.console import describe
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import NothingThere
 from warmrank.orchestrator.look.explain import explain_if_away
@@ -113,6 +114,13 @@ def test_looking_creates_no_store(tmp_path: Path):
     with pytest.raises(StoreUnavailable):
         open_to_look(None, tmp_path / "absent")
     assert not (tmp_path / "absent").exists()
+
+
+def test_store_that_is_not_there_is_told_with_what_relative_paths_are_read_from():
+    _, (rows,), _ = describe(NoStoreYet(what="store", where="/a"))
+    assert dict(rows)["note"] == f"relative paths are read from {Path.cwd()}"
+    _, (rows,), _ = describe(NoStoreYet(what="store", where="s3://b/c"))
+    assert "note" not in dict(rows)
 
 
 def test_store_that_is_not_there_yet_is_none(tmp_path: Path):

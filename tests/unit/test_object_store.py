@@ -87,7 +87,7 @@ def test_store_is_opened_again(backend, open_store):
 
 @pytest.mark.parametrize("how", [{"create": False}, {"writable": False}])
 def test_store_that_is_not_there_is_not_made(open_store, objects, how):
-    with pytest.raises(StoreUnavailable, match=r"no store here .no FORMAT object.; check the URL") as caught:
+    with pytest.raises(StoreUnavailable, match="there is no store at") as caught:
         open_store(**how)
     assert not caught.value.transport
     assert names(objects) == []

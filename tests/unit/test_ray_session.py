@@ -12,6 +12,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -213,6 +214,38 @@ def test_whatever_ray_raises_when_it_does_not_come_up_is_told_as_such(
     assert told.value.may_pass  # Ray's own limit on a busy machine; a second start in this process works
 
 
+@pytest.mark.parametrize(("slow_s", "num_starts"), [(0.0, 3), (LONG_S, 1)], ids=["timed out", "at once"])
+def test_own_ray_that_times_out_is_cleaned_up_and_started_again_within_the_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, slow_s: float, num_starts: int
+) -> None:
+    left_over: list[int] = []
+
+    def time_out(*_arguments: object) -> None:
+        left_over.append(len(list(tmp_path.iterdir())) - 1)  # but for its own directory
+        if len(left_over) < 3:
+            raise Exception("The current node timed out during startup.")  # noqa: TRY002 - as Ray does
+
+    monkeypatch.setattr(joining, "join", time_out)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)  # of another test's Ray
+    monkeypatch.setattr(ray_session, "_is_initialized", lambda: False)  # another test's Ray may be up
+    monkeypatch.setattr(ray_session, "_short_temp_dir", lambda: tempfile.mkdtemp(dir=tmp_path))
+    monkeypatch.setattr(ray_session, "_SLOW_S", slow_s)
+    with nullcontext() if num_starts == 3 else pytest.raises(CannotStart, match="overloaded") as caught:
+        ray_session.leave(ray_session.enter(HERE, timeout_s=LONG_S))
+    assert left_over == [0] * num_starts
+    assert caught is None or ".." not in str(caught.value)
+
+
+def test_own_ray_has_a_token_of_its_own_also_where_ray_is_imported_already(tmp_path: Path) -> None:
+    code = (
+        "import sys, ray; from warmrank.orchestrator.gang.ray_session import _prepare_environ;"
+        "_prepare_environ('local'); from ray._raylet import AuthenticationMode, get_authentication_mode;"
+        "sys.exit(get_authentication_mode() != AuthenticationMode.TOKEN)"
+    )
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environ | {"HOME": str(tmp_path)})
+
+
 def test_directory_of_an_own_ray_goes_even_when_its_guardian_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,3 +295,19 @@ def test_versions_that_differ_are_told_in_a_line() -> None:
     text = f"Version mismatch: The cluster was started with:\n{theirs}This process on h:\n{ours}"
     said = joining.refusal("address", THERE, RuntimeError(text))
     assert "it runs Ray 2.50.0 on Python 3.11.2, and this process Ray 2.60.0 on Python 3.12.0;" in said
+
+
+def test_refused_token_is_named_and_not_taken_for_a_wrong_address() -> None:
+    nested = RuntimeError(
+        "Failed to connect to GCS. Last connection error: Traceback:\nray.exceptions."
+        "AuthenticationError: RPC error: InvalidAuthToken: Authentication token is missing. Note: more"
+    )
+    error = ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
+    error.__cause__ = nested
+    said = joining.refusal("address", THERE, error)
+    assert (
+        "refuses this process: InvalidAuthToken: Authentication token is missing. Set RAY_AUTH_MODE" in said
+    )
+    assert not joining.is_unreachable(error)
+    error.__cause__ = None
+    assert joining.is_unreachable(error)

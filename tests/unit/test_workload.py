@@ -160,7 +160,7 @@ def test_entrypoint_that_returns_something_else_is_told_what_to_return(
     returned: Callable[[object], str],
 ) -> None:
     with pytest.raises(
-        WorkloadError, match=r"returned Plain; expected a warmrank.Workload. Return warmrank.Workload"
+        WorkloadError, match=r"returns Plain; expected a function that returns a warmrank\.Workload"
     ):
         build_workload(returned(Plain()), context(), {})
 

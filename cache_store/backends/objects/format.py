@@ -52,7 +52,7 @@ def check_format(client: ObjectClient, *, create: bool) -> None:
         data = client.read(FORMAT_FILE, limit_bytes=_MAX_FORMAT_BYTES)
     except NotInStore:
         if not create:
-            raise _no_store(client) from None
+            raise NoStoreYet(what="store", where=client.url) from None
         _check_empty(client)
         client.create(FORMAT_FILE, _FORMAT_DATA)
         data = client.read(FORMAT_FILE, limit_bytes=_MAX_FORMAT_BYTES)
@@ -94,12 +94,3 @@ def _check_empty(client: ObjectClient) -> None:
                 reason=f"holds {stranger!r} but no {FORMAT_FILE} object, so it is no store",
                 remedy="name a prefix of its own, such as s3://bucket/warmrank",
             )
-
-
-def _no_store(client: ObjectClient) -> StoreUnavailable:
-    return NoStoreYet(
-        what="store",
-        where=client.url,
-        reason=f"there is no store here (no {FORMAT_FILE} object)",
-        remedy="check the URL; if the store is to be made, run warmrank init once",
-    )
