@@ -34,6 +34,7 @@ from warmrank.cache_store.parallel import each, each_short, is_short
 from warmrank.cache_store.records.directory_listing import ListedFile
 from warmrank.cache_store.records.documents import Documents
 from warmrank.cache_store.sync.relocate import Relocation
+from warmrank.cache_store.sync.tools import beside
 
 _NUM_THREADS = 8
 _STAGING = ".tmp-"
@@ -73,11 +74,6 @@ class LaidOut:
 
     new: list[str] = field(default_factory=list)
     replaced: list[str] = field(default_factory=list)
-
-
-def beside(root: Path) -> Path:
-    """Where lock and staging lie: on the same file system, but not in the directory, which is the tool's."""
-    return root.parent / f".{root.name}.warmrank"
 
 
 def lay_out(copies: Copies, root: Path) -> LaidOut:

@@ -21,7 +21,7 @@ from pathlib import Path
 from warmrank.cache_store.backends.backend import BlobBackend
 from warmrank.cache_store.errors import NotInStore, UnusableCache
 from warmrank.cache_store.fetching.completeness import blob_faults
-from warmrank.cache_store.node.admission import admit
+from warmrank.cache_store.node.admission import admit, check_marks
 from warmrank.cache_store.node.digest_index import DigestIndex
 from warmrank.cache_store.node.private_files import ensure_cache_dir, open_owned, os_errors_are_unusable
 from warmrank.cache_store.node.single_flight import LOCK_TIMEOUT_S, single_flight
@@ -29,10 +29,10 @@ from warmrank.cache_store.parallel import NUM_THREADS, each
 from warmrank.cache_store.records.directory_listing import ListedFile, listing_key
 from warmrank.cache_store.records.documents import Documents
 from warmrank.cache_store.retention.last_use import mark_used
-from warmrank.cache_store.sync.laying_out import Copies, beside, lay_out, refuse_others
+from warmrank.cache_store.sync.laying_out import Copies, lay_out, refuse_others
 from warmrank.cache_store.sync.newest import StoredListing, nearest_listing, newest_listing
 from warmrank.cache_store.sync.relocate import Relocation, relocation
-from warmrank.cache_store.sync.tools import is_ours, tool_named
+from warmrank.cache_store.sync.tools import beside, is_ours, tool_named
 
 logger = logging.getLogger(__name__)
 
@@ -97,11 +97,14 @@ def plan_pull(documents: Documents, tool: str, root: Path, components: Mapping[s
     """Find the newest directory of ``tool`` that was pushed under these components; nothing is written.
 
     Raises:
+        RefusedCache: ``root`` is refused for what is in it, whether or not anything was pushed.
         NotInStore: none was pushed (says what differs from the nearest).
         Conflict: it names its old path in a way that nobody here knows how to change.
         StoreUnavailable: the store cannot be read.
     """
     root = Path(os.path.abspath(root))  # noqa: PTH100 - the tool sees this path, not the resolved one
+    # After a miss the tool uses what is there.
+    check_marks(root, documents.trust.policy, documents.trust.revoked)
     problems: list[str] = []
     stored = _newest(documents, listing_key(tool, dict(components)), tool, dict(components), problems)
     moved = relocation(tool_named(tool), stored.listing.files, old=stored.listing.root, new=str(root))

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from warmrank.cache_store.errors import StoreError, UnusableCache, is_final
-from warmrank.cache_store.node.admission import admit
+from warmrank.cache_store.node.admission import admit, check_marks
 from warmrank.cache_store.node.private_files import (
     ensure_cache_dir,
     make_private_directories,
@@ -97,6 +97,10 @@ class ServingNode:
         if config.store is None:
             said = ("the config names no store: nothing is fetched, and nothing published",)
             return Prepared(found=False, said=said, problems=())
+        for tool in self._tools:  # also where the store is away
+            check_marks(
+                tool.target.directory, config.store.trust.policy or "require", config.store.trust.revoked
+            )
         try:
             return self._fetch(config.store)
         except StoreError as error:

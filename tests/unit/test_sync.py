@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.stored import blob_path, overwrite, stored
 from warmrank.cache_store.backends.directory import DirectoryBackend
-from warmrank.cache_store.errors import Conflict, Corrupt, NotInStore, Untrusted, UnusableCache
+from warmrank.cache_store.errors import Conflict, Corrupt, NotInStore, RefusedCache, Untrusted, UnusableCache
 from warmrank.cache_store.layout import DIRECTORIES
 from warmrank.cache_store.node.admission import admit
 from warmrank.cache_store.node.signers import mark_signers
@@ -20,6 +20,7 @@ from warmrank.cache_store.node.unverified import mark_unverified
 from warmrank.cache_store.records import directory_listing
 from warmrank.cache_store.records.directory_listing import DirectoryListing
 from warmrank.cache_store.records.documents import Documents
+from warmrank.cache_store.signing.revocations import Revocation
 from warmrank.cache_store.signing.signing_keys import key_id
 from warmrank.cache_store.signing.trust import Trust, generate_key_pair
 from warmrank.cache_store.sync.pull import PullReport, plan_pull
@@ -326,6 +327,47 @@ def test_directory_that_nobody_signed_is_not_signed_anew_by_a_push(root, cache):
     trust = Trust(policy="require", signer=generate_key_pair("ci"))
     with pytest.raises(UnusableCache, match="signed"):
         push(Documents(backend=DirectoryBackend(root), trust=trust), "mine", cache, COMPONENTS)
+
+
+@pytest.mark.parametrize("pushed", [".", "deep", "deep/in", "deep/in/ab"])
+@pytest.mark.parametrize("is_revoked", [True, False])
+def test_copies_are_not_signed_anew_with_a_directory_above_or_below(
+    root, cache, tmp_path, pushed, is_revoked
+):
+    backend, first, second = DirectoryBackend(root), generate_key_pair("first"), generate_key_pair("second")
+    trust = Trust(policy="require" if is_revoked else "off", signer=first)
+    push(Documents(backend=backend, trust=trust), "mine", cache, COMPONENTS)
+    (tmp_path / "par" / "deep").mkdir(parents=True, mode=0o700)
+    pull(Documents(backend=backend, trust=trust), "mine", tmp_path / "par" / "deep" / "in", COMPONENTS)
+    revoked = {key_id(first.public_key): Revocation(key_id=key_id(first.public_key))} if is_revoked else {}
+    later = Trust(policy="require", signer=second, revoked=revoked)
+    for use in (push, pull):
+        with pytest.raises(RefusedCache):
+            use(Documents(backend=backend, trust=later), "mine", tmp_path / "par" / pushed, COMPONENTS)
+    with pytest.raises(RefusedCache):
+        admit(tmp_path / "par" / pushed, "require", set(revoked))
+
+
+def test_what_lies_beside_a_pulled_directory_is_no_content_of_the_one_above(documents, cache, tmp_path):
+    push(documents, "mine", cache, COMPONENTS)
+    pull(documents, "mine", tmp_path / "par" / "in", COMPONENTS)
+    report = push(documents, "mine", tmp_path / "par", {"of": "par"})
+    assert (report.num_files, report.left_out) == (5, ())
+
+
+def test_user_s_own_file_of_a_name_that_is_ours_is_left_out_with_a_word(documents, cache):
+    (cache / ".signers").write_text("mine")
+    (cache / "ab" / ".signers").write_text("mine")
+    (cache / ".unverified").mkdir()
+    left_out = push(documents, "mine", cache, COMPONENTS).left_out
+    assert [line.partition(":")[0] for line in left_out] == [".signers", ".unverified", "ab/.signers"]
+
+
+def test_user_s_own_file_named_as_a_mark_is_none(root, cache):
+    (cache / ".signers").write_text("mine")
+    revoked = {"0" * 32: Revocation(key_id="0" * 32)}
+    trust = Trust(policy="require", signer=generate_key_pair("ci"), revoked=revoked)
+    assert push(Documents(backend=DirectoryBackend(root), trust=trust), "mine", cache, COMPONENTS).created
 
 
 def test_marks_and_indexes_of_a_directory_stay_where_they_are(documents, cache, tmp_path):
