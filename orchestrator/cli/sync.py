@@ -119,7 +119,11 @@ def pull(  # noqa: PLR0913 - a command has one parameter for each option
     rank: _Rank = None,
     world_size: _WorldSize = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Replace files that are there with other bytes.")
+        bool,
+        typer.Option(
+            "--replace",
+            help="Replace files with other bytes, and remove what only an earlier pull put there.",
+        ),
     ] = False,
     as_json: AsJson = False,
     debug: Debug = False,
