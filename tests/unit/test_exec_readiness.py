@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,12 @@ def test_condition_is_read(text: str, expected: When) -> None:
 def test_what_is_no_condition_is_refused(text: str) -> None:
     with pytest.raises(BadArgument, match="expected exit, none, a port"):
         parse_when(text)
+
+
+def test_examples_of_several_hosts_wait_for_the_port_of_the_first() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "schedulers.md").read_text()
+    found = [parse_when(value) for value in re.findall(r"warmrank exec .*--publish-when (\S+)", text)]
+    assert [(when.kind, bool(when.host)) for when in found] == [("port", True)] * 4
 
 
 def test_file_is_ready_when_it_appears(tmp_path: Path) -> None:
