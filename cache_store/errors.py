@@ -161,6 +161,11 @@ class UnwritableDisk(UnusableCache):
     """The cache's disk is full or only read: whoever tries again on this disk fails too."""
 
 
+@dataclass(eq=False, kw_only=True)
+class RefusedCache(UnusableCache):
+    """A directory has copies that nobody signed, or that a revoked key vouched for: nothing may use them."""
+
+
 def is_damage(error: StoreError) -> bool:
     """Whether the bytes themselves are wrong, whoever reads them, so that they belong into quarantine.
 
@@ -172,8 +177,11 @@ def is_damage(error: StoreError) -> bool:
 
 
 def is_final(error: StoreError) -> bool:
-    """Whether nothing may go on after this error: a place of the store is away that was made required."""
-    return isinstance(error, StoreUnavailable) and error.required
+    """Whether nothing may go on after this error.
+
+    A place of the store is away that was made required, or code that nobody vouches for would run.
+    """
+    return isinstance(error, RefusedCache) or (isinstance(error, StoreUnavailable) and error.required)
 
 
 class OsErrors:

@@ -10,13 +10,14 @@ A rank's opening imports this module, so it needs the standard library only.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+import stat
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from warmrank.cache_store.node.private_files import ensure_cache_dir
-from warmrank.cache_store.node.signers import mark_signers, refuse_revoked, signers_of
-from warmrank.cache_store.node.unverified import is_unverified, mark_unverified, refuse_unverified
+from warmrank.cache_store.node.signers import SIGNERS, mark_signers, refuse_revoked, signers_of
+from warmrank.cache_store.node.unverified import UNVERIFIED, is_unverified, mark_unverified, refuse_unverified
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,30 +50,57 @@ def marks_of(cache_root: Path) -> Marks:
     return Marks(policy=policy, signers=signers_of(cache_root))
 
 
-def admit(cache_root: Path, policy: str, revoked: Collection[str]) -> None:
+def admit(cache_root: Path, policy: str, revoked: Collection[str], *, below: bool = True) -> None:
     """Make sure that a cache directory may be used under a trust policy; it is created if absent.
 
     Args:
         cache_root: the cache directory.
         policy: the trust policy.
         revoked: ids of the keys that are revoked.
+        below: as of `check_marks`.
 
     Raises:
         UnusableCache: it cannot be used by this user; or as `check_marks`.
     """
     ensure_cache_dir(cache_root)
-    check_marks(cache_root, policy, revoked)
+    check_marks(cache_root, policy, revoked, below=below)
 
 
-def check_marks(cache_root: Path, policy: str, revoked: Collection[str]) -> None:
-    """Refuse a directory for the copies in it.
+def check_marks(cache_root: Path, policy: str, revoked: Collection[str], *, below: bool = True) -> None:
+    """Refuse a directory for the copies in it; it bears their marks, or one below, or one that it lies in.
+
+    Args:
+        cache_root: the directory; it may be yet to be made.
+        policy: the trust policy.
+        revoked: ids of the keys that are revoked.
+        below: look at the directories below it too, which takes a walk; where one follows another, once does.
 
     Raises:
-        UnusableCache: it holds what nobody signed, under policy ``require``; or what a key vouched for that
+        RefusedCache: it holds what nobody signed, under policy ``require``; or what a key vouched for that
             is revoked, unless the policy is ``off``.
+        UnusableCache: a mark cannot be read.
     """
-    refuse_unverified(cache_root, policy)
-    refuse_revoked(cache_root, policy, revoked)
+    if policy == "off":
+        return
+    for directory in (cache_root, *_own_above(cache_root), *(_marked_below(cache_root) if below else ())):
+        refuse_unverified(directory, policy)
+        refuse_revoked(directory, policy, revoked)
+
+
+def _own_above(cache_root: Path) -> Iterator[Path]:
+    """The directories above in which only this user can have left marks."""
+    for directory in cache_root.resolve().parents:
+        status = directory.stat() if directory.exists() else None
+        if status and status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            yield directory
+
+
+def _marked_below(cache_root: Path) -> Iterator[Path]:
+    """The directories below that bear marks, without staging, out of which nothing is used."""
+    for directory, names, files in os.walk(cache_root):
+        if SIGNERS in names or UNVERIFIED in files:
+            yield Path(directory)
+        names[:] = [name for name in names if not name.startswith(".tmp")]
 
 
 def permit_copies(cache_root: Path, policy: str, signers: Collection[str]) -> Permit:

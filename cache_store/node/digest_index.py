@@ -137,6 +137,11 @@ class DigestIndex:
         self._used.add(key)
         return Digest(sha256=seen.sha256, size_bytes=seen.size)
 
+    def remembered(self) -> dict[str, Digest]:
+        """What each file had when it was last read or written, by its path; it may have changed since."""
+        with self._lock:
+            return {key: Digest(sha256=seen.sha256, size_bytes=seen.size) for key, seen in self._seen.items()}
+
     def now_ns(self) -> int:
         """Time by the clock of the cache directory's file system; 0 where nothing can be remembered."""
         try:

@@ -16,7 +16,7 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from warmrank.cache_store.digests import Digest, digest_stream
@@ -29,6 +29,7 @@ MAX_ASIDE = 8
 DIRECTORY_MODE = 0o700
 DEBRIS_AGE_S = 24 * 3600.0
 _UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+_MAX_LINKS = 40  # as in Linux
 BACK_NS = 4_000_000_000  # twice the coarsest tick of a file system's times (FAT)
 
 
@@ -140,28 +141,60 @@ def make_directories_below(root: Path, directory: Path) -> None:
             check_owned(current, current.lstat(), directory=True)
 
 
-def check_parents(directory: Path) -> None:
-    """Refuse a directory that another user could put another one in place of.
+def way_to(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Every directory in which a part of ``path`` is looked up, and every link that is followed, in order.
+
+    Who can write one of these directories, or owns one of these links, decides what the path means. Ends at
+    the first name that is not there.
 
     Raises:
-        UnusableCache: a directory above it belongs to neither this user nor root, or
-            others can write it and rename what is not theirs (the sticky bit of ``/tmp`` forbids that).
+        OSError: one cannot be looked at, or there are too many links.
     """
-    for parent in reversed(directory.resolve().parents):
-        with os_errors_are_unusable("directory", parent):
-            try:
-                status = parent.stat()
-            except FileNotFoundError:
-                return  # made later, below one that was looked at here
-        is_open = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
-        if is_open or status.st_uid not in (0, os.geteuid()):
-            raise UnusableCache(
-                what="directory",
-                where=str(directory),
-                expected="no directory above it in which another user could put another one in its place",
-                actual=f"{parent} has mode {stat.S_IMODE(status.st_mode):04o} and uid {status.st_uid}",
-                remedy="chmod go-w that one, or name another path",
-            )
+    current, num_links = Path("/"), 0
+    waiting = list(path.absolute().parts[:0:-1])
+    while waiting:
+        if (part := waiting.pop()) == "..":
+            current = current.parent
+            continue
+        yield current, current.stat()
+        below = current / part
+        try:
+            status = below.lstat()
+        except FileNotFoundError:
+            return
+        if not stat.S_ISLNK(status.st_mode):
+            current = below
+            continue
+        yield below, status
+        num_links += 1
+        if num_links > _MAX_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        target = below.readlink()
+        if target.is_absolute():
+            current = Path("/")
+        waiting += target.parts[: 0 if target.is_absolute() else None : -1]
+
+
+def check_parents(path: Path) -> None:
+    """Refuse a path that another user could make mean something else.
+
+    Raises:
+        UnusableCache: a directory above it, or above a link that leads to it, or such a link, belongs to
+            neither this user nor root, or others can write the directory and rename what is not theirs (the
+            sticky bit of ``/tmp`` forbids that).
+    """
+    with os_errors_are_unusable("directory", path):
+        for place, status in way_to(path):
+            is_held = status.st_mode & stat.S_ISVTX or stat.S_ISLNK(status.st_mode)
+            is_open = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_held
+            if is_open or status.st_uid not in (0, os.geteuid()):
+                raise UnusableCache(
+                    what="path",
+                    where=str(path),
+                    expected="no directory on the way that another user could put something else into",
+                    actual=f"{place} has mode {stat.S_IMODE(status.st_mode):04o} and uid {status.st_uid}",
+                    remedy="chmod go-w that one, or name another path",
+                )
 
 
 def ensure_cache_dir(path: Path) -> None:

@@ -14,7 +14,7 @@ import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.errors import RefusedCache
 from warmrank.cache_store.node.private_files import (
     create_private,
     make_private_directories,
@@ -49,7 +49,7 @@ def signers_of(cache_root: Path) -> frozenset[str]:
     with os_errors_are_unusable("directory", cache_root / SIGNERS):
         try:
             return frozenset(os.listdir(cache_root / SIGNERS))  # noqa: PTH208 - only names are needed
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return frozenset()
 
 
@@ -59,12 +59,13 @@ def refuse_revoked(cache_root: Path, policy: str, revoked: Collection[str]) -> N
     Not under trust policy ``off``, which looks at no key.
 
     Raises:
-        UnusableCache: it bears the mark of one of these key ids, or cannot be looked at.
+        RefusedCache: it bears the mark of one of these key ids.
+        UnusableCache: it cannot be looked at.
     """
     if policy == "off" or not revoked:
         return
     if found := sorted(signers_of(cache_root).intersection(revoked)):
-        raise UnusableCache(
+        raise RefusedCache(
             what="directory",
             where=str(cache_root),
             expected="only artifacts of keys that are not revoked",

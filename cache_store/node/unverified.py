@@ -13,7 +13,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.errors import RefusedCache
 from warmrank.cache_store.node.private_files import (
     create_private,
     os_errors_are_unusable,
@@ -42,11 +42,12 @@ def refuse_unverified(cache_root: Path, policy: str) -> None:
     """Refuse, under trust policy ``require``, a directory into which unverified artifacts were copied.
 
     Raises:
-        UnusableCache: it bears the mark of `mark_unverified`, or cannot be looked at.
+        RefusedCache: it bears the mark of `mark_unverified`.
+        UnusableCache: it cannot be looked at.
     """
     if policy != "require" or not is_unverified(cache_root):
         return
-    raise UnusableCache(
+    raise RefusedCache(
         what="directory",
         where=str(cache_root),
         expected="only artifacts that a trusted key signed, as trust policy 'require' asks",

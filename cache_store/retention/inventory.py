@@ -1,6 +1,6 @@
 """A store's files, read once, for whoever decides what may go.
 
-Invariants: what a document needs counts whoever signed it; whether a record is believed here is told beside
+Invariants: what a document needs counts whoever signed it; who signed a record is told beside
 it, for whoever ranks them. A document that cannot be read stops everything, because what it needs is not
 known, unless no signature stands behind it that the policy asks for: that one is kept, and told. What
 another process moves meanwhile is looked for in both places, the store and its trash. Memory: one string for
@@ -29,7 +29,15 @@ from warmrank.cache_store.parallel import each
 from warmrank.cache_store.records.documents import read_stored_form
 from warmrank.cache_store.retention.debris import list_debris
 from warmrank.cache_store.retention.last_use import last_uses
-from warmrank.cache_store.retention.marks import Document, is_record, made_for, references
+from warmrank.cache_store.retention.marks import (
+    SIGNED,
+    TRUSTED,
+    UNSIGNED,
+    Document,
+    is_record,
+    made_for,
+    references,
+)
 from warmrank.cache_store.retention.trash import trashed
 from warmrank.cache_store.signing.trust import Trust
 
@@ -194,8 +202,14 @@ class _Reader:
             self.problems[name] = f"{name} is kept, though what it needs is not known: {refusal}"
             return None
         needed = tuple(self.interned.setdefault(each_name, each_name) for each_name in document.references)
-        is_believed = not is_record(name) or self._refusal(name, sealed) is None
-        return replace(document, references=needed, is_believed=is_believed)
+        rank = self._rank(name, sealed) if is_record(name) else TRUSTED
+        return replace(document, references=needed, trust_rank=rank)
+
+    def _rank(self, name: str, sealed: bytes) -> int:
+        """Who signed a record, also where the policy does not ask."""
+        kind, key = made_for(name)
+        doubt = replace(self.trust, policy="require").refusal(kind, key, sealed, where=name)
+        return TRUSTED if doubt is None else SIGNED if doubt.reason == "unknown_signer" else UNSIGNED
 
     def _refusal(self, name: str, sealed: bytes) -> StoreError | None:
         """Why this process must not use a document."""

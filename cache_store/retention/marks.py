@@ -7,6 +7,7 @@ from datetime import datetime
 
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt
+from warmrank.cache_store.keys import key_of
 from warmrank.cache_store.layout import (
     MANIFESTS,
     blob_name,
@@ -20,6 +21,9 @@ from warmrank.cache_store.records.manifest import created_at, parse_launch_recor
 from warmrank.cache_store.signing.envelope import parse_envelope
 from warmrank.cache_store.signing.trust import DocumentKind
 
+UNSIGNED, SIGNED, TRUSTED = range(3)
+"""By nobody, or with a signature that must not count; by a key not known here; by a key trusted here."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
@@ -28,12 +32,14 @@ class Document:
     Attributes:
         references: names that it needs.
         created_s: when it was made, by its maker's clock, in seconds since the epoch.
-        is_believed: the trust policy lets this process use it; told of records only.
+        environments: digests of those in which a launch's ranks ran; one empty text for other documents.
+        trust_rank: `TRUSTED`, `SIGNED` or `UNSIGNED`; told of records only.
     """
 
     references: tuple[str, ...]
     created_s: float
-    is_believed: bool = True
+    environments: tuple[str, ...] = ("",)
+    trust_rank: int = TRUSTED
 
 
 def is_record(name: str) -> bool:
@@ -53,11 +59,13 @@ def references(name: str, sealed: bytes) -> Document:
         Corrupt: it is damaged, or made for another name.
         NewerFormat: a later release wrote it.
     """
+    environments: tuple[str, ...] = ("",)
     if parts := split_launch_name(name):
         payload = _payload(name, sealed, kind="launch", key=parts[0], sha256=parts[1])
         record = parse_launch_record(payload, name)
         needed = [manifest_name(ref.manifest_key) for ref in record.partitions]
         created_s = created_at(record).timestamp()
+        environments = tuple(key_of(dict(environment)) for environment in record.environments)
     elif parts := split_directory_name(name):
         payload = _payload(name, sealed, kind="directory", key=parts[0], sha256=parts[1])
         listing = parse_listing(payload, name)
@@ -68,7 +76,7 @@ def references(name: str, sealed: bytes) -> Document:
         manifest = parse_manifest(payload, name)
         needed = [blob_name(entry.sha256) for entry in manifest.artifacts]
         created_s = created_at(manifest).timestamp()
-    return Document(references=tuple(dict.fromkeys(needed)), created_s=created_s)
+    return Document(references=tuple(dict.fromkeys(needed)), created_s=created_s, environments=environments)
 
 
 def _payload(name: str, sealed: bytes, *, kind: str, key: str, sha256: str | None = None) -> bytes:

@@ -97,7 +97,6 @@ def read_keyring(path: Path) -> Keyring:
     """
     if not _is_usable_directory(path):
         return Keyring()
-    check_parents(path)
     trusted = {}
     if _is_usable_directory(path / TRUSTED):
         with os_errors_are_unusable("directory", path / TRUSTED):
@@ -192,6 +191,7 @@ def _checked(name: str) -> str:
 
 
 def _is_usable_directory(path: Path) -> bool:
+    check_parents(path)  # first: who can take it away makes it one that is not there
     with os_errors_are_unusable("directory", path):
         try:
             status = path.stat()
@@ -216,7 +216,6 @@ def _changing(keyring: Path) -> Iterator[None]:
     with os_errors_are_unusable("keyring", keyring):
         make_private_directories(keyring / TRUSTED)
         make_private_directories(keyring / REVOKED)
-    check_parents(keyring)
     for directory in (keyring, keyring / TRUSTED, keyring / REVOKED):
         _is_usable_directory(directory)
     lock = FileLock(keyring / ".lock", timeout=_LOCK_TIMEOUT_S, mode=0o600, fallback_to_soft=False)

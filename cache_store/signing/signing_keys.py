@@ -107,7 +107,6 @@ def load_public_key(path: Path) -> Ed25519PublicKey:
     data = read_vouched(path, limit_bytes=_MAX_PEM_BYTES)
     if data is None:
         raise _not_there(path)
-    check_parents(path)
     return _public_key(path, data)
 
 
@@ -130,6 +129,7 @@ def read_vouched(path: Path, *, limit_bytes: int) -> bytes | None:
         Corrupt: it is larger than ``limit_bytes``.
         UnusableCache: it cannot be read, or somebody but this user and root could have written it.
     """
+    check_parents(path)  # first: who can take it away makes it one that is not there
     with os_errors_are_unusable("file", path):
         try:
             # Without O_NONBLOCK the open itself would wait at a named pipe.

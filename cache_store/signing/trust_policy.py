@@ -16,6 +16,7 @@ from typing import Literal
 
 from warmrank.cache_store.backends.durability import LOCAL_TYPES, file_system_type
 from warmrank.cache_store.layout import BLOBS, QUARANTINE, TMP, TOP_LEVEL
+from warmrank.cache_store.node.private_files import way_to
 
 _MOUNTS = Path("/proc/self/mounts")
 _NEVER_USED = frozenset({QUARANTINE.rstrip("/"), TMP.rstrip("/")})  # nothing in there gets a name again
@@ -30,8 +31,8 @@ class Entry:
         path: where.
         uid: its owner.
         mode: its type and permissions, as ``st_mode``.
-        is_above: it lies above the store, so that root may own it, and others may write into it where they
-            cannot rename what is not theirs (the sticky bit of ``/tmp``).
+        is_above: it lies on the way to the store (`way_to`), so that root may own it, and others may write
+            into it where they cannot rename what is not theirs (the sticky bit of ``/tmp``).
     """
 
     path: str
@@ -46,7 +47,7 @@ class StorePlace:
 
     Attributes:
         file_system: type of its file system; empty where it is not known.
-        entries: the directory, all below it that a store uses but its blobs, and all above it.
+        entries: the directory, all below it that a store uses but its blobs, and all on the way to it.
     """
 
     file_system: str
@@ -71,8 +72,8 @@ def resolve_policy(place: StorePlace, *, uid: int) -> PolicyChoice:
         if entry.uid not in owners:
             reason = f"{entry.path} belongs to uid {entry.uid}, not {uid}"
             return PolicyChoice(policy="require", reason=reason)
-        is_sticky = entry.is_above and entry.mode & stat.S_ISVTX
-        if entry.mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_sticky:
+        is_held = entry.is_above and (entry.mode & stat.S_ISVTX or stat.S_ISLNK(entry.mode))
+        if entry.mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_held:
             mode = f"mode {stat.S_IMODE(entry.mode):04o}"
             return PolicyChoice(policy="require", reason=f"others can write {entry.path} ({mode})")
     return PolicyChoice(policy="off", reason="a directory of this user on a local disk")
@@ -94,24 +95,30 @@ def _look_at(path: Path) -> StorePlace:
     absolute = path.absolute()
     if (kind := file_system_type(absolute, mounts)) not in LOCAL_TYPES:
         return StorePlace(file_system=kind, entries=())  # not touched: a dead mount would hang here
+    above = [
+        Entry(path=str(place), uid=status.st_uid, mode=status.st_mode, is_above=True)
+        for place, status in way_to(absolute)
+    ]
     path = absolute.resolve()
-    return StorePlace(file_system=file_system_type(path, mounts), entries=tuple(_entries(path)))
+    links = [Path(entry.path) for entry in above if stat.S_ISLNK(entry.mode)]
+    kinds = [file_system_type(place, mounts) for place in (*links, path)]
+    kind = next((kind for kind in kinds if kind not in LOCAL_TYPES), kinds[-1])
+    return StorePlace(file_system=kind, entries=(*_entries(path), *above))
 
 
 def _entries(path: Path) -> Iterator[Entry]:
-    if path.exists():
-        yield _entry(path, is_above=False)
-        for name in sorted(TOP_LEVEL):
-            if os.path.lexists(path / name):
-                yield _entry(path / name, is_above=False)
-        others_get_in = path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
-        for name in sorted(TOP_LEVEL - _NEVER_USED):
-            for entry in _below(path / name, with_files=name != _BLOBS):
-                # Where they do not, only an owner can have kept a way to write, such as another name.
-                yield entry if others_get_in else replace(entry, mode=stat.S_IFMT(entry.mode))
-    for directory in path.parents:
-        if directory.exists():
-            yield _entry(directory, is_above=True)
+    if not path.exists():
+        return
+    yield _entry(path)
+    for name in sorted(TOP_LEVEL):
+        if os.path.lexists(path / name):
+            yield _entry(path / name)
+    others_get_in = path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    for name in sorted(TOP_LEVEL - _NEVER_USED):
+        for entry in _below(path / name, with_files=name != _BLOBS):
+            # Where they do not, only an owner can have kept a way to write, such as another name, or a link.
+            as_it_is = others_get_in or stat.S_ISLNK(entry.mode)
+            yield entry if as_it_is else replace(entry, mode=stat.S_IFMT(entry.mode))
 
 
 def _below(root: Path, *, with_files: bool) -> Iterator[Entry]:
@@ -125,13 +132,13 @@ def _below(root: Path, *, with_files: bool) -> Iterator[Entry]:
                     for entry in found
                     if with_files or not entry.is_file(follow_symlinks=False)
                 ]
-            below = [_entry(path, is_above=False) for path in paths]
+            below = [_entry(path) for path in paths]
         except FileNotFoundError:
             continue  # an evict removed an empty directory of the trash
         waiting += [Path(entry.path) for entry in below if stat.S_ISDIR(entry.mode)]
         yield from below
 
 
-def _entry(path: Path, *, is_above: bool) -> Entry:
+def _entry(path: Path) -> Entry:
     status = path.lstat()
-    return Entry(path=str(path), uid=status.st_uid, mode=status.st_mode, is_above=is_above)
+    return Entry(path=str(path), uid=status.st_uid, mode=status.st_mode, is_above=False)

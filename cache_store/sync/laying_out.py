@@ -2,8 +2,9 @@
 
 Invariants: nothing gets its name before every file is verified, changed where it must name another path,
 and flushed; staging lies beside the directory, on the same file system, because the directory is the tool's.
-A file that is there with other bytes stops all, unless it is to be replaced, or was only cut short. The
-directory bears the marks of those who vouch for the copies, as a cache directory does.
+A file that is there with other bytes stops all, unless it is to be replaced, or was only cut short; so does
+what stands in the way of one, unless it is of an earlier pull and goes. The directory bears the marks of
+those who vouch for the copies, as a cache directory does.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +36,7 @@ from warmrank.cache_store.parallel import each, each_short, is_short
 from warmrank.cache_store.records.directory_listing import ListedFile
 from warmrank.cache_store.records.documents import Documents
 from warmrank.cache_store.sync.relocate import Relocation
+from warmrank.cache_store.sync.tools import beside
 
 _NUM_THREADS = 8
 _STAGING = ".tmp-"
@@ -51,6 +54,7 @@ class Copies:
         there: paths of the latter.
         moved: what of them must name the new path.
         replace: those that are there otherwise are replaced.
+        stale: paths of files of an earlier pull that go before these come.
     """
 
     documents: Documents
@@ -59,6 +63,7 @@ class Copies:
     there: Collection[str]
     moved: Relocation
     replace: bool
+    stale: Collection[str]
 
     def mark(self, directory: Path) -> Blobs:
         """The blobs, which may be copied below a directory from now on."""
@@ -75,11 +80,6 @@ class LaidOut:
     replaced: list[str] = field(default_factory=list)
 
 
-def beside(root: Path) -> Path:
-    """Where lock and staging lie: on the same file system, but not in the directory, which is the tool's."""
-    return root.parent / f".{root.name}.warmrank"
-
-
 def lay_out(copies: Copies, root: Path) -> LaidOut:
     """Copy files into ``root``, verified and made to name it where they must.
 
@@ -90,6 +90,7 @@ def lay_out(copies: Copies, root: Path) -> LaidOut:
     """
     laid = LaidOut()
     if not copies.files:
+        _remove(copies.stale, root)
         return laid
     with _staging(beside(root)) as staging:
         blobs = copies.mark(staging)
@@ -104,6 +105,8 @@ def lay_out(copies: Copies, root: Path) -> LaidOut:
             _choose(copies, staging, root, laid)
             if laid.new or laid.replaced:
                 _flush(copies.files, directories, staging)
+            _remove(copies.stale, root)
+            if laid.new or laid.replaced:
                 _place_all(copies, staging, root, laid)
     return laid
 
@@ -124,6 +127,54 @@ def refuse_others(paths: Sequence[str], root: Path) -> None:
         actual=f"other bytes in {', '.join(sorted(paths)[:_SHOWN])}{more}; nothing was changed",
         remedy="pull with --replace to have them replaced, or pull into an empty directory",
     )
+
+
+def refuse_obstacles(files: Sequence[ListedFile], stale: Collection[str], root: Path) -> None:
+    """Refuse to lay out where a file is to be a directory, or the other way round, and does not go as stale.
+
+    Raises:
+        Conflict: it is so; names the first.
+    """
+    gone = {root / path for path in stale}
+    kinds = {**dict.fromkeys(_directories(files), "directory"), **{file.path: "file" for file in files}}
+    for path, kind in kinds.items():
+        with os_errors_are_unusable("file", root / path):
+            try:
+                mode = (root / path).lstat().st_mode
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            is_directory = stat.S_ISDIR(mode)
+            # What is no directory where a file should be is compared with that.
+            if is_directory == (kind == "directory") or not (is_directory or kind == "directory"):
+                continue
+            if _is_emptied(root / path, mode, gone):
+                continue
+        found = "directory" if is_directory else "link" if stat.S_ISLNK(mode) else "file"
+        raise Conflict(
+            what="directory",
+            where=str(root),
+            expected=f"{path} to be a {kind}, or absent",
+            actual=f"a {found}; nothing was changed",
+            remedy="remove it; --replace removes only what an earlier pull put there",
+        )
+
+
+def _is_emptied(path: Path, mode: int, gone: Collection[Path]) -> bool:
+    """Whether this is a directory that `_remove` takes away, with all in it."""
+    if not stat.S_ISDIR(mode):
+        return path in gone
+    below = list(path.iterdir())
+    return bool(below) and all(_is_emptied(entry, entry.lstat().st_mode, gone) for entry in below)
+
+
+def _remove(paths: Collection[str], root: Path) -> None:
+    """Remove files, and the directories that they leave empty."""
+    with os_errors_are_unusable("directory", root):
+        for path in sorted(paths):
+            (root / path).unlink(missing_ok=True)
+            for directory in Path(path).parents[:-1]:
+                with contextlib.suppress(OSError):
+                    (root / directory).rmdir()
 
 
 def _choose(copies: Copies, staging: Path, root: Path, laid: LaidOut) -> None:
@@ -149,7 +200,7 @@ def _compare(there: Path, staged: Path) -> str:
                 if two.read(len(chunk)) != chunk:
                     return "other"
             return "cut" if two.read(1) else "equal"
-    except UnusableCache:
+    except (UnusableCache, OSError):  # no regular file, such as a link, or one that cannot be read
         return "other"
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import fnmatch
 from dataclasses import dataclass
+from pathlib import Path
 
 from warmrank.cache_store.node.signers import SIGNERS
 from warmrank.cache_store.node.single_flight import LOCKS
@@ -26,7 +27,9 @@ from warmrank.cache_store.node.unverified import UNVERIFIED
 
 _LEFT_OUT_FILES = ("*.lock", "*.tmp", "*.tmp.*", ".tmp*", "tmp.pid_*", ".nfs*", "*.swp", "*~", ".DS_Store")
 _LEFT_OUT_DIRECTORIES = ("locks", "tmp.*", ".tmp*", "__pycache__")
-_OURS = frozenset({".index", ".queue", LOCKS, SIGNERS, UNVERIFIED})  # beside `.tmp*`
+_MARKS = frozenset({SIGNERS, UNVERIFIED})
+_OURS = frozenset({".index", ".queue", LOCKS})  # of a cache directory, beside `.tmp*`
+_BESIDE = ".warmrank"
 _TRITON_GROUPS = "__grp__*.json"
 
 
@@ -69,9 +72,30 @@ def is_left_out(name: str, *, directory: bool) -> bool:
 
 
 def is_ours(path: str) -> bool:
-    """Whether a path below a cache directory is one that warmrank keeps for itself: marks, locks, indexes."""
-    first = path.partition("/")[0].casefold()
-    return first in _OURS or first.startswith(".tmp")
+    """Whether a path below a cache directory is one that warmrank keeps for itself.
+
+    Locks and indexes of the directory; marks, and what lies `beside` a pulled directory, wherever.
+    """
+    first, *others = path.casefold().split("/")
+    return (
+        first in _OURS
+        or first.startswith(".tmp")
+        or any(part in _MARKS or _is_beside(part) for part in (first, *others))
+    )
+
+
+def is_own_work(name: str, *, directory: bool) -> bool:
+    """Whether what bears a name of ours is warmrank's work by its kind too, and so not worth a word."""
+    return directory == (name != UNVERIFIED)
+
+
+def beside(root: Path) -> Path:
+    """Where lock, staging and index of a pulled directory lie: on the same file system, but not in it."""
+    return root.parent / f".{root.name}{_BESIDE}"
+
+
+def _is_beside(name: str) -> bool:
+    return name.startswith(".") and name.endswith(_BESIDE)
 
 
 def is_rewritten(tool: Tool, path: str) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from warmrank.cache_store.node.private_files import check_owned, os_errors_are_unusable
 from warmrank.cache_store.paths import path_fault
-from warmrank.cache_store.sync.tools import is_left_out, is_ours
+from warmrank.cache_store.sync.tools import is_left_out, is_ours, is_own_work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +57,12 @@ def _walk(root: Path, prefix: str, left_out: list[str]) -> Iterator[FoundFile]:
         for entry in sorted(entries, key=lambda entry: entry.name):
             path = f"{prefix}{entry.name}"
             is_directory = entry.is_dir(follow_symlinks=False)
-            if is_left_out(entry.name, directory=is_directory) or is_ours(path):
+            if is_left_out(entry.name, directory=is_directory):
                 continue
-            if fault := path_fault(path):
+            if is_ours(path):
+                if not is_own_work(entry.name, directory=is_directory):
+                    left_out.append(f"{path}: warmrank keeps this name for itself")
+            elif fault := path_fault(path):
                 left_out.append(f"{path!r}: its name {fault}")
             elif is_directory:
                 check_owned(root / path, entry.stat(follow_symlinks=False), directory=True)

@@ -16,7 +16,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -53,6 +53,7 @@ from warmrank.cache_store.sync.newest import read_listing
 from warmrank.cache_store.upkeep.reports import VerifyReport
 
 READERS = 8
+_ELSEWHERE = "this place is only read here: run `warmrank verify --repair` where it may be written"
 _T = TypeVar("_T")
 
 
@@ -79,11 +80,12 @@ class Elsewhere:
         return found
 
 
-def verify_store(
+def verify_store(  # noqa: PLR0913 - what is read, what it is part of, and what may be done
     documents: Documents,
     *,
     repair: bool = False,
     is_whole: bool = True,
+    is_writable: bool = True,
     elsewhere: Elsewhere | None = None,
     on_progress: OnProgress | None = None,
     clock: Callable[[], float] = time.time,
@@ -94,6 +96,7 @@ def verify_store(
         documents: the store's.
         repair: also move what is damaged away, and bring back what is missing and can be had.
         is_whole: what a document needs must be here; a place nearer than the farthest may hold it in part.
+        is_writable: publishes write here too, so that they repair it.
         elsewhere: where a repair looks for good copies, beside the trash.
         on_progress: told now and then how far it is.
         clock: seconds since the epoch; the store's own would need a write.
@@ -101,7 +104,13 @@ def verify_store(
     Raises:
         StoreUnavailable: the store cannot be listed, or, with ``repair``, not written.
     """
-    audit = _Audit(documents=documents, repair=repair, is_whole=is_whole, elsewhere=elsewhere or Elsewhere())
+    audit = _Audit(
+        documents=documents,
+        repair=repair,
+        is_whole=is_whole,
+        is_writable=is_writable,
+        elsewhere=elsewhere or Elsewhere(),
+    )
     return audit.run(on_progress, clock())
 
 
@@ -110,6 +119,7 @@ class _Audit:
     documents: Documents
     repair: bool
     is_whole: bool
+    is_writable: bool
     elsewhere: Elsewhere
     faults: list[str] = field(default_factory=list)
     repairs: list[str] = field(default_factory=list)
@@ -180,7 +190,7 @@ class _Audit:
                 if isinstance(answer, StoreError) and _goes_away(answer):
                     self._move_away(name, str(answer))
                     return self._taken_over(name, read), str(answer)
-            return (None, str(answer)) if isinstance(answer, StoreError) else (answer, "")
+            return (None, self._said(answer)) if isinstance(answer, StoreError) else (answer, "")
 
         found: dict[str, _T | None] = {}
         for name, (document, fault) in zip(names, each(judge, names, num_threads=READERS), strict=True):
@@ -257,7 +267,7 @@ class _Audit:
         if isinstance(answer, NotInStore) and not self.documents.backend.stat([name]):
             return None, "", False  # another process moved it since the listing
         if isinstance(answer, StoreError):
-            return None, str(answer), is_damage(answer)
+            return None, self._said(answer), is_damage(answer)
         is_damaged = answer.sha256 != _sha256_of(name)
         return answer, f"{name}: its bytes have {answer}" if is_damaged else "", is_damaged
 
@@ -306,10 +316,19 @@ class _Audit:
         found, _ = list_debris(self.documents.backend)  # what other users write now is no fault
         for info in found:
             if (age_s := now_s - info.modified_s) > DEBRIS_S:
+                where = "" if self.is_writable else " where this place may be written"
                 self.faults.append(
                     f"{info.name}: {info.stored_bytes} bytes on their way in for {age_s / 3600.0:.0f} h, "
-                    f"by a process that must have died; `warmrank evict` removes them"
+                    f"by a process that must have died; `warmrank evict` removes them{where}"
                 )
+
+    def _said(self, error: StoreError) -> str:
+        """An error with the remedy that there is for it in this place."""
+        if self.is_writable or not isinstance(error, Corrupt | Untrusted):
+            return str(error)
+        if isinstance(error, Untrusted) and error.reason == "unknown_signer":
+            return str(error)
+        return str(replace(error, remedy=_ELSEWHERE))
 
     def _check_launches(
         self, launches: dict[str, LaunchRecord], manifests: dict[str, StandingManifest | None]

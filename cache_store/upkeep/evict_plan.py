@@ -1,9 +1,10 @@
 """What an evict takes away, and why: pure functions of an inventory and a policy.
 
 Invariants: nothing younger than the grace goes, by the store's clock; a record goes only if it is neither
-pinned nor among the newest of its key; who can write but not sign decides about nothing that others signed:
-a record that the trust policy refuses ranks behind those that it does not, and neither its bytes nor those
-that nothing needs push a believed one out; a manifest goes only if no remaining record needs it, a blob
+pinned nor among the newest of its key, and of an environment that it has; who can write but not sign decides
+about nothing that others signed: under every policy a record that no trusted key signed ranks behind those
+that one did, one that nobody signed comes last, and neither their bytes nor those that nothing needs push out
+one of the highest rank that there is; a manifest goes only if no remaining record needs it, a blob
 only if no remaining manifest or listing needs it; what a remaining document needs comes back from the trash.
 """
 
@@ -22,7 +23,7 @@ from warmrank.cache_store.retention.debris import DEBRIS_S
 from warmrank.cache_store.retention.inventory import Inventory
 from warmrank.cache_store.retention.last_use import RESOLUTION_S
 from warmrank.cache_store.retention.marks import is_record, record_group
-from warmrank.cache_store.upkeep.room import Room, blobs_first, is_believed
+from warmrank.cache_store.upkeep.room import Room, blobs_first
 
 DAY_S = 86400.0
 Kind = Literal["record", "manifest", "blob"]
@@ -35,7 +36,7 @@ class EvictPolicy:
     Attributes:
         older_than_s: records not used for so long go; None keeps them whatever their age.
         max_bytes: least recently used records go until what stands has at most this size; None is no limit.
-        keep: so many of the newest records of each key stay in any case, believed ones first.
+        keep: so many of the newest records of each key and environment stay in any case, trusted ones first.
         grace_s: nothing younger goes, and the trash is emptied after so long; longer than the longest
             publish, the longest fetch, and any time for which a process may be stopped.
         quarantine_s: what was found bad is kept for so long as evidence, at least for the grace.
@@ -153,7 +154,8 @@ def _choose_records(
     unused = {
         name: inventory.now_s - last_use_s(inventory, name) for name in inventory.files if is_record(name)
     }
-    for name in sorted(unused, key=lambda name: (is_believed(inventory, name), -unused[name], name)):
+    rank = {name: inventory.documents[name].trust_rank for name in unused}
+    for name in sorted(unused, key=lambda name: (rank[name], -unused[name], name)):
         reason = protected.get(name, "")
         if not reason and unused[name] <= policy.grace_s:
             reason = f"used {_age(unused[name])} ago, within the grace"
@@ -172,16 +174,18 @@ def _choose_records(
 
 def _protected(inventory: Inventory, policy: EvictPolicy) -> dict[str, str]:
     """Why records stay in any case."""
-    groups: defaultdict[str, list[str]] = defaultdict(list)
+    documents = inventory.documents
+    groups: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for name in filter(is_record, inventory.files):
-        groups[record_group(name)].append(name)
+        for environment in documents[name].environments:
+            groups[record_group(name), environment].append(name)
     reasons: dict[str, str] = {}
     for names in groups.values():
-        # Not "believed only": who evicts without the keys must not take every newest record.
+        # Not the trusted only: who evicts without the keys must not take every newest record.
         names.sort(
             key=lambda name: (
-                not is_believed(inventory, name),
-                age(inventory.files[name], inventory.documents[name].created_s),
+                -documents[name].trust_rank,
+                age(inventory.files[name], documents[name].created_s),
             )
         )
         reasons.update(dict.fromkeys(names[: policy.keep], "among the newest of its key"))

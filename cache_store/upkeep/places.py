@@ -97,6 +97,7 @@ def verify_places(
             Documents(backend=view, trust=trust),
             repair=repair and tier.is_writable,
             is_whole=tier is tiers[-1],
+            is_writable=tier.is_writable,
             elsewhere=Elsewhere(
                 places=[TieredBackend([other]) for other in tiers if other is not tier], cache_root=cache_root
             ),

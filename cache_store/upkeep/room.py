@@ -10,7 +10,7 @@ from collections import Counter
 
 from warmrank.cache_store.layout import BLOBS, MANIFESTS
 from warmrank.cache_store.retention.inventory import Inventory
-from warmrank.cache_store.retention.marks import is_record
+from warmrank.cache_store.retention.marks import UNSIGNED, is_record
 
 
 class Room:
@@ -30,7 +30,8 @@ class Room:
         self.remaining_bytes = sum(info.stored_bytes for info in inventory.files.values())
         self._taken: set[str] = set()
         self._other_bytes: int | None = None
-        self._believed = _closure_of_believed(inventory)
+        ranks = (inventory.documents[name].trust_rank for name in inventory.files if is_record(name))
+        self._believed = _closure_of(inventory, max(ranks, default=UNSIGNED))
         self._count_references()
 
     def take(self, name: str) -> None:
@@ -44,11 +45,11 @@ class Room:
             self._release(needed)
 
     def counted_bytes(self, record: str) -> int:
-        """What counts against a limit when it is decided about ``record``, after all that are not believed.
+        """What counts against a limit when it is decided about ``record``, after all of lower ranks.
 
-        Against a believed record only what believed ones need: all else goes as soon as it may.
+        Against a record of the highest rank only what such ones need: all else goes as soon as it may.
         """
-        if not is_believed(self._inventory, record):
+        if record not in self._believed:
             return self.remaining_bytes
         if self._other_bytes is None:
             self._other_bytes = sum(
@@ -101,22 +102,17 @@ class Room:
         return info is not None and self._inventory.now_s - info.modified_s > self._grace_s
 
 
-def is_believed(inventory: Inventory, record: str) -> bool:
-    """Whether the trust policy of this process takes a record."""
-    return inventory.documents[record].is_believed
-
-
 def blobs_first(name: str) -> tuple[int, str]:
     """Sorts names in the order in which they may appear: what is needed before what needs it."""
     order = (BLOBS, MANIFESTS)
     return next((rank for rank, prefix in enumerate(order) if name.startswith(prefix)), len(order)), name
 
 
-def _closure_of_believed(inventory: Inventory) -> frozenset[str]:
-    """The believed records, and all that they need."""
+def _closure_of(inventory: Inventory, rank: int) -> frozenset[str]:
+    """The records of a trust rank, and all that they need."""
     found: set[str] = set()
     for record in filter(is_record, inventory.files):
-        if is_believed(inventory, record):
+        if inventory.documents[record].trust_rank == rank:
             found.add(record)
             found.update(inventory.documents[record].references)
     for name in [name for name in found if name in inventory.documents and not is_record(name)]:

@@ -24,7 +24,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from warmrank.cache_store.errors import NoStoreYet, StoreError, is_final
+from warmrank.cache_store.errors import NoStoreYet, StoreError, StoreUnavailable
 from warmrank.orchestrator import signals
 from warmrank.orchestrator.cli.terminal import SafeConsole, SafeFormatter, defused_json
 from warmrank.orchestrator.errors import (
@@ -196,7 +196,7 @@ def describe(error: Exception) -> tuple[str, tuple[Rows, ...], tuple[str, ...]]:
         rows = [(name, str(getattr(error, field))) for field, name in _STORE_ROWS if hasattr(error, field)]
         if isinstance(error, NoStoreYet) and "://" not in error.where:
             rows.append(("note", f"relative paths are read from {Path.cwd()}"))
-        if is_final(error):
+        if isinstance(error, StoreUnavailable) and error.required:
             rows.append(("required", "mode: required stands in the config, so nothing goes on without it"))
         return f"{_words(type(error).__name__)}: {error.what}", (tuple(rows),), ()
     text = str(error).strip() or type(error).__name__

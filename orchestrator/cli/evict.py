@@ -38,7 +38,9 @@ def evict(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
             help="Least recently used go until it fits.",
         ),
     ] = None,
-    keep: Annotated[int, typer.Option(min=0, help="So many of the newest records of each launch stay.")] = 1,
+    keep: Annotated[
+        int, typer.Option(min=0, help="So many of the newest records of each launch and environment stay.")
+    ] = 1,
     grace_s: Annotated[
         float,
         typer.Option(

@@ -15,7 +15,7 @@ from warmrank.orchestrator.cli.console import ExitCode, answer, output, print_js
 from warmrank.orchestrator.cli.options import AsJson, Debug, load_optional
 
 if TYPE_CHECKING:
-    from warmrank.cache_store.store import Store
+    from warmrank.orchestrator.config.store import StoreConfig
     from warmrank.orchestrator.store.sync import Target
 
 app = typer.Typer(
@@ -94,13 +94,14 @@ def push(  # noqa: PLR0913 - a command has one parameter for each option
     """Store directories; locks and temporary files are left out."""
     with session(debug=debug):
         from warmrank.orchestrator.errors import BadArgument
+        from warmrank.orchestrator.store.stores import open_store
         from warmrank.orchestrator.store.sync_tables import render_pushes
 
         wanted = _targets(directories, keys, per, rank, world_size)
         if absent := [str(each.directory) for each in wanted if not each.directory.is_dir()]:
             msg = f"{absent[0]}: expected a directory to push, found {_kind(absent[0])}"
             raise BadArgument(msg)
-        opened = _open(config, store, signing_key, to_push=True)
+        opened = open_store(_named(config, store, signing_key))
         reports = []
         for each in wanted:
             with _signing_key_named_so(store):
@@ -120,7 +121,11 @@ def pull(  # noqa: PLR0913 - a command has one parameter for each option
     rank: _Rank = None,
     world_size: _WorldSize = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Replace files that are there with other bytes.")
+        bool,
+        typer.Option(
+            "--replace",
+            help="Replace files with other bytes, and remove what only an earlier pull put there.",
+        ),
     ] = False,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -132,13 +137,19 @@ def pull(  # noqa: PLR0913 - a command has one parameter for each option
     from warmrank.cache_store.errors import NoStoreYet, NotInStore
 
     with session(debug=debug):
+        from warmrank.cache_store.node.admission import check_marks
+        from warmrank.orchestrator.store.stores import load, open_to_fetch
         from warmrank.orchestrator.store.sync_tables import render_pulls
 
         wanted = _targets(directories, keys, per, rank, world_size)
+        named = _named(config, store, None)
         reports, misses = [], []
         try:
-            opened = _open(config, store, None, to_push=False)
+            opened = open_to_fetch(named)
         except NoStoreYet as absent:
+            trust = load(named, to_sign=False)
+            for each in wanted:  # after a miss the tool uses what is there
+                check_marks(each.directory, trust.policy, trust.revoked)
             wanted = ()
             misses.append(NotInStore(what="a store", where=absent.where, remedy="push first, which makes it"))
         for each in wanted:
@@ -184,9 +195,9 @@ def _targets(
     return targets(directories, keys or (), Seat(scope=per, rank=rank, world_size=world_size))
 
 
-def _open(config: Path | None, location: str | None, key: Path | None, *, to_push: bool) -> Store:
+def _named(config: Path | None, location: str | None, key: Path | None) -> StoreConfig:
     from warmrank.orchestrator.errors import BadArgument
-    from warmrank.orchestrator.store.stores import named_store, open_store, open_to_fetch
+    from warmrank.orchestrator.store.stores import named_store
 
     loaded = load_optional(config, None)
     if (loaded is None) == (location is None):
@@ -201,4 +212,4 @@ def _open(config: Path | None, location: str | None, key: Path | None, *, to_pus
     if store is None:
         msg = f"{config} names no store; expected store.path in it, or --store LOCATION"
         raise BadArgument(msg)
-    return open_store(store) if to_push else open_to_fetch(store)
+    return store

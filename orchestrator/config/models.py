@@ -140,6 +140,12 @@ class RayConfig(Strict):
         default=True, description="whether a cluster joined by address gets a copy of the current directory"
     )
 
+    @model_validator(mode="after")
+    def _some_node_is_left(self) -> RayConfig:
+        if self.nodes and set(self.nodes) <= set(self.exclude_nodes):
+            raise ValueError("exclude_nodes names every node of nodes, so none is left for ranks")
+        return self
+
 
 class NodeCacheConfig(Strict):
     """A directory of another tool on each node, whose files belong to the node, not to a rank."""

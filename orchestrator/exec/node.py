@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from warmrank.cache_store.errors import NotInStore, StoreError, UnusableCache, is_final
-from warmrank.cache_store.node.admission import admit
+from warmrank.cache_store.node.admission import admit, check_marks
 from warmrank.cache_store.node.private_files import (
     ensure_cache_dir,
     make_private_directories,
@@ -130,6 +130,9 @@ class ExecNode:
             return False, Synced(
                 said=["the config names no store: nothing is fetched, and nothing published"]
             )
+        trust = config.store.trust
+        for tool in self._tools.values():  # also where the store is away
+            check_marks(tool.directory, trust.policy or "require", trust.revoked)
         try:
             # A store that is to be filled is made, as by a launch.
             fills = is_writable(config.store.tiers) and may_publish(config.store.trust)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from warmrank.orchestrator.config.models import RayConfig, WatchConfig
-from warmrank.orchestrator.errors import UnknownNode
+from warmrank.orchestrator.errors import BadArgument, CannotStart, UnknownNode
 from warmrank.orchestrator.gang.knocking import knock
 from warmrank.orchestrator.nodes import Node, alive, choose, is_called
 
@@ -48,11 +48,15 @@ class Eligible:
     Attributes:
         nodes: those that may have ranks, by host.
         silent: those that Ray lists as alive, and that do not answer.
+        unlabelled: those that do not meet ``wanted``.
+        wanted: the config's label selectors.
         labels: what a node must be labelled with to be one of the first, in Ray's syntax.
     """
 
     nodes: tuple[RayNode, ...]
     silent: tuple[Node, ...] = ()
+    unlabelled: tuple[RayNode, ...] = ()
+    wanted: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str]
 
     def total(self) -> dict[str, float]:
@@ -131,23 +135,44 @@ def eligible(
 
     Raises:
         UnknownNode: a name fits no node, or several.
+        BadArgument: the config excludes every node.
+        CannotStart: of the nodes that it names none is there any more, or answers.
     """
     nodes = [each.node for each in known]
     named = set(_called(nodes, config.nodes, strict=strict)) if config.nodes else set(nodes)
     named -= set(_called(nodes, config.exclude_nodes, strict=strict))
     away = set(silent)
+    _refuse_none(config, nodes, named, away, strict=strict)
     labels = dict(config.labels)
     if config.nodes:
         labels[_NODE_ID] = f"in({', '.join(node.node_id for node in nodes if node in named - away)})"
     elif left_out := [node.node_id for node in nodes if node not in named - away]:
         labels[_NODE_ID] = f"!in({', '.join(left_out)})"  # nodes that join later may have ranks
+    there = [each for each in known if each.node in named - away]
     return Eligible(
-        nodes=tuple(
-            each for each in known if each.node in named - away and _is_labelled(each, config.labels)
-        ),
+        nodes=tuple(each for each in there if _is_labelled(each, config.labels)),
         silent=tuple(node for node in nodes if node in named & away),
+        unlabelled=tuple(each for each in there if not _is_labelled(each, config.labels)),
+        wanted=config.labels,
         labels=labels,
     )
+
+
+def _refuse_none(
+    config: RayConfig, known: Sequence[Node], named: Collection[Node], away: Collection[Node], *, strict: bool
+) -> None:
+    """Refuse what leaves no node, now or later: Ray has no word for that."""
+    if known and not named and strict:
+        msg = (
+            "ray.exclude_nodes (--exclude-node) leaves no node for ranks; alive nodes: "
+            f"{', '.join(map(str, known))}"
+        )
+        raise BadArgument(msg)
+    if config.nodes and not set(named) - set(away):
+        silent = ", ".join(str(node) for node in known if node in named)
+        what = f"do not answer: {silent}" if silent else f"are not there any more: {', '.join(config.nodes)}"
+        msg = f"the nodes that ray.nodes (--node) names {what}; bring one back, or name others"
+        raise CannotStart(msg, blames_cluster=True)
 
 
 def _called(known: Sequence[Node], names: Iterable[str], *, strict: bool) -> list[Node]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from warmrank.orchestrator.causes import DIED, NODE_LOST, WorkerFailure
 
@@ -14,6 +14,7 @@ _EXIT_DETAIL = re.compile(
 )
 _NO_STATUS = "connection error code 2"  # Ray's words for a process that left its socket without a word
 _LOST_NODE = re.compile(r"(?i)node (?:was terminated|is dead|has died|died|failure)|NODE_DIED")
+_OWN = "ray.io/"  # labels that Ray itself gives nodes
 _MISSING_MODULE = re.compile(r"(?:ModuleNotFoundError|ImportError): (.*)")
 
 
@@ -36,12 +37,16 @@ class Supply:
         available: those that are free.
         nodes: host name and resources of each node; several may be on one host.
         silent: nodes that Ray lists as alive and that do not answer, for people; they are not counted.
+        wanted_labels: label selectors that nodes must meet.
+        unlabelled: host name and labels of each node that does not meet them; they are not counted.
     """
 
     total: Mapping[str, float]
     available: Mapping[str, float]
     nodes: tuple[tuple[str, Mapping[str, float]], ...] = ()
     silent: tuple[str, ...] = ()
+    wanted_labels: Mapping[str, str] = field(default_factory=dict)
+    unlabelled: tuple[tuple[str, Mapping[str, str]], ...] = ()
 
 
 def describe_shortage(
@@ -70,9 +75,14 @@ def describe_shortage(
             lines.append(f"  {name}s by node: {_by_node(name, supply.nodes)}")
     if supply.silent:
         lines.append(f"  not counted, because Ray there does not answer: {', '.join(supply.silent)}")
+    if supply.unlabelled:
+        wanted = ", ".join(f"{name}={value}" for name, value in supply.wanted_labels.items())
+        lines.append(f"  not counted, because ray.labels asks for {wanted}: {_by_labels(supply)}")
     short_of_devices = [name for name in bundle if name != "CPU" and total.get(name, 0.0) < num_ranks]
     if supply.silent and short_in_all:
         remedy = "bring these nodes back or add others, or lower ranks"
+    elif supply.unlabelled and short_in_all:
+        remedy = "correct ray.labels, label more nodes (ray start --labels=NAME=VALUE), or lower ranks"
     elif short_of_devices:
         device = short_of_devices[0]
         remedy = f"lower ranks, or add nodes with {device}s that Ray sees (`ray status`); {_FOUND_BY[device]}"
@@ -103,6 +113,19 @@ def _by_node(name: str, nodes: Iterable[tuple[str, Mapping[str, float]]]) -> str
         more = f" and {len(hosts) - 1} more" if len(hosts) > 1 else ""
         entries.append(f"{min(hosts)}{more}: {number:g}")
     return ", ".join(entries)
+
+
+def _by_labels(supply: Supply) -> str:
+    """``a and 2 more have zone=x, d has no labels``: those that Ray gives each node only where asked for."""
+    alike: dict[str, list[str]] = {}
+    for host, labels in supply.unlabelled:
+        shown = sorted(name for name in labels if name in supply.wanted_labels or not name.startswith(_OWN))
+        text = ", ".join(f"{name}={labels[name]}" for name in shown)
+        alike.setdefault(text or "no labels", []).append(host)
+    return "; ".join(
+        f"{min(hosts)} and {len(hosts) - 1} more have {text}" if len(hosts) > 1 else f"{hosts[0]} has {text}"
+        for text, hosts in sorted(alike.items())
+    )
 
 
 def failure_of_ray(error: Exception, *, rank: int, stage: str) -> WorkerFailure:

@@ -23,6 +23,8 @@ def supply_of(eligible: Eligible) -> Supply:
         available=free,
         nodes=tuple((known.node.host, known.resources) for known in eligible.nodes),
         silent=tuple(f"{node}" for node in eligible.silent),
+        wanted_labels=eligible.wanted,
+        unlabelled=tuple((known.node.host, known.labels) for known in eligible.unlabelled),
     )
 
 

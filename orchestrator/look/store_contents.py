@@ -107,10 +107,7 @@ def open_to_look(config: Config | None, location: Path | str | None) -> Store:
 
 
 def open_to_evict(config: Config | None, location: Path | str | None) -> Store:
-    """As `open_to_look`, but also a store without a config is judged: by the keys of this user's keyring.
-
-    Records that nobody signed must not push out those that somebody did.
-    """
+    """As `open_to_look`, but with the keys of this user's keyring also for a store without a config."""
     if location is not None and config is None:
         return open_store(named_store(str(location)), create=False, to_sign=False)
     return open_to_look(config, location)

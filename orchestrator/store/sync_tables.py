@@ -38,14 +38,15 @@ def render_pulls(reports: Sequence[PullReport], misses: Sequence[NotInStore]) ->
     for report in reports:
         parts.append(Text.assemble(("pulled", "bold green"), f" {report.directory}"))
         rewritten = f", {report.num_rewritten} changed to name it" if report.num_rewritten else ""
+        removed = f", {report.num_removed} removed" if report.num_removed else ""
         parts.append(
             Text(
-                f"  {count_text(report.num_new, 'file')} new, {report.num_replaced} replaced "
+                f"  {count_text(report.num_new, 'file')} new, {report.num_replaced} replaced{removed} "
                 f"({size_text(report.bytes_copied)}{rewritten}), {report.num_kept} there before; "
                 f"pushed {time_text(report.pushed)}; key {report.key[:12]}"
             )
         )
-        parts += _lines("not used", report.problems)
+        parts += _lines("note", report.problems)
     parts += [Text.assemble(("miss", "bold yellow"), f" {miss}") for miss in misses]
     return Group(*parts)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.memory_backend import MemoryBackend
-from tests.support.stored import LAUNCH_KEY, OFF, make_partition, make_record
+from tests.support.stored import ENVIRONMENT, LAUNCH_KEY, OFF, make_partition, make_record
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.keys import key_of
@@ -38,18 +38,30 @@ class Evicting:
         self._num_launches = 0
         self._num_records = 0
 
-    def launch(self, *, key: str = LAUNCH_KEY, own: bytes | None = None) -> str:
+    def launch(
+        self,
+        *,
+        key: str = LAUNCH_KEY,
+        own: bytes | None = None,
+        environment: Mapping[str, str] = ENVIRONMENT,
+    ) -> str:
         """Commit a launch with a function of its own and one that all share; its record's name."""
         self._num_launches += 1
         number = self._num_launches
         functions = {"Llama.own": own or f"own {number}".encode(), "Llama.shared": SHARED}
-        return self.commit(self.publish(functions, number, key=key))
+        return self.commit(self.publish(functions, number, key=key, environment=environment))
 
-    def publish(self, functions: Mapping[str, bytes], number: int, *, key: str = LAUNCH_KEY) -> LaunchRecord:
+    def publish(
+        self,
+        functions: Mapping[str, bytes],
+        number: int,
+        *,
+        key: str = LAUNCH_KEY,
+        environment: Mapping[str, str] = ENVIRONMENT,
+    ) -> LaunchRecord:
         root = self._work / f"cache{number}"
-        environment = {"number": str(number)}
         manifest = make_partition(root, functions=functions, environment=environment)
-        partition_key = key_of({"launch": key, **environment})
+        partition_key = key_of({"launch": key, "number": str(number)})
         ref = self.store.publish_partition(partition_key, manifest, root).ref
         self._num_records += 1
         created = datetime.fromtimestamp(1e9 + self._num_records, UTC).isoformat()

@@ -33,6 +33,15 @@ def test_directory_of_a_revoked_key_is_not_admitted(tmp_path, policy):
         admit(tmp_path, policy, {ONE})
 
 
+def test_marks_that_others_can_have_left_above_say_nothing(tmp_path):
+    (tmp_path / "open").mkdir()
+    mark_unverified(tmp_path / "open", "off")
+    with pytest.raises(UnusableCache):
+        admit(tmp_path / "open" / "cache", "require", ())
+    (tmp_path / "open").chmod(0o1777)
+    admit(tmp_path / "open" / "cache", "require", ())
+
+
 def test_policy_off_looks_at_no_key(tmp_path):
     mark_signers(tmp_path, [ONE])
     admit(tmp_path, "off", {ONE})

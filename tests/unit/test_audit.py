@@ -16,7 +16,9 @@ from tests.support.stored import (
     stored,
     tree,
 )
+from warmrank.cache_store import connect
 from warmrank.cache_store.backends.backend import BlobBackend
+from warmrank.cache_store.connect import TierSpec
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.publishing.stored_launches import read_launch
 from warmrank.cache_store.records.documents import Documents
@@ -178,6 +180,24 @@ def test_document_that_was_put_again_while_it_was_read_stays(store, root, monkey
     report = store.verify(repair=True)
     assert (report.num_launches, report.faults, report.repairs) == (1, (), ())
     assert path.read_bytes() == good
+
+
+@pytest.mark.parametrize("mode", ["rw", "ro"])
+def test_remedy_of_damage_is_one_for_the_place_that_has_it(store, root, mode):
+    (record,) = stored(root, "launch")
+    overwrite(record, b"damaged")
+    (manifest, _) = stored(root, "ac")
+    overwrite(manifest, b"damaged")
+    blob_path(root, DECODE).unlink()
+    blob_path(root, DECODE).symlink_to(root / "nowhere")
+    place = connect.open_store([TierSpec(location=str(root), mode=mode)], trust=OFF, create=False)
+    said = [
+        fault.rpartition("; ")[2]
+        for fault in place.verify().faults
+        if fault.startswith(("corrupt", "untrusted"))
+    ]
+    assert len(said) == 3
+    assert all(("where it may be written" in remedy) == (mode == "ro") for remedy in said)
 
 
 def test_what_a_dead_publisher_left_is_found_after_a_day(store, root):

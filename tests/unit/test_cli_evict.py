@@ -72,13 +72,14 @@ def old_record_digest(root: Path) -> str:
     return path.name[:12]
 
 
-def test_evict_of_a_shared_store_judges_records_by_the_keyring(root, source, tmp_path, monkeypatch):
+@pytest.mark.parametrize("mode", [0o775, 0o700])
+def test_evict_of_a_store_judges_records_by_the_keyring(root, source, tmp_path, monkeypatch, mode):
     """What nobody signed is newer, and pushes out nothing."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     signer = generate(tmp_path / "config" / "warmrank" / "keys", "ci")
     signed = publish_launch(open_store(root, Trust(policy="require", signer=signer)), source)
     publish_launch(open_store(root), tmp_path / "other", functions={0: {"Llama.decode": b"unsigned"}})
-    root.chmod(0o775)
+    root.chmod(mode)
     monkeypatch.setattr(evicting, "store_time_s", lambda backend: time.time() + 40 * DAY_S)
     done("evict", "--store", root, "--max-size", "1B")
     assert open_store(root).launches() == (signed,)

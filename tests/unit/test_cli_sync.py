@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from warmrank.cache_store.signing.keyring import generate
+from tests.support.stored import open_store
+from warmrank.cache_store.node.signers import mark_signers
+from warmrank.cache_store.signing.keyring import generate, revoke
+from warmrank.cache_store.signing.revocations import Revocation
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.store.sync import Seat, targets
@@ -46,6 +49,18 @@ def test_pull_from_a_store_that_is_not_there_yet_exits_3(tmp_path):
     code, text = run("pull", "mine", tmp_path / "new", "--store", tmp_path / "store")
     assert (code, "push first" in text) == (3, True)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_pull_of_nothing_into_what_a_revoked_key_signed_exits_4(tmp_path, keyring, shared, is_there):
+    target = tmp_path / "new"
+    target.mkdir(mode=0o700)
+    mark_signers(target, ["0" * 32])
+    revoke(keyring, Revocation(key_id="0" * 32))
+    if is_there:
+        open_store(shared)
+    code, text = run("pull", "mine", target, "--store", shared)
+    assert (code, "revoked" in text) == (4, True)
 
 
 def test_pull_over_other_files_exits_4_unless_they_are_to_be_replaced(cache, tmp_path):

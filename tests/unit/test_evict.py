@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.evicting import DAY_S, GRACE_S, SHARED, Evicting, at_step, put
+from tests.support.stored import LAUNCH_KEY, OFF, make_record
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import EvictRefused, NotInStore, StoreUnavailable
-from warmrank.cache_store.layout import PROBE, blob_name, quarantine_name, used_name
+from warmrank.cache_store.layout import PROBE, blob_name, launch_name, quarantine_name, used_name
 from warmrank.cache_store.publishing import launches
 from warmrank.cache_store.retention.last_use import mark_used
 from warmrank.cache_store.steps import Step
@@ -43,6 +44,32 @@ def test_newest_record_of_each_key_stays(memory):
     memory.pass_time(30 * DAY_S)
     memory.evict(older_than_s=DAY_S)
     assert memory.names("launch/") == kept
+
+
+def test_newest_record_of_each_environment_stays(memory):
+    memory.launch(environment={"torch": "1"})
+    kept = {memory.launch(environment={"torch": "1"}), memory.launch(environment={"torch": "2"})}
+    memory.pass_time(30 * DAY_S)
+    memory.evict(older_than_s=DAY_S)
+    assert memory.names("launch/") == kept
+
+
+def test_record_of_several_environments_is_the_newest_of_each(memory):
+    one, two = {"torch": "1"}, {"torch": "2"}
+    ref = memory.publish({"Llama.own": b"own"}, 50).partitions[0]
+    refs = (ref, ref.model_copy(update={"rank": 1, "partition": "world2global_rank1"}))
+    data = make_record(refs, environment=one, elsewhere={1: two}).to_bytes()
+    mixed = launch_name(LAUNCH_KEY, digest_bytes(data).sha256)
+    put(memory, mixed, OFF.seal("launch", LAUNCH_KEY, data))
+    memory.pass_time(DAY_S)
+    newer = memory.launch(environment=one)
+    memory.pass_time(30 * DAY_S)
+    memory.evict(older_than_s=DAY_S)
+    assert memory.names("launch/") == {mixed, newer}
+    newest = memory.launch(environment=two)
+    memory.pass_time(30 * DAY_S)
+    memory.evict(older_than_s=DAY_S)
+    assert memory.names("launch/") == {newer, newest}
 
 
 def test_keep_counts_records_of_one_key(memory):
@@ -315,7 +342,7 @@ def test_record_used_while_it_goes_comes_back_whole(memory, monkeypatch):
 
 def test_launch_found_warm_while_its_record_goes_stays_whole(memory, monkeypatch):
     memory.launch()
-    record = memory.publish({"Llama.own": b"warm"}, 50)
+    record = memory.publish({"Llama.own": b"warm"}, 50, environment={"torch": "warm"})
     memory.commit(record)
     memory.launch()
     memory.pass_time(30 * DAY_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from tests.support.evicting import DAY_S, Evicting, put
 from tests.support.stored import LAUNCH_KEY, OFF, make_record
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import EvictRefused
-from warmrank.cache_store.layout import launch_name
+from warmrank.cache_store.layout import blob_name, launch_name
 from warmrank.cache_store.records.manifest import PartitionRef
 from warmrank.cache_store.retention.last_use import mark_used
 from warmrank.cache_store.signing.trust import Trust, generate_key_pair
@@ -33,15 +34,32 @@ def put_unsigned(signed: Evicting, refs: tuple[PartitionRef, ...], *, key: str =
     return name
 
 
-def test_unsigned_record_takes_no_place_among_the_newest(signed):
+@pytest.mark.parametrize(
+    "trust",
+    [SIGNING, *(replace(SIGNING, policy=policy) for policy in ("warn", "off")), OFF, Trust(policy="require")],
+)
+def test_unsigned_record_takes_no_place_among_the_newest(signed, trust):
     record = signed.launch()
     signed.pass_time(30 * DAY_S)
     fake = put_unsigned(signed, signed.store.launches()[0].partitions)
+    signed.store._trust = trust
     signed.pass_time(30 * DAY_S)
     signed.evict(older_than_s=DAY_S)
     assert signed.names("launch/") == {record}
     assert fake != record
+    signed.store._trust = SIGNING
     assert signed.store.verify().faults == ()
+
+
+@pytest.mark.parametrize("policy", ["off", "require"])
+def test_young_junk_pushes_no_record_out_where_none_is_signed(tmp_path, policy):
+    memory = Evicting(tmp_path)
+    record = memory.launch(own=b"x" * 1000)
+    memory.pass_time(30 * DAY_S)
+    put(memory, blob_name(digest_bytes(b"y" * 100_000).sha256), b"y" * 100_000)
+    memory.store._trust = replace(SIGNING, policy=policy)
+    memory.evict(max_bytes=50_000, keep=0)
+    assert memory.names("launch/") == {record}
 
 
 def test_who_evicts_without_the_keys_keeps_the_newest_of_each_key(signed):

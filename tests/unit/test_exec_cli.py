@@ -16,6 +16,9 @@ from typer.testing import CliRunner
 
 from tests.support.launched import write_config
 from tests.support.processes import marked, still_there
+from tests.support.stored import open_store
+from warmrank.cache_store.node.signers import mark_signers
+from warmrank.cache_store.signing.keyring import generate
 from warmrank.orchestrator.cli.main import app
 
 ROOT = Path(__file__).parents[2]
@@ -35,10 +38,10 @@ def cli(tmp_path: Path, mark: str) -> Iterator[Cli]:
     """Starts the command line; neither it nor what it started outlives the test."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(*arguments: str) -> subprocess.Popen[str]:
+    def start(*arguments: str, **changes: object) -> subprocess.Popen[str]:
         environ = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         process = subprocess.Popen(
-            [sys.executable, "-m", "warmrank", "exec", str(write_config(tmp_path)), *arguments],
+            [sys.executable, "-m", "warmrank", "exec", str(write_config(tmp_path, **changes)), *arguments],
             env={**environ, "WARMRANK_TEST": mark, "PYTHONPATH": PYTHONPATH},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -83,6 +86,26 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path, arguments: list[str]
     done = CliRunner().invoke(app, ["exec", str(write_config(tmp_path)), *arguments, "--", "true"])
     assert done.exit_code == 2
     assert wrong in " ".join(done.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_tool_s_directory_of_a_revoked_key_stops_the_command_though_nothing_is_pulled(
+    cli: Cli, tmp_path: Path, is_there: bool
+) -> None:
+    if is_there:
+        open_store(tmp_path / "store")
+    (tmp_path / "mine").mkdir(mode=0o700)
+    mark_signers(tmp_path / "mine", ["0" * 32])
+    generate(tmp_path / "keys", "ci")
+    trust = {"policy": "require", "keyring": str(tmp_path / "keys"), "revoked": ["0" * 32]}
+    ended = cli(
+        "--publish-when", "none", "--here", "--", "echo", "ran",
+        store={"path": str(tmp_path / "store"), "trust": trust},
+        exec={"sync": [{"tool": "mine", "path": str(tmp_path / "mine")}]},
+    )  # fmt: skip
+    out, err = ended.communicate(timeout=WAIT_S)
+    assert (ended.returncode, out) == (4, ""), err
+    assert "revoked" in err
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -72,6 +72,39 @@ def test_key_file_below_a_directory_that_others_can_write_is_refused(tmp_path, n
         load(tmp_path / "open" / "keys" / name)
 
 
+@pytest.mark.parametrize("is_gone", [False, True])
+@pytest.mark.parametrize(
+    "name",
+    ["keys", "keys/trusted", "keys/revoked", f"keys/{REVOCATION}", "keys/trusted/ci.pub.pem"],
+)
+def test_link_that_others_can_change_is_refused_on_the_way_to_a_key(tmp_path, name, is_gone):
+    keys = tmp_path / "keys"
+    generate(keys, "ci")
+    revoke(keys, other_revoked())
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open" / "link").symlink_to(tmp_path / "moved")
+    (tmp_path / name).rename(tmp_path / "moved")
+    (tmp_path / name).symlink_to("open/link" if name == "keys" else tmp_path / "open" / "link")
+    read_keyring(keys)
+    (tmp_path / "open").chmod(0o777)
+    if is_gone:
+        (tmp_path / "open" / "link").unlink()
+    with pytest.raises(UnusableCache, match="open has mode 0777"):
+        read_keyring(keys)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link away")
+def test_link_of_another_user_is_refused_on_the_way_to_a_keyring(tmp_path):
+    generate(tmp_path / "keys", "ci")
+    (tmp_path / "sticky").mkdir()
+    (tmp_path / "sticky").chmod(0o1777)
+    (tmp_path / "sticky" / "keys").symlink_to(tmp_path / "keys")
+    read_keyring(tmp_path / "sticky" / "keys")
+    os.lchown(tmp_path / "sticky" / "keys", 12345, 12345)
+    with pytest.raises(UnusableCache, match="uid 12345"):
+        read_keyring(tmp_path / "sticky" / "keys")
+
+
 def test_generate_overwrites_no_key(tmp_path):
     first = generate(tmp_path, "ci")
     with pytest.raises(Conflict, match="never overwritten"):

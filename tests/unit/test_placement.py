@@ -12,11 +12,14 @@ from tests.support.ray_cluster import free_ports
 from warmrank.orchestrator.cli.launch import chosen_nodes
 from warmrank.orchestrator.config.models import Config, RayConfig, groups, packed_ranks, positions
 from warmrank.orchestrator.config.reading import parse
-from warmrank.orchestrator.errors import ConfigError, UnknownNode
+from warmrank.orchestrator.errors import BadArgument, CannotStart, ConfigError, UnknownNode
+from warmrank.orchestrator.gang import supply
 from warmrank.orchestrator.gang.bundles import bundle_sizes, index_in, slots, times
 from warmrank.orchestrator.gang.eligible import Eligible, RayNode, eligible
 from warmrank.orchestrator.gang.knocking import knock
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
+from warmrank.orchestrator.gang.ray_trouble import describe_shortage
+from warmrank.orchestrator.gang.supply import supply_of
 from warmrank.orchestrator.nodes import Node, alive
 
 NODES = tuple(
@@ -84,6 +87,36 @@ def test_name_of_no_node_is_an_error_until_an_attempt_may_have_lost_it() -> None
     with pytest.raises(UnknownNode, match="no alive node is called 'n4'"):
         of(nodes=("n1", "n4"))
     assert hosts(of(nodes=("n1", "n4"), strict=False)) == ["n1"]
+
+
+@pytest.mark.parametrize(
+    ("config", "silent", "strict", "error", "said"),
+    [
+        ({"nodes": ("n2",), "exclude_nodes": ("10.0.0.2",)}, (), True, BadArgument, "leaves no node"),
+        ({"exclude_nodes": ("n1", "n2", "n3")}, (), True, BadArgument, "leaves no node"),
+        ({"nodes": ("n2",)}, (NODES[1].node,), True, CannotStart, "do not answer: n2 "),
+        ({"nodes": ("n4",)}, (), False, CannotStart, "are not there any more: n4"),
+    ],
+)
+def test_config_that_leaves_no_node_is_refused(
+    config: dict[str, Any], silent: tuple[Node, ...], strict: bool, error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        of(silent=silent, strict=strict, **config)
+
+
+def test_config_that_excludes_what_it_names_is_refused_before_ray_starts() -> None:
+    ray = {"nodes": ["n1", "n2"], "exclude_nodes": ["n2", "n1", "n3"]}
+    with pytest.raises(ConfigError, match="none is left"):
+        parse({"workload": {"entrypoint": "a:b"}, "ranks": 1, "parallel": {"dp": 1}, "ray": ray})
+
+
+def test_labels_that_no_node_meets_are_named_with_those_that_nodes_have(monkeypatch) -> None:
+    monkeypatch.setattr(supply, "available_on", lambda _nodes: [])
+    found = supply_of(of(labels={"zone": "c", "kind": "!b"}))
+    text = describe_shortage({"CPU": 1.0}, 4, found, state="PENDING", own=False)
+    assert "because ray.labels asks for zone=c, kind=!b: n1 and 1 more have zone=a; n3 has zone=b" in text
+    assert "remedy: correct ray.labels" in text
 
 
 @pytest.mark.parametrize(

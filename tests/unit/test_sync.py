@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.stored import blob_path, overwrite, stored
 from warmrank.cache_store.backends.directory import DirectoryBackend
-from warmrank.cache_store.errors import Conflict, Corrupt, NotInStore, Untrusted, UnusableCache
+from warmrank.cache_store.errors import Conflict, Corrupt, NotInStore, RefusedCache, Untrusted, UnusableCache
 from warmrank.cache_store.layout import DIRECTORIES
 from warmrank.cache_store.node.admission import admit
 from warmrank.cache_store.node.signers import mark_signers
@@ -20,6 +20,7 @@ from warmrank.cache_store.node.unverified import mark_unverified
 from warmrank.cache_store.records import directory_listing
 from warmrank.cache_store.records.directory_listing import DirectoryListing
 from warmrank.cache_store.records.documents import Documents
+from warmrank.cache_store.signing.revocations import Revocation
 from warmrank.cache_store.signing.signing_keys import key_id
 from warmrank.cache_store.signing.trust import Trust, generate_key_pair
 from warmrank.cache_store.sync.pull import PullReport, plan_pull
@@ -178,9 +179,107 @@ def test_link_among_the_directories_leads_no_copy_away(documents, cache, tmp_pat
     target.mkdir(mode=0o700)
     (tmp_path / "away").mkdir(mode=0o700)
     (target / "ab").symlink_to(tmp_path / "away")
-    with pytest.raises(UnusableCache, match="expected a directory"):
+    with pytest.raises(Conflict, match="expected ab to be a directory, or absent, found a link"):
         pull(documents, "mine", target, COMPONENTS)
     assert contents(tmp_path / "away") == {}
+
+
+def two_versions(documents: Documents, cache: Path, target: Path) -> None:
+    """A pulled directory that has a file of the tool's too, and a push since that names others."""
+    for name in ("old/only", "old.py", "changed", "linked/old", "a/b", "c"):
+        (cache / name).parent.mkdir(exist_ok=True)
+        (cache / name).write_bytes(b"old")
+    push(documents, "mine", cache, COMPONENTS)
+    target.mkdir(mode=0o700)
+    (target / "old.py").write_bytes(b"old")  # a user's own, though as the one that was pushed
+    pull(documents, "mine", target, COMPONENTS)
+    (target / "changed").write_bytes(b"new")
+    (target / "linked").rename(target.parent / "away")
+    (target / "linked").symlink_to(target.parent / "away")
+    (target / "own").write_bytes(b"own")
+    for name in ("old", "old.py", "changed", "linked", "a", "c"):
+        shutil.rmtree(cache / name) if (cache / name).is_dir() else (cache / name).unlink()
+    (cache / "c").mkdir()
+    for name in ("a", "c/d", "new.py"):
+        (cache / name).write_bytes(b"new")
+    push(documents, "mine", cache, COMPONENTS)
+
+
+def test_files_of_an_earlier_pull_that_are_in_no_newer_one_are_named(documents, cache, tmp_path):
+    for name in ("one", "two", "old", "three", "four"):
+        (cache / name).write_bytes(b"old")
+    push(documents, "mine", cache, COMPONENTS)
+    pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
+    for name in ("one", "two", "old", "three", "four"):
+        (cache / name).unlink()
+    push(documents, "mine", cache, COMPONENTS)
+    report = pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
+    assert report.problems[0].startswith("four, old, one and 2 more: of an earlier pull")
+    assert (tmp_path / "elsewhere" / "old").exists()
+    assert pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS, replace=True).num_removed == 5
+    assert contents(tmp_path / "elsewhere") == kept(cache)
+    assert pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS).problems == ()
+
+
+def test_pull_that_replaces_removes_what_only_an_earlier_one_put_there(documents, cache, tmp_path):
+    target = tmp_path / "elsewhere"
+    two_versions(documents, cache, target)
+    with pytest.raises(Conflict, match="expected c to be a directory, or absent, found a file"):
+        pull(documents, "mine", target, COMPONENTS)
+    report = pull(documents, "mine", target, COMPONENTS, replace=True)
+    mine = {"old.py": b"old", "changed": b"new", "own": b"own"}
+    assert contents(target) == {**kept(cache), **mine}
+    assert (target.parent / "away" / "old").read_bytes() == b"old"
+    assert (report.num_removed, report.problems[0].partition(",")[0]) == (3, "changed: of an earlier pull")
+    assert not (target / "old").exists()
+
+
+def test_damaged_blob_of_a_newer_push_removes_nothing_of_the_earlier_pull(documents, cache, root, tmp_path):
+    two_versions(documents, cache, tmp_path / "elsewhere")
+    before = contents(tmp_path / "elsewhere")
+    overwrite(blob_path(root, b"new"), b"X" * 3)
+    with pytest.raises(Corrupt):
+        pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS, replace=True)
+    assert contents(tmp_path / "elsewhere") == before
+
+
+def test_files_of_a_pull_under_other_keys_are_none_of_an_earlier_one(documents, cache, tmp_path):
+    push(documents, "mine", cache, {"model": "a"})
+    pull(documents, "mine", tmp_path / "elsewhere", {"model": "a"})
+    (cache / "graph.py").unlink()
+    push(documents, "mine", cache, {"model": "b"})
+    report = pull(documents, "mine", tmp_path / "elsewhere", {"model": "b"}, replace=True)
+    assert (report.num_removed, report.problems) == (0, ())
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("kind", ["directory", "empty directory"])
+def test_directory_where_a_file_was_pushed_is_named_and_stays(documents, cache, tmp_path, kind, replace):
+    push(documents, "mine", cache, COMPONENTS)
+    pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
+    (tmp_path / "elsewhere" / "graph.py").unlink()
+    (tmp_path / "elsewhere" / "graph.py").mkdir()
+    if kind == "directory":
+        (tmp_path / "elsewhere" / "graph.py" / "own").write_bytes(b"own")
+    with pytest.raises(
+        Conflict, match=r"expected graph\.py to be a file, or absent, found a directory.*remove"
+    ):
+        pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS, replace=replace)
+
+
+@pytest.mark.parametrize("target", ["own", ".", "nowhere"])
+def test_link_where_a_file_was_pushed_is_replaced_as_a_file_is(documents, cache, tmp_path, target):
+    push(documents, "mine", cache, COMPONENTS)
+    place = tmp_path / "elsewhere"
+    pull(documents, "mine", place, COMPONENTS)
+    (place / "own").write_bytes((place / "graph.py").read_bytes())
+    (place / "graph.py").unlink()
+    (place / "graph.py").symlink_to(target)
+    with pytest.raises(Conflict, match=r"other bytes in graph\.py"):
+        pull(documents, "mine", place, COMPONENTS)
+    assert pull(documents, "mine", place, COMPONENTS, replace=True).num_replaced == 1
+    assert contents(place) == {**kept(cache), "own": kept(cache)["graph.py"]}
+    assert not (place / "graph.py").is_symlink()
 
 
 def test_damaged_blob_is_corrupt_nothing_is_laid_out_and_a_push_repairs_it(documents, cache, root, tmp_path):
@@ -326,6 +425,47 @@ def test_directory_that_nobody_signed_is_not_signed_anew_by_a_push(root, cache):
     trust = Trust(policy="require", signer=generate_key_pair("ci"))
     with pytest.raises(UnusableCache, match="signed"):
         push(Documents(backend=DirectoryBackend(root), trust=trust), "mine", cache, COMPONENTS)
+
+
+@pytest.mark.parametrize("pushed", [".", "deep", "deep/in", "deep/in/ab"])
+@pytest.mark.parametrize("is_revoked", [True, False])
+def test_copies_are_not_signed_anew_with_a_directory_above_or_below(
+    root, cache, tmp_path, pushed, is_revoked
+):
+    backend, first, second = DirectoryBackend(root), generate_key_pair("first"), generate_key_pair("second")
+    trust = Trust(policy="require" if is_revoked else "off", signer=first)
+    push(Documents(backend=backend, trust=trust), "mine", cache, COMPONENTS)
+    (tmp_path / "par" / "deep").mkdir(parents=True, mode=0o700)
+    pull(Documents(backend=backend, trust=trust), "mine", tmp_path / "par" / "deep" / "in", COMPONENTS)
+    revoked = {key_id(first.public_key): Revocation(key_id=key_id(first.public_key))} if is_revoked else {}
+    later = Trust(policy="require", signer=second, revoked=revoked)
+    for use in (push, pull):
+        with pytest.raises(RefusedCache):
+            use(Documents(backend=backend, trust=later), "mine", tmp_path / "par" / pushed, COMPONENTS)
+    with pytest.raises(RefusedCache):
+        admit(tmp_path / "par" / pushed, "require", set(revoked))
+
+
+def test_what_lies_beside_a_pulled_directory_is_no_content_of_the_one_above(documents, cache, tmp_path):
+    push(documents, "mine", cache, COMPONENTS)
+    pull(documents, "mine", tmp_path / "par" / "in", COMPONENTS)
+    report = push(documents, "mine", tmp_path / "par", {"of": "par"})
+    assert (report.num_files, report.left_out) == (5, ())
+
+
+def test_user_s_own_file_of_a_name_that_is_ours_is_left_out_with_a_word(documents, cache):
+    (cache / ".signers").write_text("mine")
+    (cache / "ab" / ".signers").write_text("mine")
+    (cache / ".unverified").mkdir()
+    left_out = push(documents, "mine", cache, COMPONENTS).left_out
+    assert [line.partition(":")[0] for line in left_out] == [".signers", ".unverified", "ab/.signers"]
+
+
+def test_user_s_own_file_named_as_a_mark_is_none(root, cache):
+    (cache / ".signers").write_text("mine")
+    revoked = {"0" * 32: Revocation(key_id="0" * 32)}
+    trust = Trust(policy="require", signer=generate_key_pair("ci"), revoked=revoked)
+    assert push(Documents(backend=DirectoryBackend(root), trust=trust), "mine", cache, COMPONENTS).created
 
 
 def test_marks_and_indexes_of_a_directory_stay_where_they_are(documents, cache, tmp_path):

@@ -119,9 +119,40 @@ def test_directory_of_names_that_others_can_write_asks_for_signatures(local, dir
     assert f"others can write {local}/store/{directory}" in choose_policy(str(local / "store")).reason
 
 
-def test_link_among_the_names_asks_for_signatures(local):
+@pytest.mark.parametrize("target", ["/store", "../store"])
+@pytest.mark.parametrize("name", ["open/link", "open/link/below", "first"])
+def test_link_that_others_can_change_asks_for_signatures(local, name, target):
+    (local / "store").mkdir()
+    (local / "open").mkdir()
+    (local / "open" / "link").symlink_to(f"{local}/store" if target[0] == "/" else target)
+    (local / "first").symlink_to("open/link")
+    assert choose_policy(str(local / name)).policy == "off"
+    (local / "open").chmod(0o777)
+    assert f"others can write {local}/open" in choose_policy(str(local / name)).reason
+
+
+def test_link_on_a_network_file_system_asks_for_signatures(local, tmp_path):
+    (local / "store").mkdir()
+    (local / "shared").mkdir()
+    (local / "shared" / "link").symlink_to(local / "store")
+    (local / "first").symlink_to(local / "shared" / "link")
+    assert choose_policy(str(local / "first")).policy == "off"
+    with (local / "mounts").open("a") as mounts:
+        mounts.write(f"server:/x {local}/shared nfs4 rw 0 0\n")
+    assert "nfs4" in choose_policy(str(local / "first")).reason
+
+
+def test_links_in_a_circle_ask_for_signatures(local):
+    (local / "one").symlink_to("two")
+    (local / "two").symlink_to("one")
+    assert choose_policy(str(local / "one")).policy == "require"
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755])
+def test_link_among_the_names_asks_for_signatures(local, mode):
     (local / "store" / "ac").mkdir(parents=True)
     (local / "store" / "ac" / "ab").symlink_to(local)
+    (local / "store").chmod(mode)
     assert choose_policy(str(local / "store")).policy == "require"
 
 
