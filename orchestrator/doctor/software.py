@@ -19,7 +19,8 @@ from typing import Any
 
 from warmrank.orchestrator import import_root
 from warmrank.orchestrator.doctor import Finding, error, ok, warning
-from warmrank.worker.ascend import Installation, fit, installation
+from warmrank.worker.ascend.chips import Installation, installation
+from warmrank.worker.ascend.versions import fit
 from warmrank.worker.errors import ToolchainError
 from warmrank.worker.toolchain import check_cpp_compiler, check_cuda
 

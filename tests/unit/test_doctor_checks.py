@@ -15,7 +15,7 @@ import pytest
 from warmrank.orchestrator.config.store import StoreConfig, TierConfig
 from warmrank.orchestrator.doctor import Finding, Level, machine, software, storage
 from warmrank.orchestrator.doctor.software import RANGES, Probe
-from warmrank.worker.ascend import Installation
+from warmrank.worker.ascend.chips import Installation
 
 ROOT = Path(__file__).parents[2]
 FITS = {"python": "3.11.9", "torch": "2.13.0+cpu", "ray": "2.60.0", "torch_npu": "2.13.0"}
