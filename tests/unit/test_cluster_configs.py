@@ -29,7 +29,7 @@ def test_what_a_config_launches_is_there(path: Path):
     else:
         assert isinstance(workload, EntrypointWorkload)
         module, _, function = workload.entrypoint.partition(":")
-        source = (root / f"{module.replace('.', '/')}.py").read_text()
+        source = (root / "src" / f"{module.replace('.', '/')}.py").read_text()
         assert f"def {function}(" in source
 
 

@@ -242,6 +242,7 @@ def test_job_has_the_id_and_the_metadata_of_the_command_line(tmp_path: Path, mon
     monkeypatch.setattr("warmrank.orchestrator.jobs.submit.connect", lambda _address, environ: client)
     data = {"workload": {"script": "a.py"}, "ranks": 1, "cache_dir": "/there"}
     (tmp_path / "a.yaml").write_text(json.dumps(data))
+    (tmp_path / "a.py").touch()
     words = ["submit", "a.yaml", "--no-wait", "--job-id", "mine", "--metadata", "team=a=b"]
     result = CliRunner().invoke(app, words)
     assert (result.exit_code, client.submitted["submission_id"]) == (0, "mine")
