@@ -87,12 +87,10 @@ def _offer(config: Config, machine: Machine) -> str:
     return f"Ray counts {machine.num_cpus} here{usable if machine.usable_cpus != machine.num_cpus else ''}"
 
 
-_STARTED_IN = "start the command in the directory that a launch is started in, or correct"
-
-
 def _code(config: Config, machine: Machine) -> Iterator[Doubt]:
     """What ranks run that is not here; on a cluster, the nodes may have what this machine lacks."""
     is_cluster = config.ray.address is not None
+    started_in = f"start the command in the directory of the code (it is {Path.cwd()} now), or correct"
     only_there = "; where the nodes alone have it, all is well"
     if isinstance(config.workload, ScriptWorkload) and not machine.script:
         script = config.workload.script
@@ -101,7 +99,7 @@ def _code(config: Config, machine: Machine) -> Iterator[Doubt]:
             level="error" if is_certain else "warning",
             keys=("workload.script",),
             found=f"no file {script} from this directory",
-            remedy=f"{_STARTED_IN} the path{'' if is_certain else only_there}",
+            remedy=f"{started_in} the path{'' if is_certain else only_there}",
         )
     if (fault := machine.entrypoint) is not None:
         is_certain = not is_cluster or is_shipped(fault, config)
@@ -110,7 +108,7 @@ def _code(config: Config, machine: Machine) -> Iterator[Doubt]:
             level="error" if is_certain else "warning",
             keys=("workload.entrypoint",),
             found=f"{fault.error.message.rstrip('.')}{where}",
-            remedy=f"{_STARTED_IN} the config or the code{'' if is_certain else only_there}",
+            remedy=f"{started_in} the config or the code{'' if is_certain else only_there}",
         )
     if machine.shadow is not None:
         yield shadow_doubt(machine.shadow)

@@ -325,7 +325,7 @@ def test_show_of_a_config_that_is_not_there_names_it(tmp_path: Path):
 def test_explain_works_before_the_first_launch(tmp_path: Path):
     result = run("explain", write_config(tmp_path))
     assert result.exit_code == 0
-    assert result.stdout.startswith("compile: ")
+    assert result.stdout.startswith("compile, unless the cache holds it: there is no store at ")
 
 
 def test_explain_json_names_the_outlook(tmp_path: Path):

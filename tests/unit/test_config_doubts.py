@@ -117,6 +117,7 @@ def test_module_that_is_not_found_is_named_with_the_words_of_an_import():
     (doubt,) = doubts(config(), replace(MACHINE, entrypoint=MISSING))
     assert (doubt.level, doubt.keys) == ("error", ("workload.entrypoint",))
     assert "does not import: No module named 'a'" in doubt.found
+    assert f"(it is {Path.cwd()} now)" in doubt.remedy
 
 
 def test_code_that_only_nodes_have_is_granted_to_a_cluster():

@@ -76,6 +76,7 @@ def test_key_file_below_a_directory_that_others_can_write_is_refused(tmp_path, n
 @pytest.mark.parametrize(
     "name",
     ["keys", "keys/trusted", "keys/revoked", f"keys/{REVOCATION}", "keys/trusted/ci.pub.pem"],
+    ids=["keyring", "trusted", "revoked", "revocation", "key"],
 )
 def test_link_that_others_can_change_is_refused_on_the_way_to_a_key(tmp_path, name, is_gone):
     keys = tmp_path / "keys"
