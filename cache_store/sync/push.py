@@ -72,13 +72,15 @@ def push(documents: Documents, tool: str, root: Path, components: Mapping[str, s
         StoreUnavailable: the store cannot be written; to try again is safe.
     """
     root = Path(os.path.abspath(root))  # noqa: PTH100 - the tool wrote this path, not the resolved one
-    # What it was not to be used for must not be signed anew either.
-    check_marks(root, documents.trust.policy, documents.trust.revoked)
+    trust = documents.trust
+    # What it was not to be used for must not be signed anew either, where no signature is asked for.
+    policy = "warn" if trust.policy == "off" and trust.signer else trust.policy
+    check_marks(root, policy, trust.revoked)
     left_out: list[str] = []
     files = _read_all(root, left_out)
     make_listing(tool, components, root, files.values())  # refuses what it cannot hold before all else
     key = listing_key(tool, dict(components))
-    documents.trust.seal("directory", key, b"")  # without a key to sign with nothing is written at all
+    trust.seal("directory", key, b"")  # without a key to sign with nothing is written at all
     new = _put_blobs(documents, root, files, left_out)
     listing = make_listing(tool, components, root, files.values())
     created = _write(documents, key, listing)

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -466,6 +467,15 @@ def test_user_s_own_file_named_as_a_mark_is_none(root, cache):
     revoked = {"0" * 32: Revocation(key_id="0" * 32)}
     trust = Trust(policy="require", signer=generate_key_pair("ci"), revoked=revoked)
     assert push(Documents(backend=DirectoryBackend(root), trust=trust), "mine", cache, COMPONENTS).created
+
+
+def test_copies_of_a_revoked_key_are_not_signed_anew_where_nobody_asks_for_signatures(root, cache):
+    mark_signers(cache, ["0" * 32])
+    trust = Trust(policy="off", revoked={"0" * 32: Revocation(key_id="0" * 32)})
+    assert push(Documents(backend=DirectoryBackend(root), trust=trust), "mine", cache, COMPONENTS).created
+    signing = replace(trust, signer=generate_key_pair("ci"))
+    with pytest.raises(RefusedCache):
+        push(Documents(backend=DirectoryBackend(root), trust=signing), "mine", cache, {"model": "b"})
 
 
 def test_marks_and_indexes_of_a_directory_stay_where_they_are(documents, cache, tmp_path):
