@@ -63,7 +63,7 @@ def _say(answer: Answer) -> None:
     if answer.trouble:
         what = f"failed: {answer.trouble}"
     elif "stopped" in answer.values:
-        from warmrank.orchestrator.show.figures import count_text
+        from warmrank.orchestrator.text import count_text
 
         what = f"{count_text(answer.values['stopped'], 'process')} ended"
     else:

@@ -21,9 +21,9 @@ from rich.table import Table
 from rich.text import Text
 
 from warmrank.orchestrator.errors import DemoFailed, NotOurs
-from warmrank.orchestrator.show.figures import count_text, seconds_text
-from warmrank.orchestrator.show.report import RankReport, Report, from_json, sum_seconds
+from warmrank.orchestrator.launch.report import RankReport, Report, from_json, sum_seconds
 from warmrank.orchestrator.signals import Terminated, undisturbed
+from warmrank.orchestrator.text import count_text, seconds_text
 
 MARKER = ".made-by-warmrank-demo"
 _STATE = ("cache", "store", "cold.json", "warm.json", "cold.html", "warm.html")

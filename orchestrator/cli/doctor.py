@@ -15,7 +15,7 @@ from warmrank.orchestrator.cli.options import (
     load_config,
     refuse_shadows,
 )
-from warmrank.orchestrator.show.others_output import others_on_stderr
+from warmrank.orchestrator.others_output import others_on_stderr
 
 
 def doctor(

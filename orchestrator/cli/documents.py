@@ -57,6 +57,6 @@ def _hosts_schema() -> dict[str, Any]:
 
 
 def _report_schema() -> dict[str, Any]:
-    from warmrank.orchestrator.show.report import report_schema
+    from warmrank.orchestrator.launch.report import report_schema
 
     return report_schema()

@@ -18,7 +18,7 @@ from warmrank.orchestrator.cli.options import (
     load_config,
     refuse_what_fails,
 )
-from warmrank.orchestrator.show.others_output import others_on_stderr
+from warmrank.orchestrator.others_output import others_on_stderr
 
 if TYPE_CHECKING:
     from warmrank.orchestrator.config.reading import Config
@@ -142,7 +142,7 @@ def check_world(nnodes: int, node_rank: int | None, run_id: str, *, here: bool) 
 def _launch(config: Config) -> None:
     from warmrank.orchestrator.launch.before_ray import refuse_for_ranks
     from warmrank.orchestrator.launch.driver import launch
-    from warmrank.orchestrator.show.progress import progress
+    from warmrank.orchestrator.ui.progress import progress
 
     with progress(output(stderr=True), config.ranks, name=config.name) as listener, others_on_stderr():
         refuse_for_ranks(config)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from warmrank.orchestrator.cli.console import ExitCode, output, plain, print_json, session
+from warmrank.orchestrator.cli.console import ExitCode, defused_json, output, plain, print_json, session
 from warmrank.orchestrator.cli.options import (
     AsJson,
     ConfigFile,
@@ -19,8 +19,7 @@ from warmrank.orchestrator.cli.options import (
     load_config,
     refuse_shadows,
 )
-from warmrank.orchestrator.cli.terminal import defused_json
-from warmrank.orchestrator.show.others_output import others_on_stderr
+from warmrank.orchestrator.others_output import others_on_stderr
 
 if TYPE_CHECKING:
     from warmrank.orchestrator.config.reading import Config
@@ -100,7 +99,7 @@ def _check(*, here: bool, nodes: list[str] | None, watch: bool, ends: bool) -> N
 
 def _here(config: Config, options: SeedOptions) -> tuple[NodeSeed, ...]:
     from warmrank.orchestrator.seed.here import intake_of, seed_here
-    from warmrank.orchestrator.show.fetch_progress import fetch_progress
+    from warmrank.orchestrator.ui.progress import fetch_progress
 
     with fetch_progress(output(stderr=True)) as on_progress:
         return (seed_here(config, intake=intake_of(options), on_progress=on_progress),)

@@ -92,7 +92,7 @@ def push(  # noqa: PLR0913 - a command has one parameter for each option
     """Store directories; locks and temporary files are left out."""
     with session(debug=debug):
         from warmrank.orchestrator.errors import BadArgument
-        from warmrank.orchestrator.store.sync_tables import render_pushes
+        from warmrank.orchestrator.ui.table import render_pushes
 
         wanted = _targets(directories, keys, per, rank, world_size)
         if absent := [str(each.directory) for each in wanted if not each.directory.is_dir()]:
@@ -130,7 +130,7 @@ def pull(  # noqa: PLR0913 - a command has one parameter for each option
     from warmrank.cache_store.errors import NoStoreYet, NotInStore
 
     with session(debug=debug):
-        from warmrank.orchestrator.store.sync_tables import render_pulls
+        from warmrank.orchestrator.ui.table import render_pulls
 
         wanted = _targets(directories, keys, per, rank, world_size)
         reports, misses = [], []

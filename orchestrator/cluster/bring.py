@@ -21,7 +21,7 @@ from warmrank.orchestrator.cluster.script import (
     status_request,
     stop_request,
 )
-from warmrank.orchestrator.show.figures import count_text
+from warmrank.orchestrator.text import count_text
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from warmrank.orchestrator.cluster.connections import Answer
 from warmrank.orchestrator.errors import OrchestratorError
-from warmrank.orchestrator.show.figures import count_text
+from warmrank.orchestrator.text import count_text
 
 _SHOWN = 8
 

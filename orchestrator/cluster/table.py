@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from warmrank.orchestrator.cluster.bring import ClusterReport, HostReport
-from warmrank.orchestrator.show.plain_table import plain_table
+from warmrank.orchestrator.ui.table import plain_table
 
 _STYLES = {"started": "green", "up": "green", "unknown": "red"}
 

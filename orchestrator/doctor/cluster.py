@@ -9,7 +9,7 @@ from warmrank.orchestrator.doctor.clocks import Clock
 from warmrank.orchestrator.doctor.clocks import check as check_clocks
 from warmrank.orchestrator.doctor.findings import Finding, NodeFindings, ok
 from warmrank.orchestrator.nodes import Node
-from warmrank.orchestrator.show.figures import count_text
+from warmrank.orchestrator.text import count_text
 
 MAX_HOSTS_SHOWN = 8
 

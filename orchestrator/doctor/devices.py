@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from warmrank.orchestrator.doctor.findings import Finding, ok, unknown
-from warmrank.orchestrator.show.figures import count_text
+from warmrank.orchestrator.text import count_text
 from warmrank.worker.ascend import visible_devices
 from warmrank.worker.errors import DeviceUnavailable
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from warmrank.cache_store.backends.durability import LOCAL_TYPES
 from warmrank.orchestrator.doctor.findings import Finding, ok, unknown
-from warmrank.orchestrator.show.figures import size_text
+from warmrank.orchestrator.text import size_text
 
 LEAST_FREE_BYTES = 2**30
 """Where nobody knows what the launch needs."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from warmrank.orchestrator.doctor.findings import Finding, ok
-from warmrank.orchestrator.show.figures import count_text, size_text
+from warmrank.orchestrator.text import count_text, size_text
 
 FEWEST_FILES = 4096
 """Ray warns below it (ray/_private/worker.py, 2.60): its daemons hold sockets to every worker."""

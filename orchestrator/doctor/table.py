@@ -11,8 +11,8 @@ from rich.text import Text
 
 from warmrank.orchestrator.doctor.cluster import hosts_text
 from warmrank.orchestrator.doctor.findings import LEVELS, Diagnosis, Finding, Folded, fold
-from warmrank.orchestrator.show.figures import count_text
-from warmrank.orchestrator.show.plain_table import plain_table
+from warmrank.orchestrator.text import count_text
+from warmrank.orchestrator.ui.table import plain_table
 
 _STYLES = {"ok": "green", "note": "cyan", "warning": "bold yellow", "error": "bold red"}
 

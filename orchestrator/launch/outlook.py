@@ -9,7 +9,7 @@ from typing import Literal
 from warmrank.cache_store.keys import changed_components
 from warmrank.cache_store.records.manifest import LaunchRecord
 from warmrank.orchestrator.config.reading import Config
-from warmrank.orchestrator.show.figures import count_text, time_text
+from warmrank.orchestrator.text import count_text, time_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,7 +78,7 @@ def settle_all(
         if no_compile and (misses := forbidden(situation, actions)):
             raise CompileForbidden(misses)
         if planned := rank_classes(situation, actions):
-            stages.planned(situation.round, planned)
+            stages.planned(planned)
         attempts = _carry_out(stages, situation, actions, ledger)
         before = len(situation.failed)
         situation = advance(situation, actions, attempts, nodes=nodes)

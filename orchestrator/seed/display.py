@@ -21,11 +21,11 @@ from warmrank.cache_store.fetching.progress import Progress
 from warmrank.orchestrator.nodes import Node, distinct_names
 from warmrank.orchestrator.seed.events import Advanced, Away, Back, Began, Ended, Looked, SeedEvent, Tell
 from warmrank.orchestrator.seed.outcome import word
+from warmrank.orchestrator.seed.rates import Rate
 from warmrank.orchestrator.seed.table import STYLES
-from warmrank.orchestrator.show.fetch_progress import LINE_EVERY_S
-from warmrank.orchestrator.show.figures import count_text, seconds_text, size_text
-from warmrank.orchestrator.show.rates import Rate
+from warmrank.orchestrator.text import count_text, seconds_text, size_text
 
+LINE_EVERY_S = 10.0
 MAX_ROWS = 12
 _REFRESH_HZ = 4
 _BAR_COLUMNS = 24

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from warmrank.cache_store.seed import SeedReport
-from warmrank.orchestrator.nodes import Node
-from warmrank.orchestrator.show.store_report import NodeArtifacts
+from warmrank.orchestrator.nodes import Node, NodeArtifacts
 
 Word = Literal["seeded", "miss", "faults"]
 

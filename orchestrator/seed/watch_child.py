@@ -12,11 +12,11 @@ from multiprocessing.connection import Connection
 
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import OrchestratorError
+from warmrank.orchestrator.others_output import others_on_stderr
 from warmrank.orchestrator.seed.events import Away, SeedEvent
 from warmrank.orchestrator.seed.options import SeedOptions
 from warmrank.orchestrator.seed.preseed import STEP_S, plan_of, seed_cluster
 from warmrank.orchestrator.seed.seeding import Seeding
-from warmrank.orchestrator.show.others_output import others_on_stderr
 from warmrank.orchestrator.signals import undisturbed
 
 _STOP_S = 10.0

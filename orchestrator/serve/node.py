@@ -44,8 +44,8 @@ from warmrank.orchestrator.serve.tools import (
     tool_directories,
     tool_variables,
 )
-from warmrank.orchestrator.show.figures import count_text
 from warmrank.orchestrator.store.stores import is_writable, may_publish, open_store, open_to_fetch
+from warmrank.orchestrator.text import count_text
 from warmrank.worker.environment import environment
 
 JOURNALS = ".journal"

@@ -23,8 +23,8 @@ from warmrank.orchestrator.serve.answers import Added
 from warmrank.orchestrator.serve.crew import Crew, Lost
 from warmrank.orchestrator.serve.publishing import RankWork, commit_launch, not_whole
 from warmrank.orchestrator.serve.world import World, exchange
-from warmrank.orchestrator.show.figures import count_text
 from warmrank.orchestrator.store.stores import is_writable, may_publish, open_store
+from warmrank.orchestrator.text import count_text
 from warmrank.worker.results import Published
 
 Phase = Literal["waiting", "pushing", "looking", "publishing", "committing", "done"]

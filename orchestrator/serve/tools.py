@@ -16,8 +16,8 @@ from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.config.serving import SyncedCache, variable_of
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.serve.places import Place
-from warmrank.orchestrator.show.figures import count_text
 from warmrank.orchestrator.store.sync import Seat, Target, targets
+from warmrank.orchestrator.text import count_text
 from warmrank.worker.environment import environment
 from warmrank.worker.settings import expanded
 

@@ -18,8 +18,8 @@ from tests.support.netns_store import CountingStore, blob_reads
 from warmrank.cache_store.fetching.arrivals import INCOMING
 from warmrank.cache_store.fetching.begun import BEGUN
 from warmrank.orchestrator.config.reading import load
+from warmrank.orchestrator.launch.report import Report
 from warmrank.orchestrator.look.verify import cached_files
-from warmrank.orchestrator.show.report import Report
 
 pytestmark = [pytest.mark.ray, pytest.mark.netns, pytest.mark.timeout(600)]
 

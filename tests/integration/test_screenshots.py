@@ -14,9 +14,10 @@ from rich.terminal_theme import MONOKAI
 from tests.support.browser import find_browser, picture_of, run_browser
 from tests.support.made_reports import made_report, until_compile
 from warmrank.orchestrator.causes import Cause
-from warmrank.orchestrator.show.html_report import render_html
-from warmrank.orchestrator.show.live_view import LiveView
-from warmrank.orchestrator.show.report import Failure, Report
+from warmrank.orchestrator.launch.report import Failure, Report
+from warmrank.orchestrator.launch.state import LaunchState
+from warmrank.orchestrator.ui.live import LiveView
+from warmrank.orchestrator.ui.page import render_html
 
 KEEP = os.environ.get("WARMRANK_SCREENSHOTS", "")
 """A directory to keep the pictures in, for the documentation; they are larger then."""
@@ -73,10 +74,14 @@ def test_page_of_a_launch_is_drawn(
 def test_live_view_is_drawn(browser: str, tmp_path: Path, pictures: Path, num_ranks: int) -> None:
     console = Console(record=True, width=110, height=30, file=io.StringIO(), force_terminal=True)
     now_s = [0.0]
-    view = LiveView(num_ranks, name="llama-70b", clock=lambda: now_s[0])
+    view, state = (
+        LiveView(num_ranks, name="llama-70b", clock=lambda: now_s[0]),
+        LaunchState(num_ranks=num_ranks),
+    )
     for event in until_compile(num_ranks):
         now_s[0] = event.at_s
-        view(event)
+        state.apply(event)
+        view(state, event)
     now_s[0] += 2.5
     console.print(view)
     page = tmp_path / "live.html"

@@ -12,9 +12,15 @@ from tests.support.stored import FUNCTIONS, make_partition, make_record, open_st
 from warmrank.cache_store.records.manifest import LaunchRecord
 from warmrank.orchestrator.config.reading import Config, load
 from warmrank.orchestrator.launch.identity import identity, launch_key
-from warmrank.orchestrator.show.course import Course
-from warmrank.orchestrator.show.report import SCHEMA_VERSION, FunctionReport, RankReport, Report, totals
-from warmrank.orchestrator.show.store_report import Committed
+from warmrank.orchestrator.launch.report import (
+    SCHEMA_VERSION,
+    Committed,
+    FunctionReport,
+    RankReport,
+    Report,
+    totals,
+)
+from warmrank.orchestrator.launch.state import Course
 from warmrank.worker.environment import environment
 from warmrank.worker.results import Outcome, StageSeconds, Verification
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from warmrank.cache_store.backends.tier import TierState
+from warmrank.cache_store.records.manifest import RankEnvironment
 from warmrank.orchestrator.causes import Cause
-from warmrank.orchestrator.seats import Seat
-from warmrank.orchestrator.show import events as e
-from warmrank.orchestrator.show.course import Course, Recorder
-from warmrank.orchestrator.show.report import (
+from warmrank.orchestrator.launch import events as e
+from warmrank.orchestrator.launch.report import (
     SCHEMA_VERSION,
+    Committed,
     Failure,
     FunctionReport,
+    NodeFetch,
+    NodePublish,
     RankReport,
     Report,
     StageReport,
     totals,
 )
-from warmrank.orchestrator.show.store_report import Committed, NodeFetch, NodePublish
+from warmrank.orchestrator.launch.state import Course, LaunchState
+from warmrank.orchestrator.seats import Seat
 from warmrank.worker.results import FunctionResult, StageSeconds, Verification
 
 FUNCTIONS = ("Llama.prefill", "Llama.decode")
@@ -52,6 +56,7 @@ def classes(num_ranks: int) -> tuple[e.RankClass, ...]:
             leader = ranks[0 if function == FUNCTIONS[0] else -1]
             found.append(
                 e.RankClass(
+                    round=0,
                     function=function,
                     request_key=f"{part:064x}",
                     ranks=ranks,
@@ -100,7 +105,7 @@ def until_compile(
         yield from _step(stage, at_s, seconds, everyone, slow=num_ranks // 3 if stage == "build" else -1)
         at_s += seconds
     planned = classes(num_ranks)
-    yield e.Planned(at_s=at_s, round=0, classes=planned)
+    yield e.Planned(at_s=at_s, classes=planned)
     leaders = tuple(sorted({found.leader for found in planned if found.leader is not None}))
     yield e.StageStarted(at_s=at_s, stage="compile", ranks=leaders)
     for rank in leaders:
@@ -149,11 +154,15 @@ def failing(num_ranks: int, per_node: int = 8) -> Iterator[e.Event]:
     yield e.AttemptFailed(at_s=40.5, attempt=2, stage="compile", text=text, is_last=True)
 
 
-def course_of(heard: Iterator[e.Event]) -> Course:
-    recorder = Recorder()
+def state_of(heard: Iterable[e.Event], num_ranks: int = 0) -> LaunchState:
+    state = LaunchState(num_ranks=num_ranks)
     for event in heard:
-        recorder(event)
-    return recorder.course()
+        state.apply(event)
+    return state
+
+
+def course_of(heard: Iterable[e.Event]) -> Course:
+    return state_of(heard).course()
 
 
 def _ranks(num_ranks: int, per_node: int) -> tuple[RankReport, ...]:
@@ -195,19 +204,7 @@ def made_report(num_ranks: int, *, per_node: int = 8, failed: bool = False) -> R
     """The report of such a launch."""
     ranks = _ranks(num_ranks, per_node)
     if failed:
-        ranks = tuple(
-            RankReport(
-                rank=rank.rank,
-                host=rank.host,
-                node_rank=rank.node_rank,
-                local_rank=rank.local_rank,
-                pid=rank.pid,
-                log=rank.log,
-                functions=(),
-                verification=None,
-            )
-            for rank in ranks
-        )
+        ranks = tuple(replace(rank, functions=(), verification=None) for rank in ranks)
     course = course_of(failing(num_ranks, per_node) if failed else whole(num_ranks, per_node))
     nodes = [rank for rank in ranks if rank.local_rank == 0]
     fetches = tuple(
@@ -242,6 +239,7 @@ def made_report(num_ranks: int, *, per_node: int = 8, failed: bool = False) -> R
     for span in course.timeline:
         seconds[span.stage] = seconds.get(span.stage, 0.0) + span.end_s - span.start_s
     end_s = max(span.end_s for span in course.timeline)
+    environment = {"python": "3.11.9", "torch": "2.13.1", "device": "npu", "cann": "8.0.0"}
     return Report(
         schema_version=SCHEMA_VERSION,
         outcome="failed" if failed else "warm",
@@ -251,8 +249,12 @@ def made_report(num_ranks: int, *, per_node: int = 8, failed: bool = False) -> R
         name="llama-70b",
         launch_key="cd" * 32,
         identity={"entrypoint": "warmrank.examples.llama:build", "ranks": str(num_ranks)},
-        environment={"python": "3.11.9", "torch": "2.13.1", "device": "npu"},
-        other_environments=(),
+        environment=environment,
+        other_environments=(
+            (RankEnvironment(ranks=(3,), environment=environment | {"cann": "8.0.1"}),)
+            if num_ranks > 3
+            else ()
+        ),
         world_size=num_ranks,
         parallel={"tp": min(8, num_ranks), "pp": 4 if num_ranks >= 32 else 1, "dp": max(num_ranks // 32, 1)},
         started="2026-11-21T12:00:00+00:00",

@@ -21,7 +21,7 @@ from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import CompileForbidden, ForbiddenCompile, LaunchFailed
 from warmrank.orchestrator.launch.identity import launch_key
-from warmrank.orchestrator.show.report import Failure, Report, from_json
+from warmrank.orchestrator.launch.report import Failure, Report, from_json
 
 COMMANDS = (
     "launch",

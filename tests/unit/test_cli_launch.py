@@ -25,7 +25,7 @@ from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import ConfigError
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
 from warmrank.orchestrator.launch import driver
-from warmrank.orchestrator.show import outputs
+from warmrank.orchestrator.ui import outputs
 from warmrank.worker.errors import WorkloadError
 
 

@@ -12,9 +12,8 @@ from typer.testing import CliRunner
 from tests.support.made_reports import made_report
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.errors import BadArgument, ConfigError
-from warmrank.orchestrator.show.outputs import STDOUT, Outputs
-from warmrank.orchestrator.show.read_report import keep_last, read_report
-from warmrank.orchestrator.show.report import to_json
+from warmrank.orchestrator.launch.report import keep_last, read_report, to_json
+from warmrank.orchestrator.ui.outputs import STDOUT, Outputs
 
 
 @pytest.fixture

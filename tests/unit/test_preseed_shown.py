@@ -20,8 +20,8 @@ from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.seed.display import MAX_ROWS, SeedDisplay, seed_display
 from warmrank.orchestrator.seed.events import Advanced, Away, Back, Began, Ended, Looked, SeedEvent
 from warmrank.orchestrator.seed.outcome import NodeSeed, failed
+from warmrank.orchestrator.seed.rates import SPAN_S, Rate
 from warmrank.orchestrator.seed.table import render_seeds
-from warmrank.orchestrator.show.rates import SPAN_S, Rate
 
 ONE, TWO = make_node(1), make_node(2)
 

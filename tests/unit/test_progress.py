@@ -1,4 +1,4 @@
-"""What a watcher of a launch sees: a live view in a terminal, lines elsewhere."""
+"""What a watcher of a launch or a long fetch sees: a live view or a bar in a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import pytest
 from rich.console import Console
 
 from tests.support.made_reports import failing, result, seats, until_compile, whole
+from warmrank.cache_store.fetching.progress import Progress
+from warmrank.orchestrator.gang.step_file import RENDEZVOUS
+from warmrank.orchestrator.launch import events as e
+from warmrank.orchestrator.launch.state import LaunchState, silence
 from warmrank.orchestrator.seats import Seat
-from warmrank.orchestrator.show import events as e
-from warmrank.orchestrator.show.live_view import LiveView
-from warmrank.orchestrator.show.plain_lines import FIRST_BEAT_S, PlainLines
-from warmrank.orchestrator.show.progress import progress
+from warmrank.orchestrator.ui.live import LiveView
+from warmrank.orchestrator.ui.progress import FIRST_BEAT_S, FetchLines, PlainLines, fetch_progress, progress
 from warmrank.worker.results import FunctionResult
 
 
@@ -37,10 +39,11 @@ def lines_of(console: Console) -> list[str]:
 
 def plain(*heard: Iterable[e.Event], num_ranks: int = 2) -> list[str]:
     console = Console(file=io.StringIO(), width=40)
-    listener = PlainLines(console, num_ranks)
+    listener, state = PlainLines(console), LaunchState(num_ranks=num_ranks)
     for events in heard:
         for event in events:
-            listener(event)
+            state.apply(event)
+            listener(state, event)
     return lines_of(console)
 
 
@@ -54,10 +57,11 @@ def live(
 ) -> list[str]:
     """The screen when these events were heard, and some time passed."""
     clock = Clock()
-    view = LiveView(num_ranks, name="tiny", clock=clock)
+    view, state = LiveView(num_ranks, name="tiny", clock=clock), LaunchState(num_ranks=num_ranks)
     for event in heard:
         clock.now_s = event.at_s
-        view(event)
+        state.apply(event)
+        view(state, event)
     clock.now_s += later_s
     console = Console(
         file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None, no_color=True
@@ -154,7 +158,7 @@ def test_plain_lines_tell_of_a_long_stage_ever_more_rarely_and_name_who_is_late(
 
 
 def test_plain_lines_of_a_start_name_who_is_not_at_the_rendezvous() -> None:
-    doing = {0: e.RENDEZVOUS, 1: "start: importing torch"}
+    doing = {0: RENDEZVOUS, 1: "start: importing torch"}
     busy = [
         e.RankBusy(at_s=at_s, rank=rank, doing=text, cpu_s=1.0, resident_bytes=1)
         for at_s in (29.0, 31.0)
@@ -175,12 +179,14 @@ def test_plain_lines_say_how_far_a_start_is_that_only_waits() -> None:
 def compiling_two() -> list[e.Event]:
     """Two ranks compile a function each; rank 1 is through."""
     classes = tuple(
-        e.RankClass(function="f", request_key=str(rank), ranks=(rank,), action="compile", leader=rank)
+        e.RankClass(
+            round=0, function="f", request_key=str(rank), ranks=(rank,), action="compile", leader=rank
+        )
         for rank in (0, 1)
     )
     return [
         e.AttemptStarted(at_s=0.0, attempt=1, reason=""),
-        e.Planned(at_s=0.0, round=0, classes=classes),
+        e.Planned(at_s=0.0, classes=classes),
         stage("compile", 0, 1),
         finished("compile", 1, 5.0),
     ]
@@ -203,35 +209,21 @@ def test_live_view_says_of_a_launch_that_was_stopped_what_was_cut_short() -> Non
     assert "taking the ranks down, 1.5 s" in screen
 
 
-def drawn_in_colours(view: LiveView) -> str:
-    console = Console(
-        file=io.StringIO(), width=100, height=40, force_terminal=True, color_system="standard", no_color=False
-    )
-    console.print(view)
-    return "\n".join(lines_of(console))
-
-
-def test_live_view_shows_the_stage_that_failed_in_red_and_no_other() -> None:
-    clock = Clock()
-    view = LiveView(2, clock=clock)
+def test_live_view_says_which_stage_failed() -> None:
     heard: list[e.Event] = [
         e.AttemptStarted(at_s=0.0, attempt=1),
         stage("fetch", 0, 1),
         e.StageFinished(at_s=1.0, stage="fetch", seconds=1.0),
-        stage("build", 0, 1),
+        stage("build", 0, 1, at_s=1.0),
         e.AttemptFailed(at_s=3.0, attempt=1, stage="build", text="rank 1: died", is_last=False),
     ]
-    for event in heard:
-        clock.now_s = event.at_s
-        view(event)
-    (strip,) = [line for line in drawn_in_colours(view).splitlines() if "fetch" in line]
-    green, red, plain_ = "\x1b[32m", "\x1b[1;31m", "\x1b[0m"
-    assert f"{green}fetch 1.0s{plain_}" in strip
-    assert f"{red}build 3.0s failed{plain_}" in strip
-    view(e.AttemptStarted(at_s=4.0, attempt=2, reason="rank 1: died"))
-    view(stage("build", 0, 1))
-    view(e.StageFinished(at_s=5.0, stage="build", seconds=1.0))
-    assert f"{green}build 1.0s{plain_}" in drawn_in_colours(view)
+    (strip,) = [line for line in live(heard, 2) if "fetch" in line]
+    assert strip == "fetch 1.0s  build 2.0s failed"
+    again: list[e.Event] = [
+        e.AttemptStarted(at_s=4.0, attempt=2, reason="rank 1: died"),
+        stage("build", 0, 1, at_s=4.0),
+    ]
+    assert any("> build 0.0s <" in line for line in live([*heard, *again], 2))
 
 
 def one_host(num_nodes: int) -> e.Seated:
@@ -317,17 +309,6 @@ def test_live_view_tells_of_attempts_and_problems() -> None:
     assert "| attempt 2 | failed |" in text
 
 
-def test_ranks_that_a_later_round_moves_leave_their_class() -> None:
-    first = e.RankClass(function="f", request_key="a", ranks=tuple(range(64)), action="adopt")
-    moved = e.RankClass(function="f", request_key="a", ranks=(5, 6), action="compile", leader=5)
-    heard = [
-        e.Planned(at_s=0.0, round=0, classes=(first,)),
-        e.Planned(at_s=1.0, round=1, classes=(moved,)),
-    ]
-    rows = [line.split() for line in live(heard, 64) if line.startswith("f ")]
-    assert [row[1:3] for row in rows] == [["adopt", "62:"], ["compile", "2:"]]
-
-
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("num_ranks", [1, 16, 1024])
 @pytest.mark.parametrize(("width", "height"), [(200, 60), (80, 24), (40, 10), (20, 4), (7, 2), (1, 1)])
@@ -345,7 +326,7 @@ def test_live_view_of_many_ranks_draws_no_more_than_of_few() -> None:
 
 
 def test_live_view_is_drawn_while_events_come_in() -> None:
-    view = LiveView(256, clock=Clock())
+    view, state = LiveView(256, clock=Clock()), LaunchState(num_ranks=256)
     stop, begun, drawn = threading.Event(), threading.Event(), []
 
     def draw() -> None:
@@ -359,29 +340,52 @@ def test_live_view_is_drawn_while_events_come_in() -> None:
         drawing = pool.submit(draw)
         assert begun.wait(60)
         for event in (*whole(256), *failing(256)):
-            view(event)
+            state.apply(event)
+            view(state, event)
         stop.set()
         drawing.result(timeout=60)
     assert drawn
 
 
 def test_terminal_gets_the_live_view_and_keeps_its_last_state() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    console, state = Console(file=io.StringIO(), force_terminal=True, width=80), LaunchState(num_ranks=1)
     with progress(console, 1) as listener:
-        assert isinstance(listener, LiveView)
-        listener(stage("build", 0))
-        listener(finished("build", 0, 1.0))
+        for event in (stage("build", 0), finished("build", 0, 1.0)):
+            state.apply(event)
+            listener(state, event)
     assert "build" in "".join(lines_of(console))
 
 
 def test_elsewhere_lines_are_printed() -> None:
     console = Console(file=io.StringIO())
     with progress(console, 1) as listener:
-        listener(e.StageFinished(at_s=1.0, stage="build", seconds=1.0))
+        listener(LaunchState(num_ranks=1), e.StageFinished(at_s=1.0, stage="build", seconds=1.0))
     assert lines_of(console) == ["build: 1.00 s"]
 
 
 def test_silence_hears_every_event_and_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     for event in whole(2):
-        e.silence(event)
+        silence(LaunchState(num_ranks=2), event)
     assert capsys.readouterr() == ("", "")
+
+
+FETCHED = Progress(done_bytes=1 << 20, total_bytes=4 << 20, done_files=1, total_files=8)
+
+
+@pytest.mark.parametrize(("seconds", "num_lines"), [(9, 0), (40, 4)])
+def test_long_fetch_prints_a_line_every_ten_seconds(seconds: int, num_lines: int) -> None:
+    clock, console = Clock(), Console(file=io.StringIO())
+    lines = FetchLines(console, clock=clock)
+    for _ in range(seconds):
+        clock.now_s += 1
+        lines(FETCHED)
+    assert lines_of(console) == ["fetch: 1.0 MiB of 4.0 MiB, 1 of 8 files"] * num_lines
+
+
+def test_fetch_has_a_bar_in_a_terminal_and_lines_elsewhere() -> None:
+    with fetch_progress(Console(file=io.StringIO())) as on_progress:
+        assert isinstance(on_progress, FetchLines)
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with fetch_progress(terminal) as on_progress:
+        on_progress(FETCHED)
+    assert "1.0/4.2 MB" in "".join(lines_of(terminal))

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import FUNCTIONS
+from warmrank.orchestrator.cli.console import SafeConsole, SafeFormatter, defused, defused_json
 from warmrank.orchestrator.cli.main import app
-from warmrank.orchestrator.cli.terminal import SafeConsole, SafeFormatter, defused, defused_json
-from warmrank.orchestrator.show.others_output import others_on_stderr
+from warmrank.orchestrator.others_output import others_on_stderr
 from warmrank.worker.environment import environment
 
 HOSTILE = "de\x1b]0;owned\x07code\x1b[2J\x9b31m\u202e\x7f"
