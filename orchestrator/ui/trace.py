@@ -18,17 +18,17 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from warmrank.orchestrator.launch.report import FunctionReport, RankReport, Report, spelled_out
+from warmrank.orchestrator.launch.report import RankReport, Report, spelled_out
 
-_DRIVER = 1
-"""The process of what concerns all ranks, and its thread; nodes and ranks follow."""
+_US = 1_000_000
+_STEPS = {"compile": ("trace", "compile"), "load": ("load",)}
+"""Steps of a function whose seconds are known, by the stage that they belong to."""
 
 Place = tuple[int, int]
 """Process and thread."""
 
-_US = 1_000_000
-_STEPS = (("trace", "compile"), ("compile", "compile"), ("load", "load"))
-"""Steps of a function whose seconds are known, each with the stage that it belongs to."""
+_DRIVER: Place = (1, 1)
+"""Of what concerns all ranks; nodes and ranks follow."""
 
 
 def trace_json(report: Report) -> str:
@@ -41,37 +41,35 @@ def trace_json(report: Report) -> str:
 
 
 def _names(report: Report) -> Iterator[dict[str, Any]]:
-    yield _meta("process_name", (_DRIVER, _DRIVER), name=f"{report.name} (driver)")
-    yield _meta("thread_name", (_DRIVER, _DRIVER), name="attempts and stages")
-    seen: set[int] = set()
-    for rank in report.ranks:
+    yield _event("M", "process_name", _DRIVER, {"name": f"{report.name} (driver)"})
+    yield _event("M", "thread_name", _DRIVER, {"name": "attempts and stages"})
+    for rank in {rank.node_rank: rank for rank in reversed(report.ranks)}.values():
         place = _place_of(rank)
-        if rank.node_rank not in seen:
-            seen.add(rank.node_rank)
-            yield _meta("process_name", place, name=f"node {rank.node_rank}: {rank.host}")
-            yield _meta("process_sort_index", place, sort_index=place[0])
+        yield _event("M", "process_name", place, {"name": f"node {rank.node_rank}: {rank.host}"})
+        yield _event("M", "process_sort_index", place, {"sort_index": place[0]})
     for number, place in _places(report).items():
-        yield _meta("thread_name", place, name=f"rank {number}")
-        yield _meta("thread_sort_index", place, sort_index=number)
+        yield _event("M", "thread_name", place, {"name": f"rank {number}"})
 
 
 def _place_of(rank: RankReport) -> Place:
-    return rank.node_rank + _DRIVER + 1, rank.rank + _DRIVER + 1
+    return rank.node_rank + 2, rank.rank + 2
 
 
 def _places(report: Report) -> dict[int, Place]:
     """Process and thread of every rank; of one that no node is known of, in the driver's process."""
     taking_part = {rank for span in report.course.timeline for rank in span.ranks}
-    unknown = {rank: (_DRIVER, rank + _DRIVER + 1) for rank in sorted(taking_part)}
+    unknown = {rank: (_DRIVER[0], rank + 2) for rank in sorted(taking_part)}
     return unknown | {rank.rank: _place_of(rank) for rank in report.ranks}
 
 
 def _attempts(report: Report) -> Iterator[dict[str, Any]]:
     for attempt in report.course.attempts:
-        yield _instant(f"attempt {attempt.attempt}", attempt.start_s, {"reason": attempt.reason})
+        marks = [("", attempt.start_s, {"reason": attempt.reason})]
         if attempt.error:
-            found = {"stage": attempt.failed_stage, "error": attempt.error}
-            yield _instant(f"attempt {attempt.attempt} failed", attempt.end_s, found)
+            marks.append((" failed", attempt.end_s, {"stage": attempt.failed_stage, "error": attempt.error}))
+        for what, at_s, about in marks:
+            name = f"attempt {attempt.attempt}{what}"
+            yield _event("i", name, _DRIVER, about, at_s=at_s, s="g", cat="attempt")
 
 
 def _stages(report: Report) -> Iterator[dict[str, Any]]:
@@ -79,9 +77,9 @@ def _stages(report: Report) -> Iterator[dict[str, Any]]:
     places = _places(report)
     for span in report.course.timeline:
         about = {"attempt": span.attempt, "ok": span.ok, "ranks": len(span.ranks)}
-        yield _complete(span.stage, (_DRIVER, _DRIVER), (span.start_s, span.end_s), about)
+        yield _slice(span.stage, _DRIVER, (span.start_s, span.end_s), about)
         for rank, end_s in zip(span.ranks, span.rank_end_s, strict=True):
-            yield _complete(span.stage, places[rank], (span.start_s, end_s), {"attempt": span.attempt})
+            yield _slice(span.stage, places[rank], (span.start_s, end_s), {"attempt": span.attempt})
 
 
 def _functions(report: Report) -> Iterator[dict[str, Any]]:
@@ -93,54 +91,30 @@ def _functions(report: Report) -> Iterator[dict[str, Any]]:
             for rank, end_s in zip(span.ranks, span.rank_end_s, strict=True):
                 begins.setdefault((span.stage, rank), (span.start_s, end_s))
     for each in report.ranks:
-        for stage in ("compile", "load"):
+        for stage in _STEPS:
             if (stage, each.rank) in begins:
                 yield from _inside(each, stage, *begins[stage, each.rank])
 
 
 def _inside(rank: RankReport, stage: str, start_s: float, end_s: float) -> Iterator[dict[str, Any]]:
     for function in rank.functions:
-        for step, its_stage in _STEPS:
+        about = {"outcome": function.outcome, "reason": function.reason, "digest": function.digest[:12]}
+        for step in _STEPS[stage]:
             seconds = getattr(function.seconds, f"{step}_s")
-            if its_stage == stage and seconds and start_s < end_s:
+            if seconds and start_s < end_s:
                 stop_s = min(start_s + seconds, end_s)
-                name = f"{step} {function.function}"
-                yield _complete(name, _place_of(rank), (start_s, stop_s), _about(function))
+                yield _slice(f"{step} {function.function}", _place_of(rank), (start_s, stop_s), about)
                 start_s = stop_s
 
 
-def _about(function: FunctionReport) -> dict[str, Any]:
-    return {"outcome": function.outcome, "reason": function.reason, "digest": function.digest[:12]}
-
-
-def _complete(
-    name: str, place: Place, between_s: tuple[float, float], about: dict[str, Any]
-) -> dict[str, Any]:
+def _slice(name: str, place: Place, between_s: tuple[float, float], about: dict[str, Any]) -> dict[str, Any]:
     start_s, end_s = between_s
-    return {
-        "ph": "X",
-        "ts": round(start_s * _US),
-        "name": name,
-        "cat": "launch",
-        "dur": max(round(end_s * _US) - round(start_s * _US), 0),
-        "pid": place[0],
-        "tid": place[1],
-        "args": about,
-    }
+    duration = max(round(end_s * _US) - round(start_s * _US), 0)
+    return _event("X", name, place, about, at_s=start_s, dur=duration, cat="launch")
 
 
-def _instant(name: str, at_s: float, about: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "ph": "i",
-        "ts": round(at_s * _US),
-        "name": name,
-        "cat": "attempt",
-        "s": "g",
-        "pid": _DRIVER,
-        "tid": _DRIVER,
-        "args": about,
-    }
-
-
-def _meta(kind: str, place: Place, **about: object) -> dict[str, Any]:
-    return {"ph": "M", "ts": 0, "name": kind, "pid": place[0], "tid": place[1], "args": about}
+def _event(
+    phase: str, name: str, place: Place, about: dict[str, Any], *, at_s: float = 0.0, **more: object
+) -> dict[str, Any]:
+    common = {"ph": phase, "ts": round(at_s * _US), "name": name, "pid": place[0], "tid": place[1]}
+    return {**common, "args": about, **more}
