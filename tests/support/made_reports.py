@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from functools import cache
 
 from warmrank.cache_store.backends.tier import TierState
 from warmrank.cache_store.records.manifest import RankEnvironment
@@ -46,6 +46,7 @@ def seats(num_ranks: int, per_node: int) -> tuple[Seat, ...]:
     )
 
 
+@cache
 def classes(num_ranks: int) -> tuple[e.RankClass, ...]:
     """Four pipeline stages at most, whose leaders compile one function each."""
     num = min(4, num_ranks)
@@ -59,8 +60,8 @@ def classes(num_ranks: int) -> tuple[e.RankClass, ...]:
                     round=0,
                     function=function,
                     request_key=f"{part:064x}",
-                    ranks=ranks,
                     action="compile",
+                    ranks=ranks,
                     leader=leader,
                 )
             )
@@ -165,24 +166,81 @@ def course_of(heard: Iterable[e.Event]) -> Course:
     return state_of(heard).course()
 
 
-def _ranks(num_ranks: int, per_node: int) -> tuple[RankReport, ...]:
-    leaders = {(found.function, found.leader) for found in classes(num_ranks)}
-    check = Verification(ok=True, max_error=1e-6, tolerance=1e-4, compared="logits with eager")
-    return tuple(
-        RankReport(
-            rank=seat.rank,
-            host=seat.host,
-            node_rank=seat.node_rank,
-            local_rank=seat.local_rank,
-            pid=seat.pid,
-            log=f"/tmp/ray/session/logs/warmrank/rank-{seat.rank}.log",  # noqa: S108 - nothing is written
-            functions=tuple(
-                _function(name, compiled=(name, seat.rank) in leaders, part=seat.rank * 4 // num_ranks)
-                for name in FUNCTIONS
-            ),
-            verification=check,
+def made_report(num_ranks: int, *, per_node: int = 8, failed: bool = False) -> Report:
+    """The report of such a launch."""
+    heard = failing(num_ranks, per_node) if failed else whole(num_ranks, per_node)
+    state = state_of(heard)
+    ranks = tuple(_rank(seat, num_ranks, failed=failed) for seat in seats(num_ranks, per_node))
+    nodes = [rank for rank in ranks if rank.local_rank == 0]
+    fetches = tuple(
+        NodeFetch(
+            node_rank=rank.node_rank,
+            host=rank.host,
+            found=False,
+            reason="no launch that fits",
+            num_partitions=0,
+            bytes_copied=0,
+            seconds=0.2,
         )
-        for seat in seats(num_ranks, per_node)
+        for rank in nodes
+    )
+    publishes = tuple(
+        NodePublish(
+            node_rank=rank.node_rank,
+            host=rank.host,
+            num_partitions=per_node,
+            num_blobs_new=2 if rank.node_rank == 0 else 0,
+            bytes_new=6 * MIB if rank.node_rank == 0 else 0,
+            num_queued=0,
+        )
+        for rank in nodes
+    )
+    committed = Committed() if failed else Committed(record="ef" * 32, publishes=publishes)
+    environment = {"python": "3.11.9", "torch": "2.13.1", "device": "npu", "cann": "8.0.0"}
+    other = RankEnvironment(ranks=(3,), environment=environment | {"cann": "8.0.1"})
+    return Report(
+        schema_version=SCHEMA_VERSION,
+        outcome="failed" if failed else "warm",
+        exit_code=1 if failed else 0,
+        failure=_failure(num_ranks, per_node) if failed else None,
+        course=state.course(),
+        name="llama-70b",
+        launch_key="cd" * 32,
+        identity={"entrypoint": "warmrank.examples.llama:build", "ranks": str(num_ranks)},
+        environment=environment,
+        other_environments=(other,) if num_ranks > 3 else (),
+        world_size=num_ranks,
+        parallel={"tp": min(8, num_ranks), "pp": 4 if num_ranks >= 32 else 1, "dp": max(num_ranks // 32, 1)},
+        started="2026-11-21T12:00:00+00:00",
+        cache_dir="/var/cache/warmrank",
+        store="/mnt/store",
+        tiers=(TierState(location="/mnt/store", mode="rw", state="used", reason=""),),
+        record=committed.record,
+        ranks=ranks,
+        fetches=fetches,
+        publishes=committed.publishes,
+        nondeterministic=(),
+        queued_on=(),
+        stages=tuple(StageReport(stage=name, seconds=spent) for name, spent in state.stage_seconds.items()),
+        totals=totals(ranks, fetches, committed, state.now_s),
+        problems=("rank 3: another environment than rank 0: cann 8.0.0 -> 8.0.1",) if num_ranks > 3 else (),
+    )
+
+
+def _rank(seat: Seat, num_ranks: int, *, failed: bool) -> RankReport:
+    leads = {found.function for found in classes(num_ranks) if found.leader == seat.rank}
+    check = Verification(ok=True, max_error=1e-6, tolerance=1e-4, compared="logits with eager")
+    part = seat.rank * 4 // num_ranks
+    functions = tuple(_function(name, compiled=name in leads, part=part) for name in FUNCTIONS)
+    return RankReport(
+        rank=seat.rank,
+        host=seat.host,
+        node_rank=seat.node_rank,
+        local_rank=seat.local_rank,
+        pid=seat.pid,
+        log=f"/tmp/ray/session/logs/warmrank/rank-{seat.rank}.log",  # noqa: S108 - nothing is written
+        functions=() if failed else functions,
+        verification=None if failed else check,
     )
 
 
@@ -197,79 +255,6 @@ def _function(name: str, *, compiled: bool, part: int) -> FunctionReport:
         size_bytes=made.size_bytes,
         path="/cache/compiled_module",
         seconds=made.seconds,
-    )
-
-
-def made_report(num_ranks: int, *, per_node: int = 8, failed: bool = False) -> Report:
-    """The report of such a launch."""
-    ranks = _ranks(num_ranks, per_node)
-    if failed:
-        ranks = tuple(replace(rank, functions=(), verification=None) for rank in ranks)
-    course = course_of(failing(num_ranks, per_node) if failed else whole(num_ranks, per_node))
-    nodes = [rank for rank in ranks if rank.local_rank == 0]
-    fetches = tuple(
-        NodeFetch(
-            node_rank=rank.node_rank,
-            host=rank.host,
-            found=False,
-            reason="no launch that fits",
-            num_partitions=0,
-            bytes_copied=0,
-            seconds=0.2,
-        )
-        for rank in nodes
-    )
-    publishes = (
-        ()
-        if failed
-        else tuple(
-            NodePublish(
-                node_rank=rank.node_rank,
-                host=rank.host,
-                num_partitions=per_node,
-                num_blobs_new=2 if rank.node_rank == 0 else 0,
-                bytes_new=6 * MIB if rank.node_rank == 0 else 0,
-                num_queued=0,
-            )
-            for rank in nodes
-        )
-    )
-    committed = Committed(record="" if failed else "ef" * 32, publishes=publishes)
-    seconds: dict[str, float] = {}
-    for span in course.timeline:
-        seconds[span.stage] = seconds.get(span.stage, 0.0) + span.end_s - span.start_s
-    end_s = max(span.end_s for span in course.timeline)
-    environment = {"python": "3.11.9", "torch": "2.13.1", "device": "npu", "cann": "8.0.0"}
-    return Report(
-        schema_version=SCHEMA_VERSION,
-        outcome="failed" if failed else "warm",
-        exit_code=1 if failed else 0,
-        failure=_failure(num_ranks, per_node) if failed else None,
-        course=course,
-        name="llama-70b",
-        launch_key="cd" * 32,
-        identity={"entrypoint": "warmrank.examples.llama:build", "ranks": str(num_ranks)},
-        environment=environment,
-        other_environments=(
-            (RankEnvironment(ranks=(3,), environment=environment | {"cann": "8.0.1"}),)
-            if num_ranks > 3
-            else ()
-        ),
-        world_size=num_ranks,
-        parallel={"tp": min(8, num_ranks), "pp": 4 if num_ranks >= 32 else 1, "dp": max(num_ranks // 32, 1)},
-        started="2026-11-21T12:00:00+00:00",
-        cache_dir="/var/cache/warmrank",
-        store="/mnt/store",
-        tiers=(TierState(location="/mnt/store", mode="rw", state="used", reason=""),),
-        record=committed.record,
-        ranks=ranks,
-        fetches=fetches,
-        publishes=publishes,
-        nondeterministic=(),
-        queued_on=(),
-        stages=tuple(StageReport(stage=stage, seconds=spent) for stage, spent in seconds.items()),
-        totals=totals(ranks, fetches, committed, end_s),
-        problems=("rank 3: another environment than rank 0: cann 8.0.0 -> 8.0.1",) if num_ranks > 3 else (),
     )
 
 

@@ -78,26 +78,15 @@ def test_page_stays_small(num_ranks: int, failed: bool, most_bytes: int) -> None
 def test_page_of_ranks_that_all_did_something_else_stays_small() -> None:
     report = made_report(1024, failed=True)
     assert report.failure is not None
-    cause = report.failure.causes[0]
+    cause, found = report.failure.causes[0], report.course.classes[0]
     causes = tuple(replace(cause, ranks=(rank,), message=f"error {rank} " * 9) for rank in range(1024))
-    each = replace(report.course.classes[0], ranks=(0,))
-    classes = tuple(replace(each, ranks=(rank,)) for rank in range(2048))
+    classes = tuple(replace(found, ranks=(rank,)) for rank in range(2048))
     ranks = tuple(
-        replace(
-            rank,
-            functions=tuple(
-                replace(function, digest=str(rank.rank), reason=str(rank.rank)) for function in rank.functions
-            ),
-        )
+        replace(rank, functions=tuple(replace(each, reason=str(rank.rank)) for each in rank.functions))
         for rank in made_report(1024).ranks
     )
-    alone = replace(
-        report,
-        failure=replace(report.failure, causes=causes),
-        course=replace(report.course, classes=classes),
-        ranks=ranks,
-    )
-    text = render_html(alone)
+    failure, course = replace(report.failure, causes=causes), replace(report.course, classes=classes)
+    text = render_html(replace(report, failure=failure, course=course, ranks=ranks))
     assert len(text.encode()) < 2_000_000
     assert "And 984 more causes, in the JSON report." in text
     assert "And 1,048 more, in the JSON report." in text

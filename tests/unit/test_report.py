@@ -20,21 +20,17 @@ from warmrank.orchestrator.launch.report import (
     SCHEMA_VERSION,
     Committed,
     FunctionReport,
-    NodeFetch,
-    NodePublish,
     Nondeterministic,
     RankReport,
     Report,
-    StageReport,
     from_json,
     report_schema,
     to_json,
     totals,
 )
-from warmrank.orchestrator.launch.state import Course
 from warmrank.orchestrator.ui.report_table import headline, render
 from warmrank.orchestrator.whole_file import write_whole
-from warmrank.worker.results import Outcome, StageSeconds, Verification
+from warmrank.worker.results import Outcome, StageSeconds
 
 
 def function(name: str = "Model.decode", outcome: Outcome = "loaded", **changes: Any) -> FunctionReport:
@@ -50,59 +46,30 @@ def function(name: str = "Model.decode", outcome: Outcome = "loaded", **changes:
     return FunctionReport(function=name, outcome=outcome, **values)
 
 
-def rank(number: int, *functions: FunctionReport) -> RankReport:
-    return RankReport(
-        rank=number,
-        host="node",
-        node_rank=0,
-        local_rank=number,
-        pid=100 + number,
-        log="",
-        functions=functions or (function("Model.prefill"), function("Model.decode")),
-        verification=Verification(ok=True, max_error=1e-6, tolerance=1e-4, compared="logits with eager"),
+def rank(number: int, *functions: FunctionReport, node: int = 0) -> RankReport:
+    (made, _) = made_report(2).ranks
+    return replace(
+        made, rank=number, host=f"node-{node}", node_rank=node, functions=functions or (function(),)
     )
 
 
 def report(*ranks: RankReport, **changes: Any) -> Report:
+    """A warm launch whose store was away at the end: something waits, and something is nondeterministic."""
     ranks = ranks or (rank(0), rank(1))
-    fetch = NodeFetch(
-        node_rank=0, host="node", found=True, reason="", num_partitions=2, bytes_copied=512, seconds=0.1
-    )
+    made = made_report(2)
     committed = Committed(
-        record="ef",
-        publishes=(
-            NodePublish(
-                node_rank=0, host="node", num_partitions=1, num_blobs_new=2, bytes_new=1 << 20, num_queued=1
-            ),
-        ),
+        publishes=tuple(replace(node, bytes_new=1 << 20, num_queued=1) for node in made.publishes),
         nondeterministic=(Nondeterministic(function="Model.decode", ranks=(0, 1)),),
-        queued_on=("node",),
     )
-    whole = Report(
-        schema_version=SCHEMA_VERSION,
-        outcome="warm",
-        exit_code=0,
-        failure=None,
-        course=Course(),
-        name="tiny",
-        launch_key="cd",
-        identity={"entrypoint": "a:b"},
-        environment={"python": "3.11"},
-        other_environments=(),
-        world_size=len(ranks),
-        parallel={"tp": len(ranks), "pp": 1, "dp": 1},
-        started="2026-01-31T12:00:00+00:00",
-        cache_dir="/cache",
-        store="/store",
-        record="ef",
-        tiers=(TierState(location="/store", mode="rw", state="used", reason=""),),
+    whole = replace(
+        made,
         ranks=ranks,
-        fetches=(fetch,),
+        world_size=len(ranks),
         publishes=committed.publishes,
         nondeterministic=committed.nondeterministic,
-        queued_on=committed.queued_on,
-        stages=(StageReport(stage="start", seconds=1.0),),
-        totals=totals(ranks, (fetch,), committed, 12.0),
+        queued_on=("node-0",),
+        cache_dir="/cache",
+        totals=totals(ranks, made.fetches, committed, 12.0),
         problems=(),
     )
     return replace(whole, **changes)
@@ -224,12 +191,11 @@ HOSTS = tuple(f"h{number}" for number in range(100))
         (report(), "logits with eager; largest difference 1e-06, allowed 0.0001"),
         (report(replace(rank(0), verification=None)), "nothing was verified: no check"),
         (report(), "nondeterministic compiles: 1: Model.decode (ranks 0-1)"),
-        (report(), "512 B fetched, 1.0 MiB published"),
         (report(problems=("the store was away",)), "problem: the store was away"),
         (report(tiers=TIERS), "store: /near (rw), s3://far (required, away)"),
         (
-            report(rank(0), replace(rank(1), node_rank=1, host="other")),
-            "node 0 (node): 512 B fetched, 1.0 MiB published",
+            report(rank(0), rank(1, node=1)),
+            "node 0 (node-0): 0 B fetched, 1.0 MiB published",
         ),
         (
             report(queued_on=("b", "c", "a"), cache_dir="/my cache"),
