@@ -126,7 +126,7 @@ def test_plain_lines_leave_the_last_error_to_whoever_raises_it() -> None:
 
 
 def test_plain_lines_tell_of_a_long_stage_ever_more_rarely_and_name_who_is_late() -> None:
-    begun = [SEATED, stage("compile", 0, 1), finished("compile", 0, 0.5)]
+    begun: list[e.Event] = [SEATED, stage("compile", 0, 1), finished("compile", 0, 0.5)]
     beats = plain([*begun, *(busy(1, "compile f", float(at_s)) for at_s in range(1, 1000))])[2:]
     assert beats[0] == "compile: 1 of 2 ranks after 30 s; waiting for rank 1; rank 1 on node-1: compile f"
     assert len(beats) == 6  # after 30, 60, 120, 240, 480, 960 s
@@ -154,7 +154,7 @@ def compiling_two() -> list[e.Event]:
         )
         for rank in (0, 1)
     )
-    begun = [e.AttemptStarted(at_s=0.0, attempt=1), e.Planned(at_s=0.0, classes=classes)]
+    begun: list[e.Event] = [e.AttemptStarted(at_s=0.0, attempt=1), e.Planned(at_s=0.0, classes=classes)]
     return [*begun, stage("compile", 0, 1), finished("compile", 1, 5.0)]
 
 

@@ -46,13 +46,6 @@ def config(tmp_path: Path) -> Config:
     return config
 
 
-def test_listing_names_launch_ranks_and_environment(config: Config):
-    text = text_of(render_listing(list_store(open_to_look(config, None), config)))
-    assert "1 launch" in text
-    assert "models.tiny:workload" in text
-    assert "as here" in text
-
-
 @pytest.mark.parametrize("entrypoint", ["models.tiny:workload", f"models.{'a_long_name.' * 8}m:workload"])
 def test_heading_of_a_listing_fits_in_100_columns(tmp_path: Path, entrypoint: str):
     config = loaded_config(tmp_path, workload={"entrypoint": entrypoint})
@@ -83,25 +76,22 @@ def test_listing_marks_pins_and_names_the_day_of_the_last_use(config: Config, tm
 
 
 def test_long_listing_adds_arguments_and_partitions(config: Config):
-    text = text_of(render_listing(list_store(open_to_look(config, None)), long=True))
+    text = text_of(render_listing(list_store(open_to_look(config, None), config), long=True))
+    assert "1 launch" in text
+    assert "as here" in text
     assert "argument layers  8" in text
     assert "world2global_rank1" in text
 
 
-def test_partition_lists_artifacts_requests_and_captures(config: Config):
-    text = text_of(render_partition(show_partition(open_to_look(config, None), "world2global_rank0")))
+def test_partition_and_explanation_say_what_was_asked_for(config: Config, tmp_path: Path):
+    store = open_to_look(config, None)
+    text = text_of(render_partition(show_partition(store, "world2global_rank0")))
     assert text.startswith("world2global_rank0: rank 0 of 2")
     assert "request of Llama.decode" in text
     assert "captured, in this order" in text
-
-
-def test_explanation_begins_with_the_verdict(config: Config):
-    text = text_of(render_explanation(explain(config, open_to_look(config, None))))
+    text = text_of(render_explanation(explain(config, store)))
     assert text.startswith("load, if the model's code is unchanged: a launch here loads what 2 ranks")
     assert "guards on the model's source" in text
-
-
-def test_explanation_of_a_miss_names_the_nearest_launch(config: Config, tmp_path: Path):
     other = loaded_config(tmp_path, workload={"entrypoint": "models.tiny:workload"})
     text = text_of(render_explanation(explain(other, open_to_look(other, None))))
     assert "nearest launch in the store differs in\n  argument layers removed (was 8)" in text
