@@ -50,22 +50,23 @@ def seats(num_ranks: int, per_node: int) -> tuple[Seat, ...]:
 def classes(num_ranks: int) -> tuple[e.RankClass, ...]:
     """Four pipeline stages at most, whose leaders compile one function each."""
     num = min(4, num_ranks)
-    found = []
-    for function in FUNCTIONS:
-        for part in range(num):
-            ranks = tuple(range(part * num_ranks // num, (part + 1) * num_ranks // num))
-            leader = ranks[0 if function == FUNCTIONS[0] else -1]
-            found.append(
-                e.RankClass(
-                    round=0,
-                    function=function,
-                    request_key=f"{part:064x}",
-                    action="compile",
-                    ranks=ranks,
-                    leader=leader,
-                )
-            )
-    return tuple(found)
+    parts = [tuple(range(part * num_ranks // num, (part + 1) * num_ranks // num)) for part in range(num)]
+    return tuple(
+        e.RankClass(
+            round=0,
+            function=function,
+            request_key=f"{part:064x}",
+            action="compile",
+            ranks=ranks,
+            leader=ranks[0 if function == FUNCTIONS[0] else -1],
+        )
+        for function in FUNCTIONS
+        for part, ranks in enumerate(parts)
+    )
+
+
+def leaders(num_ranks: int) -> tuple[int, ...]:
+    return tuple(sorted({found.leader for found in classes(num_ranks) if found.leader is not None}))
 
 
 def result(name: str, *, compiled: bool) -> FunctionResult:
@@ -105,45 +106,35 @@ def until_compile(
     for stage, seconds in _STAGES:
         yield from _step(stage, at_s, seconds, everyone, slow=num_ranks // 3 if stage == "build" else -1)
         at_s += seconds
-    planned = classes(num_ranks)
-    yield e.Planned(at_s=at_s, classes=planned)
-    leaders = tuple(sorted({found.leader for found in planned if found.leader is not None}))
-    yield e.StageStarted(at_s=at_s, stage="compile", ranks=leaders)
-    for rank in leaders:
+    yield e.Planned(at_s=at_s, classes=classes(num_ranks))
+    yield e.StageStarted(at_s=at_s, stage="compile", ranks=leaders(num_ranks))
+    for rank in leaders(num_ranks):
         yield e.RankBusy(
             at_s=at_s + 6, rank=rank, doing="compile Llama.decode", cpu_s=31.2, resident_bytes=3 << 30
         )
 
 
-def whole(num_ranks: int, per_node: int = 8, *, at_s: float = 0.0) -> Iterator[e.Event]:
+def whole(num_ranks: int, per_node: int = 8) -> Iterator[e.Event]:
     """A launch to its end, cold."""
-    begun = list(until_compile(num_ranks, per_node, at_s=at_s))
-    yield from begun
-    at_s += 9.5
-    planned = classes(num_ranks)
-    leaders = tuple(sorted({found.leader for found in planned if found.leader is not None}))
-    for index, rank in enumerate(leaders):
+    yield from until_compile(num_ranks, per_node)
+    at_s = 9.5
+    for index, rank in enumerate(leaders(num_ranks)):
         yield e.RankFinished(at_s=at_s + 10 + index, stage="compile", rank=rank, ok=True)
-    for found in planned:
-        assert found.leader is not None
-        yield e.FunctionFinished(
-            at_s=at_s + 20, stage="compile", rank=found.leader, result=result(found.function, compiled=True)
-        )
-    yield e.StageFinished(at_s=at_s + 20, stage="compile", seconds=20.0)
     at_s += 20
-    everyone = tuple(range(num_ranks))
+    for found in classes(num_ranks):
+        if found.leader is not None:
+            yield _got(at_s, "compile", found.leader, result(found.function, compiled=True))
+    yield e.StageFinished(at_s=at_s, stage="compile", seconds=20.0)
     for stage, seconds in _LATER:
-        yield from _step(stage, at_s, seconds, everyone)
-        if stage == "load":
-            for found in planned:
-                for rank in set(found.ranks) - {found.leader}:
-                    yield e.FunctionFinished(
-                        at_s=at_s + seconds,
-                        stage="load",
-                        rank=rank,
-                        result=result(found.function, compiled=False),
-                    )
+        yield from _step(stage, at_s, seconds, tuple(range(num_ranks)))
         at_s += seconds
+        for found in classes(num_ranks) if stage == "load" else ():
+            for rank in set(found.ranks) - {found.leader}:
+                yield _got(at_s, stage, rank, result(found.function, compiled=False))
+
+
+def _got(at_s: float, stage: str, rank: int, made: FunctionResult) -> e.FunctionFinished:
+    return e.FunctionFinished(at_s=at_s, stage=stage, rank=rank, result=made)
 
 
 def failing(num_ranks: int, per_node: int = 8) -> Iterator[e.Event]:

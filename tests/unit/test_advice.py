@@ -94,12 +94,6 @@ def test_warm_launch_of_several_attempts_tells_what_failed() -> None:
     assert step.text.startswith("Attempt 1 failed in compile: stage compile failed on 1 of 8 ranks")
 
 
-def test_failed_launch_begins_with_its_remedy() -> None:
-    first = next_steps(made_report(8, failed=True))[0]
-    assert (first.level, first.title) == ("do", "node lost on ranks 0-7")
-    assert first.text == "look whether node-0 is up and reachable, and launch again"
-
-
 @pytest.mark.parametrize(
     ("kind", "message", "title", "text"),
     [
@@ -173,6 +167,12 @@ def test_launch_that_was_stopped_asks_for_nothing() -> None:
     assert (step.level, step.title) == ("look", "The launch was stopped")
 
 
-def test_urgent_steps_come_first() -> None:
-    levels = [step.level for step in next_steps(made_report(1024, failed=True))]
+def test_failed_launch_begins_with_its_remedy_and_urgent_steps_come_first() -> None:
+    steps = next_steps(made_report(1024, failed=True))
+    assert steps[0] == Step(
+        level="do",
+        title="node lost on ranks 0-7",
+        text="look whether node-0 is up and reachable, and launch again",
+    )
+    levels = [step.level for step in steps]
     assert levels == sorted(levels, key=("do", "look", "good").index)

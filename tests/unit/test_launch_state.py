@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from tests.support.made_reports import made_report, result, state_of, until_compile, whole
+from tests.support.made_reports import result, state_of, until_compile
 from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch.state import LaunchState
-from warmrank.orchestrator.launch.timeline import last_ranks
 
 
 def class_of(leader: int | None, *ranks: int, action: events.ClassAction = "compile") -> events.RankClass:
@@ -86,11 +85,3 @@ def test_stage_waits_for_those_that_answered_the_fewest_calls() -> None:
     state.apply(events.RankFinished(at_s=20.0, stage="compile", rank=3, ok=True))
     assert 3 not in state.running.waiting_for()
     assert state.running.num_done() == 1
-
-
-def test_report_of_a_whole_launch_agrees_with_its_state() -> None:
-    state, report = state_of(whole(64)), made_report(64)
-    assert len(state.results) == sum(len(rank.functions) for rank in report.ranks)
-    assert [last.stage for last in last_ranks(state.course(), report.ranks)] == [
-        stage.stage for stage in report.stages
-    ]
