@@ -133,8 +133,7 @@ def saving(cold: Launched, warm: Launched) -> Text:
 
 def comparison(cold: Launched, warm: Launched) -> Table:
     """How much faster warm was: first for the work that a cache can save, last for the whole process."""
-    numbers = ("cold", "warm", "faster")
-    table = table_of("what the seconds span", *numbers, title="cold and warm", right=frozenset(numbers))
+    table = table_of("what the seconds span", ">cold", ">warm", ">faster", title="cold and warm")
     for before, after in zip(cold.report.ranks, warm.report.ranks, strict=True):
         _add(table, f"rank {before.rank}: trace + compile + load", _saved_s(before), _saved_s(after))
     before_s, after_s = (_start_s(launched.report) for launched in (cold, warm))

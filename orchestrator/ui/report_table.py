@@ -33,7 +33,7 @@ MAX_ROWS_SHOWN = 60
 """And of these rows at most so many."""
 
 STEPS = tuple(field.name for field in fields(StageSeconds))
-_COLUMNS = ("trace", "compile", "load", "capture", "first")
+_COLUMNS = (">trace", ">compile", ">load", ">capture", ">first")
 """Steps that have a column, the first of `STEPS`; audits have lines of their own."""
 
 Alike = dict[tuple[str, ...], list[tuple[int, FunctionReport]]]

@@ -52,12 +52,7 @@ STYLES = {
 }
 """Of outcomes, wherever they are shown."""
 
-_WHOLE = frozenset({"", "launch", "made", "used", "function", "sha256", "manifest"})
-"""Columns that are not folded."""
-
-_RIGHT = frozenset({"ranks", "functions", "artifacts", "files", "size", "leader"})
-_TIMES = frozenset({"trace", "compile", "load", "capture", "first"})
-_LISTED = ("", "launch", "made", "used", "what", "ranks", "files", "size", "environment")
+_LISTED = ("=", "=launch", "=made", "=used", "what", ">ranks", ">files", ">size", "environment")
 _STATES_SHOWN = 32
 _AS_HERE = Text("as here", style="green")
 _FRESHNESS = {
@@ -79,16 +74,16 @@ def plain_table(title: str = "") -> Table:
     )
 
 
-def table_of(*names: str, title: str = "", right: frozenset[str] = _RIGHT | _TIMES) -> Table:
-    """A table with these columns; numbers stand to the right, and long text is folded."""
+def table_of(*columns: str, title: str = "") -> Table:
+    """A table with these columns: ``>`` before those of numbers, ``=`` before those that are never folded."""
     table = plain_table(title)
-    for name in names:
-        is_number = name in right
+    for column in columns:
+        name = column.lstrip(">=")
         table.add_column(
             name,
-            justify="right" if is_number else "left",
-            no_wrap=is_number or (name in _WHOLE and not title),
-            min_width=len(name) if not title else None,
+            justify="right" if column.startswith(">") else "left",
+            no_wrap=name != column,
+            min_width=len(name),
             overflow="fold",
         )
     return table
@@ -153,7 +148,7 @@ def render_listing(listing: Listing, *, long: bool = False, width: int = WIDE) -
     head = Text(f"store {listing.store}: {count_text(len(listing.launches), 'launch')}", style="bold")
     parts: list[RenderableType] = [head]
     if listing.launches:
-        left_out = {"used", "files", "size"} if width < WIDE else set()
+        left_out = {"=used", ">files", ">size"} if width < WIDE else set()
         table = table_of(*(name for name in _LISTED if name not in left_out))
         for line in listing.launches:
             cells = zip(_LISTED, _launch_cells(line), strict=True)
@@ -184,7 +179,7 @@ def _launch_cells(line: LaunchLine) -> tuple[Text | str, ...]:
 
 
 def _launch_details(line: LaunchLine) -> list[RenderableType]:
-    partitions = table_of("partition", "manifest", "artifacts", "files", "size")
+    partitions = table_of("partition", "=manifest", ">artifacts", ">files", ">size")
     for part in line.partitions:
         cells = (part.key[:KEY_CHARS], str(part.num_artifacts), str(part.num_files))
         partitions.add_row(Text(part.partition), *cells, size_text(part.size_bytes))
@@ -204,7 +199,7 @@ def render_partition(view: PartitionView) -> RenderableType:
     facts = [("manifest", view.key), ("launch", view.launch_key), ("made", time_text(view.created))]
     if view.others:
         facts.append(("others", ", ".join(key[:KEY_CHARS] for key in view.others)))
-    artifacts = table_of("function", "size", "sha256", "file")
+    artifacts = table_of("=function", ">size", "=sha256", "file")
     for entry in view.artifacts:
         artifacts.add_row(
             Text(entry.function if entry.scope == "rank" else f"(node) {entry.function}"),
@@ -231,7 +226,7 @@ def render_explanation(found: Explanation) -> RenderableType:
     verdict.stylize(STYLES[found.outlook], 0, len(found.outlook))
     parts: list[RenderableType] = [verdict]
     if found.records:
-        table = table_of("", "made", "ranks", "environment")
+        table = table_of("=", "=made", ">ranks", "environment")
         for record in found.records:
             mark = "*" if record.chosen else ""
             differs = _environment(record.changes, record.others, shown=3)
@@ -253,7 +248,7 @@ def render_explanation(found: Explanation) -> RenderableType:
 
 
 def _functions(functions: Sequence[FunctionView], environment: Mapping[str, str]) -> list[RenderableType]:
-    table = table_of("function", "artifacts", "files", "size", "files on this node", "asked for by")
+    table = table_of("=function", ">artifacts", ">files", ">size", "files on this node", "asked for by")
     requests: list[tuple[str, dict[str, str]]] = []
     for item in functions:
         ranks = sorted({rank for request in item.requests for rank in request.ranks})
@@ -339,7 +334,7 @@ def render_verified(found: Verified) -> RenderableType:
 def render_build(report: BuildReport) -> RenderableType:
     """The classes of an offline build, with lines below."""
     title = f"{report.name}: {count_text(report.world_size, 'rank')} of device kind {report.device}"
-    names = ("function", "outcome", "artifact", "ranks", "leader", "size", "trace", "compile")
+    names = ("function", "outcome", "artifact", ">ranks", ">leader", ">size", ">trace", ">compile")
     table = table_of(*names, title=title)
     for item in report.classes:
         is_new = item.outcome == "compiled"
@@ -375,8 +370,8 @@ def render_build(report: BuildReport) -> RenderableType:
 def render_audit(found: CacheAudit) -> RenderableType:
     """What the audit of a store or cache found: a row for each artifact, and lines below."""
     title = f"{found.name}: {count_text(found.world_size, 'rank')}, {found.source}"
-    names = ("function", "artifact", "ranks", "trace", "took", "CPU")
-    table = table_of(*names, title=title, right=frozenset({"took", "CPU"}))
+    names = ("function", "artifact", "ranks", "trace", ">took", ">CPU")
+    table = table_of(*names, title=title)
     for item in found.functions:
         table.add_row(
             Text(item.function),
