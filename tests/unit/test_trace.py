@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.fake_rank import FUNCTIONS, FakeWorld
 from tests.support.made_reports import made_report
-from tests.support.node_launcher import NodeLauncher
 from tests.support.trace_rules import faults_of
-from warmrank.orchestrator.causes import DIED, WorkerFailure
-from warmrank.orchestrator.config.reading import parse
-from warmrank.orchestrator.errors import CannotStart, LaunchFailed
-from warmrank.orchestrator.launch.driver import Launch
 from warmrank.orchestrator.launch.report import Report
-from warmrank.orchestrator.seats import Gang
+from warmrank.orchestrator.launch.state import Course
 from warmrank.orchestrator.ui.trace import trace_json
 
 
@@ -30,53 +23,22 @@ def events_of(num_ranks: int, *, failed: bool = False) -> list[dict[str, Any]]:
     return events
 
 
-def launched(root: Path, launcher: type[NodeLauncher], world: FakeWorld) -> Report:
-    """The report of a launch of four ranks on two nodes, warm or failed."""
-    config = parse({"workload": {"entrypoint": "a:b"}, "ranks": 4, "parallel": {"dp": 4}})
-    run = Launch(config, launcher=launcher("aabb", root, world.make_worker))
-    try:
-        return run.run()
-    except (LaunchFailed, CannotStart) as error:
-        return run.failed(error, exit_code=1)
-
-
-class Unlucky(NodeLauncher):
-    """A rank dies, once, while ranks compile."""
-
-    has_died = False
-
-    def call(
-        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
-    ) -> Iterator[tuple[int, Any]]:
-        if method == "compile" and not self.has_died:
-            self.has_died = True
-            yield 0, WorkerFailure(rank=0, stage=stage, kind=DIED, message="its process ended")
-            return
-        yield from super().call(stage, method, arguments, timeout_s=timeout_s)
-
-
-class Nowhere(NodeLauncher):
-    """No rank ever starts."""
-
-    def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
-        raise CannotStart("there is no room")
-
-
 @pytest.mark.parametrize(
-    ("launcher", "broken", "num_attempts"),
+    "report",
     [
-        (NodeLauncher, {}, 1),
-        (Unlucky, {}, 2),
-        (NodeLauncher, {FUNCTIONS[0]: 'GraphBreak: "\u00e9\u6f22\x1b[0m\n\\'}, 1),
-        (Nowhere, {}, 1),
+        made_report(32),
+        made_report(32, failed=True),
+        replace(made_report(8, failed=True), ranks=()),
+        replace(made_report(2, failed=True), course=Course(), ranks=()),
     ],
+    ids=["warm", "failed", "no rank had a place", "no stage began"],
 )
-def test_course_of_a_launch_is_shown_whole(
-    launcher: type[NodeLauncher], broken: dict[str, str], num_attempts: int, tmp_path: Path
-) -> None:
-    report = replace(launched(tmp_path, launcher, FakeWorld(broken=broken)), name='caf\u00e9 "\\')
-    assert len(report.course.attempts) == num_attempts
-    text = trace_json(report)
+def test_report_is_shown_whole(report: Report) -> None:
+    attempts = tuple(
+        replace(each, error='GraphBreak: "\u00e9\u6f22\x1b[0m\n\\') for each in report.course.attempts
+    )
+    odd = replace(report, name='caf\u00e9 "\\', course=replace(report.course, attempts=attempts))
+    text = trace_json(odd)
     assert faults_of(text) == []
     assert "caf\u00e9" in text
     slices = {event["name"] for event in json.loads(text)["traceEvents"] if event["ph"] == "X"}
