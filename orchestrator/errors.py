@@ -5,11 +5,13 @@ Every error keeps its fields, survives pickling, and says what happened, where, 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from warmrank.orchestrator.causes import Cause, WorkerFailure, causes_of
+from warmrank.orchestrator.text import brief_names, brief_ranks
 
 
 class OrchestratorError(Exception):
@@ -232,14 +234,15 @@ class CompileForbidden(OrchestratorError):
         misses: what missed, why, and on which ranks.
     """
 
+    REMEDY = "launch once without --no-compile, or preseed from a store that holds this launch"
+
     def __init__(self, misses: Iterable[ForbiddenCompile]) -> None:
         self.misses = tuple(misses)
         lines = [f"  {miss.function} on {ranks_text(miss.ranks)}: {miss.reason}" for miss in self.misses]
         num = len(self.misses)
         missed = f"{num} function{'' if num == 1 else 's'}"
         head = f"compiling is forbidden (no_compile), and {missed} missed:"
-        remedy = "launch once without --no-compile, or preseed from a store that holds this launch"
-        super().__init__("\n".join([head, *lines, f"  remedy: {remedy}"]))
+        super().__init__("\n".join([head, *lines, f"  remedy: {self.REMEDY}"]))
 
 
 def in_words(error: BaseException) -> str:
@@ -255,28 +258,15 @@ def first_line(error: BaseException) -> str:
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """Ranks for people: ``rank 3``, ``ranks 0-2, 5``."""
-    ordered = sorted(set(ranks))
-    runs: list[list[int]] = []
-    for rank in ordered:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    parts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
-    return f"rank{'' if len(ordered) == 1 else 's'} {', '.join(parts)}"
-
-
-MAX_HOSTS_NAMED = 4
+    """All ranks for people, however many: ``rank 3``, ``ranks 0-2, 5``."""
+    return brief_ranks(ranks, max_runs=sys.maxsize)
 
 
 def _where(cause: Cause) -> str:
     """``ranks 0-2 on n1, n2``."""
     if not cause.hosts:
         return ranks_text(cause.ranks)
-    more = len(cause.hosts) - MAX_HOSTS_NAMED
-    hosts = ", ".join(cause.hosts[:MAX_HOSTS_NAMED]) + (f" and {more} more" if more > 0 else "")
-    return f"{ranks_text(cause.ranks)} on {hosts}"
+    return f"{ranks_text(cause.ranks)} on {brief_names(cause.hosts)}"
 
 
 def _describe_failures(error: LaunchFailed) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from warmrank.orchestrator.errors import UnknownNode
 from warmrank.orchestrator.seats import SHORT_ID
+from warmrank.orchestrator.text import count_text, size_text
 
 _MIN_PREFIX = 6
 """So many characters of a node's id name it."""
@@ -83,3 +84,41 @@ def alive(nodes: Iterable[dict[str, Any]]) -> tuple[Node, ...]:
 def in_order(host: str) -> tuple[tuple[int, str], ...]:
     """Sorts host names as people do: ``n2`` before ``n10``."""
     return tuple((int(part or 0), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", host))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeArtifacts:
+    """What became of the node artifacts of one node, for a launch's report.
+
+    Attributes:
+        num_files: node artifacts that the node's first rank has in its manifest.
+        size_bytes: their size.
+        num_new: how many of them this launch added or changed.
+        bytes_new: their size.
+        num_fetched: how many came from the store.
+        bytes_fetched: their size.
+        num_placed: how many were written to where the node's tools look for them.
+        num_there: how many lay there with the same bytes.
+        skipped: why others were not fetched, placed or kept, one line each, cut short.
+    """
+
+    num_files: int = 0
+    size_bytes: int = 0
+    num_new: int = 0
+    bytes_new: int = 0
+    num_fetched: int = 0
+    bytes_fetched: int = 0
+    num_placed: int = 0
+    num_there: int = 0
+    skipped: tuple[str, ...] = ()
+
+    def words(self) -> tuple[str, ...]:
+        """What became of them, in lines; nothing where the node has none."""
+        if self == NodeArtifacts():
+            return ()
+        own = f"{count_text(self.num_files, 'file')} of {size_text(self.size_bytes)}, {self.num_new} new"
+        fetched = f"{self.num_fetched} fetched ({size_text(self.bytes_fetched)})"
+        return (
+            f"node artifacts: {own}; {fetched}, {self.num_placed} put in place, {self.num_there} were there",
+            *(f"node artifact skipped: {reason}" for reason in self.skipped),
+        )

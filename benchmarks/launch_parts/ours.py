@@ -43,7 +43,7 @@ class Watch:
         self._ranks_s: list[float] = []
         self._driver_s = 0.0
 
-    def __call__(self, event: Any) -> None:
+    def __call__(self, _state: Any, event: Any) -> None:
         """Take one event."""
         kind = type(event).__name__
         if kind == "Seated":

@@ -18,10 +18,10 @@ from warmrank.orchestrator.build.report import (
 from warmrank.orchestrator.build.target import BuildTarget
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.errors import ranks_text
+from warmrank.orchestrator.launch.events import AuditReport
 from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.launch.rounds import Ledger
 from warmrank.orchestrator.launch.stages import Stages
-from warmrank.orchestrator.show.course import AuditReport
 from warmrank.worker.results import FunctionProbe, LeftOut
 
 Probes = Mapping[int, tuple[FunctionProbe, ...]]
@@ -75,7 +75,7 @@ def assemble(
         assumed=_assumed(config, stages),
         stages=stages.report(),
         totals=_totals(stages, config, classes, kept),
-        problems=tuple(stages.problems),
+        problems=stages.problems,
         audits=built.audits,
     )
 

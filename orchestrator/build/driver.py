@@ -29,8 +29,7 @@ from warmrank.orchestrator.launch import steps
 from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.launch.rounds import settle_all
 from warmrank.orchestrator.launch.stages import Stages
-from warmrank.orchestrator.show.course import Recorder
-from warmrank.orchestrator.show.events import Listener, all_of, silence
+from warmrank.orchestrator.launch.state import Listener, silence
 from warmrank.orchestrator.signals import undisturbed
 from warmrank.worker.results import LeftOut
 
@@ -79,12 +78,11 @@ def build(
     ranks = built_ranks(config, every_rank=options.every_rank)
     launcher = launcher or launcher_for(config, options, ranks)
     alone = config.model_copy(update={"store": None})
-    recorder = Recorder()
-    stages = Stages(alone, launcher, all_of(recorder, listener or silence), ranks=ranks)
+    stages = Stages(alone, launcher, listener or silence, ranks=ranks)
     try:
         if store is not None:
             fetch(stages, store, config, options)
-        built = replace(_build_ranks(stages, options), audits=recorder.course().audits)
+        built = replace(_build_ranks(stages, options), audits=tuple(stages.state.audits))
         kept = _keep(stages, store, config, options, built)
         report = assemble(stages, config, target=options.target, built=built, kept=kept, started=started)
         stages.close()

@@ -14,9 +14,9 @@ from pydantic import TypeAdapter
 
 from warmrank.orchestrator.build.plan import model_rank
 from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.launch.events import AuditReport
 from warmrank.orchestrator.launch.plan import Slot
-from warmrank.orchestrator.show.course import AuditReport
-from warmrank.orchestrator.show.report import StageReport
+from warmrank.orchestrator.launch.report import StageReport
 from warmrank.worker.results import FunctionProbe, FunctionResult, Outcome
 
 BUILD_SCHEMA_VERSION = 1

@@ -22,7 +22,7 @@ from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.gang.launcher import Launcher
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.launch.stages import Stages
-from warmrank.orchestrator.show.events import Listener, silence
+from warmrank.orchestrator.launch.state import Listener, silence
 from warmrank.orchestrator.signals import undisturbed
 from warmrank.worker.results import LeftOut, Retraced, RetraceOutcome
 
@@ -157,7 +157,7 @@ def audit_cache(
         started=started,
         functions=functions,
         not_compared=others,
-        problems=tuple(stages.problems),
+        problems=stages.problems,
         wall_s=stages.wall_s(),
     )
 

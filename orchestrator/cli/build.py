@@ -55,10 +55,10 @@ def build(  # noqa: PLR0913, PLR0917 - options of a command
     with session(debug=debug):
         from warmrank.orchestrator.build.driver import build as run
         from warmrank.orchestrator.build.report import to_json
-        from warmrank.orchestrator.build.table import render_build
         from warmrank.orchestrator.config.reading import load
-        from warmrank.orchestrator.show.progress import progress
-        from warmrank.orchestrator.show.whole_file import make_way, write_whole
+        from warmrank.orchestrator.ui.progress import progress
+        from warmrank.orchestrator.ui.table import render_build
+        from warmrank.orchestrator.whole_file import make_way, write_whole
 
         chosen = (*(overrides or ()), *([f"device={device}"] if device else ()))
         loaded = load(config, chosen, world_size=world_size)
@@ -93,10 +93,10 @@ def audit(  # noqa: PLR0913, PLR0917 - options of a command
     """Trace again what a store holds, and compare: is it what would be compiled now?"""
     with session(debug=debug):
         from warmrank.orchestrator.build.retrace import audit_cache
-        from warmrank.orchestrator.build.retrace_table import render_audit
         from warmrank.orchestrator.config.reading import load
         from warmrank.orchestrator.look.store_contents import open_if_there
-        from warmrank.orchestrator.show.progress import progress
+        from warmrank.orchestrator.ui.progress import progress
+        from warmrank.orchestrator.ui.table import render_audit
 
         chosen = (*(overrides or ()), *([f"device={device}"] if device else ()))
         loaded = load(config, chosen, world_size=world_size)

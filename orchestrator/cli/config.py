@@ -14,7 +14,7 @@ from warmrank.orchestrator.cli.config_option import ConfigGroup
 from warmrank.orchestrator.cli.console import ExitCode, answer, output, plain, print_json, session
 from warmrank.orchestrator.cli.documents import NAMES, SchemaOf, reference_of, schema_text
 from warmrank.orchestrator.cli.options import AsJson, ConfigFile, Debug, Overrides, doubts_here, load_config
-from warmrank.orchestrator.show.figures import count_text
+from warmrank.orchestrator.text import count_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -144,30 +144,24 @@ def _with_axes_that_fit(config: Path, overrides: list[str] | None) -> Config:
 
 def _rendered(found: Sequence[Doubt]) -> RenderableType:
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
+
+    from warmrank.orchestrator.ui.table import pairs
 
     blocks: list[RenderableType] = []
     for doubt in found:
         style = "bold red" if doubt.level == "error" else "bold yellow"
         blocks.append(Text.assemble((f"{doubt.level}: ", style), ", ".join(doubt.keys)))
-        table = Table.grid(padding=(0, 2))
-        table.add_column(style="bold")
-        table.add_column(overflow="fold")
-        table.add_row("  found", Text(doubt.found))
-        table.add_row("  remedy", Text(doubt.remedy))
-        blocks.append(table)
+        blocks.append(pairs([("found", doubt.found), ("remedy", doubt.remedy)], style="bold"))
     return Group(*blocks)
 
 
 def _origins_table(found: Sequence[Origin]) -> RenderableType:
     from rich.text import Text
 
-    from warmrank.orchestrator.show.plain_table import plain_table
+    from warmrank.orchestrator.ui.table import table_of
 
-    table = plain_table()
-    for name in ("key", "value", "from"):
-        table.add_column(name, overflow="fold")
+    table = table_of("key", "value", "from")
     for item in found:
         value = yaml.safe_dump(item.value, default_flow_style=True, width=1000).partition("\n")[0]
         style = "dim" if item.source == "default" else ""

@@ -1,6 +1,10 @@
 """The edge to the terminal: exit codes, consoles, and the one block in which an error is shown.
 
 Results go to stdout, everything else to stderr, so that ``--json`` leaves nothing but JSON on stdout.
+
+No text of another's document moves the terminal's cursor or changes its title: names in a store may be
+anybody's where nothing is signed. Characters that are not printable come out as question marks, but for line
+feeds and tabs; styles and progress bars, which are ours, stay; libraries' codes for colours are dropped.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
@@ -20,13 +24,12 @@ from typing import Any, TypeVar
 
 import typer
 from pydantic import BaseModel
-from rich.console import Console, RenderableType
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
 from warmrank.cache_store.errors import NoStoreYet, StoreError, StoreUnavailable
 from warmrank.orchestrator import signals
-from warmrank.orchestrator.cli.terminal import SafeConsole, SafeFormatter, defused_json
 from warmrank.orchestrator.errors import (
     BadArgument,
     CannotStart,
@@ -42,6 +45,7 @@ from warmrank.orchestrator.errors import (
     OrchestratorError,
     UnknownNode,
 )
+from warmrank.orchestrator.ui.table import pairs
 from warmrank.worker.errors import NotYet, WorkerError
 
 T = TypeVar("T")
@@ -86,6 +90,46 @@ _FAILURE_CODES = {
 """For a launch of which every failure is of one kind."""
 
 _EXPECTED = (OrchestratorError, StoreError, WorkerError, OSError)
+
+
+_CONTROL = re.compile(r"[\x7f-\x9f]")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def defused(text: str) -> str:
+    """``text`` with a question mark for each character that is not printable; line feeds and tabs stay."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
+
+
+def defused_json(text: str) -> str:
+    """JSON in which those control characters are escaped too that its grammar allows as they are."""
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+class SafeConsole(Console):
+    """A `Console` whose texts are defused."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """See `Console.print`; writes nothing for codes alone, such as colorama's reset at the end."""
+        plain = tuple(_COLOURS.sub("", each) if isinstance(each, str) else each for each in objects)
+        if plain == objects or any(plain):
+            super().print(*plain, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """See `Console.render`."""
+        for segment in super().render(renderable, options):
+            is_ours = segment.control or segment.text.isprintable()
+            yield segment if is_ours else Segment(defused(segment.text), segment.style)
+
+
+class SafeFormatter(logging.Formatter):
+    """A `Formatter` whose lines are defused."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `Formatter.format`."""
+        return defused(super().format(record))
 
 
 def output(*, stderr: bool = False) -> Console:
@@ -173,12 +217,7 @@ def show_error(error: Exception) -> None:
     for index, block in enumerate(rows):
         if index:
             console.print()
-        table = Table.grid(padding=(0, 2))
-        table.add_column(style="bold")
-        table.add_column(overflow="fold")
-        for name, text in block:
-            table.add_row(f"  {name}", Text(text))
-        console.print(table)
+        console.print(pairs(block, style="bold"))
     for line in rest:
         console.print(Text(line))
 

@@ -15,15 +15,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from warmrank.orchestrator.errors import DemoFailed, NotOurs
-from warmrank.orchestrator.show.figures import count_text, seconds_text
-from warmrank.orchestrator.show.report import RankReport, Report, from_json, sum_seconds
+from warmrank.orchestrator.launch.report import RankReport, Report, from_json, sum_seconds
 from warmrank.orchestrator.signals import Terminated, undisturbed
+from warmrank.orchestrator.text import count_text, seconds_text
+from warmrank.orchestrator.ui.table import table_of
 
 MARKER = ".made-by-warmrank-demo"
 _STATE = ("cache", "store", "cold.json", "warm.json", "cold.html", "warm.html")
@@ -133,10 +133,7 @@ def saving(cold: Launched, warm: Launched) -> Text:
 
 def comparison(cold: Launched, warm: Launched) -> Table:
     """How much faster warm was: first for the work that a cache can save, last for the whole process."""
-    table = Table(title="cold and warm", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("what the seconds span", overflow="fold")
-    for name in ("cold", "warm", "faster"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = table_of("what the seconds span", ">cold", ">warm", ">faster", title="cold and warm")
     for before, after in zip(cold.report.ranks, warm.report.ranks, strict=True):
         _add(table, f"rank {before.rank}: trace + compile + load", _saved_s(before), _saved_s(after))
     before_s, after_s = (_start_s(launched.report) for launched in (cold, warm))

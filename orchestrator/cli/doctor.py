@@ -17,7 +17,7 @@ from warmrank.orchestrator.cli.options import (
     load_config,
     refuse_shadows,
 )
-from warmrank.orchestrator.show.others_output import others_on_stderr
+from warmrank.orchestrator.others_output import others_on_stderr
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -71,8 +71,8 @@ def render(found: Diagnosis) -> RenderableType:
 
     from warmrank.orchestrator.doctor import LEVELS
     from warmrank.orchestrator.doctor.nodes import hosts_text
-    from warmrank.orchestrator.show.figures import count_text
-    from warmrank.orchestrator.show.plain_table import plain_table
+    from warmrank.orchestrator.text import count_text
+    from warmrank.orchestrator.ui.table import plain_table
 
     several = len(found.nodes) > 1
     by_host = [("cluster", found.cluster), *((node.node.host, node.findings) for node in found.nodes)]

@@ -48,6 +48,6 @@ def _config_schema() -> dict[str, Any]:
 
 
 def _report_schema() -> dict[str, Any]:
-    from warmrank.orchestrator.show.report import report_schema
+    from warmrank.orchestrator.launch.report import report_schema
 
     return report_schema()

@@ -65,7 +65,7 @@ def evict(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     with session(debug=debug, bad_input=(NotInStore,)):
         from warmrank.cache_store.upkeep.evict_plan import EvictPolicy
         from warmrank.orchestrator.look import store_contents as look
-        from warmrank.orchestrator.store.retention_tables import render_evicted
+        from warmrank.orchestrator.ui.table import render_evicted
 
         opened = look.open_to_evict(load_optional(config, overrides), store)
         policy = EvictPolicy(
@@ -107,7 +107,7 @@ def pin(  # noqa: PLR0913, PLR0917 - as evict
         from pathlib import Path
 
         from warmrank.orchestrator.look import store_contents as look
-        from warmrank.orchestrator.store.retention_tables import render_pins
+        from warmrank.orchestrator.ui.table import render_pins
 
         opened = look.open_to_look(load_optional(Path(config) if config else None, None), store)
         if launch is not None and remove:

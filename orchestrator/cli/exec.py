@@ -18,7 +18,7 @@ from warmrank.orchestrator.cli.options import (
     load_config,
     refuse_what_fails,
 )
-from warmrank.orchestrator.show.others_output import others_on_stderr
+from warmrank.orchestrator.others_output import others_on_stderr
 
 _GRACE_S = 30.0
 

@@ -15,8 +15,6 @@ from warmrank.orchestrator.cli.options import AsJson, Debug, check_line
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from warmrank.orchestrator.look.key_list import KeyList
 
 KeyringPath = Annotated[
@@ -74,9 +72,9 @@ def list_(keyring: KeyringPath = None, as_json: AsJson = False, debug: Debug = F
     """List the keys: which sign, which are trusted, which are revoked."""
     with session(debug=debug):
         from warmrank.orchestrator.look.key_list import list_keys
+        from warmrank.orchestrator.ui.table import render_keys
 
-        found = list_keys(_place(keyring))
-        answer(found, _table, as_json=as_json)
+        answer(list_keys(_place(keyring)), render_keys, as_json=as_json)
 
 
 @app.command()
@@ -176,26 +174,6 @@ def _meant(found: KeyList, text: str) -> tuple[str, str]:
         ids = ", ".join(wanted for _, wanted in meant)
         raise typer.BadParameter(f"{text!r} names several; use an id: {ids}", param_hint="NAME|ID|FILE")
     return meant[0]
-
-
-def _table(found: KeyList) -> RenderableType:
-    from rich import box
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    count = len(found.keys)
-    head = Text(f"keyring {found.keyring}: {count} key{'' if count == 1 else 's'}", style="bold")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("name", "id", "", "file"):
-        table.add_column(column, overflow="fold")
-    for line in found.keys:
-        words = [*(["own"] if line.own else []), *(["trusted"] if line.trusted else [])]
-        state = Text(", ".join([*words, *([str(line.revoked)] if line.revoked else [])]))
-        files = "\n".join(str(path.relative_to(found.keyring)) for path in line.files)
-        table.add_row(Text(line.name), line.key_id, state, Text(files))
-    problems = [Text(f"problem: {line}") for line in found.problems]
-    return Group(head, *([table] if found.keys else []), *problems)
 
 
 def _say(*lines: str) -> None:

@@ -18,12 +18,12 @@ from warmrank.orchestrator.cli.options import (
     refuse_what_fails,
 )
 from warmrank.orchestrator.leaving import leave_at_once_later
-from warmrank.orchestrator.show.others_output import others_on_stderr
+from warmrank.orchestrator.others_output import others_on_stderr
 from warmrank.orchestrator.signals import named, undisturbed
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
-    from warmrank.orchestrator.show.report import Report
+    from warmrank.orchestrator.launch.report import Report
 
 HtmlFile = Annotated[
     Path | None,
@@ -64,13 +64,12 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     with session(debug=debug):
         from warmrank.orchestrator.config.reading import require_workload
         from warmrank.orchestrator.launch.driver import Launch
-        from warmrank.orchestrator.show.events import all_of
-        from warmrank.orchestrator.show.outputs import Outputs
-        from warmrank.orchestrator.show.progress import progress
-        from warmrank.orchestrator.show.ray_metrics import RayMetrics
-        from warmrank.orchestrator.show.read_report import keep_last
-        from warmrank.orchestrator.show.report import to_json
-        from warmrank.orchestrator.show.report_table import render
+        from warmrank.orchestrator.launch.report import keep_last, to_json
+        from warmrank.orchestrator.launch.state import all_of
+        from warmrank.orchestrator.ui.metrics import RayMetrics
+        from warmrank.orchestrator.ui.outputs import Outputs
+        from warmrank.orchestrator.ui.progress import progress
+        from warmrank.orchestrator.ui.report_table import render
 
         overrides = [*(overrides or ()), *chosen_nodes(node, exclude_node)]
         loaded = load_config(config, overrides)
@@ -133,9 +132,9 @@ def report(
 ) -> None:
     """Show the report of a launch again: as a table, a page, a trace, metrics."""
     with session(debug=debug):
-        from warmrank.orchestrator.show.outputs import Outputs
-        from warmrank.orchestrator.show.read_report import read_last, read_report
-        from warmrank.orchestrator.show.report_table import render
+        from warmrank.orchestrator.launch.report import read_last, read_report
+        from warmrank.orchestrator.ui.outputs import Outputs
+        from warmrank.orchestrator.ui.report_table import render
 
         found = read_report(json_file) if json_file else read_last()
         outputs = Outputs(html=html_file, trace=trace_file, metrics=metrics_file)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from warmrank.orchestrator.cli.console import ExitCode, answer, output, print_json, session
+from warmrank.orchestrator.cli.console import ExitCode, answer, defused, output, print_json, session
 from warmrank.orchestrator.cli.options import (
     AsJson,
     ConfigFile,
@@ -34,7 +34,7 @@ def list_(
     with session(debug=debug):
         from warmrank.orchestrator.look import store_contents as look
         from warmrank.orchestrator.look.listing import list_store
-        from warmrank.orchestrator.look.tables import render_listing
+        from warmrank.orchestrator.ui.table import render_listing
 
         loaded = load_optional(config, overrides)
         listing = list_store(look.open_to_look(loaded, store), loaded)
@@ -59,7 +59,7 @@ def show(
     """Show one partition of a store: artifacts, requests, environment, capture plan."""
     with session(debug=debug):
         from warmrank.orchestrator.look import store_contents as look
-        from warmrank.orchestrator.look.tables import render_partition
+        from warmrank.orchestrator.ui.table import render_partition
 
         if config is None and store is None and look.is_config_name(partition):
             look.refuse_lone_config(partition, load_config(Path(partition), overrides))
@@ -74,7 +74,7 @@ def explain(
     """Say what a launch here would find, and name what differs from what is stored."""
     with session(debug=debug):
         from warmrank.orchestrator.look.explain import explain_if_away
-        from warmrank.orchestrator.look.tables import render_explanation
+        from warmrank.orchestrator.ui.table import render_explanation
 
         found = explain_if_away(load_config(config, overrides))
         answer(found, render_explanation, as_json=as_json)
@@ -90,7 +90,6 @@ def readable(
 ) -> None:
     """Print an artifact as text: request, guards, and the graph as Python."""
     with session(debug=debug):
-        from warmrank.orchestrator.cli.terminal import defused
         from warmrank.worker.inference import readable_cache
 
         text = readable_cache(file, print_output=False, file=out)
@@ -123,9 +122,9 @@ def verify(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     """Read store and cache again, byte for byte, and say what is wrong."""
     with session(debug=debug):
         from warmrank.orchestrator.look import store_contents as look
-        from warmrank.orchestrator.look.tables import render_verified
         from warmrank.orchestrator.look.verify import verify as run
-        from warmrank.orchestrator.show.fetch_progress import fetch_progress
+        from warmrank.orchestrator.ui.progress import fetch_progress
+        from warmrank.orchestrator.ui.table import render_verified
 
         loaded = load_optional(config, overrides)
         only_cache = cache is not None and loaded is None and store is None

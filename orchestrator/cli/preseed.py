@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from warmrank.orchestrator.cli.console import ExitCode, output, plain, print_json, session
+from warmrank.orchestrator.cli.console import ExitCode, defused_json, output, plain, print_json, session
 from warmrank.orchestrator.cli.options import (
     AsJson,
     ConfigFile,
@@ -18,8 +18,7 @@ from warmrank.orchestrator.cli.options import (
     load_config,
     refuse_shadows,
 )
-from warmrank.orchestrator.cli.terminal import defused_json
-from warmrank.orchestrator.show.others_output import others_on_stderr
+from warmrank.orchestrator.others_output import others_on_stderr
 
 if TYPE_CHECKING:
     from warmrank.orchestrator.config.reading import Config
@@ -89,7 +88,7 @@ def preseed(  # noqa: PLR0913, PLR0917 - options of a command
 def _here(config: Config, plan: SeedPlan) -> tuple[NodeSeed, ...]:
     from warmrank.cache_store.fetching.copying import FetchOptions
     from warmrank.orchestrator.seed.here import seed_here
-    from warmrank.orchestrator.show.fetch_progress import fetch_progress
+    from warmrank.orchestrator.ui.progress import fetch_progress
 
     with fetch_progress(output(stderr=True)) as on_progress:
         options = FetchOptions(reread=plan.verify, on_progress=on_progress)

@@ -95,7 +95,7 @@ def push(  # noqa: PLR0913 - a command has one parameter for each option
     with session(debug=debug):
         from warmrank.orchestrator.errors import BadArgument
         from warmrank.orchestrator.store.stores import open_store
-        from warmrank.orchestrator.store.sync_tables import render_pushes
+        from warmrank.orchestrator.ui.table import render_pushes
 
         wanted = _targets(directories, keys, per, rank, world_size)
         if absent := [str(each.directory) for each in wanted if not each.directory.is_dir()]:
@@ -139,7 +139,7 @@ def pull(  # noqa: PLR0913 - a command has one parameter for each option
     with session(debug=debug):
         from warmrank.cache_store.node.admission import check_marks
         from warmrank.orchestrator.store.stores import load, open_to_fetch
-        from warmrank.orchestrator.store.sync_tables import render_pulls
+        from warmrank.orchestrator.ui.table import render_pulls
 
         wanted = _targets(directories, keys, per, rank, world_size)
         named = _named(config, store, None)

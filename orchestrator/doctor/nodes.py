@@ -29,7 +29,7 @@ from warmrank.orchestrator.errors import first_line
 from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.gang.on_node import options_on
 from warmrank.orchestrator.nodes import Node, alive, this_node
-from warmrank.orchestrator.show.figures import count_text
+from warmrank.orchestrator.text import count_text
 from warmrank.worker.environment import environment
 
 NODE_S = 180.0

@@ -23,8 +23,8 @@ from warmrank.orchestrator.bounded import all_within
 from warmrank.orchestrator.config.store import StoreConfig, TierConfig, is_url
 from warmrank.orchestrator.doctor import Finding, error, ok, warning
 from warmrank.orchestrator.errors import BadArgument
-from warmrank.orchestrator.show.figures import size_text
 from warmrank.orchestrator.store import stores
+from warmrank.orchestrator.text import size_text
 
 PATIENCE_S = 5.0
 LEAST_FREE_BYTES = 2**30

@@ -36,9 +36,9 @@ from warmrank.orchestrator.gang.node_artifacts import NodeKeeper, keeper_of
 from warmrank.orchestrator.gang.ports import free_port
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.reaper import Chunk, ReapedCommand
-from warmrank.orchestrator.show.figures import count_text
 from warmrank.orchestrator.store.stores import is_writable, may_publish, open_store, open_to_fetch
 from warmrank.orchestrator.store.sync import Seat, Target, targets
+from warmrank.orchestrator.text import count_text
 from warmrank.worker import journal
 from warmrank.worker.environment import environment
 from warmrank.worker.manifests import of_journals, with_node_files

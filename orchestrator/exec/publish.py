@@ -28,8 +28,8 @@ from warmrank.orchestrator.exec.nodes import Lost, NodeGroup
 from warmrank.orchestrator.exec.placement import HostGroup
 from warmrank.orchestrator.launch.commit import waiting_launch
 from warmrank.orchestrator.launch.identity import launch_key
-from warmrank.orchestrator.show.figures import count_text
 from warmrank.orchestrator.store.stores import is_writable, may_publish, open_store
+from warmrank.orchestrator.text import count_text
 from warmrank.worker.results import Published
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from warmrank.orchestrator.config.models import ScriptWorkload
 from warmrank.orchestrator.errors import FunctionFailed, VerificationFailed
 from warmrank.orchestrator.gang.launcher import Shared
 from warmrank.orchestrator.gang.opening import Opened, Opening, rank_spec
-from warmrank.orchestrator.show.events import RENDEZVOUS
+from warmrank.orchestrator.gang.step_file import RENDEZVOUS
 from warmrank.worker.code_digests import package_of
 from warmrank.worker.errors import CompileForbidden
 from warmrank.worker.results import FunctionResult, Published, RankPlace, TraceResult
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from warmrank.cache_store.seed import SeedReport
     from warmrank.cache_store.store import Store
     from warmrank.orchestrator.gang.node_artifacts import NodeKeeper
-    from warmrank.orchestrator.show.store_report import NodeArtifacts
+    from warmrank.orchestrator.nodes import NodeArtifacts
     from warmrank.worker.rank_spec import RankSpec
 
 logger = logging.getLogger(__name__)

@@ -9,6 +9,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+RENDEZVOUS = "start: rendezvous"
+"""What a rank does that waits for others to come up."""
+
 _SIZE_BYTES = 200
 
 

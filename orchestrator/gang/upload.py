@@ -20,7 +20,7 @@ from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.config.store import StoreConfig, is_url
 from warmrank.orchestrator.config.trust import LOOK_S
 from warmrank.orchestrator.errors import ConfigError, ConfigProblem
-from warmrank.orchestrator.show.figures import size_text
+from warmrank.orchestrator.text import size_text
 
 EXCLUDED_NAMES = (
     ".git",

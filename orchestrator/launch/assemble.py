@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from warmrank.cache_store.backends.tier import TierState
 from warmrank.cache_store.records.manifest import environments_of
+from warmrank.orchestrator.errors import LaunchFailed, in_words
 from warmrank.orchestrator.launch.identity import identity, launch_key
+from warmrank.orchestrator.launch.report import (
+    SCHEMA_VERSION,
+    Committed,
+    Failure,
+    FunctionReport,
+    NodeFetch,
+    NodeReport,
+    RankReport,
+    Report,
+    totals,
+)
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.seats import Seat
-from warmrank.orchestrator.show.course import Course
-from warmrank.orchestrator.show.report import SCHEMA_VERSION, FunctionReport, RankReport, Report, totals
-from warmrank.orchestrator.show.store_report import Committed, NodeFetch, NodeReport
 from warmrank.worker.results import FunctionProbe, FunctionResult, RankPlace, Verification, function_of_unit
 
 
@@ -61,10 +70,10 @@ class Known:
         self.places, self.fetches = (), ()
 
 
-def assemble(stages: Stages, known: Known, course: Course, *, warm: Warm, moved: Moved) -> Report:
+def assemble(stages: Stages, known: Known, *, warm: Warm, moved: Moved) -> Report:
     """The report of a launch that has done its work."""
     ranks = tuple(
-        rank_report(
+        _rank_report(
             stages,
             seat,
             pid=place.pid,
@@ -73,12 +82,23 @@ def assemble(stages: Stages, known: Known, course: Course, *, warm: Warm, moved:
         )
         for seat, place in zip(stages.gang.seats, known.places, strict=True)
     )
-    return put_together(stages, known, course, ranks=ranks, moved=moved)
+    return _put_together(stages, known, ranks=ranks, moved=moved)
 
 
-def put_together(
-    stages: Stages, known: Known, course: Course, *, ranks: tuple[RankReport, ...], moved: Moved
-) -> Report:
+def failed_report(stages: Stages, known: Known, error: BaseException, exit_code: int) -> Report:
+    """The report of a launch that ended with an error, as far as it came."""
+    ranks = tuple(_rank_report(stages, seat, pid=seat.pid) for seat in stages.gang.seats)
+    if isinstance(error, LaunchFailed) and not error.logs:
+        ranks = tuple(replace(rank, log="") for rank in ranks)
+    moved = Moved(tiers=known.tiers, fetches=known.fetches)
+    found = _put_together(stages, known, ranks=ranks, moved=moved)
+    failure = Failure(kind=type(error).__name__, message=in_words(error), stage=stages.running)
+    if isinstance(error, LaunchFailed):
+        failure = replace(failure, stage=error.stage, causes=error.causes, silent=error.silent)
+    return replace(found, outcome="failed", exit_code=exit_code, failure=failure)
+
+
+def _put_together(stages: Stages, known: Known, *, ranks: tuple[RankReport, ...], moved: Moved) -> Report:
     """What the reports of all launches have in common; that of a warm one is whole."""
     config = stages.config
     ranks_in = {place.rank: place.environment for place in known.places}
@@ -88,7 +108,7 @@ def put_together(
         outcome="warm",
         exit_code=0,
         failure=None,
-        course=course,
+        course=stages.state.course(now_s=stages.wall_s()),
         name=config.name,
         launch_key=launch_key(config),
         identity=identity(config),
@@ -107,13 +127,14 @@ def put_together(
         node_artifacts=moved.nodes,
         nondeterministic=moved.committed.nondeterministic,
         queued_on=moved.committed.queued_on,
+        unsigned=moved.committed.unsigned,
         stages=stages.report(),
         totals=totals(ranks, moved.fetches, moved.committed, stages.wall_s()),
-        problems=tuple(stages.problems),
+        problems=stages.problems,
     )
 
 
-def rank_report(
+def _rank_report(
     stages: Stages,
     seat: Seat,
     *,

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from warmrank.orchestrator.errors import ranks_text
+from warmrank.orchestrator.launch.events import AuditOutcome
 from warmrank.orchestrator.launch.situation import Action, Adopt, AwaitLeader, Situation, Slot
 from warmrank.orchestrator.launch.stages import Stages
-from warmrank.orchestrator.show.events import AuditOutcome
 from warmrank.worker.results import FunctionResult, TraceResult
 
 _MAX_EXPLAINED = 16

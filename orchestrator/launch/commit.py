@@ -15,8 +15,9 @@ from warmrank.cache_store.records.manifest import LaunchRecord, environments_of,
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import ranks_text
 from warmrank.orchestrator.launch.identity import identity, launch_key
+from warmrank.orchestrator.launch.report import Committed, NodePublish, Nondeterministic
 from warmrank.orchestrator.launch.stages import Stages
-from warmrank.orchestrator.show.store_report import Committed, by_node, nondeterministic
+from warmrank.orchestrator.seats import Gang
 from warmrank.orchestrator.store.stores import Access, is_writable, may_publish
 from warmrank.worker.results import Published
 
@@ -37,13 +38,15 @@ def commit(stages: Stages, access: Access, *, is_new: bool) -> Committed:
         LaunchFailed: the store is required, and away.
         cache_store.errors.StoreError: likewise; or the driver's cache directory cannot be used.
     """
+    unsigned = ""
     if not is_writable(access.config.tiers) or (access.store is None and not is_new):
         return Committed()
     if not may_publish(access.config.trust):
-        if is_new:
-            stages.problem(_no_key(access))
+        unsigned = _no_key(access) if is_new else ""
+        if unsigned:
+            stages.problem(unsigned)
         if not (access.store is None and access.why_required):
-            return Committed()
+            return Committed(unsigned=unsigned)
     with stages.stage("commit"):
         everyone = dict.fromkeys(
             range(stages.config.ranks), (launch_key(stages.config), is_new, access.is_behind)
@@ -54,9 +57,10 @@ def commit(stages: Stages, access: Access, *, is_new: bool) -> Committed:
         record, is_queued = _record(stages, access, published, is_new=is_new)
         return Committed(
             record=record,
-            publishes=by_node(stages.gang, published),
-            nondeterministic=nondeterministic(published),
+            publishes=_by_node(stages.gang, published),
+            nondeterministic=_nondeterministic(published),
             queued_on=_queued_on(stages, published) if is_queued else (),
+            unsigned=unsigned,
         )
 
 
@@ -88,7 +92,7 @@ def _tell(stages: Stages, published: Mapping[int, Published]) -> None:
             queued.setdefault(part.queued, []).append(rank)
     for reason, ranks in queued.items():
         stages.problem(f"not published yet, {ranks_text(ranks)}: {reason}")
-    for found in nondeterministic(published):
+    for found in _nondeterministic(published):
         stages.problem(
             f"nondeterministic: {found.function} compiled on {ranks_text(found.ranks)} to other bytes than "
             "the store holds, which stay"
@@ -164,3 +168,34 @@ def _queued_on(stages: Stages, published: Mapping[int, Published]) -> tuple[str,
     hosts = [seat.host for seat in stages.gang.seats if published[seat.rank].queued]
     here = os.uname().nodename
     return (*dict.fromkeys(host for host in hosts if host != here), here)
+
+
+def _by_node(gang: Gang, published: Mapping[int, Published]) -> tuple[NodePublish, ...]:
+    """Sum up, for each node, what its ranks published."""
+    members: dict[int, list[Published]] = {}
+    for seat in gang.seats:
+        if seat.rank in published:
+            members.setdefault(seat.node_rank, []).append(published[seat.rank])
+    return tuple(
+        NodePublish(
+            node_rank=seat.node_rank,
+            host=seat.host,
+            num_partitions=sum(part.ref is not None for part in members[seat.node_rank]),
+            num_blobs_new=sum(part.num_blobs_new for part in members[seat.node_rank]),
+            bytes_new=sum(part.bytes_new for part in members[seat.node_rank]),
+            num_queued=sum(bool(part.queued) for part in members[seat.node_rank]),
+        )
+        for seat in gang.first_of_each_node()
+        if seat.node_rank in members
+    )
+
+
+def _nondeterministic(published: Mapping[int, Published]) -> tuple[Nondeterministic, ...]:
+    """The functions whose compiles are not deterministic, each with its ranks."""
+    ranks: dict[str, list[int]] = {}
+    for rank, part in sorted(published.items()):
+        for function in part.conflicts:
+            ranks.setdefault(function, []).append(rank)
+    return tuple(
+        Nondeterministic(function=function, ranks=tuple(found)) for function, found in sorted(ranks.items())
+    )

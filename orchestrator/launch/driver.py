@@ -15,18 +15,16 @@ from warmrank.orchestrator.config.reading import Config, require_workload
 from warmrank.orchestrator.errors import CannotStart, LaunchFailed
 from warmrank.orchestrator.gang.launcher import Launcher
 from warmrank.orchestrator.launch import steps
-from warmrank.orchestrator.launch.assemble import Known, Moved, Warm, assemble
+from warmrank.orchestrator.launch.assemble import Known, Moved, Warm, assemble, failed_report
 from warmrank.orchestrator.launch.commit import commit
-from warmrank.orchestrator.launch.failed import failed_report
 from warmrank.orchestrator.launch.failed_compiles import CompileCut, Compiling
 from warmrank.orchestrator.launch.first_calls import run_calls
+from warmrank.orchestrator.launch.report import Report
 from warmrank.orchestrator.launch.retries import Spent
 from warmrank.orchestrator.launch.rounds import settle_all
 from warmrank.orchestrator.launch.stages import Stages
+from warmrank.orchestrator.launch.state import Listener, silence
 from warmrank.orchestrator.launch.turns import turn
-from warmrank.orchestrator.show.course import Recorder
-from warmrank.orchestrator.show.events import Listener, all_of, silence
-from warmrank.orchestrator.show.report import Report
 from warmrank.orchestrator.signals import held_back, named, undisturbed
 from warmrank.worker.settings import settings
 
@@ -55,8 +53,7 @@ class Launch:
         require_workload(config, config.name)
         self._no_compile = no_compile or config.no_compile or settings().no_compile
         self._launcher = launcher or ray_launcher(config)
-        self._recorder = Recorder()
-        self._stages = Stages(config, self._launcher, all_of(self._recorder, listener or silence))
+        self._stages = Stages(config, self._launcher, listener or silence)
         self._known = Known(started=utc_now())
         self._avoid: tuple[Compiling, ...] = ()
 
@@ -81,8 +78,7 @@ class Launch:
 
     def failed(self, error: BaseException, *, exit_code: int) -> Report:
         """The report of a launch whose `run` ended with this error."""
-        course = self._recorder.course(now_s=self._stages.wall_s())
-        return failed_report(self._stages, self._known, course, error, exit_code)
+        return failed_report(self._stages, self._known, error, exit_code)
 
     def _attempts(self, access: Access | None) -> Report:
         spent, reason = Spent(self._stages.config.retries), ""
@@ -126,8 +122,7 @@ class Launch:
                 committed=committed,
                 nodes=steps.node_artifacts(stages),
             )
-        course = self._recorder.course(now_s=stages.wall_s())
-        report = assemble(stages, known, course, warm=warm, moved=moved)
+        report = assemble(stages, known, warm=warm, moved=moved)
         stages.close()
         return report
 

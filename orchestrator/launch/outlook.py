@@ -11,7 +11,7 @@ from warmrank.cache_store.errors import NoStoreYet
 from warmrank.cache_store.keys import changed_components
 from warmrank.cache_store.records.manifest import LaunchRecord
 from warmrank.orchestrator.config.reading import Config
-from warmrank.orchestrator.show.figures import count_text, time_text
+from warmrank.orchestrator.text import count_text, time_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

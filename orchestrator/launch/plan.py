@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from warmrank.orchestrator.config.models import AuditMode
 from warmrank.orchestrator.errors import ForbiddenCompile
 from warmrank.orchestrator.launch.advance import advance, begin
+from warmrank.orchestrator.launch.events import ClassAction, RankClass
 from warmrank.orchestrator.launch.leaders import NOWHERE, Leaders, Tried
 from warmrank.orchestrator.launch.situation import (
     Action,
@@ -43,7 +44,6 @@ from warmrank.orchestrator.launch.situation import (
     Situation,
     Slot,
 )
-from warmrank.orchestrator.show.events import ClassAction, RankClass
 from warmrank.worker.results import function_of_unit
 
 __all__ = [
@@ -160,6 +160,7 @@ def rank_classes(situation: Situation, actions: Mapping[Slot, Action]) -> tuple[
             found.setdefault((demand.function, demand.request_key, kind, leader), []).append(demand.rank)
     return tuple(
         RankClass(
+            round=situation.round,
             function=function,
             request_key=key,
             ranks=tuple(ranks),

@@ -85,7 +85,7 @@ def settle_all(
             situation = without(situation, misses)
             continue
         if planned := rank_classes(situation, actions):
-            stages.planned(situation.round, planned)
+            stages.planned(planned)
         attempts = _carry_out(stages, situation, actions, ledger)
         before = len(situation.failed)
         situation = advance(situation, actions, attempts, nodes=nodes)

@@ -1,6 +1,6 @@
-"""Runs one stage of a launch on its ranks: asks, times, and tells the listener.
+"""Runs one stage of a launch on its ranks: asks, times, keeps the launch's state, and tells the listener.
 
-One object serves all attempts of a launch: times and problems are the launch's, the gang is the attempt's.
+One object serves all attempts of a launch: the state is the launch's, the gang is the attempt's.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.config.models import Config, ScriptWorkload
 from warmrank.orchestrator.errors import in_words
 from warmrank.orchestrator.gang.launcher import Dumping, Launcher, Sight, Waiting
+from warmrank.orchestrator.launch import events
+from warmrank.orchestrator.launch.events import AuditOutcome, AuditReport, Event, RankClass
+from warmrank.orchestrator.launch.report import StageReport
 from warmrank.orchestrator.launch.stage_failures import late, raise_failed
+from warmrank.orchestrator.launch.state import LaunchState, Listener
 from warmrank.orchestrator.seats import Gang
-from warmrank.orchestrator.show import events
-from warmrank.orchestrator.show.events import AuditOutcome, Event, Listener, RankClass
-from warmrank.orchestrator.show.report import StageReport
 from warmrank.worker.results import FunctionResult, TraceResult
 
 Arguments = Mapping[int, tuple[Any, ...]]
@@ -53,15 +54,13 @@ class Stages:
         self._launcher = launcher
         self._listener = listener
         self._clock = clock
-        self._seconds: dict[str, float] = {}
         self._began_s = clock()
         self.gang = NO_GANG
-        self.attempt = 0
+        self.state = LaunchState(num_ranks=config.ranks)
         self.running = ""  # the stage that goes on; of a launch that failed, the one that it failed in
         self._silent: frozenset[str] = frozenset()
         self._sights: dict[int, Sight] = {}
         self.shares_store = False  # whether ranks reach a store, and by it each other's artifacts
-        self.problems: list[str] = []
         if isinstance(launcher, Waiting):
             launcher.on_wait = self._waits
 
@@ -71,17 +70,16 @@ class Stages:
         Args:
             reason: why there is another attempt; empty for the first.
         """
-        self.attempt += 1
         self.gang, self._silent = NO_GANG, frozenset()
         self._sights.clear()
-        self._tell(events.AttemptStarted(at_s=self.wall_s(), attempt=self.attempt, reason=reason))
+        self._tell(events.AttemptStarted(at_s=self.wall_s(), attempt=self.state.attempt + 1, reason=reason))
 
     def attempt_failed(self, error: BaseException, *, is_last: bool) -> None:
         """Tell that the attempt is over."""
         self._tell(
             events.AttemptFailed(
                 at_s=self.wall_s(),
-                attempt=self.attempt,
+                attempt=self.state.attempt,
                 stage=self.running,
                 text=in_words(error),
                 is_last=is_last,
@@ -105,11 +103,8 @@ class Stages:
         taking_part = self.ranks if ranks is None else ranks
         self._tell(events.StageStarted(at_s=self.wall_s(), stage=name, ranks=taking_part))
         began_s = self._clock()
-        try:
-            yield
-        finally:
-            seconds = self._clock() - began_s
-            self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+        yield
+        seconds = self._clock() - began_s
         self._tell(events.StageFinished(at_s=self.wall_s(), stage=name, seconds=seconds))
 
     def ask(self, stage: str, method: str, arguments: Arguments, *, is_work: bool = True) -> dict[int, Any]:
@@ -211,9 +206,9 @@ class Stages:
                     events.FunctionFinished(at_s=self.wall_s(), stage=stage, rank=rank, result=function)
                 )
 
-    def planned(self, round_: int, classes: tuple[RankClass, ...]) -> None:
+    def planned(self, classes: tuple[RankClass, ...]) -> None:
         """Tell the listener what a round of the plan has ranks do."""
-        self._tell(events.Planned(at_s=self.wall_s(), round=round_, classes=classes))
+        self._tell(events.Planned(at_s=self.wall_s(), classes=classes))
 
     def audited(
         self,
@@ -225,28 +220,32 @@ class Stages:
         results: Sequence[TraceResult],
     ) -> None:
         """Tell the listener what the traces of some ranks showed, compared with a leader's."""
-        self._tell(
-            events.Audited(
-                at_s=self.wall_s(),
-                function=function,
-                leader=leader,
-                ranks=ranks,
-                outcome=outcome,
-                difference=difference,
-                seconds=sum(result.seconds for result in results),
-                cpu_s=sum(result.cpu_s for result in results),
-            )
+        audit = AuditReport(
+            round=self.state.round or 0,
+            function=function,
+            leader=leader,
+            ranks=ranks,
+            outcome=outcome,
+            difference=difference,
+            seconds=sum(result.seconds for result in results),
+            cpu_s=sum(result.cpu_s for result in results),
         )
+        self._tell(events.Audited(at_s=self.wall_s(), audit=audit))
 
     def problem(self, text: str) -> None:
         """Note, once, what does not stop the launch."""
-        if text not in self.problems:
-            self.problems.append(text)
+        if text not in self.state.problems:
             self._tell(events.Problem(at_s=self.wall_s(), text=text))
 
     def report(self) -> tuple[StageReport, ...]:
         """Wall seconds of every stage so far."""
-        return tuple(StageReport(stage=stage, seconds=seconds) for stage, seconds in self._seconds.items())
+        seconds = self.state.stage_seconds
+        return tuple(StageReport(stage=stage, seconds=spent) for stage, spent in seconds.items())
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What was noted so far, each once, in order."""
+        return tuple(self.state.problems)
 
     def close(self) -> None:
         """Take the ranks down in good order; what does not go down is ended with the launcher."""
@@ -275,7 +274,8 @@ class Stages:
         return seconds
 
     def _tell(self, event: Event) -> None:
-        self._listener(event)
+        self.state.apply(event)
+        self._listener(self.state, event)
 
     def _waits(self, lacking: str) -> None:
         self._tell(events.StillWaiting(at_s=self.wall_s()))

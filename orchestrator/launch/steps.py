@@ -15,10 +15,10 @@ from warmrank.orchestrator.errors import ranks_text
 from warmrank.orchestrator.gang.opening import Opened, Opening
 from warmrank.orchestrator.launch.capture_order import Proposals, num_calls, order
 from warmrank.orchestrator.launch.identity import launch_key
+from warmrank.orchestrator.launch.report import NodeFetch, NodeReport
 from warmrank.orchestrator.launch.rounds import Ledger
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.seats import straddle_text, straddling_groups
-from warmrank.orchestrator.show.store_report import NodeFetch, NodeReport
 from warmrank.worker.results import FunctionProbe, FunctionResult, RankPlace, Verification
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from warmrank.orchestrator.config.store import StoreConfig
 from warmrank.orchestrator.errors import NoStore
 from warmrank.orchestrator.gang.node_artifacts import keeper_of
 from warmrank.orchestrator.launch.identity import identity, launch_key
-from warmrank.orchestrator.nodes import Node, this_node
-from warmrank.orchestrator.show.store_report import NodeArtifacts
+from warmrank.orchestrator.nodes import Node, NodeArtifacts, this_node
 from warmrank.orchestrator.store.stores import open_to_fetch
 from warmrank.worker.environment import environment
 

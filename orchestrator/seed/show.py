@@ -15,11 +15,10 @@ from rich.text import Text
 from warmrank.orchestrator.nodes import Node, distinct_names
 from warmrank.orchestrator.seed.here import NodeSeed
 from warmrank.orchestrator.seed.seeding import NodeState, retry_in_s
-from warmrank.orchestrator.show.fetch_progress import LINE_EVERY_S
-from warmrank.orchestrator.show.figures import count_text, seconds_text, size_text
-from warmrank.orchestrator.show.report_table import node_artifacts_text
+from warmrank.orchestrator.text import count_text, seconds_text, size_text
 
 MAX_HOSTS = 8
+LINE_EVERY_S = 10.0
 _STYLES = {"seeded": "green", "miss": "yellow", "faults": "bold red"}
 _COLUMNS = ("node", "address", "outcome", "partitions", "files", "there before", "copied", "seconds")
 
@@ -144,7 +143,7 @@ def _sources(seeds: Sequence[NodeSeed]) -> list[str]:
 def _reasons(seeds: Sequence[NodeSeed], names: Mapping[Node, str]) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for item in seeds:
-        node = node_artifacts_text(item.node_artifacts) if item.node_artifacts is not None else ()
+        node = item.node_artifacts.words() if item.node_artifacts is not None else ()
         for line in dict.fromkeys((item.reason, *item.faults, *node)):
             reasons.setdefault(line, []).append(names[item.node])
     return [f"{_hosts(list(dict.fromkeys(hosts)))}: {line}" for line, hosts in reasons.items()]

@@ -19,11 +19,11 @@ from typing import Any
 
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import OrchestratorError
+from warmrank.orchestrator.others_output import others_on_stderr
 from warmrank.orchestrator.seed.here import NodeSeed
 from warmrank.orchestrator.seed.on_ray import STEP_S, seeding_on_ray
 from warmrank.orchestrator.seed.seeding import ADVANCE_EVERY_S, SeedPlan
 from warmrank.orchestrator.seed.show import SeedLines
-from warmrank.orchestrator.show.others_output import others_on_stderr
 from warmrank.orchestrator.signals import undisturbed
 
 HUNG_S = 90.0

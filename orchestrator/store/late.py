@@ -15,8 +15,8 @@ from rich.text import Text
 from warmrank.cache_store.publish_pending import QueueReport, publish_pending
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import NothingThere
-from warmrank.orchestrator.show.figures import count_text
 from warmrank.orchestrator.store.stores import open_store
+from warmrank.orchestrator.text import count_text
 
 
 def publish_late(config: Config) -> QueueReport:

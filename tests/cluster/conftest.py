@@ -11,7 +11,7 @@ from tests.support.netns import why_not
 from tests.support.netns_cluster import Cluster, ray_nodes
 from tests.support.netns_store import CountingStore
 from tests.support.s3_server import ENVIRONMENT
-from warmrank.orchestrator.show.report import Report
+from warmrank.orchestrator.launch.report import Report
 
 
 @pytest.fixture(scope="session", autouse=True)

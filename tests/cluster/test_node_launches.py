@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.netns_cluster import ROOT, Cluster
 from tests.support.netns_store import CountingStore, blob_reads
-from warmrank.orchestrator.show.report import Report
+from warmrank.orchestrator.launch.report import Report
 
 pytestmark = [pytest.mark.ray, pytest.mark.netns, pytest.mark.timeout(600)]
 

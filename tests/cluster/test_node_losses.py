@@ -13,7 +13,7 @@ from tests.support.netns import Node, until
 from tests.support.netns_cluster import Cluster, ray_nodes
 from tests.support.netns_commands import Running
 from tests.support.netns_store import CountingStore
-from warmrank.orchestrator.show.report import Report, from_json
+from warmrank.orchestrator.launch.report import Report, from_json
 
 pytestmark = [pytest.mark.ray, pytest.mark.netns, pytest.mark.timeout(900)]
 

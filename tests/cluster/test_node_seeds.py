@@ -16,8 +16,8 @@ from tests.support.netns import Node, until
 from tests.support.netns_cluster import Cluster
 from tests.support.netns_store import CountingStore, blob_reads
 from warmrank.orchestrator.config.reading import load
+from warmrank.orchestrator.launch.report import Report
 from warmrank.orchestrator.look.verify import cached_files
-from warmrank.orchestrator.show.report import Report
 
 pytestmark = [pytest.mark.ray, pytest.mark.netns, pytest.mark.timeout(600)]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.netns_cluster import Cluster, ray_nodes
-from warmrank.orchestrator.show.report import Report
+from warmrank.orchestrator.launch.report import Report
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 

@@ -18,7 +18,7 @@ from warmrank.orchestrator.build.target import target_here
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config, load, parse
 from warmrank.orchestrator.launch.driver import launch
-from warmrank.orchestrator.show.report import Report
+from warmrank.orchestrator.launch.report import Report
 
 HIDDEN = {"entrypoint": "tests.support.hidden_ranks:workload"}
 SCALED, PLAIN = "Scaled.scaled", "Scaled.plain"

@@ -9,13 +9,15 @@ from typing import Any, BinaryIO
 import pytest
 
 from tests.support.node_launcher import NodeLauncher
+from tests.support.recorder import Recorder
 from tests.support.stored import store_config
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import LaunchFailed
 from warmrank.orchestrator.launch.driver import launch
-from warmrank.orchestrator.show.events import Event, Listener, Planned, StageFinished, silence
-from warmrank.orchestrator.show.report import Report
+from warmrank.orchestrator.launch.events import Event, Planned, StageFinished
+from warmrank.orchestrator.launch.report import Report
+from warmrank.orchestrator.launch.state import LaunchState, Listener, silence
 
 TINY = "tests.support.tiny_workload:workload"
 NUM_FUNCTIONS = 2
@@ -112,7 +114,7 @@ def test_other_places_of_ranks_cost_nothing(house: House) -> None:
 def test_launch_while_the_ranks_of_another_are_there_costs_only_what_is_new(house: House) -> None:
     beside: list[Report] = []
 
-    def when_committed(event: Event) -> None:
+    def when_committed(_state: LaunchState, event: Event) -> None:
         if isinstance(event, StageFinished) and event.stage == "commit":
             beside.append(house.launch(("c", "c")))
 
@@ -125,10 +127,10 @@ def test_launch_while_the_ranks_of_another_are_there_costs_only_what_is_new(hous
 
 def test_without_a_store_nodes_get_from_each_other_what_one_of_them_compiled(house: House) -> None:
     nodes = ("a", "a", "b", "c")
-    rounds: list[Event] = []
-    report = house.launch(nodes, store=None, listener=rounds.append)
+    rounds = Recorder()
+    report = house.launch(nodes, store=None, listener=rounds)
     assert report.totals.num_compiled == NUM_FUNCTIONS
-    assert sum(isinstance(event, Planned) for event in rounds) == 1
+    assert sum(isinstance(event, Planned) for event in rounds.events) == 1
     reasons = {found.reason for found in report.ranks[-1].functions if found.outcome == "adopted"}
     assert reasons == {"from another rank"}
     again = house.launch((*nodes, "d"), store=None, no_compile=True)
@@ -136,15 +138,15 @@ def test_without_a_store_nodes_get_from_each_other_what_one_of_them_compiled(hou
 
 
 def test_classes_that_no_request_shows_compile_once_each_in_two_rounds(house: House) -> None:
-    rounds: list[Event] = []
+    rounds = Recorder()
     report = house.launch(
         ("a", "a", "b", "b", "c"),
         entrypoint="tests.support.elastic_workload:by_rank",
         arguments={"num_kinds": 4},
-        listener=rounds.append,
+        listener=rounds,
     )
     assert outcomes(report) == (4, 0, 1)
-    assert sum(isinstance(event, Planned) for event in rounds) == 2
+    assert sum(isinstance(event, Planned) for event in rounds.events) == 2
     again = house.launch(
         ("b", "d"), entrypoint="tests.support.elastic_workload:by_rank", arguments={"num_kinds": 4}
     )

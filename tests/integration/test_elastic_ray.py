@@ -10,7 +10,7 @@ import pytest
 from tests.support.stored import store_config
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.launch.driver import launch
-from warmrank.orchestrator.show.report import Report
+from warmrank.orchestrator.launch.report import Report
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
 

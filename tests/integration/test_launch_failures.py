@@ -19,7 +19,7 @@ from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import LaunchFailed
 from warmrank.orchestrator.gang.ray_launcher import RayLauncher
 from warmrank.orchestrator.launch.driver import Launch
-from warmrank.orchestrator.show.report import Report
+from warmrank.orchestrator.launch.report import Report
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(480)]
 

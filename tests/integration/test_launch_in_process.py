@@ -16,10 +16,10 @@ from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
 from warmrank.orchestrator.launch.driver import launch
-from warmrank.orchestrator.show.chrome_trace import trace_json
-from warmrank.orchestrator.show.report import Report
+from warmrank.orchestrator.launch.report import Report
 from warmrank.orchestrator.store.late import publish_late
 from warmrank.orchestrator.store.stores import open_store
+from warmrank.orchestrator.ui.trace import trace_json
 
 ENTRYPOINT = "tests.support.tiny_workload:workload"
 

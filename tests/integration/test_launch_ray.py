@@ -17,8 +17,8 @@ from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import CannotStart, LaunchFailed
 from warmrank.orchestrator.gang.ray_launcher import RayLauncher
 from warmrank.orchestrator.launch.driver import launch
+from warmrank.orchestrator.launch.report import Report
 from warmrank.orchestrator.seats import Gang
-from warmrank.orchestrator.show.report import Report
 
 ROOT = Path(__file__).parents[2]
 

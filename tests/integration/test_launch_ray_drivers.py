@@ -18,7 +18,7 @@ import yaml
 
 from tests.support.processes import marked, still_there
 from tests.support.tiny_launches import ENTRYPOINT, counts, data_of
-from warmrank.orchestrator.show.report import from_json
+from warmrank.orchestrator.launch.report import from_json
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,7 +14,7 @@ from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
 from warmrank.orchestrator.launch.driver import launch
-from warmrank.orchestrator.show.report import Report
+from warmrank.orchestrator.launch.report import Report
 
 
 @pytest.fixture(autouse=True)

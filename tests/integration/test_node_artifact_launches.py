@@ -11,8 +11,8 @@ from tests.support.stored import store_config
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
 from warmrank.orchestrator.launch.driver import launch
-from warmrank.orchestrator.show.report import Report, from_json, to_json
-from warmrank.orchestrator.show.store_report import NodeArtifacts
+from warmrank.orchestrator.launch.report import Report, from_json, to_json
+from warmrank.orchestrator.nodes import NodeArtifacts
 from warmrank.worker.rank import RankWorker
 
 KERNEL = "atc_data/kernel_cache/Ascend910/add.o"

@@ -13,7 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.made_reports import until_compile
-from warmrank.orchestrator.show.ray_metrics import RayMetrics
+from warmrank.orchestrator.launch.state import LaunchState
+from warmrank.orchestrator.ui.metrics import RayMetrics
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -59,9 +60,10 @@ def scraped(url: str) -> dict[tuple[str, str, str], float]:
 
 
 def test_node_exports_what_the_driver_hears(metrics_url: str) -> None:
-    listener = RayMetrics("tiny")
+    listener, state = RayMetrics("tiny"), LaunchState(num_ranks=16)
     for event in until_compile(16):
-        listener(event)
+        state.apply(event)
+        listener(state, event)
     until_s = time.monotonic() + TIMEOUT_S
     found: dict[tuple[str, str, str], float] = {}
     while ("ray_warmrank_stage_ranks", "compile", "running") not in found and time.monotonic() < until_s:

@@ -15,12 +15,12 @@ from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import CompileForbidden
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
 from warmrank.orchestrator.launch.driver import launch
+from warmrank.orchestrator.launch.report import Report
 from warmrank.orchestrator.look.explain import explain
 from warmrank.orchestrator.look.store_contents import show_partition
-from warmrank.orchestrator.look.tables import render_explanation, render_partition
-from warmrank.orchestrator.show.report import Report
-from warmrank.orchestrator.show.report_table import render
 from warmrank.orchestrator.store.stores import open_store
+from warmrank.orchestrator.ui.report_table import render
+from warmrank.orchestrator.ui.table import render_explanation, render_partition
 
 
 @pytest.fixture(autouse=True)

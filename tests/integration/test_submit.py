@@ -13,7 +13,7 @@ import yaml
 
 from tests.support.ray_cluster import RayCluster, ray_cluster
 from tests.support.stored import store_config
-from warmrank.orchestrator.show.read_report import read_report
+from warmrank.orchestrator.launch.report import read_report
 
 REPOSITORY = Path(__file__).parents[2]
 JOB_TIMEOUT_S = 240

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.support.tiny_launches import counts, data_of
-from warmrank.orchestrator.show.report import from_json
+from warmrank.orchestrator.launch.report import from_json
 
 NAMES = ("worker", "orchestrator", "cache_store", "examples", "cluster_configs", "utils", "tests")
 

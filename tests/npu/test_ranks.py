@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from warmrank.orchestrator.show.report import FunctionReport, Report
+from warmrank.orchestrator.launch.report import FunctionReport, Report
 from warmrank.worker.artifact import parse
 
 if importlib.util.find_spec("torch_npu") is not None:

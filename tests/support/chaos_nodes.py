@@ -14,7 +14,7 @@ from tests.support.launch_process import ENDS_S
 from tests.support.netns import Node
 from tests.support.netns_cluster import Cluster
 from tests.support.netns_commands import Running
-from warmrank.orchestrator.show.report import from_json
+from warmrank.orchestrator.launch.report import from_json
 
 WATCH = {"every_s": 0.5, "node_silent_s": 5, "stopped_s": 1, "lease_s": 7}
 _BRIEFLY_S = 1.5

@@ -9,9 +9,9 @@ from rich.console import Console
 from warmrank.orchestrator.config.reading import load
 from warmrank.orchestrator.errors import OrchestratorError
 from warmrank.orchestrator.launch.driver import launch
-from warmrank.orchestrator.show.progress import progress
-from warmrank.orchestrator.show.report import to_json
+from warmrank.orchestrator.launch.report import to_json
 from warmrank.orchestrator.signals import exit_code_of, sigterm_raises
+from warmrank.orchestrator.ui.progress import progress
 
 
 def main() -> int:

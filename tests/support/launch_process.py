@@ -20,7 +20,7 @@ import yaml
 
 from tests.support.processes import marked
 from warmrank.orchestrator.gang import guardian
-from warmrank.orchestrator.show.report import Report, from_json
+from warmrank.orchestrator.launch.report import Report, from_json
 
 ROOT = Path(__file__).parents[2]
 _VARIABLE = "WARMRANK_TEST"

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 import yaml
 
+from tests.support.made_reports import made_report
 from tests.support.stored import FUNCTIONS, make_partition, make_record, open_store, store_config
 from warmrank.cache_store.records.manifest import LaunchRecord
 from warmrank.orchestrator.config.reading import Config, load
 from warmrank.orchestrator.launch.identity import identity, launch_key
-from warmrank.orchestrator.show.course import Course
-from warmrank.orchestrator.show.report import SCHEMA_VERSION, FunctionReport, RankReport, Report, totals
-from warmrank.orchestrator.show.store_report import Committed
+from warmrank.orchestrator.launch.report import Committed, Report, totals
+from warmrank.orchestrator.launch.state import Course
 from warmrank.worker.environment import environment
-from warmrank.worker.results import Outcome, StageSeconds, Verification
+from warmrank.worker.results import Outcome, StageSeconds
 
 
 def write_config(directory: Path, **changes: object) -> Path:
@@ -71,56 +72,25 @@ def loaded_config(directory: Path, **changes: object) -> Config:
 
 
 def make_report(outcome: Outcome = "loaded", *, trace_s: float = 0.0, wall_s: float = 1.0) -> Report:
-    """The report of a launch of two ranks with one function."""
+    """The report of a launch of two ranks with one function, without a store."""
     seconds = StageSeconds(trace_s=trace_s, compile_s=trace_s, load_s=0.01, capture_s=0.02, first_call_s=0.03)
-    function = FunctionReport(
-        function="Tiny.double",
-        outcome=outcome,
-        reason="the cache holds nothing" if outcome == "compiled" else "",
-        request_key="ab" * 16,
-        digest="cd" * 32,
-        size_bytes=2048,
-        path="cache/Tiny/double/compiled_module",
-        seconds=seconds,
-    )
-    check = Verification(ok=True, max_error=0.0, tolerance=1e-4, compared="double with arithmetic")
+    reason = "the cache holds nothing" if outcome == "compiled" else ""
+    made = made_report(2)
     ranks = tuple(
-        RankReport(
-            rank=rank,
-            host="node",
-            node_rank=0,
-            local_rank=rank,
-            pid=1,
-            log="",
-            functions=(function,),
-            verification=check,
-        )
-        for rank in range(2)
+        replace(rank, functions=(replace(found, outcome=outcome, reason=reason, seconds=seconds),))
+        for rank in made.ranks
+        for found in rank.functions[:1]
     )
-    return Report(
-        schema_version=SCHEMA_VERSION,
-        outcome="warm",
-        exit_code=0,
-        failure=None,
-        course=Course(),
+    return replace(
+        made,
         name="tiny",
-        launch_key="ef" * 32,
-        identity={},
-        environment={},
-        other_environments=(),
-        world_size=2,
-        parallel={"tp": 2, "pp": 1, "dp": 1},
-        started="2026-01-31T12:00:00+00:00",
-        cache_dir="cache",
+        course=Course(),
+        stages=(),
         store="",
-        record="",
         tiers=(),
+        record="",
         ranks=ranks,
         fetches=(),
         publishes=(),
-        nondeterministic=(),
-        queued_on=(),
-        stages=(),
         totals=totals(ranks, (), Committed(), wall_s),
-        problems=(),
     )

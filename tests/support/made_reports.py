@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 
 from warmrank.cache_store.backends.tier import TierState
+from warmrank.cache_store.records.manifest import RankEnvironment
 from warmrank.orchestrator.causes import Cause
-from warmrank.orchestrator.seats import Seat
-from warmrank.orchestrator.show import events as e
-from warmrank.orchestrator.show.course import Course, Recorder
-from warmrank.orchestrator.show.report import (
+from warmrank.orchestrator.launch import events as e
+from warmrank.orchestrator.launch.report import (
     SCHEMA_VERSION,
+    Committed,
     Failure,
     FunctionReport,
+    NodeFetch,
+    NodePublish,
     RankReport,
     Report,
     StageReport,
     totals,
 )
-from warmrank.orchestrator.show.store_report import Committed, NodeFetch, NodePublish
+from warmrank.orchestrator.launch.state import Course, LaunchState
+from warmrank.orchestrator.seats import Seat
 from warmrank.worker.results import FunctionResult, StageSeconds, Verification
 
 FUNCTIONS = ("Llama.prefill", "Llama.decode")
@@ -42,24 +46,27 @@ def seats(num_ranks: int, per_node: int) -> tuple[Seat, ...]:
     )
 
 
+@cache
 def classes(num_ranks: int) -> tuple[e.RankClass, ...]:
     """Four pipeline stages at most, whose leaders compile one function each."""
     num = min(4, num_ranks)
-    found = []
-    for function in FUNCTIONS:
-        for part in range(num):
-            ranks = tuple(range(part * num_ranks // num, (part + 1) * num_ranks // num))
-            leader = ranks[0 if function == FUNCTIONS[0] else -1]
-            found.append(
-                e.RankClass(
-                    function=function,
-                    request_key=f"{part:064x}",
-                    ranks=ranks,
-                    action="compile",
-                    leader=leader,
-                )
-            )
-    return tuple(found)
+    parts = [tuple(range(part * num_ranks // num, (part + 1) * num_ranks // num)) for part in range(num)]
+    return tuple(
+        e.RankClass(
+            round=0,
+            function=function,
+            request_key=f"{part:064x}",
+            action="compile",
+            ranks=ranks,
+            leader=ranks[0 if function == FUNCTIONS[0] else -1],
+        )
+        for function in FUNCTIONS
+        for part, ranks in enumerate(parts)
+    )
+
+
+def leaders(num_ranks: int) -> tuple[int, ...]:
+    return tuple(sorted({found.leader for found in classes(num_ranks) if found.leader is not None}))
 
 
 def result(name: str, *, compiled: bool) -> FunctionResult:
@@ -99,45 +106,35 @@ def until_compile(
     for stage, seconds in _STAGES:
         yield from _step(stage, at_s, seconds, everyone, slow=num_ranks // 3 if stage == "build" else -1)
         at_s += seconds
-    planned = classes(num_ranks)
-    yield e.Planned(at_s=at_s, round=0, classes=planned)
-    leaders = tuple(sorted({found.leader for found in planned if found.leader is not None}))
-    yield e.StageStarted(at_s=at_s, stage="compile", ranks=leaders)
-    for rank in leaders:
+    yield e.Planned(at_s=at_s, classes=classes(num_ranks))
+    yield e.StageStarted(at_s=at_s, stage="compile", ranks=leaders(num_ranks))
+    for rank in leaders(num_ranks):
         yield e.RankBusy(
             at_s=at_s + 6, rank=rank, doing="compile Llama.decode", cpu_s=31.2, resident_bytes=3 << 30
         )
 
 
-def whole(num_ranks: int, per_node: int = 8, *, at_s: float = 0.0) -> Iterator[e.Event]:
+def whole(num_ranks: int, per_node: int = 8) -> Iterator[e.Event]:
     """A launch to its end, cold."""
-    begun = list(until_compile(num_ranks, per_node, at_s=at_s))
-    yield from begun
-    at_s += 9.5
-    planned = classes(num_ranks)
-    leaders = tuple(sorted({found.leader for found in planned if found.leader is not None}))
-    for index, rank in enumerate(leaders):
+    yield from until_compile(num_ranks, per_node)
+    at_s = 9.5
+    for index, rank in enumerate(leaders(num_ranks)):
         yield e.RankFinished(at_s=at_s + 10 + index, stage="compile", rank=rank, ok=True)
-    for found in planned:
-        assert found.leader is not None
-        yield e.FunctionFinished(
-            at_s=at_s + 20, stage="compile", rank=found.leader, result=result(found.function, compiled=True)
-        )
-    yield e.StageFinished(at_s=at_s + 20, stage="compile", seconds=20.0)
     at_s += 20
-    everyone = tuple(range(num_ranks))
+    for found in classes(num_ranks):
+        if found.leader is not None:
+            yield _got(at_s, "compile", found.leader, result(found.function, compiled=True))
+    yield e.StageFinished(at_s=at_s, stage="compile", seconds=20.0)
     for stage, seconds in _LATER:
-        yield from _step(stage, at_s, seconds, everyone)
-        if stage == "load":
-            for found in planned:
-                for rank in set(found.ranks) - {found.leader}:
-                    yield e.FunctionFinished(
-                        at_s=at_s + seconds,
-                        stage="load",
-                        rank=rank,
-                        result=result(found.function, compiled=False),
-                    )
+        yield from _step(stage, at_s, seconds, tuple(range(num_ranks)))
         at_s += seconds
+        for found in classes(num_ranks) if stage == "load" else ():
+            for rank in set(found.ranks) - {found.leader}:
+                yield _got(at_s, stage, rank, result(found.function, compiled=False))
+
+
+def _got(at_s: float, stage: str, rank: int, made: FunctionResult) -> e.FunctionFinished:
+    return e.FunctionFinished(at_s=at_s, stage=stage, rank=rank, result=made)
 
 
 def failing(num_ranks: int, per_node: int = 8) -> Iterator[e.Event]:
@@ -149,31 +146,92 @@ def failing(num_ranks: int, per_node: int = 8) -> Iterator[e.Event]:
     yield e.AttemptFailed(at_s=40.5, attempt=2, stage="compile", text=text, is_last=True)
 
 
-def course_of(heard: Iterator[e.Event]) -> Course:
-    recorder = Recorder()
+def state_of(heard: Iterable[e.Event], num_ranks: int = 0) -> LaunchState:
+    state = LaunchState(num_ranks=num_ranks)
     for event in heard:
-        recorder(event)
-    return recorder.course()
+        state.apply(event)
+    return state
 
 
-def _ranks(num_ranks: int, per_node: int) -> tuple[RankReport, ...]:
-    leaders = {(found.function, found.leader) for found in classes(num_ranks)}
-    check = Verification(ok=True, max_error=1e-6, tolerance=1e-4, compared="logits with eager")
-    return tuple(
-        RankReport(
-            rank=seat.rank,
-            host=seat.host,
-            node_rank=seat.node_rank,
-            local_rank=seat.local_rank,
-            pid=seat.pid,
-            log=f"/tmp/ray/session/logs/warmrank/rank-{seat.rank}.log",  # noqa: S108 - nothing is written
-            functions=tuple(
-                _function(name, compiled=(name, seat.rank) in leaders, part=seat.rank * 4 // num_ranks)
-                for name in FUNCTIONS
-            ),
-            verification=check,
+def course_of(heard: Iterable[e.Event]) -> Course:
+    return state_of(heard).course()
+
+
+def made_report(num_ranks: int, *, per_node: int = 8, failed: bool = False) -> Report:
+    """The report of such a launch."""
+    heard = failing(num_ranks, per_node) if failed else whole(num_ranks, per_node)
+    state = state_of(heard)
+    ranks = tuple(_rank(seat, num_ranks, failed=failed) for seat in seats(num_ranks, per_node))
+    nodes = [rank for rank in ranks if rank.local_rank == 0]
+    fetches = tuple(
+        NodeFetch(
+            node_rank=rank.node_rank,
+            host=rank.host,
+            found=False,
+            reason="no launch that fits",
+            num_partitions=0,
+            bytes_copied=0,
+            seconds=0.2,
         )
-        for seat in seats(num_ranks, per_node)
+        for rank in nodes
+    )
+    publishes = tuple(
+        NodePublish(
+            node_rank=rank.node_rank,
+            host=rank.host,
+            num_partitions=per_node,
+            num_blobs_new=2 if rank.node_rank == 0 else 0,
+            bytes_new=6 * MIB if rank.node_rank == 0 else 0,
+            num_queued=0,
+        )
+        for rank in nodes
+    )
+    committed = Committed() if failed else Committed(record="ef" * 32, publishes=publishes)
+    environment = {"python": "3.11.9", "torch": "2.13.1", "device": "npu", "cann": "8.0.0"}
+    other = RankEnvironment(ranks=(3,), environment=environment | {"cann": "8.0.1"})
+    return Report(
+        schema_version=SCHEMA_VERSION,
+        outcome="failed" if failed else "warm",
+        exit_code=1 if failed else 0,
+        failure=_failure(num_ranks, per_node) if failed else None,
+        course=state.course(),
+        name="llama-70b",
+        launch_key="cd" * 32,
+        identity={"entrypoint": "warmrank.examples.llama:build", "ranks": str(num_ranks)},
+        environment=environment,
+        other_environments=(other,) if num_ranks > 3 else (),
+        world_size=num_ranks,
+        parallel={"tp": min(8, num_ranks), "pp": 4 if num_ranks >= 32 else 1, "dp": max(num_ranks // 32, 1)},
+        started="2026-11-21T12:00:00+00:00",
+        cache_dir="/var/cache/warmrank",
+        store="/mnt/store",
+        tiers=(TierState(location="/mnt/store", mode="rw", state="used", reason=""),),
+        record=committed.record,
+        ranks=ranks,
+        fetches=fetches,
+        publishes=committed.publishes,
+        nondeterministic=(),
+        queued_on=(),
+        stages=tuple(StageReport(stage=name, seconds=spent) for name, spent in state.stage_seconds.items()),
+        totals=totals(ranks, fetches, committed, state.now_s),
+        problems=("rank 3: another environment than rank 0: cann 8.0.0 -> 8.0.1",) if num_ranks > 3 else (),
+    )
+
+
+def _rank(seat: Seat, num_ranks: int, *, failed: bool) -> RankReport:
+    leads = {found.function for found in classes(num_ranks) if found.leader == seat.rank}
+    check = Verification(ok=True, max_error=1e-6, tolerance=1e-4, compared="logits with eager")
+    part = seat.rank * 4 // num_ranks
+    functions = tuple(_function(name, compiled=name in leads, part=part) for name in FUNCTIONS)
+    return RankReport(
+        rank=seat.rank,
+        host=seat.host,
+        node_rank=seat.node_rank,
+        local_rank=seat.local_rank,
+        pid=seat.pid,
+        log=f"/tmp/ray/session/logs/warmrank/rank-{seat.rank}.log",  # noqa: S108 - nothing is written
+        functions=() if failed else functions,
+        verification=None if failed else check,
     )
 
 
@@ -188,86 +246,6 @@ def _function(name: str, *, compiled: bool, part: int) -> FunctionReport:
         size_bytes=made.size_bytes,
         path="/cache/compiled_module",
         seconds=made.seconds,
-    )
-
-
-def made_report(num_ranks: int, *, per_node: int = 8, failed: bool = False) -> Report:
-    """The report of such a launch."""
-    ranks = _ranks(num_ranks, per_node)
-    if failed:
-        ranks = tuple(
-            RankReport(
-                rank=rank.rank,
-                host=rank.host,
-                node_rank=rank.node_rank,
-                local_rank=rank.local_rank,
-                pid=rank.pid,
-                log=rank.log,
-                functions=(),
-                verification=None,
-            )
-            for rank in ranks
-        )
-    course = course_of(failing(num_ranks, per_node) if failed else whole(num_ranks, per_node))
-    nodes = [rank for rank in ranks if rank.local_rank == 0]
-    fetches = tuple(
-        NodeFetch(
-            node_rank=rank.node_rank,
-            host=rank.host,
-            found=False,
-            reason="no launch that fits",
-            num_partitions=0,
-            bytes_copied=0,
-            seconds=0.2,
-        )
-        for rank in nodes
-    )
-    publishes = (
-        ()
-        if failed
-        else tuple(
-            NodePublish(
-                node_rank=rank.node_rank,
-                host=rank.host,
-                num_partitions=per_node,
-                num_blobs_new=2 if rank.node_rank == 0 else 0,
-                bytes_new=6 * MIB if rank.node_rank == 0 else 0,
-                num_queued=0,
-            )
-            for rank in nodes
-        )
-    )
-    committed = Committed(record="" if failed else "ef" * 32, publishes=publishes)
-    seconds: dict[str, float] = {}
-    for span in course.timeline:
-        seconds[span.stage] = seconds.get(span.stage, 0.0) + span.end_s - span.start_s
-    end_s = max(span.end_s for span in course.timeline)
-    return Report(
-        schema_version=SCHEMA_VERSION,
-        outcome="failed" if failed else "warm",
-        exit_code=1 if failed else 0,
-        failure=_failure(num_ranks, per_node) if failed else None,
-        course=course,
-        name="llama-70b",
-        launch_key="cd" * 32,
-        identity={"entrypoint": "warmrank.examples.llama:build", "ranks": str(num_ranks)},
-        environment={"python": "3.11.9", "torch": "2.13.1", "device": "npu"},
-        other_environments=(),
-        world_size=num_ranks,
-        parallel={"tp": min(8, num_ranks), "pp": 4 if num_ranks >= 32 else 1, "dp": max(num_ranks // 32, 1)},
-        started="2026-11-21T12:00:00+00:00",
-        cache_dir="/var/cache/warmrank",
-        store="/mnt/store",
-        tiers=(TierState(location="/mnt/store", mode="rw", state="used", reason=""),),
-        record=committed.record,
-        ranks=ranks,
-        fetches=fetches,
-        publishes=publishes,
-        nondeterministic=(),
-        queued_on=(),
-        stages=tuple(StageReport(stage=stage, seconds=spent) for stage, spent in seconds.items()),
-        totals=totals(ranks, fetches, committed, end_s),
-        problems=("rank 3: another environment than rank 0: cann 8.0.0 -> 8.0.1",) if num_ranks > 3 else (),
     )
 
 

@@ -21,7 +21,7 @@ import yaml
 from tests.support.netns import Network, Node, network, until
 from tests.support.netns_commands import COMMAND_S, Ended, Running
 from tests.support.stored import store_config
-from warmrank.orchestrator.show.report import Report, from_json
+from warmrank.orchestrator.launch.report import Report, from_json
 
 ROOT = Path(__file__).parents[2]
 PORT = 6379

@@ -21,7 +21,7 @@ from tests.support.npu_tools import Tools
 from tests.support.stored import store_config
 from warmrank.orchestrator.config.reading import load
 from warmrank.orchestrator.launch.driver import launch
-from warmrank.orchestrator.show.report import Report
+from warmrank.orchestrator.launch.report import Report
 from warmrank.orchestrator.store.stores import open_store
 from warmrank.worker.artifact import parse
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from warmrank.orchestrator.show import events
-from warmrank.orchestrator.show.events import Event
+from warmrank.orchestrator.launch import events
+from warmrank.orchestrator.launch.events import Event
+from warmrank.orchestrator.launch.state import LaunchState
 
 
 class Recorder:
@@ -17,7 +18,7 @@ class Recorder:
         self.functions: list[tuple[str, int, str]] = []
         self.problems: list[str] = []
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, state: LaunchState, event: Event) -> None:
         self.events.append(event)
         match event:
             case events.StageStarted():

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.stored import store_config
-from warmrank.orchestrator.show.report import Report
+from warmrank.orchestrator.launch.report import Report
 
 ENTRYPOINT = "tests.support.tiny_workload:workload"
 

@@ -13,9 +13,9 @@ from warmrank.orchestrator.config.models import AuditMode, positions
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
 from warmrank.orchestrator.launch.driver import launch
+from warmrank.orchestrator.launch.events import AuditReport
 from warmrank.orchestrator.launch.plan import auditing, begin, plan_round, rank_classes
-from warmrank.orchestrator.show.course import AuditReport
-from warmrank.orchestrator.show.report import Report
+from warmrank.orchestrator.launch.report import Report
 from warmrank.worker.results import FunctionProbe
 
 PREFILL, DECODE = FUNCTIONS
@@ -183,7 +183,7 @@ def test_off_adopts_what_nobody_traced(world: FakeWorld, tmp_path: Path) -> None
 
 
 def test_report_of_an_audit_survives_json(world: FakeWorld, tmp_path: Path) -> None:
-    from warmrank.orchestrator.show.report import from_json, to_json
+    from warmrank.orchestrator.launch.report import from_json, to_json
 
     world.trace_of = lambda rank, function: rank
     report = launched(world, config_of(tmp_path, tp=2))

@@ -21,7 +21,7 @@ from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import CompileForbidden, ForbiddenCompile, LaunchFailed
 from warmrank.orchestrator.launch.identity import launch_key
-from warmrank.orchestrator.show.report import Failure, Report, from_json
+from warmrank.orchestrator.launch.report import Failure, Report, from_json
 
 COMMANDS = (
     "launch",
@@ -127,7 +127,7 @@ def test_launch_prints_the_table_and_ends_with_zero(tmp_path: Path, monkeypatch:
     launching(monkeypatch, make_report())
     result = run("launch", write_config(tmp_path))
     assert result.exit_code == 0
-    assert "Tiny.double" in result.stdout
+    assert "Llama.prefill" in result.stdout
     assert "loaded" in result.stdout
 
 
@@ -151,7 +151,7 @@ def test_launch_with_json_dash_leaves_stdout_to_json(tmp_path: Path, monkeypatch
     launching(monkeypatch, make_report())
     result = run("launch", write_config(tmp_path), "--json", "-")
     assert replace(from_json(result.stdout), config=()) == make_report()
-    assert "Tiny.double" in result.stderr
+    assert "Llama.prefill" in result.stderr
 
 
 def test_report_that_cannot_be_written_is_bad_input_before_the_launch(
@@ -180,7 +180,7 @@ def test_failed_launch_leaves_a_report_of_its_own(tmp_path: Path, monkeypatch: p
     ("error", "exit_code"),
     [
         (failed(), 1),
-        (CompileForbidden([ForbiddenCompile(function="Tiny.double", reason="torch", ranks=(0, 1))]), 3),
+        (CompileForbidden([ForbiddenCompile(function="Llama.prefill", reason="torch", ranks=(0, 1))]), 3),
         (StoreUnavailable(what="store", where="/mnt/gone", reason="not mounted"), 4),
         (KeyboardInterrupt(), 130),
     ],

@@ -20,7 +20,7 @@ from warmrank.orchestrator.cli.console import ExitCode
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
 from warmrank.orchestrator.launch import driver
-from warmrank.orchestrator.show import outputs
+from warmrank.orchestrator.ui import outputs
 from warmrank.worker.errors import WorkloadError
 
 

@@ -15,8 +15,7 @@ from warmrank.orchestrator.cli.documents import NAMES, SchemaOf, reference_of, s
 from warmrank.orchestrator.config.keys import sections
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.config.reference import in_document
-from warmrank.orchestrator.show.described import described
-from warmrank.orchestrator.show.report import report_schema
+from warmrank.orchestrator.launch.report import described, report_schema
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "cluster_configs").glob("*.yaml"))

@@ -15,9 +15,9 @@ from tests.support.launch_process import await_true
 from tests.support.launched import make_report
 from warmrank.orchestrator.cli.demo import MARKER, demo, launch_command, prepare, run_process
 from warmrank.orchestrator.errors import DemoFailed, NotOurs
-from warmrank.orchestrator.show.report import Report, to_json
-from warmrank.orchestrator.show.whole_file import write_whole
+from warmrank.orchestrator.launch.report import Report, to_json
 from warmrank.orchestrator.signals import Terminated
+from warmrank.orchestrator.whole_file import write_whole
 
 
 class FakeRuns:

@@ -18,10 +18,10 @@ from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed
 from warmrank.orchestrator.launch import steps
 from warmrank.orchestrator.launch.driver import launch
+from warmrank.orchestrator.launch.events import Planned
 from warmrank.orchestrator.launch.failed_compiles import CompileCut, Compiling
 from warmrank.orchestrator.launch.rounds import settle_all
 from warmrank.orchestrator.launch.stages import Stages
-from warmrank.orchestrator.show.events import Planned
 from warmrank.worker.errors import GraphBreak
 
 NODES = ("a", "a", "b", "b")
@@ -195,7 +195,7 @@ def test_every_round_is_told_once(rounds: Rounds) -> None:
     fail(rounds, 0)
     rounds()
     told = [event for event in rounds.recorder.events if isinstance(event, Planned)]
-    assert [event.round for event in told] == [0, 1]
+    assert [event.classes[0].round for event in told] == [0, 1]
     (again,) = told[1].classes
     assert (again.function, again.ranks, again.action, again.leader) == (PREFILL, (0, 1, 2, 3), "compile", 2)
 

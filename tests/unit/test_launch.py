@@ -17,8 +17,8 @@ from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
 from warmrank.orchestrator.launch.driver import launch
+from warmrank.orchestrator.launch.report import Report
 from warmrank.orchestrator.seats import Gang
-from warmrank.orchestrator.show.report import Report
 from warmrank.worker.errors import CompileForbidden as ForbiddenOnRank
 
 

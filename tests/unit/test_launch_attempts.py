@@ -20,10 +20,10 @@ from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import CannotStart, LaunchFailed
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
 from warmrank.orchestrator.gang.launcher import Sight
+from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch.driver import Launch
+from warmrank.orchestrator.launch.report import Report, from_json, to_json
 from warmrank.orchestrator.seats import Gang
-from warmrank.orchestrator.show import events
-from warmrank.orchestrator.show.report import Report, from_json, to_json
 from warmrank.orchestrator.signals import EXIT_TERMINATED, Terminated, exit_code_of, sigterm_raises
 from warmrank.orchestrator.store.stores import make
 

@@ -22,9 +22,10 @@ from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import LaunchFailed
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
 from warmrank.orchestrator.launch.driver import launch
+from warmrank.orchestrator.launch.events import Event, StageStarted
 from warmrank.orchestrator.launch.identity import launch_key
-from warmrank.orchestrator.show.events import Event, Listener, StageStarted
-from warmrank.orchestrator.show.report import Report
+from warmrank.orchestrator.launch.report import Report
+from warmrank.orchestrator.launch.state import LaunchState, Listener
 from warmrank.orchestrator.store.late import publish_late
 from warmrank.orchestrator.store.stores import open_store
 
@@ -38,7 +39,7 @@ class FallsSilent:
     def __init__(self, stage: str, place: WaywardBackend) -> None:
         self._stage, self._place = stage, place
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, state: LaunchState, event: Event) -> None:
         if isinstance(event, StageStarted) and event.stage == self._stage:
             self._place.hangs = True
 

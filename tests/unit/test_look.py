@@ -24,7 +24,7 @@ from warmrank.orchestrator.look.store_contents import (
     open_to_look,
     show_partition,
 )
-from warmrank.orchestrator.look.tables import render_explanation, render_listing
+from warmrank.orchestrator.ui.table import render_explanation, render_listing
 from warmrank.worker.environment import environment
 
 AB = "ab" * 32

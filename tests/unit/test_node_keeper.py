@@ -28,9 +28,8 @@ from warmrank.orchestrator.gang.opening import Opening
 from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.look.verify import verify_cache
+from warmrank.orchestrator.nodes import NodeArtifacts
 from warmrank.orchestrator.seed.here import seed_here
-from warmrank.orchestrator.show.report_table import node_artifacts_text
-from warmrank.orchestrator.show.store_report import NodeArtifacts
 from warmrank.worker.environment import environment
 from warmrank.worker.manifests import with_node_files
 
@@ -272,7 +271,7 @@ def test_listing_and_view_tell_node_artifacts_from_those_of_functions(tmp_path: 
 
     from warmrank.orchestrator.look.listing import list_store
     from warmrank.orchestrator.look.store_contents import open_to_look, show_partition
-    from warmrank.orchestrator.look.tables import render_partition
+    from warmrank.orchestrator.ui.table import render_partition
 
     given = launched(tmp_path)
     store = open_to_look(given, None)
@@ -298,7 +297,7 @@ def test_report_says_what_became_of_node_artifacts() -> None:
         num_files=3, size_bytes=2048, num_new=1, num_fetched=2, bytes_fetched=1024, num_placed=2,
         skipped=("x: the node has another file",),
     )  # fmt: skip
-    text = "\n".join(node_artifacts_text(found))
+    text = "\n".join(found.words())
     for part in ("3 files of 2.0 KiB, 1 new", "2 fetched (1.0 KiB), 2 put in place", "skipped: x"):
         assert part in text
-    assert node_artifacts_text(NodeArtifacts()) == ()
+    assert NodeArtifacts().words() == ()

@@ -12,9 +12,8 @@ from typer.testing import CliRunner
 from tests.support.made_reports import made_report
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.errors import BadArgument, ConfigError
-from warmrank.orchestrator.show.outputs import STDOUT, Outputs
-from warmrank.orchestrator.show.read_report import keep_last, read_report
-from warmrank.orchestrator.show.report import to_json
+from warmrank.orchestrator.launch.report import keep_last, read_report, to_json
+from warmrank.orchestrator.ui.outputs import STDOUT, Outputs
 
 
 @pytest.fixture
@@ -56,20 +55,15 @@ def test_error_that_names_a_file_whose_name_is_no_text_can_be_written(tmp_path: 
     assert r"no file \udcff" in {event["args"].get("error") for event in events}
 
 
-def test_stdout_is_left_to_the_caller(tmp_path: Path) -> None:
-    outputs = Outputs(json=STDOUT)
-    outputs.prepare()
-    assert outputs.json_to_stdout
-    assert outputs.write(made_report(2)) == ()
-
-
 def test_older_files_do_not_stand_for_a_launch_that_is_killed(tmp_path: Path) -> None:
     html, metrics = tmp_path / "report.html", tmp_path / "last.prom"
     html.write_text("old")
     metrics.write_text("of the last launch")
-    Outputs(html=html, metrics=metrics).prepare()
+    outputs = Outputs(json=STDOUT, html=html, metrics=metrics)
+    outputs.prepare()
     assert not html.exists()
     assert metrics.read_text() == "of the last launch"
+    assert [path for _, path in outputs.write(made_report(2))] == [html, metrics]  # stdout is the caller's
 
 
 def test_two_outputs_in_one_file_are_refused_before_anything_is_removed(tmp_path: Path) -> None:
@@ -117,20 +111,13 @@ def test_report_command_without_a_file_shows_the_last_launch(tmp_path, monkeypat
     assert "llama-70b: 8 ranks" in output
 
 
-def test_table_of_many_ranks_is_short(tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
-    path.write_text(to_json(made_report(1024)))
-    lines = run(path)[1].splitlines()
-    assert len(lines) < 60
-    assert max(map(len, lines)) <= 200
-
-
 @pytest.mark.parametrize(
     ("text", "found"),
     [
         ("{", "Invalid JSON"),
         ("{}", "Field required at schema_version"),
         (b"\xff\xfe", "no text"),
+        (to_json(replace(made_report(2), schema_version=99)), "schema version 99"),
         (None, "No such file"),
     ],
 )
@@ -142,11 +129,3 @@ def test_file_that_is_no_report_is_bad_input(tmp_path: Path, text: str | bytes |
     assert code == 2
     assert "the report cannot be used" in output
     assert found in output
-
-
-def test_report_of_another_version_is_bad_input(report_file: Path) -> None:
-    data = json.loads(report_file.read_text())
-    report_file.write_text(json.dumps({**data, "schema_version": 99}))
-    code, output = run(report_file)
-    assert code == 2
-    assert "schema version 99" in output

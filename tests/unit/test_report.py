@@ -14,23 +14,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from tests.support.made_reports import made_report
 from warmrank.cache_store.backends.tier import TierState
-from warmrank.orchestrator.show.course import Course
-from warmrank.orchestrator.show.report import (
+from warmrank.orchestrator.launch.report import (
     SCHEMA_VERSION,
+    Committed,
     FunctionReport,
+    Nondeterministic,
     RankReport,
     Report,
-    StageReport,
     from_json,
     report_schema,
     to_json,
     totals,
 )
-from warmrank.orchestrator.show.report_table import render
-from warmrank.orchestrator.show.store_report import Committed, NodeFetch, NodePublish, Nondeterministic
-from warmrank.orchestrator.show.whole_file import write_whole
-from warmrank.worker.results import Outcome, StageSeconds, Verification
+from warmrank.orchestrator.ui.report_table import headline, render
+from warmrank.orchestrator.whole_file import write_whole
+from warmrank.worker.results import Outcome, StageSeconds
 
 
 def function(name: str = "Model.decode", outcome: Outcome = "loaded", **changes: Any) -> FunctionReport:
@@ -46,59 +46,30 @@ def function(name: str = "Model.decode", outcome: Outcome = "loaded", **changes:
     return FunctionReport(function=name, outcome=outcome, **values)
 
 
-def rank(number: int, *functions: FunctionReport) -> RankReport:
-    return RankReport(
-        rank=number,
-        host="node",
-        node_rank=0,
-        local_rank=number,
-        pid=100 + number,
-        log="",
-        functions=functions or (function("Model.prefill"), function("Model.decode")),
-        verification=Verification(ok=True, max_error=1e-6, tolerance=1e-4, compared="logits with eager"),
+def rank(number: int, *functions: FunctionReport, node: int = 0) -> RankReport:
+    (made, _) = made_report(2).ranks
+    return replace(
+        made, rank=number, host=f"node-{node}", node_rank=node, functions=functions or (function(),)
     )
 
 
 def report(*ranks: RankReport, **changes: Any) -> Report:
+    """A warm launch whose store was away at the end: something waits, and something is nondeterministic."""
     ranks = ranks or (rank(0), rank(1))
-    fetch = NodeFetch(
-        node_rank=0, host="node", found=True, reason="", num_partitions=2, bytes_copied=512, seconds=0.1
-    )
+    made = made_report(2)
     committed = Committed(
-        record="ef",
-        publishes=(
-            NodePublish(
-                node_rank=0, host="node", num_partitions=1, num_blobs_new=2, bytes_new=1 << 20, num_queued=1
-            ),
-        ),
+        publishes=tuple(replace(node, bytes_new=1 << 20, num_queued=1) for node in made.publishes),
         nondeterministic=(Nondeterministic(function="Model.decode", ranks=(0, 1)),),
-        queued_on=("node",),
     )
-    whole = Report(
-        schema_version=SCHEMA_VERSION,
-        outcome="warm",
-        exit_code=0,
-        failure=None,
-        course=Course(),
-        name="tiny",
-        launch_key="cd",
-        identity={"entrypoint": "a:b"},
-        environment={"python": "3.11"},
-        other_environments=(),
-        world_size=len(ranks),
-        parallel={"tp": len(ranks), "pp": 1, "dp": 1},
-        started="2026-01-31T12:00:00+00:00",
-        cache_dir="/cache",
-        store="/store",
-        record="ef",
-        tiers=(TierState(location="/store", mode="rw", state="used", reason=""),),
+    whole = replace(
+        made,
         ranks=ranks,
-        fetches=(fetch,),
+        world_size=len(ranks),
         publishes=committed.publishes,
         nondeterministic=committed.nondeterministic,
-        queued_on=committed.queued_on,
-        stages=(StageReport(stage="start", seconds=1.0),),
-        totals=totals(ranks, (fetch,), committed, 12.0),
+        queued_on=("node-0",),
+        cache_dir="/cache",
+        totals=totals(ranks, made.fetches, committed, 12.0),
         problems=(),
     )
     return replace(whole, **changes)
@@ -110,12 +81,15 @@ def text_of(shown: Report, width: int = 80) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
-def test_report_matches_its_schema() -> None:
-    jsonschema.validate(json.loads(to_json(report())), report_schema())
+@pytest.mark.parametrize("made", [report(), made_report(16), made_report(16, failed=True)])
+def test_report_matches_its_schema_and_comes_back(made: Report) -> None:
+    jsonschema.validate(json.loads(to_json(made)), report_schema())
+    assert from_json(to_json(made)) == made
 
 
-def test_schema_is_itself_valid() -> None:
+def test_schema_is_itself_valid_and_has_its_version() -> None:
     jsonschema.Draft202012Validator.check_schema(report_schema())
+    assert report_schema()["properties"]["schema_version"]["const"] == SCHEMA_VERSION
 
 
 @pytest.mark.parametrize(
@@ -129,16 +103,11 @@ def test_schema_refuses_another_document(change: dict[str, Any]) -> None:
         jsonschema.validate(data, report_schema())
 
 
-def test_schema_has_its_version() -> None:
-    assert report_schema()["properties"]["schema_version"]["const"] == SCHEMA_VERSION
-
-
 finite = st.floats(0, 1e6)
-outcomes = st.sampled_from(["compiled", "loaded", "adopted"])
 function_reports = st.builds(
     FunctionReport,
     function=st.text(),
-    outcome=outcomes,
+    outcome=st.sampled_from(["compiled", "loaded", "adopted"]),
     reason=st.text(),
     request_key=st.text(),
     digest=st.text(),
@@ -154,28 +123,17 @@ def test_report_round_trips_through_json(functions: list[FunctionReport], proble
     assert from_json(to_json(written)) == written
 
 
-def test_totals_count_outcomes_and_each_artifact_once() -> None:
+def test_totals_count_outcomes_and_each_file_once_and_sum_seconds() -> None:
+    beside = (("c", 100), ("d", 10))
     ranks = (
-        rank(0, function(outcome="compiled", digest="a"), function(outcome="loaded", digest="b")),
-        rank(1, function(outcome="adopted", digest="a"), function(outcome="loaded", digest="b")),
+        rank(0, function(outcome="compiled", digest="a"), function(digest="b", beside=beside)),
+        rank(1, function(outcome="adopted", digest="a"), function(digest="b", beside=beside)),
     )
     found = totals(ranks, (), Committed(), 1.0)
     assert (found.num_compiled, found.num_loaded, found.num_adopted) == (1, 2, 1)
-    assert (found.num_artifacts, found.artifact_bytes) == (2, 4096)
-
-
-def test_totals_count_files_beside_artifacts_once_and_with_their_sizes() -> None:
-    beside = (("c", 100), ("d", 10))
-    ranks = tuple(rank(number, function(digest="a", beside=beside)) for number in range(2))
-    found = totals(ranks, (), Committed(), 1.0)
-    assert (found.num_artifacts, found.num_files, found.artifact_bytes) == (1, 3, 2048 + 110)
-    assert "1 distinct artifact in 3 files of 2.1 KiB;" in text_of(report(*ranks, totals=found))
-
-
-def test_totals_sum_seconds_over_ranks_and_functions() -> None:
-    found = totals((rank(0), rank(1)), (), Committed(), 1.0).function_seconds
-    assert found.load_s == pytest.approx(0.048)
-    assert found.compile_s == 0
+    assert (found.num_artifacts, found.num_files, found.artifact_bytes) == (2, 4, 2 * 2048 + 110)
+    assert found.function_seconds.load_s == pytest.approx(0.048)
+    assert "2 distinct artifacts in 4 files of 4.1 KiB;" in text_of(report(*ranks, totals=found))
 
 
 def test_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -194,18 +152,6 @@ def test_table_keeps_names_and_numbers_in_one_line(width: int) -> None:
     )
     (line,) = [line for line in text_of(shown, width).splitlines() if line.strip().startswith("0")]
     assert " ".join(line.split()) == "0 Llama.prefill compiled 12.30 s 45.60 s 10 ms 1.50 s 0.20 s"
-
-
-def test_each_rank_has_its_rows() -> None:
-    rows = [
-        line.split()[:2] for line in text_of(report()).splitlines() if "loaded " in line and " ms" in line
-    ]
-    assert rows == [
-        ["0", "Model.prefill"],
-        ["0", "Model.decode"],
-        ["1", "Model.prefill"],
-        ["1", "Model.decode"],
-    ]
 
 
 def test_many_ranks_that_did_the_same_share_a_row_with_the_slowest_time() -> None:
@@ -227,65 +173,45 @@ def test_table_of_many_ranks_that_all_did_something_else_is_bounded() -> None:
     assert any("and 440 rows more, in the JSON report" in line for line in lines)
 
 
-def test_reason_of_a_compile_is_told_once_for_all_its_ranks() -> None:
-    compiled = function(outcome="compiled", reason="torch 2.12 -> 2.13")
-    text = text_of(report(rank(0, compiled), rank(1, compiled)), 200)
-    assert text.count("compiled Model.decode on ranks 0-1: torch 2.12 -> 2.13") == 1
+COMPILED = function(outcome="compiled", reason="torch 2.12 -> 2.13")
+TIERS = (
+    TierState(location="/near", mode="rw", state="used"),
+    TierState(location="s3://far", mode="required", state="away", reason="no answer"),
+)
+HOSTS = tuple(f"h{number}" for number in range(100))
 
 
-def test_worst_verification_is_shown() -> None:
-    assert "logits with eager; largest difference 1e-06, allowed 0.0001" in text_of(report(), 200)
-
-
-def test_launch_without_a_check_says_that_nothing_was_verified() -> None:
-    unchecked = replace(rank(0), verification=None)
-    assert "nothing was verified: no check" in text_of(report(unchecked), 200)
-
-
-def test_nondeterministic_compiles_are_counted_and_named() -> None:
-    assert "nondeterministic compiles: 1: Model.decode (ranks 0-1)" in text_of(report(), 200)
-
-
-def test_what_waits_is_the_last_line_with_hosts_in_order_and_the_command() -> None:
-    text = text_of(report(queued_on=("b", "c", "a")), 200)
-    assert text.splitlines()[-1] == (
-        "queued for the store: 1 partition. When it answers again, run on b, c, and then on a: "
-        "warmrank publish CONFIG --set cache_dir=/cache"
-    )
-
-
-def test_cache_directory_of_the_command_is_quoted_for_the_shell() -> None:
-    text = text_of(report(cache_dir="/my cache"), 200)
-    assert text.rstrip().endswith("warmrank publish CONFIG --set 'cache_dir=/my cache'")
-
-
-def test_many_hosts_with_something_waiting_are_not_all_named() -> None:
-    text = text_of(report(queued_on=tuple(f"h{number}" for number in range(100))), 400)
-    assert "h7, 91 more hosts, and then on h99" in text
+@pytest.mark.parametrize(
+    ("shown", "line"),
+    [
+        (
+            report(rank(0, COMPILED), rank(1, COMPILED)),
+            "compiled Model.decode on ranks 0-1: torch 2.12 -> 2.13",
+        ),
+        (report(), "logits with eager; largest difference 1e-06, allowed 0.0001"),
+        (report(replace(rank(0), verification=None)), "nothing was verified: no check"),
+        (report(), "nondeterministic compiles: 1: Model.decode (ranks 0-1)"),
+        (report(problems=("the store was away",)), "problem: the store was away"),
+        (report(tiers=TIERS), "store: /near (rw), s3://far (required, away)"),
+        (
+            report(rank(0), rank(1, node=1)),
+            "node 0 (node-0): 0 B fetched, 1.0 MiB published",
+        ),
+        (
+            report(queued_on=("b", "c", "a"), cache_dir="/my cache"),
+            "run on b, c, and then on a: warmrank publish CONFIG --set 'cache_dir=/my cache'",
+        ),
+        (report(queued_on=HOSTS), "run on h0, h1, h2, h3 and 95 more, and then on h99: warmrank publish"),
+    ],
+)
+def test_lines_below_the_table_say(shown: Report, line: str) -> None:
+    assert text_of(shown, 400).count(line) == 1
 
 
 def test_nothing_is_said_of_a_queue_that_is_empty() -> None:
     assert "queued" not in text_of(report(queued_on=()), 200)
 
 
-def test_several_places_of_the_store_are_shown_with_their_state() -> None:
-    tiers = (
-        TierState(location="/near", mode="rw", state="used"),
-        TierState(location="s3://far", mode="required", state="away", reason="no answer"),
-    )
-    assert "store: /near (rw), s3://far (required, away)" in text_of(report(tiers=tiers), 200)
-
-
-def test_several_nodes_are_shown_with_what_they_moved() -> None:
-    other = replace(rank(1), node_rank=1, host="other")
-    text = text_of(report(rank(0), other), 200)
-    assert "node 0 (node): 512 B fetched, 1.0 MiB published" in text
-    assert "node 1" not in text
-
-
-def test_totals_say_what_was_fetched_and_published() -> None:
-    assert "512 B fetched, 1.0 MiB published" in text_of(report(), 200)
-
-
-def test_problems_are_shown() -> None:
-    assert "problem: the store was away" in text_of(report(problems=("the store was away",)))
+def test_headline_says_how_many_ranks_are_warm_or_why_not() -> None:
+    assert headline(made_report(8)) == "All 8 ranks are warm after 34.7 s: 8 compiled, 8 adopted."
+    assert headline(made_report(8, failed=True)).startswith("Failed after 40.5 s in stage compile: node lost")

@@ -10,7 +10,7 @@ from warmrank.cache_store.upkeep.evict_plan import Choice
 from warmrank.cache_store.upkeep.pins import Pin
 from warmrank.cache_store.upkeep.reports import EvictOutcome, EvictReport, PlaceFault
 from warmrank.orchestrator.store.retention import parse_duration_s, parse_size_bytes
-from warmrank.orchestrator.store.retention_tables import render_evicted, render_pins
+from warmrank.orchestrator.ui.table import render_evicted, render_pins
 
 RECORD = f"launch/ab/{'ab' * 32}/{'cd' * 32}"
 OTHER = f"dir/12/{'12' * 32}/{'34' * 32}"

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
+from tests.support.recorder import Recorder
 from warmrank.cache_store import connect
 from warmrank.cache_store.backends.circuit import Circuits
 from warmrank.orchestrator.causes import TIMEOUT, WorkerFailure
 from warmrank.orchestrator.config.reading import parse
+from warmrank.orchestrator.launch.events import Ending, RankFinished, StillWaiting
 from warmrank.orchestrator.launch.stages import Stages
+from warmrank.orchestrator.launch.state import silence
 from warmrank.orchestrator.seats import Gang
-from warmrank.orchestrator.show.events import Ending, Event, RankFinished, StillWaiting, silence
 from warmrank.orchestrator.store.stores import silent_places
 
 STORE = {"tiers": [{"path": "/near"}, {"path": "/far"}], "trust": {"policy": "off"}}
@@ -67,11 +69,11 @@ def test_place_that_was_silent_for_all_who_were_asked_is_left_alone_by_everybody
 
 
 def test_asking_for_silence_is_no_work_that_ends_a_rank_s_stage() -> None:
-    heard: list[Event] = []
+    heard = Recorder()
     ranks = Ranks(("/far",), ("/far",), ())
     store = {"workload": {"entrypoint": "a:b"}, "ranks": 3, "parallel": {"tp": 3}, "store": STORE}
-    Stages(parse(store), ranks, heard.append).agree_on_silence("compile", [0, 1])
-    assert [event for event in heard if isinstance(event, RankFinished)] == []
+    Stages(parse(store), ranks, heard).agree_on_silence("compile", [0, 1])
+    assert [event for event in heard.events if isinstance(event, RankFinished)] == []
     assert ranks.calls
 
 
@@ -140,16 +142,16 @@ class Slow(Ranks):
 
 
 def test_what_a_start_waits_for_is_a_problem_and_the_rest_is_time_that_passes() -> None:
-    heard: list[Event] = []
+    heard = Recorder()
     data = {"workload": {"entrypoint": "a:b"}, "ranks": 3, "parallel": {"dp": 3}}
-    stages = Stages(parse(data), Slow(), heard.append)
+    stages = Stages(parse(data), Slow(), heard)
     stages.start()
-    assert stages.problems == ["no room"]
-    assert sum(isinstance(event, StillWaiting) for event in heard) == 3
+    assert stages.problems == ("no room",)
+    assert sum(isinstance(event, StillWaiting) for event in heard.events) == 3
 
 
 def test_ranks_that_are_taken_down_are_told() -> None:
-    heard: list[Event] = []
+    heard = Recorder()
     data = {"workload": {"entrypoint": "a:b"}, "ranks": 3, "parallel": {"dp": 3}}
-    Stages(parse(data), Ranks(), heard.append).close()
-    assert [type(event) for event in heard] == [Ending]
+    Stages(parse(data), Ranks(), heard).close()
+    assert [type(event) for event in heard.events] == [Ending]

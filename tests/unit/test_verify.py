@@ -17,8 +17,8 @@ from warmrank.cache_store.node.companions import add_companion
 from warmrank.cache_store.node.local import add_variant
 from warmrank.orchestrator.errors import NothingThere
 from warmrank.orchestrator.look.store_contents import open_to_look
-from warmrank.orchestrator.look.tables import render_verified
 from warmrank.orchestrator.look.verify import CacheReport, Verified, cached_files, verify, verify_cache
+from warmrank.orchestrator.ui.table import render_verified
 from warmrank.worker.artifact import ArtifactFile, parse
 
 

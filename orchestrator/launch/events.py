@@ -1,0 +1,220 @@
+"""What a launch tells whoever watches it: events, one after the other, as plain frozen values.
+
+A listener is a callable that takes the launch's state and the event that made it so, in the driver's thread.
+Display is the listener's business, never the driver's. Every ``at_s`` counts seconds since the launch began.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from warmrank.orchestrator.seats import Seat
+from warmrank.worker.results import FunctionResult
+
+STAGES = (
+    "start",
+    "fetch",
+    "build",
+    "probe",
+    "compile",
+    "load",
+    "capture",
+    "first_call",
+    "verify",
+    "script",
+    "commit",
+)
+"""Every stage, in the order of a launch; `compile` and `load` may come again, one round after the other."""
+
+ClassAction = Literal["load", "adopt", "compile"]
+AuditOutcome = Literal["equal", "guarded", "apart", "differs"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankClass:
+    """Ranks that get the artifact of a function in the same way.
+
+    Attributes:
+        round: in which round of the plan, from 0.
+        function: name of the cached function.
+        request_key: hex key of what was asked, with declared runtime state.
+        action: what the plan has them do; ``compile``: their leader compiles, and the others adopt that.
+        ranks: its members, in order.
+        leader: who compiles; None where nobody does.
+        auditors: who traces as well, to be compared before anybody adopts.
+    """
+
+    round: int
+    function: str
+    request_key: str
+    action: ClassAction
+    ranks: tuple[int, ...]
+    leader: int | None
+    auditors: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditReport:
+    """Ranks whose own trace was compared with an artifact, before anybody adopted that.
+
+    Attributes:
+        round: in which round of the plan, from 0.
+        function: name of the cached function.
+        leader: who compiled the artifact.
+        ranks: who traced the same, or differed in the same way, in order.
+        outcome: equal; guarded: they differ, and conditions of the artifact keep these ranks from it; apart:
+            they differ, and cannot have the artifact on their node anyway; differs: they differ, and nothing
+            but the audit keeps them from it.
+        difference: the first one, in words: what the leader traced / what they did; empty where equal.
+        seconds: wall seconds that these ranks traced, beside the compile, summed.
+        cpu_s: their CPU seconds.
+    """
+
+    round: int
+    function: str
+    leader: int
+    ranks: tuple[int, ...]
+    outcome: AuditOutcome
+    difference: str
+    seconds: float
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptStarted:
+    """A gang is about to be started; the first attempt is 1; ``reason``: why the one before failed."""
+
+    at_s: float
+    attempt: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seated:
+    """Every rank of the attempt has a place."""
+
+    at_s: float
+    seats: tuple[Seat, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A round of the plan was made."""
+
+    at_s: float
+    classes: tuple[RankClass, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audited:
+    """Traces were compared with that of an artifact, before anybody adopted it."""
+
+    at_s: float
+    audit: AuditReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageStarted:
+    """A stage begins on these ranks; ranks not named have nothing to do in it."""
+
+    at_s: float
+    stage: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFinished:
+    """A rank answered one call of a stage, which may consist of several."""
+
+    at_s: float
+    stage: str
+    rank: int
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionFinished:
+    """A stage is over for one function on one rank."""
+
+    at_s: float
+    stage: str
+    rank: int
+    result: FunctionResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBusy:
+    """What a rank is doing in the running stage, as far as its node can see.
+
+    Attributes:
+        rank: global rank.
+        doing: in a few words, such as ``compile Llama.decode``.
+        cpu_s: CPU seconds that its process has used.
+        resident_bytes: memory that its process holds.
+    """
+
+    at_s: float
+    rank: int
+    doing: str
+    cpu_s: float
+    resident_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageFinished:
+    """All ranks of a stage answered; ``seconds`` since its `StageStarted`."""
+
+    at_s: float
+    stage: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StillWaiting:
+    """Time passes while ranks start; what is lacking is a `Problem`."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """All is done, and the ranks are taken down."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Something went wrong that does not stop the launch."""
+
+    at_s: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptFailed:
+    """An attempt is over: ``text`` is its error; ``is_last`` says that there is no other."""
+
+    at_s: float
+    attempt: int
+    stage: str
+    text: str
+    is_last: bool
+
+
+Event = (
+    AttemptStarted
+    | Seated
+    | Planned
+    | Audited
+    | StageStarted
+    | RankFinished
+    | FunctionFinished
+    | RankBusy
+    | StageFinished
+    | StillWaiting
+    | Ending
+    | Problem
+    | AttemptFailed
+)

@@ -1,0 +1,398 @@
+"""The state of a launch: the one fold over its events, read by whatever shows it and by its report.
+
+Invariants: nothing here reads a clock or prints; times are those of the events. A new attempt begins anew,
+but for what is kept of the attempts before it. Whoever reads from another thread than the driver's holds
+`LaunchState.lock`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from warmrank.orchestrator.launch import events
+from warmrank.orchestrator.launch.events import AuditReport, ClassAction, Event, RankClass
+from warmrank.orchestrator.seats import Seat, distinct_hosts
+from warmrank.worker.results import FunctionResult
+
+ClassKey = tuple[str, str, ClassAction, int | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptReport:
+    """One attempt of a launch.
+
+    Attributes:
+        attempt: its number, from 1.
+        start_s: when it began, in seconds since the launch did.
+        end_s: when it ended.
+        reason: why the attempt before it failed, and which budget this one is of; empty for the first.
+        failed_stage: the stage it ended in; empty for an attempt that ended with every rank warm.
+        error: its error; empty for such an attempt.
+    """
+
+    attempt: int
+    start_s: float
+    end_s: float
+    reason: str = ""
+    failed_stage: str = ""
+    error: str = ""
+
+    @property
+    def why_again(self) -> str:
+        """Why there is this attempt, in words that leave no doubt which of the two failed."""
+        return f"because attempt {self.attempt - 1} failed: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSpan:
+    """A stage of one attempt; one that came again, round after round, has a span for each time.
+
+    Attributes:
+        attempt: number of the attempt, from 1.
+        stage: its name.
+        start_s: when it began, in seconds since the launch did.
+        end_s: when it ended; when the attempt did, for a stage that failed.
+        ok: false for the stage that the attempt ended in.
+        ranks: who took part, in order.
+        rank_end_s: when each of them had answered for the last time; ``end_s`` for who had not.
+    """
+
+    attempt: int
+    stage: str
+    start_s: float
+    end_s: float
+    ok: bool
+    ranks: tuple[int, ...]
+    rank_end_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """Attempts, classes, audits and stages, each in order; classes and audits are the last attempt's."""
+
+    attempts: tuple[AttemptReport, ...] = ()
+    classes: tuple[RankClass, ...] = ()
+    audits: tuple[AuditReport, ...] = ()
+    timeline: tuple[StageSpan, ...] = ()
+
+
+@dataclass(slots=True)
+class StageState:
+    """A stage of the running attempt, all its rounds together.
+
+    Attributes:
+        stage: its name.
+        ranks: who takes part in the round that runs, or ran last.
+        start_s: when that round began.
+        seconds: of the rounds that are over.
+        is_running: one is not over.
+        answers: how many calls each rank has answered in this round.
+        behind: the ranks by that number; those of the lowest number are the ones that others wait for.
+        ended_s: when each rank answered last in this round.
+    """
+
+    stage: str
+    ranks: tuple[int, ...] = ()
+    start_s: float = 0.0
+    seconds: float = 0.0
+    is_running: bool = False
+    answers: dict[int, int] = field(default_factory=dict)
+    behind: dict[int, dict[int, None]] = field(default_factory=dict)
+    ended_s: dict[int, float] = field(default_factory=dict)
+
+    def begin(self, ranks: tuple[int, ...], at_s: float) -> None:
+        """Begin a round."""
+        self.ranks, self.start_s, self.is_running = ranks, at_s, True
+        self.answers.clear()
+        self.ended_s.clear()
+        self.behind = {0: dict.fromkeys(ranks)}
+
+    def answered(self, rank: int, at_s: float) -> None:
+        """Count one more answer of a rank."""
+        self.ended_s[rank] = at_s
+        before = self.answers.get(rank, 0)
+        self.answers[rank] = before + 1
+        members = self.behind.get(before)
+        if members is not None:
+            members.pop(rank, None)
+            if not members:
+                del self.behind[before]
+        self.behind.setdefault(before + 1, {})[rank] = None
+
+    def num_done(self) -> int:
+        """Ranks that are through the call that is furthest; a stage may consist of several."""
+        furthest = max(self.behind, default=0)
+        return len(self.behind[furthest]) if furthest else 0
+
+    def waiting_for(self) -> tuple[int, ...]:
+        """Ranks that have answered the fewest calls; none where all have answered as many."""
+        if not self.is_running or not self.behind or (len(self.behind) == 1 and 0 not in self.behind):
+            return ()
+        return tuple(self.behind[min(self.behind)])
+
+    def seconds_at(self, now_s: float) -> float:
+        """Wall seconds of all rounds until ``now_s``."""
+        return self.seconds + (max(now_s - self.start_s, 0.0) if self.is_running else 0.0)
+
+
+@dataclass(slots=True)
+class ClassState:
+    """A class of ranks, as the plan has it now.
+
+    Attributes:
+        key: function, request, action and leader.
+        auditors: who traces as well, in the round that was planned last.
+        ranks: all its ranks.
+        waiting: ranks that do not have the artifact yet.
+        num_failed: ranks on which it failed.
+        slowest_s: the most seconds that a rank spent on it.
+    """
+
+    key: ClassKey
+    auditors: tuple[int, ...] = ()
+    ranks: dict[int, None] = field(default_factory=dict)
+    waiting: dict[int, None] = field(default_factory=dict)
+    num_failed: int = 0
+    slowest_s: float = 0.0
+
+    @property
+    def function(self) -> str:
+        """Name of the cached function."""
+        return self.key[0]
+
+    @property
+    def action(self) -> ClassAction:
+        """How its ranks get the artifact."""
+        return self.key[2]
+
+    @property
+    def leader(self) -> int | None:
+        """Who compiles it; None for nobody."""
+        return self.key[3]
+
+
+@dataclass(slots=True)
+class LaunchState:
+    """All that is known of a launch so far; made of nothing but its events.
+
+    Attributes:
+        num_ranks: ranks of the launch.
+        now_s: time of the last event.
+        attempts: those that began, in order.
+        is_over: an attempt failed, and there is no other.
+        ending_s: when ranks began to be taken down, as all is done or failed; None before that.
+        seats: by rank.
+        num_nodes: how many nodes they lie on.
+        stages: those that have begun in this attempt, in order.
+        running: the one that runs; None between two.
+        cut: the stage that the attempt failed in; None while it has not.
+        stage_seconds: wall seconds of each stage, over all rounds and attempts.
+        spans: stages that are over, of all attempts.
+        round: the plan's; None before there is one.
+        planned: every class of every round of this attempt.
+        classes: as the plan has them now, by function, request, action and leader.
+        audits: of this attempt.
+        results: the last word on each function of each rank.
+        functions: names of cached functions, in the order of their coming.
+        busy: what ranks were last seen doing in the running stage.
+        problems: each once, in order.
+        lock: held while an event comes in.
+    """
+
+    num_ranks: int
+    now_s: float = 0.0
+    attempts: list[AttemptReport] = field(default_factory=list)
+    is_over: bool = False
+    ending_s: float | None = None
+    seats: dict[int, Seat] = field(default_factory=dict)
+    num_nodes: int = 0
+    stages: dict[str, StageState] = field(default_factory=dict)
+    running: StageState | None = None
+    cut: StageState | None = None
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+    spans: list[StageSpan] = field(default_factory=list)
+    round: int | None = None
+    planned: list[RankClass] = field(default_factory=list)
+    classes: dict[ClassKey, ClassState] = field(default_factory=dict)
+    audits: list[AuditReport] = field(default_factory=list)
+    results: dict[tuple[int, str], FunctionResult] = field(default_factory=dict)
+    functions: dict[str, None] = field(default_factory=dict)
+    busy: dict[int, events.RankBusy] = field(default_factory=dict)
+    problems: dict[str, None] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    _class_of: dict[tuple[int, str], ClassState] = field(default_factory=dict)
+    _hosts: dict[int, str] = field(default_factory=dict)
+
+    def apply(self, event: Event) -> None:
+        """Take an event in."""
+        with self.lock:
+            self.now_s = max(self.now_s, event.at_s)
+            self._take(event)
+
+    def course(self, *, now_s: float | None = None) -> Course:
+        """What came so far; an attempt that goes on ends ``now``, by default with the last event."""
+        attempts = list(self.attempts)
+        if attempts and not attempts[-1].error:
+            attempts[-1] = replace(attempts[-1], end_s=self.now_s if now_s is None else now_s)
+        return Course(
+            attempts=tuple(attempts),
+            classes=tuple(self.planned),
+            audits=tuple(self.audits),
+            timeline=tuple(self.spans),
+        )
+
+    @property
+    def attempt(self) -> int:
+        """Number of the running attempt; 0 before the first."""
+        return self.attempts[-1].attempt if self.attempts else 0
+
+    def failed(self) -> list[AttemptReport]:
+        """The attempts that failed."""
+        return [attempt for attempt in self.attempts if attempt.error]
+
+    def host(self, rank: int) -> str:
+        """The node that a rank sits on; empty before it does."""
+        return self._hosts.get(rank, "")
+
+    def hosts(self) -> tuple[str, ...]:
+        """Every node with a rank, in the order of ranks."""
+        return tuple(dict.fromkeys(self._hosts.values()))
+
+    def class_of(self, rank: int, function: str) -> ClassState | None:
+        """The class that a rank belongs to for a function, as the plan has it now."""
+        return self._class_of.get((rank, function))
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case events.AttemptStarted():
+                self._begin(event)
+            case events.Seated():
+                self.seats = {seat.rank: seat for seat in event.seats}
+                self._hosts = distinct_hosts(event.seats)
+                self.num_nodes = len({seat.node_rank for seat in event.seats})
+            case events.Planned():
+                self.planned += event.classes
+                for found in event.classes:
+                    self._join(found)
+            case events.Audited():
+                self.audits.append(event.audit)
+            case events.FunctionFinished():
+                self._finish(event)
+            case events.Problem():
+                self.problems[event.text] = None
+            case events.Ending():
+                self.ending_s = event.at_s
+            case events.AttemptFailed():
+                self._fail(event)
+            case _:
+                self._move(event)
+
+    def _begin(self, event: events.AttemptStarted) -> None:
+        self.attempts.append(
+            AttemptReport(attempt=event.attempt, start_s=event.at_s, end_s=event.at_s, reason=event.reason)
+        )
+        for memory in (self.seats, self.stages, self.classes, self.results, self.busy, self._class_of):
+            memory.clear()
+        self.planned.clear()
+        self.audits.clear()
+        self._hosts = {}
+        self.running, self.cut, self.ending_s, self.round, self.num_nodes = None, None, None, None, 0
+
+    def _move(self, event: Event) -> None:
+        """A stage goes on."""
+        match event:
+            case events.StageStarted():
+                self.busy.clear()
+                self.running = self.stages.setdefault(event.stage, StageState(event.stage))
+                self.running.begin(event.ranks, event.at_s)
+            case events.RankFinished() if event.stage in self.stages:
+                self.stages[event.stage].answered(event.rank, event.at_s)
+                self.busy.pop(event.rank, None)
+            case events.RankBusy():
+                self.busy[event.rank] = event
+            case events.StageFinished() if event.stage in self.stages:
+                self._end(self.stages[event.stage], event.at_s, event.seconds, ok=True)
+            case _:
+                pass
+
+    def _join(self, found: RankClass) -> None:
+        self.round = found.round
+        self.functions[found.function] = None
+        key = (found.function, found.request_key, found.action, found.leader)
+        planned = self.classes.setdefault(key, ClassState(key))
+        planned.auditors = found.auditors
+        for rank in found.ranks:
+            self._leave(rank, found.function)
+            self._class_of[rank, found.function] = planned
+            planned.ranks[rank] = planned.waiting[rank] = None
+
+    def _leave(self, rank: int, function: str) -> None:
+        """Take a rank out of the class of an earlier round; a class that nobody is left in goes."""
+        left = self._class_of.pop((rank, function), None)
+        if left is None:
+            return
+        left.ranks.pop(rank, None)
+        left.waiting.pop(rank, None)
+        if not left.ranks:
+            self.classes.pop(left.key, None)
+
+    def _finish(self, event: events.FunctionFinished) -> None:
+        result = event.result
+        self.functions[result.function] = None
+        self.results[event.rank, result.function] = result
+        found = self._class_of.get((event.rank, result.function))
+        if found is None:
+            return
+        spent = result.seconds
+        found.slowest_s = max(found.slowest_s, spent.trace_s + spent.compile_s + spent.load_s)
+        if not result.ok:
+            found.num_failed += 1
+        else:
+            found.waiting.pop(event.rank, None)
+
+    def _end(self, stage: StageState, end_s: float, seconds: float, *, ok: bool) -> None:
+        stage.seconds += seconds
+        stage.is_running = False
+        self.stage_seconds[stage.stage] = self.stage_seconds.get(stage.stage, 0.0) + seconds
+        self.spans.append(
+            StageSpan(
+                attempt=len(self.attempts),
+                stage=stage.stage,
+                start_s=stage.start_s,
+                end_s=end_s,
+                ok=ok,
+                ranks=stage.ranks,
+                rank_end_s=tuple(stage.ended_s.get(rank, end_s) for rank in stage.ranks),
+            )
+        )
+        self.busy.clear()
+        if self.running is stage:
+            self.running = None
+
+    def _fail(self, event: events.AttemptFailed) -> None:
+        self.is_over, self.cut, self.ending_s = event.is_last, self.running, event.at_s
+        if self.attempts:
+            self.attempts[-1] = replace(
+                self.attempts[-1], end_s=event.at_s, failed_stage=event.stage, error=event.text
+            )
+        if self.running is not None:
+            self._end(self.running, event.at_s, max(event.at_s - self.running.start_s, 0.0), ok=False)
+
+
+Listener = Callable[[LaunchState, Event], None]
+
+
+def silence(state: LaunchState, event: Event) -> None:
+    """A listener that does nothing."""
+
+
+def all_of(*listeners: Listener) -> Listener:
+    """One listener that tells several, in order."""
+
+    def tell(state: LaunchState, event: Event) -> None:
+        for listener in listeners:
+            listener(state, event)
+
+    return tell

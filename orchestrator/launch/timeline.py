@@ -1,0 +1,215 @@
+"""The timeline of a launch in few rows, and ranks that kept the others waiting: pure functions of its course.
+
+Invariant: the number of rows has a bound that does not grow with the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median_low
+
+from warmrank.orchestrator.launch.report import RankReport
+from warmrank.orchestrator.launch.state import Course, StageSpan
+
+SLOW_FACTOR = 1.5
+"""How many times as long as half of the ranks makes a rank a slow one."""
+
+SLOW_MIN_S = 1.0
+"""Less than this, waited for in vain, is not worth a word."""
+
+_UNEVEN = frozenset({"compile", "script"})
+"""Stages in which ranks have different work to do, so that the last one is not a slow one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """What some ranks did in one stage of one attempt.
+
+    Attributes:
+        attempt: number of the attempt, from 1.
+        stage: name of the stage.
+        start_s: when it began, in seconds since the launch did.
+        first_s: when the first of these ranks had answered.
+        last_s: when the last one had.
+        last_rank: which one that was.
+        num_ranks: how many of them took part.
+        ok: false for the stage that the attempt ended in.
+    """
+
+    attempt: int
+    stage: str
+    start_s: float
+    first_s: float
+    last_s: float
+    last_rank: int
+    num_ranks: int
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Ranks that a timeline shows in one row.
+
+    Attributes:
+        ranks: its members, in order.
+        hosts: their hosts, in order; empty where the ranks had no places.
+        bars: what they did, in order of time.
+    """
+
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    bars: tuple[Bar, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowRank:
+    """The last rank of a stage.
+
+    Attributes:
+        stage: the stage.
+        attempt: of which attempt.
+        rank: the rank that answered last.
+        host: its host; empty where it had no place.
+        seconds: what it took.
+        median_s: what half of the ranks took at most.
+        num_ranks: ranks that took part.
+        ok: false for the stage that the attempt ended in, in which ranks may not have answered at all.
+    """
+
+    stage: str
+    attempt: int
+    rank: int
+    host: str
+    seconds: float
+    median_s: float
+    num_ranks: int
+    ok: bool
+
+
+def last_ranks(course: Course, ranks: Sequence[RankReport]) -> tuple[SlowRank, ...]:
+    """The last rank of every span of the timeline, in order of time."""
+    hosts = {rank.rank: rank.host for rank in ranks}
+    return tuple(_last(span, hosts) for span in course.timeline if span.ranks)
+
+
+def slow_ranks(course: Course, ranks: Sequence[RankReport]) -> tuple[SlowRank, ...]:
+    """Those of them that the others waited for in vain, each once a stage, those that cost most first."""
+    found = [
+        slow
+        for slow in last_ranks(course, ranks)
+        if slow.ok
+        and slow.stage not in _UNEVEN
+        and slow.num_ranks > 2
+        and slow.seconds > SLOW_FACTOR * slow.median_s
+        and slow.seconds - slow.median_s >= SLOW_MIN_S
+    ]
+    worst = sorted(found, key=lambda slow: slow.median_s - slow.seconds)
+    return tuple({(slow.stage, slow.rank): slow for slow in reversed(worst)}.values())[::-1]
+
+
+def node_lags(course: Course, ranks: Sequence[RankReport]) -> dict[int, tuple[float, str]]:
+    """By how many seconds each node was behind half of all ranks where it was most so, and in which stage.
+
+    Nodes that were never behind are left out.
+    """
+    nodes = {rank.rank: rank.node_rank for rank in ranks}
+    lags: dict[int, tuple[float, str]] = {}
+    for span in course.timeline:
+        if not span.ok or span.stage in _UNEVEN or not span.ranks:
+            continue
+        median_s = median_low(span.rank_end_s)
+        for rank, end_s in zip(span.ranks, span.rank_end_s, strict=True):
+            node = nodes.get(rank)
+            if node is not None and end_s - median_s > lags.get(node, (0.0, ""))[0]:
+                lags[node] = (end_s - median_s, span.stage)
+    return lags
+
+
+def _last(span: StageSpan, hosts: dict[int, str]) -> SlowRank:
+    end_s, rank = max(zip(span.rank_end_s, span.ranks, strict=True))
+    return SlowRank(
+        stage=span.stage,
+        attempt=span.attempt,
+        rank=rank,
+        host=hosts.get(rank, ""),
+        seconds=end_s - span.start_s,
+        median_s=median_low(span.rank_end_s) - span.start_s,
+        num_ranks=len(span.ranks),
+        ok=span.ok,
+    )
+
+
+def timeline_rows(course: Course, ranks: Sequence[RankReport], *, max_rows: int) -> tuple[Row, ...]:
+    """The timeline of a launch in at most ``max_rows`` rows, or a few more.
+
+    A row is a rank; where these are too many, a node; where these are too many as well, nodes that did the
+    same at nearly the same time, so that a straggler keeps a row of its own. What counts as near grows until
+    the rows are few enough.
+    """
+    hosts = {rank.rank: rank.host for rank in ranks}
+    ends = [dict(zip(span.ranks, span.rank_end_s, strict=True)) for span in course.timeline]
+    units = _units(course, ranks, max_rows)
+    wall_s = max((span.end_s for span in course.timeline), default=0.0)
+    groups = [[unit] for unit in units]
+    part = 1 / 200
+    while len(groups) > max_rows and part <= 1:
+        alike: dict[tuple[object, ...], list[tuple[int, ...]]] = {}
+        for unit in units:
+            alike.setdefault(_signature(unit, ends, max(wall_s * part, 1e-6)), []).append(unit)
+        groups, part = list(alike.values()), part * 2
+    return tuple(_row(group, course.timeline, ends, hosts) for group in groups)
+
+
+def _units(course: Course, ranks: Sequence[RankReport], max_rows: int) -> list[tuple[int, ...]]:
+    """What a row may consist of, in order: ranks, or nodes where there are too many ranks."""
+    everyone = sorted({rank for span in course.timeline for rank in span.ranks})
+    nodes: dict[int, list[int]] = {}
+    for rank in ranks:
+        nodes.setdefault(rank.node_rank, []).append(rank.rank)
+    seated = {rank.rank for rank in ranks}
+    if len(everyone) <= max_rows or len(nodes) < 2:
+        return [(rank,) for rank in everyone]
+    return [
+        *(tuple(members) for members in nodes.values()),
+        *((rank,) for rank in everyone if rank not in seated),
+    ]
+
+
+def _signature(
+    unit: tuple[int, ...], ends: Sequence[Mapping[int, float]], quantum_s: float
+) -> tuple[object, ...]:
+    """What makes two units alike: when the last of their ranks answered, stage by stage, nearly."""
+    found: list[object] = []
+    for end in ends:
+        own = [end[rank] for rank in unit if rank in end]
+        found.append(round(max(own) / quantum_s) if own else None)
+    return tuple(found)
+
+
+def _row(
+    units: Sequence[tuple[int, ...]],
+    spans: Sequence[StageSpan],
+    ends: Sequence[Mapping[int, float]],
+    hosts: Mapping[int, str],
+) -> Row:
+    ranks = tuple(sorted(rank for unit in units for rank in unit))
+    bars = []
+    for span, end in zip(spans, ends, strict=True):
+        own = [(end[rank], rank) for rank in ranks if rank in end]
+        if own:
+            last_s, last_rank = max(own)
+            bars.append(
+                Bar(
+                    attempt=span.attempt,
+                    stage=span.stage,
+                    start_s=span.start_s,
+                    first_s=min(own)[0],
+                    last_s=last_s,
+                    last_rank=last_rank,
+                    num_ranks=len(own),
+                    ok=span.ok,
+                )
+            )
+    named = tuple(dict.fromkeys(hosts[rank] for rank in ranks if rank in hosts))
+    return Row(ranks=ranks, hosts=named, bars=tuple(bars))

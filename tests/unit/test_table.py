@@ -1,0 +1,127 @@
+"""Tables for people: complete, within 100 columns, and safe with any text."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console, RenderableType
+
+from tests.support.launched import loaded_config, store_launch
+from tests.support.stored import open_store
+from warmrank.cache_store.upkeep.reports import VerifyReport
+from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.look.explain import explain
+from warmrank.orchestrator.look.listing import list_store
+from warmrank.orchestrator.look.store_contents import open_to_look, show_partition
+from warmrank.orchestrator.look.verify import Verified
+from warmrank.orchestrator.nodes import Node
+from warmrank.orchestrator.seed.here import NodeSeed
+from warmrank.orchestrator.seed.show import render_seeds
+from warmrank.orchestrator.ui.table import (
+    render_explanation,
+    render_listing,
+    render_partition,
+    render_verified,
+)
+from warmrank.worker.environment import environment
+
+
+def text_of(renderable: RenderableType, width: int = 100) -> str:
+    file = StringIO()
+    Console(file=file, width=width).print(renderable)
+    return file.getvalue()
+
+
+def node(host: str, **changes: object) -> NodeSeed:
+    values: dict[str, object] = {"found": True, "reason": "launch ab", "num_partitions": 2, **changes}
+    return NodeSeed(node=Node(node_id="", address="10.0.0.1", host=host), **values)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    config = loaded_config(tmp_path)
+    store_launch(config, tmp_path / "work")
+    return config
+
+
+@pytest.mark.parametrize("entrypoint", ["models.tiny:workload", f"models.{'a_long_name.' * 8}m:workload"])
+def test_heading_of_a_listing_fits_in_100_columns(tmp_path: Path, entrypoint: str):
+    config = loaded_config(tmp_path, workload={"entrypoint": entrypoint})
+    store_launch(config, tmp_path / "work", here={**environment(), "torch": "2.12.0", "cann": "8.3"})
+    lines = text_of(render_listing(list_store(open_to_look(config, None), config))).splitlines()
+    headings = [line.split() for line in lines if "launch  " in line]
+    assert headings == [["launch", "made", "used", "what", "ranks", "files", "size", "environment"]]
+    assert any("2026-01-31 12:00 UTC" in line for line in lines)
+
+
+def test_listing_of_80_columns_leaves_what_is_launched_room(config: Config):
+    text = text_of(render_listing(list_store(open_to_look(config, None), config), width=80), width=80)
+    assert "models.tiny:workload" in text
+    assert "used" not in text
+
+
+def test_listing_marks_pins_and_names_the_day_of_the_last_use(config: Config, tmp_path: Path):
+    store = open_store(tmp_path / "store")
+    (stored,) = store.stored_launches()
+    assert "12:00 UTC  -  " in text_of(render_listing(list_store(store)))
+    store.pin(stored.record.launch_key)
+    store.mark_used(stored.name)
+    text = text_of(render_listing(list_store(store, config)))
+    (used,) = store.last_uses().values()
+    assert f"12:00 UTC  {used.date().isoformat()}  " in text
+    assert text.splitlines()[3].startswith("*P ")
+    assert "P pinned: no evict takes it" in text
+
+
+def test_long_listing_adds_arguments_and_partitions(config: Config):
+    text = text_of(render_listing(list_store(open_to_look(config, None), config), long=True))
+    assert "1 launch" in text
+    assert "as here" in text
+    assert "argument layers  8" in text
+    assert "world2global_rank1" in text
+
+
+def test_partition_and_explanation_say_what_was_asked_for(config: Config, tmp_path: Path):
+    store = open_to_look(config, None)
+    text = text_of(render_partition(show_partition(store, "world2global_rank0")))
+    assert text.startswith("world2global_rank0: rank 0 of 2")
+    assert "request of Llama.decode" in text
+    assert "captured, in this order" in text
+    text = text_of(render_explanation(explain(config, store)))
+    assert text.startswith("load, if the model's code is unchanged: a launch here loads what 2 ranks")
+    assert "guards on the model's source" in text
+    other = loaded_config(tmp_path, workload={"entrypoint": "models.tiny:workload"})
+    text = text_of(render_explanation(explain(other, open_to_look(other, None))))
+    assert "nearest launch in the store differs in\n  argument layers removed (was 8)" in text
+
+
+def test_cached_directories_are_summed_up(tmp_path: Path):
+    config = loaded_config(tmp_path)
+    store_launch(config, config.cache_dir)
+    other = loaded_config(tmp_path, store=None)
+    text = text_of(render_explanation(explain(other, None)))
+    assert "Llama_dynamic_aclgraphcache_0f: decode, prefill in 2 partitions" in text
+
+
+def test_faults_stand_at_the_end():
+    report = VerifyReport(
+        num_blobs=1, num_manifests=1, num_launches=1, num_listings=0, bytes_hashed=1, faults=("bad [blob]",)
+    )
+    found = Verified(
+        location="/store", store=report, signatures_checked=True, cache=None, faults=report.faults
+    )
+    assert text_of(render_verified(found)).splitlines()[-1] == "fault: bad [blob]"
+
+
+def test_nodes_with_one_reason_share_its_line():
+    text = text_of(render_seeds((node("one"), node("two"), node("three", found=False, reason="no launch"))))
+    assert "one, two: launch ab" in text
+    assert "three: no launch" in text
+
+
+def test_node_with_faults_is_no_success():
+    text = text_of(render_seeds((node("one", faults=("blob is damaged",)),)))
+    assert "faults" in text
+    assert "seeded" not in text

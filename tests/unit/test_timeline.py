@@ -1,0 +1,71 @@
+"""The timeline of many ranks in few rows, and whom the others waited for."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.made_reports import made_report
+from warmrank.orchestrator.launch.state import Course, StageSpan
+from warmrank.orchestrator.launch.timeline import last_ranks, node_lags, slow_ranks, timeline_rows
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "per_node", "num_rows"),
+    [
+        (8, 8, 8),
+        (64, 8, 64),
+        (256, 8, 32),
+        *(pytest.param(*sizes, 0, marks=pytest.mark.slow) for sizes in ((4096, 8), (1024, 1), (1024, 1024))),
+    ],
+)
+def test_rows_are_ranks_nodes_or_groups_that_are_few_and_lose_nobody(
+    num_ranks: int, per_node: int, num_rows: int
+) -> None:
+    report = made_report(num_ranks, per_node=per_node)
+    rows = timeline_rows(report.course, report.ranks, max_rows=64)
+    assert num_rows in {0, len(rows)}
+    assert 1 < len(rows) <= 64
+    assert sorted(rank for row in rows for rank in row.ranks) == list(range(num_ranks))
+
+
+def test_straggler_keeps_a_row_of_its_own() -> None:
+    report = made_report(1024)
+    rows = timeline_rows(report.course, report.ranks, max_rows=64)
+    (own,) = [row for row in rows if 341 in row.ranks]
+    assert own.hosts == ("node-42",)
+    (build,) = [bar for bar in own.bars if bar.stage == "build"]
+    assert (build.last_rank, build.num_ranks) == (341, 8)
+
+
+def test_rows_of_ranks_without_places_are_ranks() -> None:
+    span = StageSpan(
+        attempt=1, stage="start", start_s=0.0, end_s=1.0, ok=False, ranks=(0, 1), rank_end_s=(1.0, 1.0)
+    )
+    rows = timeline_rows(Course(timeline=(span,)), (), max_rows=64)
+    assert [(row.ranks, row.hosts) for row in rows] == [((0,), ()), ((1,), ())]
+
+
+def test_slow_rank_is_one_that_others_waited_for() -> None:
+    report = made_report(1024)
+    assert [(slow.stage, slow.rank) for slow in slow_ranks(report.course, report.ranks)] == [("build", 341)]
+
+
+def test_rank_slow_in_two_attempts_is_told_once() -> None:
+    report = made_report(1024, failed=True)
+    assert len(last_ranks(report.course, report.ranks)) == 10
+    assert len(slow_ranks(report.course, report.ranks)) == 1
+
+
+def test_nobody_is_slow_in_a_stage_that_failed() -> None:
+    span = StageSpan(
+        attempt=1, stage="build", start_s=0.0, end_s=60.0, ok=False, ranks=(0, 1, 2), rank_end_s=(1, 1, 60)
+    )
+    assert slow_ranks(Course(timeline=(span,)), ()) == ()
+
+
+def test_nodes_are_measured_by_their_slowest_rank() -> None:
+    report = made_report(1024)
+    lags = node_lags(report.course, report.ranks)
+    assert lags[42][0] == pytest.approx(2.09, abs=0.02)
+    assert lags[42][1] == "build"
+    assert max(lags, key=lambda node: lags[node][0]) == 42
