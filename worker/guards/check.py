@@ -182,14 +182,14 @@ def _equal(value: Any, expected: Any) -> bool:
     if isinstance(expected, dict) and "device" in expected:
         return isinstance(value, torch.device) and value.type == expected["device"]
     try:
-        return bool(constants.encode(value) == expected)
+        return constants.equal(constants.encode(value), expected)
     except WorkerError:
         return False
 
 
 def _identical(value: Any, expected: Any) -> bool:
     try:
-        return bool(describe(value) == expected)
+        return constants.equal(describe(value), expected)
     except WorkerError:
         return False
 
