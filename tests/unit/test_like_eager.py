@@ -115,6 +115,94 @@ def test_state_that_cannot_be_looked_at_is_a_miss(cache: Path) -> None:
         function(x)
 
 
+class Related(torch.nn.Module):
+    """Returns tensors that share memory with what it was given, and what they are to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(2, 3))
+        self.register_buffer("h", torch.zeros(2, 3))
+        self.register_buffer("c", torch.ones(3, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        whole = x.view(2, 3), x.contiguous(), x.to(torch.float32), x.reshape(2, 3), x.expand(2, 3), x.view(6)
+        parts = x[1:], x.t(), x[:, 1].detach(), x.view(torch.int32), self.c.conj(), torch.view_as_real(self.c)
+        written = self.h.add_(x), self.h.view(2, 3), self.h[1:].mul_(2)
+        made = x + 1
+        detached = x.detach(), self.w.detach(), self.w.view(6), self.w.view(2, 3).detach()
+        return *whole, *parts, *written, made, made[1:], made.view(6), *detached, x
+
+
+def relations(model: Related, x: torch.Tensor, found: Any) -> list[Any]:
+    known = {id(x): "x", id(model.h): "h", id(model.w): "w", id(model.c): "c", id(None): None}
+    return [
+        (
+            known.get(id(y)),
+            known.get(id(y._base), "another"),
+            (type(y), y.dtype, y.shape, y.stride(), y.storage_offset()),
+            (y.requires_grad, y.is_conj()),
+            y.resolve_conj().tolist(),
+        )
+        for y in found
+    ]
+
+
+@both_modes
+@pytest.mark.parametrize("inference", [False, True], ids=["no_grad", "inference"])
+def test_outputs_are_to_inputs_what_they_are_in_eager(cache: Path, mode: str, inference: bool) -> None:
+    model, eager = Related(), Related()
+    function = in_mode(model.forward, cache, mode)
+    x, same = torch.ones(2, 3), torch.ones(2, 3)
+    for _ in range(4):
+        with torch.inference_mode(mode=inference):
+            found, wanted = function(x), eager(same)
+            ours, theirs = relations(model, x, found), relations(eager, same, wanted)
+            if inference or mode == "max-autotune":  # new tensors share memory, but know no base
+                ours[15:18] = theirs[15:18] = []
+            assert ours == theirs
+            for y in found[:-1]:
+                if y.dim() == 2 and y is not x and y is not model.h:
+                    y.t_()
+    assert x.shape == model.h.shape == model.w.shape == (2, 3)
+
+
+@both_modes
+def test_write_through_an_output_is_known_to_autograd(cache: Path, mode: str) -> None:
+    model = Related()
+    function = in_mode(model.forward, cache, mode)
+    for _ in range(3):
+        x = torch.ones(2, 3)
+        before = x._version
+        function(x)[6].add_(1)
+        assert x._version > before
+
+
+@both_modes
+def test_write_of_a_call_is_known_to_autograd(cache: Path, mode: str) -> None:
+    model = Related()
+    function = in_mode(model.forward, cache, mode)
+    x = torch.ones(2, 3)
+    for _ in range(4):
+        weight = torch.ones(2, 3, requires_grad=True)
+        with torch.enable_grad():
+            loss = (weight * model.h).sum()
+        function(x)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+@both_modes
+def test_view_of_another_tensor_at_the_same_address_is_one_of_that(cache: Path, mode: str) -> None:
+    model = Related()
+    function = in_mode(model.forward, cache, mode)
+    x = torch.ones(2, 3)
+    for _ in range(3):
+        alias = x.detach()
+        found = function(alias)
+        assert found[1] is alias
+        assert found[6]._base is alias
+
+
 class Windowed(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -10,6 +10,8 @@ from warmrank.worker.target import target
 if TYPE_CHECKING:
     import torch
 
+    from warmrank.worker.torch_private.origins import Origin
+
 KINDS = ("cpu", "cuda", "npu")
 
 PoolHandle = tuple[Any, ...]
@@ -35,6 +37,11 @@ class CapturedGraph(Protocol):
     @property
     def outputs(self) -> tuple[Any, ...]:
         """The outputs; the next replay of any graph of the same pool overwrites their memory."""
+        ...
+
+    @property
+    def origins(self) -> tuple[Origin | None, ...]:
+        """Of each output, the input or earlier output whose memory it lies in; None for its own."""
         ...
 
     @property

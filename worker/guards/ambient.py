@@ -48,8 +48,8 @@ NAMES = (
     *npu_switches.NAMES,
 )
 
-# A captured graph holds the kernels that they chose. On a CPU a function may read them, and Dynamo's own guard on
-# them is left out.
+# A captured graph holds the kernels that they chose; and a function may read them on a CPU, too, where they
+# stand for Dynamo's own guard.
 _CUDA = (*switches.cudnn_switches, *switches.cublas_switches)
 _OF_NPU = frozenset(npu_switches.NAMES)
 _ACCELERATOR = {"npu": "npu", "cuda": "cuda"}
