@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -221,3 +222,29 @@ def test_truth_in_a_tuple_is_not_taken_for_one(cache: Path, mode: str) -> None:
     assert function(x).tolist() == model(x).tolist() == [20.0] * 3
     model.options[0]["window"] = (True, 2)
     assert function(x).tolist() == model(x).tolist() == [10.0] * 3
+
+
+class Cached(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+        self.register_buffer("cache", torch.zeros(4, 3))
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> Any:
+        x.data.add_(1)
+        self.cache.data.index_copy_(0, at, x)
+        return self.linear.weight.data.sum() * x, self.linear(x.data), x.data, self.cache.data[1:]
+
+
+@both_modes
+def test_data_of_a_tensor_is_read_and_written(cache: Path, mode: str) -> None:
+    model = Cached()
+    eager = copy.deepcopy(model)
+    function = in_mode(model.forward, cache, mode)
+    at = torch.tensor([0, 3])
+    x, same = torch.ones(2, 3), torch.ones(2, 3)
+    for _ in range(3):
+        for ours, theirs in zip(function(x, at), eager(same, at), strict=True):
+            torch.testing.assert_close(ours, theirs)
+        assert torch.equal(model.cache, eager.cache)
+        assert torch.equal(x, same)

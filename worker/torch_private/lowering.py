@@ -19,6 +19,7 @@ FACTS = {
     ),
     "torch.fx.traceback": "preserve_node_meta",
     "torch._C": "_set_grad_enabled",
+    "torch._C._autograd": "_get_data_attr",
 }
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def lower(graph_module: GraphModule, decompositions: Mapping[Any, Callable[..., 
     values = [node.meta["example_value"] for node in graph_module.graph.nodes if node.op == "placeholder"]
     # Detached, because a buffer that a graph with gradients wrote to has a history by now.
     fakes = [value.detach() if isinstance(value, torch.Tensor) else value for value in values]
+    _detach_data(graph_module)
     transformed = transforms(graph_module)
     whole_composites = not (transformed or _casts_by_itself(graph_module))
     if not transformed:
@@ -171,6 +173,15 @@ def _casts_by_itself(graph_module: GraphModule) -> bool:
         for node in nodes_within(graph_module)
     )
     return switched or any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+
+
+def _detach_data(graph_module: GraphModule) -> None:
+    """Follow ``x.data`` as ``x.detach()``: of a fake tensor, torch makes a constant of the former."""
+    for module in graphs_of(graph_module):
+        for node in module.graph.nodes:
+            if node.target is torch._C._autograd._get_data_attr:  # type: ignore[attr-defined]
+                node.op, node.target = "call_method", "detach"
+        module.recompile()
 
 
 def _drop_grad_switches(graph_module: GraphModule) -> None:
