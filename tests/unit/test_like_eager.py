@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.cached import cached
+from tests.support.cached import ROWS, cached
 from tests.support.releases import compiles_ahead
 from warmrank.worker.cached_function import CachedFunction
 from warmrank.worker.configs.compiler_config import CompilerConfig
-from warmrank.worker.errors import WorkerError
+from warmrank.worker.errors import DeviceUnavailable, WorkerError
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 both_modes = pytest.mark.parametrize(
@@ -248,3 +248,24 @@ def test_data_of_a_tensor_is_read_and_written(cache: Path, mode: str) -> None:
             torch.testing.assert_close(ours, theirs)
         assert torch.equal(model.cache, eager.cache)
         assert torch.equal(x, same)
+
+
+class Dense(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to_dense() * 2
+
+
+def test_tensor_that_lies_at_no_address_is_taken(cache: Path) -> None:
+    model = Dense()
+    function = cached(model.forward, cache)
+    x = ROWS.to_mkldnn()
+    for _ in range(3):
+        assert torch.equal(function(x), model(x))
+
+
+def test_device_that_computes_nothing_is_refused_by_name(cache: Path) -> None:
+    model = torch.nn.Linear(3, 3, device="meta")
+    function = cached(model.forward, cache)
+    for _ in range(2):
+        with pytest.raises(DeviceUnavailable, match=r"no device kind 'meta'.*model.to_empty\(device="):
+            function(torch.ones(2, 3, device="meta"))

@@ -15,7 +15,7 @@ import torch
 from warmrank.worker.capture.plan import shapes_of
 from warmrank.worker.devices.memory import memory_of
 from warmrank.worker.engines.overlap import picker
-from warmrank.worker.errors import StateChanged
+from warmrank.worker.errors import NotCapturable, StateChanged
 from warmrank.worker.graph_facts import MUTATED, NUMBER, STATE, USER, GraphFacts
 from warmrank.worker.torch_private.origins import hand_out
 
@@ -240,7 +240,15 @@ class Entry:
 
 
 def inside(inputs: Sequence[Any], layout: InputLayout) -> frozenset[int]:
-    """Positions of user inputs that lie in the memory of a mutated input."""
+    """Positions of user inputs that lie in the memory of a mutated input.
+
+    Raises:
+        NotCapturable: an input has no memory with an address.
+    """
+    for index in (*layout.fixed, *layout.copied):
+        if inputs[index].layout is not torch.strided:
+            msg = f"{layout.described(index)} has layout {inputs[index].layout}, which lies at no address"
+            raise NotCapturable(msg, operator="")
     mutated = _written(inputs, layout.mutated)
     return frozenset(index for index in layout.copied if _overlaps(inputs[index], mutated))
 

@@ -176,14 +176,15 @@ class GraphRunner:
         if self._never or (key not in self._entries and self._is_full()):
             return None, inputs
         self._forget(key, inputs)
+        intact = inputs
         with modes.ordinary_tensors(inputs[index] for index in self.layout.mutated):
-            # A user input inside a mutated input's memory must see its writes, so it is not copied.
-            copied = frozenset(self.layout.copied) - inside(inputs, self.layout)
-            # Those that are may lie in the pool, where the graph writes while it is recorded.
-            intact = tuple(
-                duplicate(value) if index in copied else value for index, value in enumerate(inputs)
-            )
             try:
+                # A user input inside a mutated input's memory must see its writes, so it is not copied.
+                copied = frozenset(self.layout.copied) - inside(inputs, self.layout)
+                # Those that are may lie in the pool, where the graph writes while it is recorded.
+                intact = tuple(
+                    duplicate(value) if index in copied else value for index, value in enumerate(inputs)
+                )
                 entry = self._captured(key, inputs, intact, copied)
             except NotCapturable as error:
                 self._never = f"it cannot be captured: {error.message}"

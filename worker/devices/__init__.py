@@ -104,8 +104,8 @@ def backend_for(kind: str) -> DeviceBackend:
     """The backend of a device kind.
 
     Raises:
-        DeviceUnavailable: torch does not know the device kind here, or finds no such device.
-        ValueError: there is no such kind.
+        DeviceUnavailable: torch does not know the device kind here, or finds no such device; or nothing can
+            be run on such devices.
     """
     if target() is not None:
         from warmrank.worker.devices.absent import AbsentBackend
@@ -119,5 +119,10 @@ def backend_for(kind: str) -> DeviceBackend:
         from warmrank.worker.devices.accelerator import accelerator
 
         return accelerator(kind)
-    msg = f"there is no device kind {kind!r}; known kinds: {', '.join(KINDS)}"
-    raise ValueError(msg)
+    from warmrank.worker.errors import DeviceUnavailable
+
+    msg = (
+        f"there is no device kind {kind!r}; known kinds: {', '.join(KINDS)}. Move the model and its inputs "
+        f"there before the first call (model.{'to_empty' if kind == 'meta' else 'to'}(device=...))."
+    )
+    raise DeviceUnavailable(msg, kind=kind)
