@@ -61,7 +61,7 @@ def encode(value: Any) -> Any:
 def _encode_python(value: Any) -> Any:
     """Of a class that is not Python's own, or that has no literals."""
     kind = type(value)
-    if isinstance(value, enum.Enum):
+    if isinstance(value, enum.Enum) or _is_member_in_c(value):
         return {"enum": _encode_member(value)}
     if isinstance(value, re.Pattern):
         return {"pattern": [encode(value.pattern), value.flags]}
@@ -76,6 +76,13 @@ def _encode_python(value: Any) -> Any:
 def equal(encoded: Any, other: Any) -> bool:
     """Whether two JSON forms are the same text, of which Python's ``==`` says too much: ``True == 1``."""
     return bool(encoded == other) and json.dumps(encoded) == json.dumps(other)
+
+
+def _is_member_in_c(value: Any) -> bool:
+    """Whether a value is a member of what torch makes in C++ for an enum, such as ``dist.ReduceOp.SUM``."""
+    kind = type(value)
+    members = getattr(kind, "__members__", None) if is_pinned_module(kind.__module__) else None
+    return isinstance(members, dict) and getattr(value, "name", None) in members
 
 
 def encode_index(value: Any) -> Any:
@@ -102,7 +109,7 @@ def _encode_numpy(value: Any) -> Any:
     return {"numpy": [value.dtype.str, shape, value.tobytes().hex()]}
 
 
-def _encode_member(value: enum.Enum) -> list[Any]:
+def _encode_member(value: Any) -> list[Any]:
     """Where a member stands and what it is called, and its value where no version pins that."""
     kind = type(value)
     name = [kind.__module__, kind.__qualname__, value.name]
@@ -219,7 +226,7 @@ _DECODERS: dict[str, Any] = {
     "slice": lambda items: slice(*_items(items)),
     "range": lambda items: range(*_items(items)),
     "ellipsis": lambda _: Ellipsis,
-    "enum": lambda parts: _class(parts[:2])[parts[2]],
+    "enum": lambda parts: _class(parts[:2]).__members__[parts[2]],
     "class": _class,
     "function": _class,
     "classmethod": lambda parts: getattr(decode(parts[0]), parts[1]),
