@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from tests.support.cached import ROWS, cached
 from tests.support.releases import compiles_ahead
 from warmrank.worker.cached_function import CachedFunction
 from warmrank.worker.configs.compiler_config import CompilerConfig
-from warmrank.worker.errors import DeviceUnavailable, WorkerError
+from warmrank.worker.errors import DeviceUnavailable, NotPortable, WorkerError
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 both_modes = pytest.mark.parametrize(
@@ -269,3 +269,66 @@ def test_device_that_computes_nothing_is_refused_by_name(cache: Path) -> None:
     for _ in range(2):
         with pytest.raises(DeviceUnavailable, match=r"no device kind 'meta'.*model.to_empty\(device="):
             function(torch.ones(2, 3, device="meta"))
+
+
+class Pair(torch.Tensor):
+    """Two tensors as one."""
+
+    one: torch.Tensor
+    other: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, one: torch.Tensor, other: torch.Tensor) -> Self:
+        made: Any = torch.Tensor._make_wrapper_subclass(cls, one.shape, dtype=one.dtype)  # type: ignore[attr-defined]
+        made.one, made.other = one, other
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["one", "other"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, torch.Tensor], meta: Any, size: Any, stride: Any) -> Pair:
+        return Pair(inner["one"], inner["other"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        ones, others = (
+            func(*[getattr(item, name) if isinstance(item, Pair) else item for item in args])
+            for name in ("one", "other")
+        )
+        return Pair(ones, others)
+
+
+class Wrapping(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = torch.nn.Parameter(Pair(torch.ones(3), torch.ones(3)))
+
+    def given(self, x: Any) -> Any:
+        return x * 2
+
+    def own(self, x: torch.Tensor) -> Any:
+        return x * (self.kept * 2).one
+
+    def within(self, x: torch.Tensor) -> Any:
+        return (Pair(x, x) * 2).one
+
+
+@pytest.mark.parametrize(
+    ("method", "x", "where"),
+    [
+        ("given", Pair(torch.ones(3), torch.ones(3)), r"L\['x'\] is a Pair"),
+        ("own", torch.ones(3), r"_parameters\['kept'\] is a Pair"),
+        ("within", torch.ones(3), "return \\(Pair"),
+        (
+            "given",
+            torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged),
+            r"L\['x'\] is a NestedTensor",
+        ),
+    ],
+    ids=["argument", "parameter", "within", "jagged"],
+)
+def test_tensor_made_of_others_is_refused_by_name(cache: Path, method: str, x: Any, where: str) -> None:
+    function = cached(getattr(Wrapping(), method), cache)
+    with pytest.raises(NotPortable, match=f"(?s){where}.*hand over the plain tensors|plain tensors.*{where}"):
+        function(x)
