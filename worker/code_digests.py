@@ -156,6 +156,8 @@ def stable_text(value: object) -> str:
         return f"{kind.__name__}({','.join(sorted(map(stable_text, value)))})"
     if isinstance(value, dict):
         return f"dict({','.join(f'{stable_text(key)}:{stable_text(item)}' for key, item in value.items())})"
+    if isinstance(value, slice):
+        return f"slice({','.join(map(stable_text, (value.start, value.stop, value.step)))})"
     if isinstance(value, types.FunctionType):
         return f"function:{function_digest(value)}"
     if isinstance(value, type):

@@ -17,6 +17,7 @@ from warmrank.cache_store.digests import digest_bytes
 from warmrank.worker import data_dump, graph_dumps, origins
 from warmrank.worker.artifact import ABOUT, Artifact, ArtifactFile
 from warmrank.worker.code_digests import function_digest
+from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import Built, Site
 from warmrank.worker.errors import BackwardNotSupported, FunctionRaised, GraphBreak, WorkerError
 from warmrank.worker.frame import extract
@@ -72,9 +73,11 @@ def compile_call(
         BackwardNotSupported: an argument asks for gradients.
         NotPortable: something in the trace cannot be kept across processes.
         GearError: the gears do not fit the call, each other, or the function.
+        DeviceUnavailable: nothing can be run where the module's tensors lie.
         NotYet: the configuration asks for what is not built yet.
     """
     engine = request.engine
+    backend_for(device_kind)
     options.config.check(device_kind, engine=engine.name)
     engine.check(device_kind)
     state = ambient.encode(ambient.snapshot(device_kind))

@@ -202,13 +202,15 @@ CUDA_CHANGES: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("name", "place", "switch"), CUDA_CHANGES, ids=[name for name, *_ in CUDA_CHANGES])
-def test_switches_of_cuda_libraries_count_on_cuda_only(name: str, place: Any, switch: str) -> None:
-    traced = {kind: encode(snapshot(kind)) for kind in ("cpu", "cuda")}
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_switches_of_cuda_libraries_count_on_every_device(
+    name: str, place: Any, switch: str, kind: str
+) -> None:
+    traced = encode(snapshot(kind))
     before = getattr(place, switch)
     setattr(place, switch, not before)
     try:
-        assert [item.partition(":")[0] for item in differences(traced["cuda"], snapshot("cuda"))] == [name]
-        assert differences(traced["cpu"], snapshot("cpu")) == ()
+        assert [item.partition(":")[0] for item in differences(traced, snapshot(kind))] == [name]
     finally:
         setattr(place, switch, before)
 
@@ -217,6 +219,23 @@ def test_attention_by_cudnn_counts_on_cuda() -> None:
     traced = encode(snapshot("cuda"))
     with called(torch.backends.cuda.enable_cudnn_sdp, False, True):
         assert differences(traced, snapshot("cuda")) == ("cudnn attention: True -> False",)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (torch.backends.cuda.matmul, "tf32"),
+        (torch.backends.cudnn.conv, "ieee"),
+        (torch.backends.mkldnn.matmul, "bf16"),
+        (torch.backends.mkldnn.matmul, "tf32"),
+    ],
+    ids=["cuda matmul", "cudnn conv", "mkldnn matmul bf16", "mkldnn matmul tf32"],
+)
+def test_precision_of_the_newer_switches_counts(place: Any, value: str) -> None:
+    traced = encode(snapshot("cpu"))
+    with switched(place, "fp32_precision", value):
+        assert value in str(differences(traced, snapshot("cpu")))
+    assert differences(traced, snapshot("cpu")) == ()
 
 
 class NativeNpu:

@@ -14,6 +14,7 @@ import warmrank
 from tests.support.warm import warm
 from warmrank.worker.capture import CaptureOptions, GraphRunner
 from warmrank.worker.devices.cpu import CpuBackend
+from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.graph_facts import GraphFacts
 
 pytestmark = pytest.mark.usefixtures("no_grad")
@@ -259,5 +260,5 @@ def test_handle_without_a_kind_is_one_of_the_present_device() -> None:
 
 
 def test_handle_of_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="there is no device kind 'tpu'"):
+    with pytest.raises(DeviceUnavailable, match="there is no device kind 'tpu'"):
         warmrank.graph_pool_handle("tpu")

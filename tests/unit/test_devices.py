@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from warmrank.worker.devices import backend_for
+from warmrank.worker.errors import DeviceUnavailable
 
 
 def test_cpu_is_built() -> None:
@@ -13,5 +14,5 @@ def test_cpu_is_built() -> None:
 
 
 def test_unknown_kind_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="no device kind 'tpu'; known kinds: cpu, cuda, npu"):
+    with pytest.raises(DeviceUnavailable, match="no device kind 'tpu'; known kinds: cpu, cuda, npu"):
         backend_for("tpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -54,6 +55,14 @@ CASES: list[tuple[str, Any, Any, Any, str]] = [
     ("equals", None, None, 0, "x: None -> 0"),
     ("equals", encode((1, "a")), (1, "a"), (1, "b"), "x: (1, 'a') -> (1, 'b')"),
     ("equals", encode((1,)), (1,), [1], "x: (1,) -> [1]"),
+    ("equals", encode((1, (2,))), (1, (2,)), (1, (2.0,)), "x: (1, (2,)) -> (1, (2.0,))"),
+    ("equals", encode(((1,),)), ((1,),), ((True,),), "x: ((1,),) -> ((True,),)"),
+    ("equals", encode(frozenset({0})), frozenset({0}), frozenset({False}), "x: "),
+    ("equals", encode((0.0,)), (0.0,), (-0.0,), "x: (0.0,) -> (-0.0,)"),
+    ("equals", encode(slice(1)), slice(1), slice(True), "x: "),
+    ("keys", [encode((1,))], {(1,): 1}, {(True,): 1}, "members of x: "),
+    ("identity", describe(partial(f, 1)), partial(f, 1), partial(f, True), "x: another partial than f"),
+    ("identity", describe(partial(f, x=1, y=2)), partial(f, x=1, y=2), partial(f, y=2, x=1), "x: another "),
     ("equals", encode(torch.float16), torch.float16, torch.float32, "x: 'float16' -> torch.float32"),
     ("equals", encode(torch.device("cpu")), torch.device("cpu"), torch.device("meta"), "x: 'cpu' -> "),
     ("equals", encode((1, 2)), (1, 2), object(), "x: (1, 2) -> <object"),

@@ -108,6 +108,7 @@ def test_float_round_trips_exactly(value: float) -> None:
         torch.sparse_coo,
         Point(1, (2.0, None)),
         Flag.B,
+        torch.distributed.ReduceOp.MAX,
         int,
         torch.Tensor,
         Outer.Inner,

@@ -111,6 +111,11 @@ def test_function_digest_changes_with_what_it_does(other: str) -> None:
     assert function_digest(function_of(other)) != function_digest(function_of(BODY))
 
 
+def test_function_digest_sees_what_a_slice_says() -> None:
+    one, other = (function_of(f"def f(x=slice({stop})):\n    return x\n") for stop in (2, 3))
+    assert function_digest(one) != function_digest(other)
+
+
 def test_function_digest_sees_a_constant_of_a_nested_function() -> None:
     text = "def f():\n    def g():\n        return {}\n    return g\n"
     assert function_digest(function_of(text.format(1))) != function_digest(function_of(text.format(2)))

@@ -13,8 +13,6 @@ from warmrank.worker.torch_private import switches
 PROPERTIES: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "mkldnn_enabled": (switches.mkldnn_enabled, torch.backends.mkldnn, "enabled"),
     "mkldnn_deterministic": (switches.mkldnn_deterministic, torch.backends.mkldnn, "deterministic"),
-    "matmul_allows_tf32": (switches.matmul_allows_tf32, torch.backends.cuda.matmul, "allow_tf32"),
-    "cudnn_allows_tf32": (switches.cudnn_allows_tf32, torch.backends.cudnn, "allow_tf32"),
 }
 CALLS: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[bool], Any]]] = {
     "flash_attention": (

@@ -38,11 +38,12 @@ class DirectRunner:
             StateChanged: a tensor of the module is not what the graph was loaded for; nothing ran.
         """
         self.settled.check(inputs)
+        kinds = self._autocast_kinds
         self._tally.eager["kernels compiled ahead, which are not captured"] += 1
-        if modes.is_plain(self._autocast_kinds):
-            return self._graph(*inputs)
-        with modes.plain(self._autocast_kinds):
-            return self._graph(*inputs)
+        with contextlib.nullcontext() if modes.is_plain(kinds) else modes.plain(kinds):
+            outputs = self._graph(*inputs)
+        self.layout.note_writes(inputs)
+        return outputs
 
     def prepare(self, *inputs: Any) -> None:
         """Run the graph once, without lasting effect on mutated inputs."""

@@ -15,8 +15,9 @@ import torch
 from warmrank.worker.capture.plan import shapes_of
 from warmrank.worker.devices.memory import memory_of
 from warmrank.worker.engines.overlap import picker
-from warmrank.worker.errors import StateChanged
+from warmrank.worker.errors import NotCapturable, StateChanged
 from warmrank.worker.graph_facts import MUTATED, NUMBER, STATE, USER, GraphFacts
+from warmrank.worker.torch_private.origins import hand_out
 
 if TYPE_CHECKING:
     from warmrank.worker.capture.settled import Settled
@@ -46,6 +47,7 @@ class InputLayout:
         self.copied = _positions(classes, lambda _, kind: kind == copied_class)
         self.fixed = _positions(classes, lambda _, kind: kind not in (copied_class, NUMBER))
         self.mutated = _positions(classes, lambda _, kind: kind == MUTATED)
+        self._pick_mutated = picker(self.mutated)
         self.numbers = _positions(classes, lambda _, kind: kind == NUMBER)
         self.kept = tuple(index for index in self.fixed if index in self.of_module or index in self.mutated)
         self.shaped = _positions(
@@ -75,6 +77,11 @@ class InputLayout:
         for index, kind in enumerate(self._classes):
             if kind != NUMBER and not isinstance(inputs[index], torch.Tensor):
                 raise StateChanged(self._names[index], inputs[index])
+
+    def note_writes(self, inputs: Sequence[Any]) -> None:
+        """Tell autograd that mutated inputs were written to, past operators that would have done so."""
+        if self.mutated:
+            torch.autograd.graph.increment_version(self._pick_mutated(inputs))
 
     def described(self, index: int) -> str:
         """An input in words."""
@@ -121,19 +128,27 @@ class Entry:
 
     Attributes:
         captured: the graph.
+        hand_out: makes a call's outputs of its inputs, after a replay.
         key: of `InputLayout.key`.
         shapes: what the capture plan says of it; None where that cannot be written.
     """
 
     __slots__ = (
         "__weakref__", "_called", "_copied", "_end", "_inside", "_layout", "_mutated", "_numbers",
-        "_pick_numbers", "_placed", "_positions", "_rest", "_since", "captured", "key", "shapes",
+        "_pick_numbers", "_placed", "_positions", "_rest", "_since", "captured", "hand_out", "key", "shapes",
     )  # fmt: skip
 
     def __init__(
-        self, layout: InputLayout, captured: CapturedGraph, inputs: Sequence[Any], copied: frozenset[int]
+        self,
+        layout: InputLayout,
+        captured: CapturedGraph,
+        inputs: Sequence[Any],
+        copied: frozenset[int],
+        *,
+        clone_output: bool,
     ) -> None:
         self.captured = captured
+        self.hand_out = hand_out(captured.outputs, captured.origins, len(inputs), clone=clone_output)
         self.key = layout.key(inputs)
         self.shapes = shapes_of(layout, inputs)
         self._layout = layout
@@ -225,7 +240,15 @@ class Entry:
 
 
 def inside(inputs: Sequence[Any], layout: InputLayout) -> frozenset[int]:
-    """Positions of user inputs that lie in the memory of a mutated input."""
+    """Positions of user inputs that lie in the memory of a mutated input.
+
+    Raises:
+        NotCapturable: an input has no memory with an address.
+    """
+    for index in (*layout.fixed, *layout.copied):
+        if inputs[index].layout is not torch.strided:
+            msg = f"{layout.described(index)} has layout {inputs[index].layout}, which lies at no address"
+            raise NotCapturable(msg, operator="")
     mutated = _written(inputs, layout.mutated)
     return frozenset(index for index in layout.copied if _overlaps(inputs[index], mutated))
 

@@ -50,6 +50,7 @@ class HandedRunner(DirectRunner):
         with _ONE_AT_A_TIME:
             before = self._handed.num_captures
             outputs = self._run(inputs)
+            self.layout.note_writes(inputs)
             if self._handed.is_eager:  # asked afterwards: a call may be the one that goes over the limit
                 self._tally.eager["TorchAir runs the function eagerly"] += 1
             elif self._handed.num_captures == before:

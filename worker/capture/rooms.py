@@ -84,8 +84,7 @@ def graph_pool_handle(device_kind: str | None = None) -> PoolHandle:
         device_kind: ``cpu``, ``cuda`` or ``npu``; by default the accelerator that torch finds, else the CPU.
 
     Raises:
-        DeviceUnavailable: this machine has no such device.
-        ValueError: there is no such device kind.
+        DeviceUnavailable: this machine has no such device, or there is no such device kind.
     """
     return backend_for(device_kind or _present_kind()).new_handle()
 

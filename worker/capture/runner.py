@@ -14,8 +14,6 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from warmrank.worker.capture import modes
 from warmrank.worker.capture.direct import restored
 from warmrank.worker.capture.entry import Entry, InputLayout, inside
@@ -136,8 +134,8 @@ class GraphRunner:
                 return self._graph(*inputs)
         entry.captured.replay()
         self._tally.replays += 1
-        outputs = entry.captured.outputs
-        return self._cloned(outputs) if self._options.clone_output else outputs
+        self.layout.note_writes(inputs)
+        return entry.hand_out(inputs)
 
     def _is_first(self, key: tuple[Any, ...]) -> bool:
         """Whether a shape that may be captured did not run yet."""
@@ -178,14 +176,15 @@ class GraphRunner:
         if self._never or (key not in self._entries and self._is_full()):
             return None, inputs
         self._forget(key, inputs)
+        intact = inputs
         with modes.ordinary_tensors(inputs[index] for index in self.layout.mutated):
-            # A user input inside a mutated input's memory must see its writes, so it is not copied.
-            copied = frozenset(self.layout.copied) - inside(inputs, self.layout)
-            # Those that are may lie in the pool, where the graph writes while it is recorded.
-            intact = tuple(
-                duplicate(value) if index in copied else value for index, value in enumerate(inputs)
-            )
             try:
+                # A user input inside a mutated input's memory must see its writes, so it is not copied.
+                copied = frozenset(self.layout.copied) - inside(inputs, self.layout)
+                # Those that are may lie in the pool, where the graph writes while it is recorded.
+                intact = tuple(
+                    duplicate(value) if index in copied else value for index, value in enumerate(inputs)
+                )
                 entry = self._captured(key, inputs, intact, copied)
             except NotCapturable as error:
                 self._never = f"it cannot be captured: {error.message}"
@@ -225,7 +224,7 @@ class GraphRunner:
             captured = self._backend.capture(
                 self._graph, intact, copied=copied, aliased=self._aliased, pool=room.pool
             )
-        entry = Entry(self.layout, captured, inputs, copied)
+        entry = Entry(self.layout, captured, inputs, copied, clone_output=self._options.clone_output)
         room.add(entry, self._aliased)
         return entry
 
@@ -250,9 +249,3 @@ class GraphRunner:
         if text not in self._warned:
             self._warned.add(text)
             _log.warning("%s", text)
-
-    def _cloned(self, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(
-            value.clone() if isinstance(value, torch.Tensor) and index not in self._aliased else value
-            for index, value in enumerate(outputs)
-        )

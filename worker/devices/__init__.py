@@ -10,6 +10,8 @@ from warmrank.worker.target import target
 if TYPE_CHECKING:
     import torch
 
+    from warmrank.worker.torch_private.origins import Origin
+
 KINDS = ("cpu", "cuda", "npu")
 
 PoolHandle = tuple[Any, ...]
@@ -35,6 +37,11 @@ class CapturedGraph(Protocol):
     @property
     def outputs(self) -> tuple[Any, ...]:
         """The outputs; the next replay of any graph of the same pool overwrites their memory."""
+        ...
+
+    @property
+    def origins(self) -> tuple[Origin | None, ...]:
+        """Of each output, the input or earlier output whose memory it lies in; None for its own."""
         ...
 
     @property
@@ -97,8 +104,8 @@ def backend_for(kind: str) -> DeviceBackend:
     """The backend of a device kind.
 
     Raises:
-        DeviceUnavailable: torch does not know the device kind here, or finds no such device.
-        ValueError: there is no such kind.
+        DeviceUnavailable: torch does not know the device kind here, or finds no such device; or nothing can
+            be run on such devices.
     """
     if target() is not None:
         from warmrank.worker.devices.absent import AbsentBackend
@@ -112,5 +119,10 @@ def backend_for(kind: str) -> DeviceBackend:
         from warmrank.worker.devices.accelerator import accelerator
 
         return accelerator(kind)
-    msg = f"there is no device kind {kind!r}; known kinds: {', '.join(KINDS)}"
-    raise ValueError(msg)
+    from warmrank.worker.errors import DeviceUnavailable
+
+    msg = (
+        f"there is no device kind {kind!r}; known kinds: {', '.join(KINDS)}. Move the model and its inputs "
+        f"there before the first call (model.{'to_empty' if kind == 'meta' else 'to'}(device=...))."
+    )
+    raise DeviceUnavailable(msg, kind=kind)

@@ -23,6 +23,7 @@ from warmrank.worker.devices.failures import not_capturable, refuse_foreign
 from warmrank.worker.devices.recorder import Recorder
 from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.torch_private.graph_memory import borrowed
+from warmrank.worker.torch_private.origins import Origin, origins
 
 _COLLECTIVES = {"cuda": "nccl", "npu": "hccl"}
 _CAPTURING = threading.RLock()
@@ -31,7 +32,7 @@ _CAPTURING = threading.RLock()
 class AcceleratorGraph:
     """One captured graph of an accelerator."""
 
-    __slots__ = ("_pool", "inputs", "outputs", "replay", "size_bytes")
+    __slots__ = ("_pool", "inputs", "origins", "outputs", "replay", "size_bytes")
 
     def __init__(
         self,
@@ -39,11 +40,13 @@ class AcceleratorGraph:
         *,
         inputs: tuple[Any, ...],
         outputs: tuple[Any, ...],
+        origins: tuple[Origin | None, ...],
         size_bytes: int,
         pool: AcceleratorPool,
     ) -> None:
         self.inputs = inputs
         self.outputs = outputs
+        self.origins = origins
         self.size_bytes = size_bytes
         self.replay: Callable[[], None] = recorded.replay  # every call goes through it: no frame of ours
         self._pool = pool  # its private pool and its segments
@@ -135,6 +138,7 @@ class AcceleratorBackend:
                 recorded,
                 inputs=static,
                 outputs=_unowned(outputs, aliased, private),
+                origins=origins(static, outputs, copied),
                 size_bytes=work_bytes + buffer_bytes,
                 pool=pool,
             )

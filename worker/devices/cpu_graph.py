@@ -17,6 +17,7 @@ from warmrank.worker import collection
 from warmrank.worker.devices.arena import ArenaPool, buffers
 from warmrank.worker.devices.program import Program, program
 from warmrank.worker.torch_private.kernels import run
+from warmrank.worker.torch_private.origins import Origin
 from warmrank.worker.torch_private.places import check
 from warmrank.worker.torch_private.recording import record
 
@@ -27,6 +28,7 @@ class CpuGraph:
     def __init__(self, inputs: tuple[Any, ...], program: Program, held: tuple[Any, ...], size: int) -> None:
         self._inputs = inputs
         self._outputs = program.outputs
+        self._origins = program.origins
         self._calls = program.calls
         self._held = held
         self._size_bytes = size
@@ -40,6 +42,11 @@ class CpuGraph:
     def outputs(self) -> tuple[Any, ...]:
         """See `worker.devices.CapturedGraph.outputs`."""
         return self._outputs
+
+    @property
+    def origins(self) -> tuple[Origin | None, ...]:
+        """See `worker.devices.CapturedGraph.origins`."""
+        return self._origins
 
     @property
     def size_bytes(self) -> int:
@@ -61,7 +68,7 @@ def captured(
     # Out of inference mode, so that what is made here can be written in and out of it.
     with collection.paused(), torch.inference_mode(mode=False), torch.no_grad():
         given = buffers(pool, inputs, copied)
-        recording = record(graph, given.values)
-        made = program(recording, given.values, copied=copied, region=pool.work)
+        recording = record(graph, given.values, copied)
+        made = program(recording, copied=copied, region=pool.work)
     held = (pool, given.segment, made.segment)
     return CpuGraph(given.values, made, held, given.size_bytes + made.size_bytes)

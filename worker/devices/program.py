@@ -25,6 +25,7 @@ from warmrank.worker.devices.memory import memory_of
 from warmrank.worker.devices.memory_plan import Lifetime, planned
 from warmrank.worker.errors import StateChanged
 from warmrank.worker.torch_private.kernels import Call, call_of, into, only_copies, out_variant, waited
+from warmrank.worker.torch_private.origins import Origin
 from warmrank.worker.torch_private.places import Place, lazily
 from warmrank.worker.torch_private.recording import Operation, Recording, leaves
 from warmrank.worker.values import Value
@@ -36,25 +37,24 @@ class Program(Value):
     Attributes:
         calls: in their order.
         outputs: of the graph, at fixed addresses.
+        origins: of each.
         size_bytes: work memory that the plan spans.
         segment: where it lies; hold it as long as the calls are used.
     """
 
     calls: tuple[Call, ...]
     outputs: tuple[Any, ...]
+    origins: tuple[Origin | None, ...]
     size_bytes: int
     segment: Segment
 
 
-def program(
-    recording: Recording, inputs: Sequence[Any], *, copied: frozenset[int], region: Region
-) -> Program:
+def program(recording: Recording, *, copied: frozenset[int], region: Region) -> Program:
     """Plan the memory of a recording, take it out of a region, and bind every call to it.
 
     Args:
-        recording: of a run on ``inputs``.
-        inputs: the graph's inputs, the copied ones being buffers.
-        copied: positions of these.
+        recording: of a run.
+        copied: positions of the inputs that are buffers.
         region: where the memory comes from.
     """
     buffers = frozenset(recording.inputs[index].storage for index in copied)
@@ -69,13 +69,14 @@ def program(
         memory.storages[storage] = segment.block(offset, lifetime.size_bytes)
     calls = [_call(step, memory) for step in steps]
     calls += [memory.copied(storage, twin) for storage, twin in twins.items()]
-    originals = {
-        place: value
-        for index, (place, value) in enumerate(zip(recording.inputs, inputs, strict=True))
-        if isinstance(place, Place) and index not in copied
-    }
-    outputs = tuple(_output(value, memory, twins, originals) for value in recording.outputs)
-    return Program(calls=tuple(calls), outputs=outputs, size_bytes=plan.size_bytes, segment=segment)
+    outputs = tuple(_output(value, memory, twins) for value in recording.outputs)
+    return Program(
+        calls=tuple(calls),
+        outputs=outputs,
+        origins=recording.origins,
+        size_bytes=plan.size_bytes,
+        segment=segment,
+    )
 
 
 class _Way(enum.Enum):
@@ -240,12 +241,10 @@ def _form(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype} {tuple(tensor.shape)}"
 
 
-def _output(value: Any, memory: _Memory, twins: dict[int, int], originals: dict[Place, torch.Tensor]) -> Any:
-    if not isinstance(value, Place):
-        return memory.resolved(value)
-    if value.storage in twins:
-        return memory.tensor(value._replace(storage=twins[value.storage]))
-    return originals[value] if value in originals else memory.tensor(value)
+def _output(value: Any, memory: _Memory, twins: dict[int, int]) -> Any:
+    if isinstance(value, Place) and value.storage in twins:
+        value = value._replace(storage=twins[value.storage])
+    return memory.resolved(value)
 
 
 def _storages(value: Any) -> set[int]:

@@ -21,13 +21,14 @@ NAMES = (
     "deterministic warn only",
     "fill uninitialized memory",
     "float32 matmul precision",
+    "tf32 matmul",
+    "tf32 cudnn",
+    "float32 precision of each library",
     "autocast cpu",
     "autocast cpu dtype",
     "autocast cache",
     "autocast accelerator",
     "autocast accelerator dtype",
-    "tf32 matmul",
-    "tf32 cudnn",
     "flash attention",
     "memory-efficient attention",
     "math attention",
@@ -47,9 +48,9 @@ NAMES = (
     *npu_switches.NAMES,
 )
 
-# A captured graph holds the kernels that these chose when it was captured.
+# A captured graph holds the kernels that they chose; and a function may read them on a CPU, too, where they
+# stand for Dynamo's own guard.
 _CUDA = (*switches.cudnn_switches, *switches.cublas_switches)
-_NO_CUDA = (None,) * len(_CUDA)
 _OF_NPU = frozenset(npu_switches.NAMES)
 _ACCELERATOR = {"npu": "npu", "cuda": "cuda"}
 
@@ -63,14 +64,12 @@ def snapshot(device_kind: str) -> tuple[Any, ...]:
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
         torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
-        torch.get_float32_matmul_precision(),
+        *switches.float32_precision(),
         torch.is_autocast_enabled("cpu"),
         torch.get_autocast_dtype("cpu"),
         torch.is_autocast_cache_enabled(),
         torch.is_autocast_enabled(accelerator) if accelerator else False,
         torch.get_autocast_dtype(accelerator) if accelerator else None,
-        switches.matmul_allows_tf32(),
-        switches.cudnn_allows_tf32(),
         switches.flash_attention(),
         switches.memory_efficient_attention(),
         switches.math_attention(),
@@ -80,7 +79,7 @@ def snapshot(device_kind: str) -> tuple[Any, ...]:
         switches.foreign_function_modes(),  # that of the default device has a name above
         switches.function_overrides(),
         switches.kernels_in_python(),
-        *((read() for read in _CUDA) if device_kind == "cuda" else _NO_CUDA),
+        *[read() for read in _CUDA],
         *(npu_switches.read() if device_kind == "npu" else npu_switches.NONE),
     )
 

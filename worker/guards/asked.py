@@ -70,7 +70,7 @@ def from_trace(calls: Iterable[AskedCall]) -> Iterator[Call]:
                 "and keep the result as an attribute."
             )
             raise NotPortable(msg, what=name) from error
-        if result_of(call) == call[3]:
+        if constants.equal(result_of(call), call[3]):
             yield call
 
 
@@ -148,7 +148,7 @@ def mismatches(calls: Iterable[Call]) -> Iterator[str]:
     """In words, calls whose results are not as traced."""
     for call in calls:
         present = result_of(call)
-        if present != call[3]:
+        if not constants.equal(present, call[3]):
             yield f"{text(call)}: {_shown(call[3])} -> {_shown(present)}"
 
 
@@ -169,7 +169,8 @@ def watch(calls: Sequence[Call]) -> Callable[[], bool]:
             known = present
         try:
             return all(
-                _encoded_result(made(*args, **kwargs)) == result for made, args, kwargs, result in here
+                constants.equal(_encoded_result(made(*args, **kwargs)), result)
+                for made, args, kwargs, result in here
             )
         except _REFUSALS:
             return False

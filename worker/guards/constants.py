@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import importlib
+import json
 import re
 import types
 from typing import Any
@@ -60,7 +61,7 @@ def encode(value: Any) -> Any:
 def _encode_python(value: Any) -> Any:
     """Of a class that is not Python's own, or that has no literals."""
     kind = type(value)
-    if isinstance(value, enum.Enum):
+    if isinstance(value, enum.Enum) or _is_member_in_c(value):
         return {"enum": _encode_member(value)}
     if isinstance(value, re.Pattern):
         return {"pattern": [encode(value.pattern), value.flags]}
@@ -70,6 +71,18 @@ def _encode_python(value: Any) -> Any:
         if isinstance(value, base):
             return {"derived": [*_class_parts(kind), encode(plain(value))]}
     return _encode_torch(value)
+
+
+def equal(encoded: Any, other: Any) -> bool:
+    """Whether two JSON forms are the same text, of which Python's ``==`` says too much: ``True == 1``."""
+    return bool(encoded == other) and json.dumps(encoded) == json.dumps(other)
+
+
+def _is_member_in_c(value: Any) -> bool:
+    """Whether a value is a member of what torch makes in C++ for an enum, such as ``dist.ReduceOp.SUM``."""
+    kind = type(value)
+    members = getattr(kind, "__members__", None) if is_pinned_module(kind.__module__) else None
+    return isinstance(members, dict) and getattr(value, "name", None) in members
 
 
 def encode_index(value: Any) -> Any:
@@ -88,13 +101,15 @@ def _class_parts(kind: type) -> list[str]:
 
 def _encode_numpy(value: Any) -> Any:
     """Scalars and arrays of numbers, with all that they hold."""
-    if value.dtype.kind not in "biufc":
-        msg = f"NumPy's {value.dtype} holds no numbers, and cannot be compared in another process"
+    is_scalar = not hasattr(value, "__len__")  # not an array without dimensions
+    if value.dtype.kind not in "biufc" or not (is_scalar or type(value).__name__ == "ndarray"):
+        msg = f"NumPy's {type(value).__name__} of {value.dtype} cannot be compared in another process"
         raise NotPortable(msg, what=str(value.dtype))
-    return {"numpy": [value.dtype.str, None if value.ndim == 0 else list(value.shape), value.tobytes().hex()]}
+    shape = None if is_scalar else list(value.shape)
+    return {"numpy": [value.dtype.str, shape, value.tobytes().hex()]}
 
 
-def _encode_member(value: enum.Enum) -> list[Any]:
+def _encode_member(value: Any) -> list[Any]:
     """Where a member stands and what it is called, and its value where no version pins that."""
     kind = type(value)
     name = [kind.__module__, kind.__qualname__, value.name]
@@ -121,8 +136,7 @@ def _encode_torch(value: Any) -> Any:
     if isinstance(value, type):
         return {"class": _class_parts(value)}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        kind = type(value)
-        return {"namedtuple": [kind.__module__, kind.__qualname__, [encode(item) for item in value]]}
+        return {"namedtuple": [*_class_parts(type(value)), [encode(item) for item in value]]}
     if isinstance(value, types.MethodType) and isinstance(value.__self__, type):
         return {"classmethod": [encode(value.__self__), value.__name__]}
     if isinstance(value, types.FunctionType) and _is_found_again(value):
@@ -212,11 +226,11 @@ _DECODERS: dict[str, Any] = {
     "slice": lambda items: slice(*_items(items)),
     "range": lambda items: range(*_items(items)),
     "ellipsis": lambda _: Ellipsis,
-    "enum": lambda parts: _class(parts[:2])[parts[2]],
+    "enum": lambda parts: _class(parts[:2]).__members__[parts[2]],
     "class": _class,
     "function": _class,
     "classmethod": lambda parts: getattr(decode(parts[0]), parts[1]),
-    "namedtuple": lambda parts: _class(parts[:2])(*_items(parts[2])),
+    "namedtuple": lambda parts: _class(parts[:2])(*_items(parts[-1])),
     "device": _device,
     "indexed_device": _device,
     "Size": _size,

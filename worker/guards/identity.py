@@ -65,7 +65,7 @@ def _describe_object(value: Any) -> list[Any]:
             "partial",
             describe(value.func),
             [constants.encode(item) for item in value.args],
-            constants.encode(dict(sorted(value.keywords.items()))),
+            constants.encode(value.keywords),  # in their order, which is that of ``**kwargs``
         ]
     if isinstance(value, ContextVar):
         return ["context variable", value.name]

@@ -97,13 +97,12 @@ class _Builder:
             "float": float,
             "int": int,
             "str": str,
+            "Exception": Exception,
             "id": id,
             "len": len,
             "type": type if target() is None else plain_type,
         }
         self.scope: dict[str, Any] = {self.name(name): value for name, value in known.items()}
-        for error in (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-            self.scope[self.name(error.__name__)] = error
 
     def name(self, name: str) -> str:
         """What an object of our own is called in the generated code."""
@@ -126,8 +125,7 @@ class _Builder:
         for index in with_parents(self._guards.nodes, used):
             yield f"        {self._value_name(index)} = {self._value(index)}"
         yield f"        return {name('bool')}({' and '.join(conditions) or 'True'})"
-        errors = ("ArithmeticError", "AttributeError", "LookupError", "TypeError", "ValueError")
-        yield f"    except ({', '.join(map(name, errors))}):"
+        yield f"    except {name('Exception')}:"
         yield "        return False"
 
     def _per_call_part(self, position: int, check: Check) -> tuple[Check | None, str]:

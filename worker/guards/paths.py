@@ -259,7 +259,7 @@ def resolve(
         return MISSING
     try:
         return STEPS[step](base, argument)
-    except (AttributeError, LookupError, TypeError):
+    except Exception:  # noqa: BLE001 - a property or __getitem__ of the user's, or NumPy, may raise anything
         return MISSING
 
 

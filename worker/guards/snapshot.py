@@ -301,7 +301,7 @@ def _safe(predicate: Predicate) -> Predicate:
     def safe() -> bool:
         try:
             return predicate()
-        except (AttributeError, LookupError, TypeError, ValueError):
+        except Exception:  # noqa: BLE001 - code of the user's may raise anything
             return False
 
     return safe

@@ -232,9 +232,10 @@ def _checks(table: PathTable, guard: TracedGuard, groups: frozenset[int]) -> lis
 
 
 def _refusal(guard: TracedGuard, why: str) -> NotPortable:
+    remedy = "Pass the object as an argument, keep it as a plain attribute, or leave it out of the function."
     msg = (
-        f"guard {guard.kind} on {guard.source or 'global state'} cannot be kept across processes: {why}. "
-        "Pass the object as an argument, keep it as a plain attribute, or leave it out of the function."
+        f"guard {guard.kind} on {guard.source or 'global state'} cannot be kept across processes: {why}."
+        f"{'' if guard.kind == 'TENSOR_MATCH' else ' ' + remedy}"
     )
     return NotPortable(msg, guard=guard.kind, source=guard.source)
 
@@ -320,7 +321,9 @@ def _keys(guard: TracedGuard) -> _Translated:
 def _tensor(guard: TracedGuard) -> _Translated:
     tensor: torch.Tensor = guard.value
     if not is_plain_tensor(tensor):
-        raise _refusal(guard, f"tensors of type {type(tensor).__qualname__} are not supported yet")
+        kind = type(tensor).__qualname__
+        msg = f"it is a {kind}; hand over a plain tensor (as_subclass(torch.Tensor), or what it wraps)"
+        raise NotPortable(msg, what=kind)
     expected = {
         "type": type_name(plain_type(tensor)),
         "dtype": constants.encode(tensor.dtype),

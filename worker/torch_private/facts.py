@@ -51,6 +51,7 @@ GROUPS: Final = {
         "lowering",
         "marks",
         "operators",
+        "origins",
         "patching",
         "places",
         "prepared",

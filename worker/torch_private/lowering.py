@@ -19,6 +19,8 @@ FACTS = {
     ),
     "torch.fx.traceback": "preserve_node_meta",
     "torch._C": "_set_grad_enabled",
+    "torch._C._autograd": "_get_data_attr",
+    "torch.utils._python_dispatch": "is_traceable_wrapper_subclass",
 }
 
 if TYPE_CHECKING:
@@ -70,12 +72,17 @@ def lower(graph_module: GraphModule, decompositions: Mapping[Any, Callable[..., 
     """From Dynamo's graph of torch functions to ATen operators, without functionalising (decision 0003).
 
     Needs the tracing context that the graph was made in.
+
+    Raises:
+        NotPortable: something in it has no operators, or is a tensor made of others.
     """
     import torch.fx.traceback as fx_traceback
 
+    _refuse_wrappers(graph_module)
     values = [node.meta["example_value"] for node in graph_module.graph.nodes if node.op == "placeholder"]
     # Detached, because a buffer that a graph with gradients wrote to has a history by now.
     fakes = [value.detach() if isinstance(value, torch.Tensor) else value for value in values]
+    _detach_data(graph_module)
     transformed = transforms(graph_module)
     whole_composites = not (transformed or _casts_by_itself(graph_module))
     if not transformed:
@@ -171,6 +178,34 @@ def _casts_by_itself(graph_module: GraphModule) -> bool:
         for node in nodes_within(graph_module)
     )
     return switched or any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+
+
+def _refuse_wrappers(graph_module: GraphModule) -> None:
+    """Refuse tensors that are made of other tensors: ``DTensor``, jagged ones, classes of the user's."""
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    for node in nodes_within(graph_module):
+        values = node.meta.get("example_value")
+        for value in values if isinstance(values, list | tuple) else (values,):
+            if not is_traceable_wrapper_subclass(value):
+                continue
+            kind = type(value).__qualname__
+            given = node.op == "placeholder" and source_name(node._dynamo_source)  # type: ignore[attr-defined]
+            msg = (
+                f"{given or node.name} is a {kind}, a tensor made of other tensors, which no artifact can "
+                "hold. Take it apart before the call, and hand over the plain tensors (DTensor.to_local(), a "
+                f"jagged tensor's values() and offsets()).\n{'' if given else (node.stack_trace or '').strip()}"
+            )
+            raise NotPortable(msg.strip(), what=kind)
+
+
+def _detach_data(graph_module: GraphModule) -> None:
+    """Follow ``x.data`` as ``x.detach()``: of a fake tensor, torch makes a constant of the former."""
+    for module in graphs_of(graph_module):
+        for node in module.graph.nodes:
+            if node.target is torch._C._autograd._get_data_attr:  # type: ignore[attr-defined]
+                node.op, node.target = "call_method", "detach"
+        module.recompile()
 
 
 def _drop_grad_switches(graph_module: GraphModule) -> None:

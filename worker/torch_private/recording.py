@@ -9,13 +9,14 @@ Part of a warm load, so it imports neither Dynamo nor sympy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from warmrank.worker.torch_private.origins import Origin, origins
 from warmrank.worker.torch_private.patching import Watch
 from warmrank.worker.torch_private.places import Place, check, identity_of, ordinary, place_of
 from warmrank.worker.torch_private.traits import (
@@ -59,6 +60,7 @@ class Recording:
         made: storages that the run made: number -> bytes.
         inputs: of the graph; tensors are places.
         outputs: what the graph returned, likewise.
+        origins: of each output.
     """
 
     operations: list[Operation] = field(default_factory=list)
@@ -66,10 +68,13 @@ class Recording:
     made: dict[int, int] = field(default_factory=dict)
     inputs: tuple[Any, ...] = ()
     outputs: tuple[Any, ...] = ()
+    origins: tuple[Origin | None, ...] = ()
 
 
-def record(graph: Callable[..., Sequence[Any]], inputs: Sequence[Any]) -> Recording:
-    """Run the graph once, out of inference mode, and note what it does.
+def record(
+    graph: Callable[..., Sequence[Any]], inputs: Sequence[Any], copied: Collection[int] = ()
+) -> Recording:
+    """Run the graph once, out of inference mode, and note what it does; inputs at ``copied`` are buffers.
 
     In inference mode, composite operators would arrive whole.
 
@@ -81,6 +86,7 @@ def record(graph: Callable[..., Sequence[Any]], inputs: Sequence[Any]) -> Record
     with recorder:
         outputs = graph(*seen)
     recorder.recording.outputs = tuple(recorder.replaced(value) for value in outputs)
+    recorder.recording.origins = origins(seen, outputs, copied)
     return recorder.recording
 
 

@@ -2,8 +2,10 @@
 
 Facts relied upon (``tests/unit/test_ambient.py`` compares each with its property):
 
-* ``torch.backends.mkldnn.enabled`` and ``.deterministic``, ``torch.backends.cuda.matmul.allow_tf32`` and
-  ``torch.backends.cudnn.allow_tf32`` return what these functions return;
+* ``torch.backends.mkldnn.enabled`` and ``.deterministic``, ``torch.backends.cuda.matmul.allow_tf32``,
+  ``torch.backends.cudnn.allow_tf32`` and each ``fp32_precision`` return what these functions return;
+* while the older three are at their defaults, so are the newer ones of cuBLAS, cuDNN and oneDNN's matrices;
+  what is set for its convolutions and RNNs, their kernels read at each call;
 * without a function mode on the stack there is no default device but the CPU: ``torch.set_default_device``
   and ``with torch.device(...)`` both push a mode, a ``DeviceContext``;
 * transforms of ``torch.func`` are on a stack whose top `peek_interpreter_stack` returns, and a trace of
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from typing import Any
 
 import torch
 import torch.library
@@ -23,6 +26,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as module_hooks
 from torch.utils._device import DeviceContext
 
+FACTS = {"torch._C": "_get_fp32_precision_getter _get_cublas_allow_fp16_accumulation _get_cudnn_sdp_enabled"}
 _KEYS_OF_ALL = ("CPU", "AutogradCPU", "Autograd", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
 _GLOBAL_HOOKS = (
     module_hooks._global_forward_hooks,
@@ -32,8 +36,6 @@ _GLOBAL_HOOKS = (
 )
 mkldnn_enabled = torch._C._get_mkldnn_enabled
 mkldnn_deterministic = torch._C._get_mkldnn_deterministic
-matmul_allows_tf32 = torch._C._get_cublas_allow_tf32
-cudnn_allows_tf32 = torch._C._get_cudnn_allow_tf32
 flash_attention = torch._C._get_flash_sdp_enabled
 memory_efficient_attention = torch._C._get_mem_efficient_sdp_enabled
 math_attention = torch._C._get_math_sdp_enabled
@@ -54,6 +56,29 @@ cublas_switches = (
 
 function_overrides = torch._C._is_torch_function_enabled
 num_function_modes = torch._C._len_torch_function_stack
+
+
+_OLDER_DEFAULTS = "highest", False, True
+_LIBRARIES = tuple(
+    (library, operators)
+    for library in ("generic", "cuda", "mkldnn")
+    for operators in (("all",) if library == "generic" else ("all", "matmul", "conv", "rnn"))
+)
+
+
+def float32_precision() -> tuple[Any, ...]:
+    """What older switches say (matrices, cuBLAS, cuDNN); then the newer ones, unless the older tell all."""
+    try:
+        older: tuple[Any, ...] = (
+            torch.get_float32_matmul_precision(),
+            torch._C._get_cublas_allow_tf32(),
+            torch._C._get_cudnn_allow_tf32(),
+        )
+    except RuntimeError:  # somebody set ``fp32_precision``, to what these have no word for
+        older = ("mixed",) * len(_OLDER_DEFAULTS)
+    if older == _OLDER_DEFAULTS:
+        return (*older, "")
+    return (*older, " ".join(torch._C._get_fp32_precision_getter(*of) for of in _LIBRARIES))
 
 
 def default_device_type() -> str:

@@ -1,0 +1,334 @@
+"""What a caller can observe of a call beside its values, in both modes: as eager, or a miss, or a refusal."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.cached import ROWS, cached
+from tests.support.releases import compiles_ahead
+from warmrank.worker.cached_function import CachedFunction
+from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.errors import DeviceUnavailable, NotPortable, WorkerError
+
+pytestmark = pytest.mark.usefixtures("no_grad")
+both_modes = pytest.mark.parametrize(
+    "mode", ["reduce-overhead", pytest.param("max-autotune", marks=compiles_ahead)]
+)
+
+
+def in_mode(method: Any, cache: Path, mode: str) -> CachedFunction:
+    config = CompilerConfig()
+    config.mode = mode
+    return cached(method, cache, config=config)
+
+
+@pytest.fixture
+def switches() -> Iterator[Any]:
+    """Switches of torch, put back."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision, matmul.allow_fp16_reduced_precision_reduction
+    yield matmul
+    matmul.fp32_precision, matmul.allow_fp16_reduced_precision_reduction = before
+
+
+class Reduced(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        allowed = torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
+        return x * (2 if allowed else 3)
+
+
+class Squared(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ x
+
+
+class Mirrored(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = np.arange(3.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(self.values.copy()) * x
+
+
+class Raising:
+    def __init__(self, factor: int) -> None:
+        self._factor = factor
+
+    @property
+    def factor(self) -> int:
+        if self._factor < 0:
+            msg = "no factor"
+            raise RuntimeError(msg)
+        return self._factor
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale: Any = Raising(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale.factor
+
+
+@both_modes
+def test_switch_of_cuda_that_a_function_reads_on_a_cpu_counts(cache: Path, mode: str, switches: Any) -> None:
+    model = Reduced()
+    function = in_mode(model.forward, cache, mode)
+    x = torch.ones(2)
+    for allowed in (True, False):
+        switches.allow_fp16_reduced_precision_reduction = allowed
+        assert torch.equal(function(x), model(x))
+
+
+@both_modes
+def test_precision_of_the_newer_switches_is_followed(cache: Path, mode: str, switches: Any) -> None:
+    model = Squared()
+    function = in_mode(model.forward, cache, mode)
+    x = torch.ones(2, 2)
+    for precision in ("ieee", "tf32", "ieee"):
+        switches.fp32_precision = precision
+        assert torch.equal(function(x), model(x))
+    assert len(function.variants) == 2
+
+
+def test_state_that_cannot_be_looked_at_is_a_miss(cache: Path) -> None:
+    model = Mirrored()
+    function = cached(model.forward, cache)
+    x = torch.ones(3)
+    assert torch.equal(function(x), model(x))
+    model.values = np.arange(3.0)[::-1]
+    with pytest.raises(WorkerError, match=r"negative|numpy"):
+        function(x)
+    scaled = Scaled()
+    function = cached(scaled.forward, cache)
+    assert torch.equal(function(x), scaled(x))
+    scaled.scale = Raising(-1)
+    with pytest.raises(WorkerError, match="no factor"):
+        function(x)
+
+
+class Related(torch.nn.Module):
+    """Returns tensors that share memory with what it was given, and what they are to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(2, 3))
+        self.register_buffer("h", torch.zeros(2, 3))
+        self.register_buffer("c", torch.ones(3, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        whole = x.view(2, 3), x.contiguous(), x.to(torch.float32), x.reshape(2, 3), x.expand(2, 3), x.view(6)
+        parts = x[1:], x.t(), x[:, 1].detach(), x.view(torch.int32), self.c.conj(), torch.view_as_real(self.c)
+        written = self.h.add_(x), self.h.view(2, 3), self.h[1:].mul_(2)
+        made = x + 1
+        detached = x.detach(), self.w.detach(), self.w.view(6), self.w.view(2, 3).detach()
+        return *whole, *parts, *written, made, made[1:], made.view(6), *detached, x
+
+
+def relations(model: Related, x: torch.Tensor, found: Any) -> list[Any]:
+    known = {id(x): "x", id(model.h): "h", id(model.w): "w", id(model.c): "c", id(None): None}
+    return [
+        (
+            known.get(id(y)),
+            known.get(id(y._base), "another"),
+            (type(y), y.dtype, y.shape, y.stride(), y.storage_offset()),
+            (y.requires_grad, y.is_conj()),
+            y.resolve_conj().tolist(),
+        )
+        for y in found
+    ]
+
+
+@both_modes
+@pytest.mark.parametrize("inference", [False, True], ids=["no_grad", "inference"])
+def test_outputs_are_to_inputs_what_they_are_in_eager(cache: Path, mode: str, inference: bool) -> None:
+    model, eager = Related(), Related()
+    function = in_mode(model.forward, cache, mode)
+    x, same = torch.ones(2, 3), torch.ones(2, 3)
+    for _ in range(4):
+        with torch.inference_mode(mode=inference):
+            found, wanted = function(x), eager(same)
+            ours, theirs = relations(model, x, found), relations(eager, same, wanted)
+            if inference or mode == "max-autotune":  # new tensors share memory, but know no base
+                ours[15:18] = theirs[15:18] = []
+            assert ours == theirs
+            for y in found[:-1]:
+                if y.dim() == 2 and y is not x and y is not model.h:
+                    y.t_()
+    assert x.shape == model.h.shape == model.w.shape == (2, 3)
+
+
+@both_modes
+def test_write_through_an_output_is_known_to_autograd(cache: Path, mode: str) -> None:
+    model = Related()
+    function = in_mode(model.forward, cache, mode)
+    for _ in range(3):
+        x = torch.ones(2, 3)
+        before = x._version
+        function(x)[6].add_(1)
+        assert x._version > before
+
+
+@both_modes
+def test_write_of_a_call_is_known_to_autograd(cache: Path, mode: str) -> None:
+    model = Related()
+    function = in_mode(model.forward, cache, mode)
+    x = torch.ones(2, 3)
+    for _ in range(4):
+        weight = torch.ones(2, 3, requires_grad=True)
+        with torch.enable_grad():
+            loss = (weight * model.h).sum()
+        function(x)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+@both_modes
+def test_view_of_another_tensor_at_the_same_address_is_one_of_that(cache: Path, mode: str) -> None:
+    model = Related()
+    function = in_mode(model.forward, cache, mode)
+    x = torch.ones(2, 3)
+    for _ in range(3):
+        alias = x.detach()
+        found = function(alias)
+        assert found[1] is alias
+        assert found[6]._base is alias
+
+
+class Windowed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.options: Any = [{"window": (1, 2)}]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        window = self.options[0]["window"][0]
+        return x * (10 if isinstance(window, bool) else 20)
+
+
+@both_modes
+def test_truth_in_a_tuple_is_not_taken_for_one(cache: Path, mode: str) -> None:
+    model = Windowed()
+    function = in_mode(model.forward, cache, mode)
+    x = torch.ones(3)
+    assert function(x).tolist() == model(x).tolist() == [20.0] * 3
+    model.options[0]["window"] = (True, 2)
+    assert function(x).tolist() == model(x).tolist() == [10.0] * 3
+
+
+class Cached(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+        self.register_buffer("cache", torch.zeros(4, 3))
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> Any:
+        x.data.add_(1)
+        self.cache.data.index_copy_(0, at, x)
+        return self.linear.weight.data.sum() * x, self.linear(x.data), x.data, self.cache.data[1:]
+
+
+@both_modes
+def test_data_of_a_tensor_is_read_and_written(cache: Path, mode: str) -> None:
+    model = Cached()
+    eager = copy.deepcopy(model)
+    function = in_mode(model.forward, cache, mode)
+    at = torch.tensor([0, 3])
+    x, same = torch.ones(2, 3), torch.ones(2, 3)
+    for _ in range(3):
+        for ours, theirs in zip(function(x, at), eager(same, at), strict=True):
+            torch.testing.assert_close(ours, theirs)
+        assert torch.equal(model.cache, eager.cache)
+        assert torch.equal(x, same)
+
+
+class Dense(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to_dense() * 2
+
+
+def test_tensor_that_lies_at_no_address_is_taken(cache: Path) -> None:
+    model = Dense()
+    function = cached(model.forward, cache)
+    x = ROWS.to_mkldnn()
+    for _ in range(3):
+        assert torch.equal(function(x), model(x))
+
+
+def test_device_that_computes_nothing_is_refused_by_name(cache: Path) -> None:
+    model = torch.nn.Linear(3, 3, device="meta")
+    function = cached(model.forward, cache)
+    for _ in range(2):
+        with pytest.raises(DeviceUnavailable, match=r"no device kind 'meta'.*model.to_empty\(device="):
+            function(torch.ones(2, 3, device="meta"))
+
+
+class Pair(torch.Tensor):
+    """Two tensors as one."""
+
+    one: torch.Tensor
+    other: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, one: torch.Tensor, other: torch.Tensor) -> Self:
+        made: Any = torch.Tensor._make_wrapper_subclass(cls, one.shape, dtype=one.dtype)  # type: ignore[attr-defined]
+        made.one, made.other = one, other
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["one", "other"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, torch.Tensor], meta: Any, size: Any, stride: Any) -> Pair:
+        return Pair(inner["one"], inner["other"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        ones, others = (
+            func(*[getattr(item, name) if isinstance(item, Pair) else item for item in args])
+            for name in ("one", "other")
+        )
+        return Pair(ones, others)
+
+
+class Wrapping(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = torch.nn.Parameter(Pair(torch.ones(3), torch.ones(3)))
+
+    def given(self, x: Any) -> Any:
+        return x * 2
+
+    def own(self, x: torch.Tensor) -> Any:
+        return x * (self.kept * 2).one
+
+    def within(self, x: torch.Tensor) -> Any:
+        return (Pair(x, x) * 2).one
+
+
+@pytest.mark.parametrize(
+    ("method", "x", "where"),
+    [
+        ("given", Pair(torch.ones(3), torch.ones(3)), r"L\['x'\] is a Pair"),
+        ("own", torch.ones(3), r"_parameters\['kept'\] is a Pair"),
+        ("within", torch.ones(3), "return \\(Pair"),
+        (
+            "given",
+            torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged),
+            r"L\['x'\] is a NestedTensor",
+        ),
+    ],
+    ids=["argument", "parameter", "within", "jagged"],
+)
+def test_tensor_made_of_others_is_refused_by_name(cache: Path, method: str, x: Any, where: str) -> None:
+    function = cached(getattr(Wrapping(), method), cache)
+    with pytest.raises(NotPortable, match=f"(?s){where}.*hand over the plain tensors|plain tensors.*{where}"):
+        function(x)
