@@ -224,16 +224,17 @@ def test_attention_by_cudnn_counts_on_cuda() -> None:
 @pytest.mark.parametrize(
     ("place", "value"),
     [
-        (torch.backends.cuda.matmul, "tf32"),
-        (torch.backends.cudnn.conv, "ieee"),
-        (torch.backends.mkldnn.matmul, "bf16"),
-        (torch.backends.mkldnn.matmul, "tf32"),
+        (("cuda", "matmul"), "tf32"),
+        (("cudnn", "conv"), "ieee"),
+        (("mkldnn", "matmul"), "bf16"),
+        (("mkldnn", "matmul"), "tf32"),
     ],
     ids=["cuda matmul", "cudnn conv", "mkldnn matmul bf16", "mkldnn matmul tf32"],
 )
-def test_precision_of_the_newer_switches_counts(place: Any, value: str) -> None:
+def test_precision_of_the_newer_switches_counts(place: tuple[str, str], value: str) -> None:
+    library, operators = place
     traced = encode(snapshot("cpu"))
-    with switched(place, "fp32_precision", value):
+    with switched(getattr(getattr(torch.backends, library), operators), "fp32_precision", value):
         assert value in str(differences(traced, snapshot("cpu")))
     assert differences(traced, snapshot("cpu")) == ()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -65,6 +66,31 @@ def test_calls_of_several_threads_do_not_mix(tmp_path: Path) -> None:
     assert call(0)
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(call, range(400)))
+
+
+@pytest.mark.parametrize("clone", [False, True])
+def test_threads_that_call_in_turns_are_warned_unless_outputs_are_copied(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, clone: bool
+) -> None:
+    config = CompilerConfig()
+    config.debug.aclgraph.enable_output_clone = clone
+    cached = cache_compile(Model().scaled, config=config, cache_dir=tmp_path)
+
+    @torch.no_grad()
+    def call() -> None:
+        cached(torch.ones(4))
+
+    logger = logging.getLogger("torchair")
+    logger.addHandler(caplog.handler)
+    try:
+        call(), call()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(call).result()
+            assert "several threads" not in caplog.text  # the other one took over
+            call()
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert ("several threads call a captured function" in caplog.text) == (not clone)
 
 
 class Noting(torch.nn.Module):

@@ -54,7 +54,7 @@ class Mirrored(torch.nn.Module):
         super().__init__()
         self.values = np.arange(3.0)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return torch.from_numpy(self.values.copy()) * x
 
 
@@ -122,8 +122,8 @@ class Related(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.w = torch.nn.Parameter(torch.ones(2, 3))
-        self.register_buffer("h", torch.zeros(2, 3))
-        self.register_buffer("c", torch.ones(3, dtype=torch.complex64))
+        self.h = torch.nn.Buffer(torch.zeros(2, 3))
+        self.c = torch.nn.Buffer(torch.ones(3, dtype=torch.complex64))
 
     def forward(self, x: torch.Tensor) -> Any:
         whole = x.view(2, 3), x.contiguous(), x.to(torch.float32), x.reshape(2, 3), x.expand(2, 3), x.view(6)
@@ -228,7 +228,7 @@ class Cached(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = torch.nn.Linear(3, 3)
-        self.register_buffer("cache", torch.zeros(4, 3))
+        self.cache = torch.nn.Buffer(torch.zeros(4, 3))
 
     def forward(self, x: torch.Tensor, at: torch.Tensor) -> Any:
         x.data.add_(1)
@@ -279,7 +279,7 @@ class Pair(torch.Tensor):
 
     @staticmethod
     def __new__(cls, one: torch.Tensor, other: torch.Tensor) -> Self:
-        made: Any = torch.Tensor._make_wrapper_subclass(cls, one.shape, dtype=one.dtype)  # type: ignore[attr-defined]
+        made: Self = torch.Tensor._make_wrapper_subclass(cls, one.shape, dtype=one.dtype)
         made.one, made.other = one, other
         return made
 
@@ -291,7 +291,7 @@ class Pair(torch.Tensor):
         return Pair(inner["one"], inner["other"])
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         ones, others = (
             func(*[getattr(item, name) if isinstance(item, Pair) else item for item in args])
             for name in ("one", "other")
@@ -302,7 +302,7 @@ class Pair(torch.Tensor):
 class Wrapping(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.kept = torch.nn.Parameter(Pair(torch.ones(3), torch.ones(3)))
+        self.kept: Any = torch.nn.Parameter(Pair(torch.ones(3), torch.ones(3)))
 
     def given(self, x: Any) -> Any:
         return x * 2
@@ -311,7 +311,8 @@ class Wrapping(torch.nn.Module):
         return x * (self.kept * 2).one
 
     def within(self, x: torch.Tensor) -> Any:
-        return (Pair(x, x) * 2).one
+        both: Any = Pair(x, x) * 2
+        return both.one
 
 
 @pytest.mark.parametrize(
@@ -319,7 +320,7 @@ class Wrapping(torch.nn.Module):
     [
         ("given", Pair(torch.ones(3), torch.ones(3)), r"L\['x'\] is a Pair"),
         ("own", torch.ones(3), r"_parameters\['kept'\] is a Pair"),
-        ("within", torch.ones(3), "return \\(Pair"),
+        ("within", torch.ones(3), "both: Any = Pair"),
         (
             "given",
             torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged),

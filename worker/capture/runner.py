@@ -60,6 +60,8 @@ class GraphRunner:
         self._entries: dict[tuple[Any, ...], Entry] = {}
         self._ran = FirstCalls(options.limit)
         self._last: Entry | None = None
+        self._thread = 0
+        self._threads: set[int] = set()
         self._warned: set[str] = set()
         self._tally = Tally()
         self._never = "asked for (debug.run_eagerly)" if options.eager else ""
@@ -132,6 +134,8 @@ class GraphRunner:
             entry, inputs = self._find(key, inputs, settled)
             if entry is None:
                 return self._graph(*inputs)
+        if (thread := threading.get_ident()) != self._thread:
+            self._note_thread(thread)
         entry.captured.replay()
         self._tally.replays += 1
         self.layout.note_writes(inputs)
@@ -244,6 +248,16 @@ class GraphRunner:
                 "Raise the limit, or use fewer shapes."
             )
         return full
+
+    def _note_thread(self, thread: int) -> None:
+        """Warn of threads that call in turns; one that takes over from another is nothing to warn of."""
+        if thread in self._threads and not self._options.clone_output:
+            self._warn_once(
+                "several threads call a captured function, and each call overwrites what the one before "
+                "returned, whichever thread holds that; set debug.aclgraph.enable_output_clone"
+            )
+        self._threads.add(thread)
+        self._thread = thread
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:

@@ -194,7 +194,7 @@ def _refuse_wrappers(graph_module: GraphModule) -> None:
             msg = (
                 f"{given or node.name} is a {kind}, a tensor made of other tensors, which no artifact can "
                 "hold. Take it apart before the call, and hand over the plain tensors (DTensor.to_local(), a "
-                f"jagged tensor's values() and offsets()).\n{'' if given else (node.stack_trace or '').strip()}"
+                f"jagged one's values() and offsets()).\n{'' if given else (node.stack_trace or '').strip()}"
             )
             raise NotPortable(msg.strip(), what=kind)
 
