@@ -148,7 +148,10 @@ def test_build_gives_the_entrypoint_its_place_and_arguments(
         ("tests.support.rank_workloads", "is not 'module:function'"),
         ("tests.support.no_such_module:f", "does not import"),
         ("tests.support.rank_workloads:no_such_function", "has no function 'no_such_function'"),
-        ("tests.support.rank_workloads:wrong", "returned int; expected a warmrank.Workload"),
+        (
+            "tests.support.rank_workloads:wrong",
+            "returns int; expected a function that returns a warmrank.Workload",
+        ),
     ],
 )
 def test_build_refuses_a_bad_entrypoint(cache: Path, entrypoint: str, said: str) -> None:
