@@ -161,7 +161,7 @@ def test_missing_resources_are_named_in_bounded_time(cluster: str, tmp_path: Pat
 
 
 SCRIPT = """
-import os, torch, worker
+import os, torch, warmrank
 from warmrank import CompilerConfig
 
 class Model(torch.nn.Module):

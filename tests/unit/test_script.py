@@ -75,7 +75,7 @@ def test_script_gets_its_arguments(spec: RankSpec, tmp_path: Path) -> None:
 
 
 def test_script_can_import_what_this_process_can(spec: RankSpec, tmp_path: Path) -> None:
-    assert run_script(spec, script(tmp_path, "import worker, pytest"), ()) == ()
+    assert run_script(spec, script(tmp_path, "import warmrank, pytest"), ()) == ()
 
 
 def test_script_can_import_its_neighbours(spec: RankSpec, tmp_path: Path) -> None:
