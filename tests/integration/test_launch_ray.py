@@ -161,7 +161,7 @@ def test_missing_resources_are_named_in_bounded_time(cluster: str, tmp_path: Pat
 
 
 SCRIPT = """
-import os, torch, warmrank
+import os, torch, warmrank.inference
 from warmrank import CompilerConfig
 
 class Model(torch.nn.Module):
@@ -192,7 +192,7 @@ def script(tmp_path: Path) -> Path:
 
 def test_plain_script_is_warm_the_second_time(cluster: str, tmp_path: Path, script: Path) -> None:
     config = config_of(tmp_path, workload={"script": str(script)})
-    assert counts(launch(config)) == (2, 0, 0)
+    assert counts(launch(config)) == (1, 0, 1)  # on one node the other rank waits, and adopts
     assert counts(launch(config, no_compile=True)) == (0, 2, 0)
 
 
