@@ -163,7 +163,7 @@ def attempt(job: Job) -> str:
 
 
 def _run_together(job: Job) -> Outcome:
-    """Two ranks: this process, and one that is forked from it."""
+    """Two ranks: this process, and one that is forked from it; of equal ranks, what the one that compiled says."""
     import torch.distributed as dist
 
     meeting = tempfile.mktemp(dir=job.directory)  # noqa: S306 - torch makes the file
@@ -172,12 +172,14 @@ def _run_together(job: Job) -> Outcome:
     try:
         dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=job.num_ranks)
         outcome = run(replace(job, expected=f"{job.expected}.{rank}"))
-        dist.all_reduce(torch.zeros(1))  # nobody leaves before the others are done
+        both: list[Outcome] = [outcome] * job.num_ranks
+        dist.all_gather_object(both, outcome)  # nobody leaves before the others are done
     finally:
         if not other:
             os._exit(0)
     os.waitpid(other, 0)
-    return outcome
+    made = next((each for each in both if each.outcome != "adopted"), outcome)
+    return replace(made, wrong=next(filter(None, (each.wrong for each in both)), ""))
 
 
 def forked(job: Job) -> str:

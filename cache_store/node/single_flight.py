@@ -122,7 +122,7 @@ def one_compile(cache_root: Path, what: str) -> Iterator[bool]:
     except Timeout:
         has_waited = True
         with contextlib.suppress(Timeout), lock.acquire(timeout=COMPILE_TIMEOUT_S):
-            pass
+            Path(path).unlink(missing_ok=True)
     except (OSError, NotImplementedError) as error:
         logger.warning("Compiling without a lock, so perhaps twice: %s", error)
     try:

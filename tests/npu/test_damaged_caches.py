@@ -23,6 +23,7 @@ import torch
 from tests import npu_emulator
 from tests.support.loop_mounts import NAMESPACE, why_not
 from tests.support.npu_damage_child import build, cached, is_right
+from warmrank.cache_store.node.single_flight import LOCKS
 from warmrank.worker import artifact as artifacts
 from warmrank.worker.artifact import Artifact
 
@@ -78,11 +79,12 @@ class Damage:
         self.neighbours = self.others()
 
     def others(self) -> dict[str, tuple[int, bytes]]:
-        """Mode and content of every file but the artifact, its variants, and what was set aside."""
+        """Mode and content of every file but the artifact, its variants, what was set aside, and locks."""
         return {
             str(path.relative_to(self.cache)): (stat.S_IMODE(path.lstat().st_mode), path.read_bytes())
             for path in sorted(self.cache.rglob("*"))
             if path.is_file()
+            and path.parent.name != LOCKS
             and not (path.parent == self.file.parent and path.name.startswith(self.file.name))
         }
 
