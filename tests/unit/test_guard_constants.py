@@ -120,7 +120,7 @@ def test_float_round_trips_exactly(value: float) -> None:
     ids=repr,
 )
 def test_special_constant_round_trips(value: Any) -> None:
-    back = decode(json.loads(json.dumps(encode(value))))
+    back = decode(json.loads(json.dumps(encode(value), ensure_ascii=False).encode()))
     assert exact(back) == exact(value)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -269,6 +271,84 @@ def test_device_that_computes_nothing_is_refused_by_name(cache: Path) -> None:
     for _ in range(2):
         with pytest.raises(DeviceUnavailable, match=r"no device kind 'meta'.*model.to_empty\(device="):
             function(torch.ones(2, 3, device="meta"))
+
+
+def annotated(x: 3) -> None:  # type: ignore[valid-type]
+    """Has annotations that a function reads."""
+
+
+annotated.__annotations__["x"] = 3
+
+
+class Told:
+    def __init__(self) -> None:
+        self.size = 2
+
+    def __repr__(self) -> str:
+        return "." * self.size
+
+
+class Asking(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: Any = Told()
+        self.seen = weakref.ref(self.told)
+        self.key = "\ud800"
+        self.numbers = {"\ud800": 2, "b": 3}
+
+    def annotation(self, x: torch.Tensor) -> Any:
+        return x * annotated.__annotations__["x"]
+
+    def text(self, x: torch.Tensor) -> Any:
+        return x * len(str(self.told))
+
+    def text_of_module(self, x: torch.Tensor) -> Any:
+        return x * len(str(self))
+
+    def surrogate(self, x: torch.Tensor) -> Any:
+        return x * self.numbers[self.key]
+
+    def weak(self, x: torch.Tensor) -> Any:
+        return x * (2 if self.seen() is None else 3)
+
+
+def test_annotations_that_a_function_reads_count(cache: Path) -> None:
+    function = cached(Asking().annotation, cache)
+    assert function(torch.ones(1)).item() == 3
+    annotated.__annotations__["x"] = 8
+    assert function(torch.ones(1)).item() == 8
+
+
+@pytest.mark.parametrize("method", ["text", "text_of_module"])
+def test_text_that_is_made_without_a_trace_is_refused_by_name(cache: Path, method: str) -> None:
+    model = Asking()
+    function, x = cached(getattr(model, method), cache), torch.ones(1)
+    if torch.__version__ < "2.14":
+        with pytest.raises(NotPortable, match=r"the text of a (Told|Asking) is made while"):
+            function(x)
+        return
+    for size in (2, 5):  # Dynamo traces what makes it
+        model.told.size = size
+        model.layer = torch.nn.Linear(size, size)
+        assert torch.equal(function(x), getattr(model, method)(x))
+
+
+def test_text_with_a_lone_surrogate_is_a_condition(cache: Path) -> None:
+    model = Asking()
+    function = cached(model.surrogate, cache)
+    assert function(torch.ones(1)).item() == 2
+    model.key = "b"
+    assert function(torch.ones(1)).item() == 3
+
+
+def test_object_behind_a_weak_reference_is_not_held(cache: Path) -> None:
+    cached(Asking().weak, cache)(torch.ones(1))
+    model = Asking()
+    loaded = cached(model.weak, cache)
+    assert [loaded(torch.ones(1)).item() for _ in range(3)] == [3, 3, 3]
+    model.told = None
+    gc.collect()
+    assert loaded(torch.ones(1)).item() == 2
 
 
 class Pair(torch.Tensor):

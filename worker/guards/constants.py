@@ -41,8 +41,10 @@ def encode(value: Any) -> Any:
         NotPortable: the value is none of the kinds that keep their meaning in another process.
     """
     kind = type(value)
-    if value is None or kind in (bool, int, str):
+    if value is None or kind in (bool, int):
         return value
+    if kind is str:
+        return value if value.isascii() else _encode_text(value)
     if kind in (float, complex, bytes):
         return _encode_number(value)
     if kind in _SEQUENCES:
@@ -56,6 +58,15 @@ def encode(value: Any) -> Any:
     if value is Ellipsis:
         return {"ellipsis": True}
     return _encode_python(value)
+
+
+def _encode_text(value: str) -> Any:
+    """A text; one with lone surrogates, which no file holds, as bytes."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return {"text": value.encode("utf-8", "surrogatepass").hex()}
+    return value
 
 
 def _encode_python(value: Any) -> Any:
@@ -218,6 +229,7 @@ _DECODERS: dict[str, Any] = {
     "float": float.fromhex,
     "complex": lambda parts: complex(float.fromhex(parts[0]), float.fromhex(parts[1])),
     "bytes": bytes.fromhex,
+    "text": lambda data: bytes.fromhex(data).decode("utf-8", "surrogatepass"),
     "tuple": lambda items: tuple(_items(items)),
     "list": _items,
     "set": lambda items: set(_items(items)),

@@ -172,7 +172,7 @@ class _Collector:
             return argument in depends.OF_METADATA and self._tensor(parent, base)
         if self._use(depends.of_step(step, base, argument, value)):
             return True
-        read = STEPS.get(step)
+        read = STEPS.get(step) if step != "call" else None  # a weak reference, whose object must not be held
         return read is not None and self._same(index, lambda: read(base, argument) is value)
 
     def _same(self, index: int, predicate: Predicate) -> bool:

@@ -1,7 +1,7 @@
 """Attributes that traced code asked for and that were not there, or whose presence alone it asked for.
 
 Dynamo leaves no guard where a missing member ends in an exception that is caught, nor where ``hasattr`` asks
-a module, a function or a partial, nor on what a class has from its metaclass.
+a module, a function or a partial, nor on what a class has from its metaclass, nor on annotations.
 
 Facts relied upon (``tests/unit/test_evaluated_attributes.py``), of torch 2.11 to 2.15:
 
@@ -17,11 +17,12 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 
+from warmrank.worker.code_digests import is_pinned_module
 from warmrank.worker.torch_private.lowering import source_name
 from warmrank.worker.torch_private.patching import wrapped
 
@@ -125,10 +126,16 @@ class NotedAttributes:
 
 
 def _guarded(tx: Any, variable: Any, name: str, answer: Any) -> Any:
-    """A variable for a plain attribute that Dynamo does not guard: a class's up to 2.11, or a metaclass's."""
+    """A variable for what Dynamo does not guard: a class's up to 2.11, a metaclass's, annotations."""
     from torch._dynamo.source import AttrSource
     from torch._dynamo.variables.base import VariableTracker
 
+    function = vars(variable).get("fn")
+    if name == "__annotations__" and isinstance(function, FunctionType) and variable.source is not None:
+        # Torch and Python read them often, and for nothing that a graph depends on.
+        pinned = is_pinned_module(tx.f_globals.get("__name__"))
+        source = AttrSource(variable.source, name)
+        return answer if pinned else VariableTracker.build(tx, function.__annotations__, source)
     cls = vars(variable).get("value")  # of some others a property, which makes constants of all members
     if not isinstance(cls, type) or variable.source is None:
         return answer

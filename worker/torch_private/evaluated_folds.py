@@ -47,6 +47,7 @@ _WRITING: Final = (
     type.__setattr__,
     type.__delattr__,
 )
+_PRINTING: Final = (str, repr, ascii, format)
 _ADDRESS: Final = re.compile(r"\b0x[0-9a-f]{6,}")
 Note = Callable[[Callable[..., Any], Arguments | None, Any], None]
 
@@ -103,6 +104,7 @@ class NotedFolds:
                 self._text(answer, ())
                 self._fold(variable, args, kwargs, answer)
                 self._address(variable, tx, answer)
+                self._printed(variable, tx, args, answer)
             return answer
 
         return call_function
@@ -138,6 +140,18 @@ class NotedFolds:
                 "id() of an object that was there before the call is an address, which no other process has; "
                 "compare objects with `is`, or key them by a name"
             )
+
+    def _printed(self, variable: Any, tx: Any, args: Sequence[Any], answer: Any) -> None:
+        """Refuse the text of an object, for which its class's code, or torch's, ran without being traced."""
+        if getattr(variable, "fn", None) not in _PRINTING or is_pinned_module(tx.f_globals.get("__name__")):
+            return
+        if len(args) == 1 and _constants(*args) is None and _constants(answer) is not None:
+            value = vars(args[0].unwrap()).get("value")
+            if value is not None and not isinstance(value, BaseException):
+                self._refuse(
+                    f"the text of a {type(value).__qualname__} is made while the function is traced, so what "
+                    "it tells of could not be noticed; ask the object for that, or keep it as an attribute"
+                )
 
     def _fold(self, variable: Any, args: Sequence[Any], kwargs: Mapping[str, Any], answer: Any) -> None:
         result = _result(variable, answer)
