@@ -163,7 +163,7 @@ def attempt(job: Job) -> str:
 
 
 def _run_together(job: Job) -> Outcome:
-    """Two ranks: this process, and one that is forked from it; of equal ones, what the one that compiled says."""
+    """Two ranks: this process, and one that is forked from it; of equal ones, who compiled."""
     import torch.distributed as dist
 
     meeting = tempfile.mktemp(dir=job.directory)  # noqa: S306 - torch makes the file
