@@ -23,6 +23,7 @@ from warmrank.worker.cache_options import LaunchDefaults, launch_scope
 from warmrank.worker.errors import (
     BackwardNotSupported,
     CompileForbidden,
+    DeviceUnavailable,
     GraphBreak,
     RandomOp,
 )
