@@ -16,14 +16,14 @@ from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.tiers import TieredBackend
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import StoreError
-from warmrank.cache_store.fetching import fetch
-from warmrank.cache_store.fetching.copying import FetchOptions
-from warmrank.cache_store.fetching.progress import while_asked
-from warmrank.cache_store.fetching.reports import FetchOutcome
+from warmrank.cache_store.fetch import fetch
+from warmrank.cache_store.fetch.blobs import FetchOptions
+from warmrank.cache_store.fetch.staging import FetchOutcome
 from warmrank.cache_store.layout import blob_name, launch_name, manifest_name
-from warmrank.cache_store.publishing import launches, publish
-from warmrank.cache_store.publishing import publish_many as many
-from warmrank.cache_store.publishing.reports import BlobReport, PublishReport
+from warmrank.cache_store.progress import while_asked
+from warmrank.cache_store.publish import launches, publish
+from warmrank.cache_store.publish import publish as many
+from warmrank.cache_store.publish.publish import BlobReport, PublishReport
 from warmrank.cache_store.records.documents import Documents, read_stored_form
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef
 from warmrank.cache_store.signing.trust import Trust

@@ -16,9 +16,9 @@ from warmrank.cache_store.backends.backend import BlobBackend, NewFile
 from warmrank.cache_store.backends.supervisor import Supervisor
 from warmrank.cache_store.backends.tier import Tier, TierState
 from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.cache_dir.marks import admit
+from warmrank.cache_store.cache_dir.placing import Destination, Destinations, admitted
 from warmrank.cache_store.errors import StoreUnavailable
-from warmrank.cache_store.node.admission import admit
-from warmrank.cache_store.node.placing import Destination, Destinations, admitted
 from warmrank.cache_store.records.documents import Documents
 from warmrank.cache_store.signing.trust import Trust, TrustPolicy
 

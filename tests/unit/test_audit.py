@@ -20,14 +20,14 @@ from warmrank.cache_store import connect
 from warmrank.cache_store.backends.backend import BlobBackend
 from warmrank.cache_store.connect import TierSpec
 from warmrank.cache_store.errors import StoreUnavailable
-from warmrank.cache_store.publishing.stored_launches import read_launch
+from warmrank.cache_store.gc import verify as audit
+from warmrank.cache_store.gc.verify import verify_store
 from warmrank.cache_store.records.documents import Documents
-from warmrank.cache_store.signing.revocations import Revocation
+from warmrank.cache_store.records.launches import read_launch
+from warmrank.cache_store.signing.keyring import Revocation
 from warmrank.cache_store.signing.signing_keys import generate_key_pair, key_id
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
-from warmrank.cache_store.upkeep import audit
-from warmrank.cache_store.upkeep.audit import verify_store
 
 DECODE = FUNCTIONS["Llama.decode"]
 

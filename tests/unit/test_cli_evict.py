@@ -20,10 +20,10 @@ from tests.support.stored import (
     publish_launch,
     stored,
 )
+from warmrank.cache_store.gc import evict as evicting
 from warmrank.cache_store.signing.keyring import generate
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
-from warmrank.cache_store.upkeep import evict as evicting
 from warmrank.orchestrator.cli.main import app
 
 DAY_S = 86400.0

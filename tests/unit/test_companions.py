@@ -9,19 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import Corrupt, UnusableCache
-from warmrank.cache_store.node import local
-from warmrank.cache_store.node.companions import (
+from warmrank.cache_store.cache_dir import local
+from warmrank.cache_store.cache_dir.local import (
+    FRESH_S,
+    MAX_VARIANTS,
     add_companion,
     add_companion_from,
+    add_variant,
     companions,
     find_companion,
     is_companion_name,
     place_companion,
 )
-from warmrank.cache_store.node.local import FRESH_S, MAX_VARIANTS, add_variant
-from warmrank.cache_store.node.private_files import set_aside
+from warmrank.cache_store.cache_dir.private_files import set_aside
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import Corrupt, UnusableCache
 from warmrank.cache_store.records.manifest import ArtifactEntry
 
 DATA = b"kernels"

@@ -4,7 +4,7 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from warmrank.cache_store.fetching.progress import CALL_EVERY_S, LOG_EVERY_S, Meter, Progress
+from warmrank.cache_store.progress import CALL_EVERY_S, LOG_EVERY_S, Meter, Progress
 
 
 class Clock:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.cache_dir import digest_index
+from warmrank.cache_store.cache_dir.digest_index import DigestIndex
 from warmrank.cache_store.digests import Digest, digest_bytes, digest_stream
 from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.node import digest_index
-from warmrank.cache_store.node.digest_index import DigestIndex
+from warmrank.cache_store.keys import canonical_json
 
 DATA = b"bytes of an artifact"
 OTHER = DATA[::-1]

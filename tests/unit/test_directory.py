@@ -13,7 +13,7 @@ from tests.support.stored import stored
 from warmrank.cache_store.backends import directory
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.directory import DirectoryBackend
-from warmrank.cache_store.backends.objects.format import _FORMAT_DATA
+from warmrank.cache_store.backends.objects.store import _FORMAT_DATA
 from warmrank.cache_store.digests import Digest, Readable, Writable, copy_and_digest, digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreUnavailable
 from warmrank.cache_store.parallel import _SHORT_BYTES, each

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from warmrank.cache_store.explain import explain_miss, nearest
+from warmrank.cache_store.keys import explain_miss, nearest
 
 ASKED = {"torch": "2.13.1", "cann": "9.0", "soc": "910B"}
 FAR = ("world 4", {"torch": "2.12.0", "cann": "8.0", "soc": "910B"})

@@ -29,6 +29,8 @@ from tests.support.stored import (
     stored,
 )
 from tests.support.stored import tree as all_files
+from warmrank.cache_store.cache_dir.local import add_variant, variants
+from warmrank.cache_store.cache_dir.marks import UNVERIFIED
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import (
     Conflict,
@@ -38,14 +40,13 @@ from warmrank.cache_store.errors import (
     StoreUnavailable,
     UnusableCache,
 )
-from warmrank.cache_store.fetching.copying import FetchOptions
-from warmrank.cache_store.fetching.progress import Progress
-from warmrank.cache_store.fetching.reports import FetchReport
+from warmrank.cache_store.fetch.blobs import FetchOptions
+from warmrank.cache_store.fetch.staging import FetchReport
 from warmrank.cache_store.layout import blob_name, manifest_name, trash_name
-from warmrank.cache_store.node.local import add_variant, variants
-from warmrank.cache_store.node.unverified import UNVERIFIED
+from warmrank.cache_store.progress import Progress
 from warmrank.cache_store.records.manifest import PartitionRef
-from warmrank.cache_store.signing.trust import Trust, generate_key_pair
+from warmrank.cache_store.signing.signing_keys import generate_key_pair
+from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 
 DECODE = FUNCTIONS["Llama.decode"]
@@ -183,14 +184,14 @@ def test_second_fetch_copies_nothing(store, ref, cache):
 
 def test_unchanged_cache_is_not_read_again(store, ref, cache, monkeypatch):
     monkeypatch.setattr(
-        "warmrank.cache_store.node.digest_index._TICK_NS", -(10**12)
+        "warmrank.cache_store.cache_dir.digest_index._TICK_NS", -(10**12)
     )  # as if all were written long ago
     fetch(store, [ref], cache)
 
     def refuse(source: object, **options: Any) -> None:
         raise AssertionError("read again")
 
-    monkeypatch.setattr("warmrank.cache_store.node.digest_index.digest_stream", refuse)
+    monkeypatch.setattr("warmrank.cache_store.cache_dir.digest_index.digest_stream", refuse)
     assert fetch(store, [ref], cache)[0].num_already_there == 2
 
 
@@ -367,7 +368,7 @@ def test_full_local_disk_is_no_fault_of_the_store(store, root, ref, cache, monke
         def write(self, data: Any, /) -> int:
             raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("warmrank.cache_store.fetching.copying.create_private", lambda path: Full())
+    monkeypatch.setattr("warmrank.cache_store.fetch.blobs.create_private", lambda path: Full())
     error = fault(store, ref, cache)
     assert isinstance(error, UnusableCache)
     assert os.strerror(number) in str(error)
@@ -500,7 +501,7 @@ def test_fetch_of_blobs_of_unknown_size(store, ref, source, cache):
 
 @pytest.mark.usefixtures("unknown_sizes")
 def test_fetch_blob_does_not_fill_the_disk(ref, fetch_decode, cache, monkeypatch):
-    monkeypatch.setattr("warmrank.cache_store.fetching.copying.MAX_BLOB_BYTES", 4)
+    monkeypatch.setattr("warmrank.cache_store.fetch.blobs.MAX_BLOB_BYTES", 4)
     with pytest.raises(Corrupt, match="at most 4 bytes"):
         fetch_decode()
     assert variants(cache / "decode") == ()

@@ -7,7 +7,7 @@ import pytest
 from tests.support.stored import make_partition
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NotInStore
-from warmrank.cache_store.fetching.fetch_plan import (
+from warmrank.cache_store.fetch.staging import (
     Partition,
     Target,
     by_digest,

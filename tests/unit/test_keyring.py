@@ -14,15 +14,16 @@ import pytest
 from warmrank.cache_store.errors import Conflict, Corrupt, UnusableCache
 from warmrank.cache_store.signing.keyring import (
     Keyring,
+    Revocation,
     generate,
     name_fault,
     private_path,
     public_path,
     read_keyring,
+    revocation_of,
     revoke,
     trust_key,
 )
-from warmrank.cache_store.signing.revocations import Revocation, revocation_of
 from warmrank.cache_store.signing.signing_keys import generate_key_pair, key_id, load_public_key, load_signer
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -22,9 +22,10 @@ from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Conflict, NotInStore, Untrusted
 from warmrank.cache_store.keys import key_of
 from warmrank.cache_store.layout import launch_name, manifest_name
-from warmrank.cache_store.publishing import stored_launches
+from warmrank.cache_store.records import launches as stored_launches
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionRef, parse_launch_record
-from warmrank.cache_store.signing.trust import Trust, generate_key_pair
+from warmrank.cache_store.signing.signing_keys import generate_key_pair
+from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 
 EARLY, LATE, LATEST = (f"2026-0{month}-01T00:00:00+00:00" for month in (1, 2, 3))

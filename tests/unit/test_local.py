@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.store_processes import race
-from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import Corrupt, UnusableCache
-from warmrank.cache_store.node.local import (
+from warmrank.cache_store.cache_dir.local import (
     FRESH_S,
     MAX_VARIANTS,
     add_variant,
@@ -27,6 +25,8 @@ from warmrank.cache_store.node.local import (
     temporary_file,
     variants,
 )
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import Corrupt, UnusableCache
 
 
 @pytest.fixture

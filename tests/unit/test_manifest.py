@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY, make_record
 from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreError
-from warmrank.cache_store.records.fields import (
+from warmrank.cache_store.records.manifest import (
     MAX_COMPONENTS,
     MAX_DOCUMENT_BYTES,
     MAX_ENTRIES,
@@ -19,8 +19,6 @@ from warmrank.cache_store.records.fields import (
     MAX_PARTITION_BYTES,
     MAX_RANKS,
     MAX_TEXT_CHARS,
-)
-from warmrank.cache_store.records.manifest import (
     ArtifactEntry,
     CaptureEntry,
     LaunchRecord,

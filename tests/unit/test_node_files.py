@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.node_artifacts import destinations, kept, write
-from warmrank.cache_store.digests import copy_and_digest, digest_bytes
-from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.node import node_files
-from warmrank.cache_store.node.node_files import (
+from warmrank.cache_store.cache_dir import node_files
+from warmrank.cache_store.cache_dir.marks import SIGNERS, UNVERIFIED
+from warmrank.cache_store.cache_dir.node_files import (
     NodeFile,
     drop_unneeded,
     find_kept,
@@ -23,9 +22,9 @@ from warmrank.cache_store.node.node_files import (
     note_use,
     split_node_path,
 )
-from warmrank.cache_store.node.placing import Destination, Vouched, admitted, place_files
-from warmrank.cache_store.node.signers import SIGNERS
-from warmrank.cache_store.node.unverified import UNVERIFIED
+from warmrank.cache_store.cache_dir.placing import Destination, Vouched, admitted, place_files
+from warmrank.cache_store.digests import copy_and_digest, digest_bytes
+from warmrank.cache_store.errors import UnusableCache
 
 REQUIRE, OFF = Vouched(policy="require", signers=("ab" * 8,)), Vouched(policy="off")
 PATH = "operators/kernel_cache/Ascend910/add.o"

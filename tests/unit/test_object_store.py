@@ -21,8 +21,7 @@ from tests.support.s3_server import BUCKET, PATIENT_S, S3Server, new_prefix
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.backends.objects.client import ObjectClient
-from warmrank.cache_store.backends.objects.format import check_create_only
-from warmrank.cache_store.backends.objects.store import WHOLE_BYTES, ObjectBackend
+from warmrank.cache_store.backends.objects.store import WHOLE_BYTES, ObjectBackend, check_create_only
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, NotInStore, StoreUnavailable, UnusableCache
 from warmrank.cache_store.layout import FORMAT_FILE, PROBE, blob_name, quarantine_name

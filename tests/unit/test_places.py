@@ -12,9 +12,9 @@ from warmrank.cache_store.backends.tier import Tier, TierMode, TierState
 from warmrank.cache_store.backends.tiers import TieredBackend
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import NotInStore, StoreUnavailable
+from warmrank.cache_store.gc.evict_plan import EvictPolicy
 from warmrank.cache_store.layout import blob_name, pin_name
 from warmrank.cache_store.store import Store
-from warmrank.cache_store.upkeep.evict_plan import EvictPolicy
 
 DAY_S = 86400.0
 DECODE = blob_name(digest_bytes(FUNCTIONS["Llama.decode"]).sha256)

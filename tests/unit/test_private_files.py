@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from warmrank.cache_store.errors import UnusableCache, UnwritableDisk
-from warmrank.cache_store.node.private_files import (
+from warmrank.cache_store.cache_dir.private_files import (
     DEBRIS_AGE_S,
     check_private,
     create_private,
@@ -24,6 +23,7 @@ from warmrank.cache_store.node.private_files import (
     sweep_debris,
     temporary_name,
 )
+from warmrank.cache_store.errors import UnusableCache, UnwritableDisk
 
 
 @pytest.fixture

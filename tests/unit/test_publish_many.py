@@ -18,13 +18,14 @@ from tests.support.stored import (
 )
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.directory import DirectoryBackend
+from warmrank.cache_store.cache_dir.local import variants
 from warmrank.cache_store.errors import Corrupt, Untrusted, UnusableCache
-from warmrank.cache_store.fetching.replicas import lay_out
+from warmrank.cache_store.fetch.staging import replicate
 from warmrank.cache_store.layout import manifest_name
-from warmrank.cache_store.node.local import variants
-from warmrank.cache_store.publishing.reports import PublishReport
+from warmrank.cache_store.publish.publish import PublishReport
 from warmrank.cache_store.records.manifest import PartitionManifest
-from warmrank.cache_store.signing.trust import Trust, generate_key_pair
+from warmrank.cache_store.signing.signing_keys import generate_key_pair
+from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.build.plan import replica
 
@@ -150,7 +151,7 @@ def test_manifest_of_a_stranger_makes_way_for_a_signed_one(cache, tmp_path):
 
 def test_copies_are_laid_out_private_and_apart(cache):
     manifests = many(cache)
-    assert lay_out(manifests, files_of(manifests, cache), cache) == 2 * (NUM - 1)
+    assert replicate(manifests, files_of(manifests, cache), cache) == 2 * (NUM - 1)
     paths = [entry.local_path(cache) for manifest in manifests for entry in manifest.artifacts]
     assert {path.stat().st_mode & 0o777 for path in paths} == {0o600}
     assert len({path.stat().st_ino for path in paths}) == len(paths)
@@ -159,16 +160,16 @@ def test_copies_are_laid_out_private_and_apart(cache):
 
 def test_copies_that_lie_there_are_not_made_again(cache):
     manifests = many(cache)
-    lay_out(manifests, files_of(manifests, cache), cache)
-    assert lay_out(manifests, files_of(manifests, cache), cache) == 0
+    replicate(manifests, files_of(manifests, cache), cache)
+    assert replicate(manifests, files_of(manifests, cache), cache) == 0
 
 
 def test_copy_beside_another_variant_is_one_more(cache):
     old = many(cache, {"Llama.decode": b"old"})
-    lay_out(old, files_of(old, cache), cache)
+    replicate(old, files_of(old, cache), cache)
     new = make_partition(cache, rank=0, world_size=NUM, functions={"Llama.decode": b"new"})
     copy = replica(new, 5)
-    assert lay_out([copy], files_of((new,), cache), cache) == 1
+    assert replicate([copy], files_of((new,), cache), cache) == 1
     function_dir = (cache / copy.artifacts[0].path).parent
     assert [path.read_bytes() for path in variants(function_dir)] == [b"old", b"new"]
 
@@ -178,7 +179,7 @@ def test_original_that_changed_is_not_copied(cache):
     files = files_of(manifests, cache)
     overwrite(next(iter(files.values())), b"changed")
     with pytest.raises(Corrupt, match="build again"):
-        lay_out(manifests[1:], files, cache)
+        replicate(manifests[1:], files, cache)
 
 
 def test_original_that_others_can_read_is_not_copied(cache):
@@ -186,4 +187,4 @@ def test_original_that_others_can_read_is_not_copied(cache):
     files = files_of(manifests, cache)
     next(iter(files.values())).chmod(0o644)
     with pytest.raises(UnusableCache):
-        lay_out(manifests[1:], files, cache)
+        replicate(manifests[1:], files, cache)

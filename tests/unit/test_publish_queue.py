@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY, make_partition
+from warmrank.cache_store import publish_pending as publish_queue
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, UnusableCache
 from warmrank.cache_store.parsing import parse_document
-from warmrank.cache_store.publishing import publish_queue
-from warmrank.cache_store.publishing.publish_queue import (
+from warmrank.cache_store.publish_pending import (
     QUEUE,
     AwaitedPartition,
     WaitingLaunch,

@@ -12,11 +12,11 @@ from tests.support.failing_backends import UnreadableBackend, new_file, unavaila
 from tests.support.stored import OFF, publish_launch
 from warmrank.cache_store.backends.tier import Tier
 from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.cache_dir.marks import Permit
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import NotInStore, StoreUnavailable
-from warmrank.cache_store.fetching.copying import Blobs
+from warmrank.cache_store.fetch.blobs import Blobs
 from warmrank.cache_store.layout import blob_name
-from warmrank.cache_store.node.admission import Permit
 from warmrank.cache_store.records.documents import read_stored_form
 from warmrank.cache_store.store import Store
 

@@ -6,9 +6,9 @@ import pytest
 import typer
 from rich.console import Console, RenderableType
 
-from warmrank.cache_store.upkeep.evict_plan import Choice
-from warmrank.cache_store.upkeep.pins import Pin
-from warmrank.cache_store.upkeep.reports import EvictOutcome, EvictReport, PlaceFault
+from warmrank.cache_store.gc.evict import EvictOutcome, EvictReport, PlaceFault
+from warmrank.cache_store.gc.evict_plan import Choice
+from warmrank.cache_store.gc.pins import Pin
 from warmrank.orchestrator.store.retention import parse_duration_s, parse_size_bytes
 from warmrank.orchestrator.ui.table import render_evicted, render_pins
 

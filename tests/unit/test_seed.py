@@ -19,15 +19,16 @@ from tests.support.stored import (
     stored,
 )
 from tests.support.stored import tree as all_files
+from warmrank.cache_store.cache_dir.marks import UNVERIFIED
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import StoreUnavailable, UnusableCache
 from warmrank.cache_store.keys import key_of
 from warmrank.cache_store.layout import BLOBS, USED, launch_name, split_used_name
-from warmrank.cache_store.node.unverified import UNVERIFIED
-from warmrank.cache_store.publishing import stored_launches
+from warmrank.cache_store.records import launches as stored_launches
 from warmrank.cache_store.records.manifest import LaunchRecord, parse_launch_record
 from warmrank.cache_store.seed import MAX_LAUNCHES, SeedReport, Wanted, pick_launch, seed
-from warmrank.cache_store.signing.trust import Trust, generate_key_pair
+from warmrank.cache_store.signing.signing_keys import generate_key_pair
+from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 
 EARLY, LATE = "2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"

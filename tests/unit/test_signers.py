@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.stored import LAUNCH_KEY, make_partition
+from warmrank.cache_store.cache_dir.marks import mark_signers, refuse_revoked
 from warmrank.cache_store.connect import TierSpec, open_store
 from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.node.signers import mark_signers, refuse_revoked
-from warmrank.cache_store.signing.revocations import Revocation
+from warmrank.cache_store.signing.keyring import Revocation
 from warmrank.cache_store.signing.signing_keys import generate_key_pair, key_id
 from warmrank.cache_store.signing.trust import Trust
 

@@ -18,9 +18,9 @@ from tests.support.stored import (
 )
 from warmrank.cache_store.backends.tier import Tier, TierMode
 from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.cache_dir.marks import UNVERIFIED
 from warmrank.cache_store.errors import Conflict, Corrupt, NewerFormat, StoreUnavailable
 from warmrank.cache_store.layout import blob_name
-from warmrank.cache_store.node.unverified import UNVERIFIED
 from warmrank.cache_store.records.manifest import parse_manifest
 from warmrank.cache_store.store import Store
 

@@ -13,17 +13,15 @@ import pytest
 
 from tests.support.stored import blob_path, overwrite, stored
 from warmrank.cache_store.backends.directory import DirectoryBackend
+from warmrank.cache_store.cache_dir.marks import admit, mark_signers, mark_unverified
 from warmrank.cache_store.errors import Conflict, Corrupt, NotInStore, RefusedCache, Untrusted, UnusableCache
 from warmrank.cache_store.layout import DIRECTORIES
-from warmrank.cache_store.node.admission import admit
-from warmrank.cache_store.node.signers import mark_signers
-from warmrank.cache_store.node.unverified import mark_unverified
 from warmrank.cache_store.records import directory_listing
 from warmrank.cache_store.records.directory_listing import DirectoryListing
 from warmrank.cache_store.records.documents import Documents
-from warmrank.cache_store.signing.revocations import Revocation
-from warmrank.cache_store.signing.signing_keys import key_id
-from warmrank.cache_store.signing.trust import Trust, generate_key_pair
+from warmrank.cache_store.signing.keyring import Revocation
+from warmrank.cache_store.signing.signing_keys import generate_key_pair, key_id
+from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.sync.pull import PullReport, plan_pull
 from warmrank.cache_store.sync.pull import pull as pull_planned
 from warmrank.cache_store.sync.push import push

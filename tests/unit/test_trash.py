@@ -7,8 +7,8 @@ import pytest
 from tests.support.memory_backend import MemoryBackend
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.gc.trash import restore, restore_from, trashed
 from warmrank.cache_store.layout import blob_name, trash_name
-from warmrank.cache_store.retention.trash import restore, restore_from, trashed
 
 NAME, OTHER = blob_name("1" * 64), blob_name("2" * 64)
 EARLY, LATE = (datetime(2026, month, 1, tzinfo=UTC) for month in (1, 2))

@@ -9,9 +9,9 @@ from typing import BinaryIO
 import pytest
 
 from tests.support.stored import backend_of, open_store, publish_launch
+from warmrank.cache_store.cache_dir.marks import UNVERIFIED, mark_unverified, refuse_unverified
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.layout import BLOBS
-from warmrank.cache_store.node.unverified import UNVERIFIED, mark_unverified, refuse_unverified
 
 
 def test_unverified_directory_is_refused_under_require(tmp_path):
