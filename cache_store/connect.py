@@ -14,11 +14,18 @@ from pathlib import Path
 from typing import Literal
 
 from warmrank.cache_store.backends.backend import BlobBackend
-from warmrank.cache_store.backends.circuit import Circuits, Ticks
+from warmrank.cache_store.backends.deadline import Ticks
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.backends.durability import FlushChoice
-from warmrank.cache_store.backends.tier import ANSWER_S, Tier, TierMode, TierState, away
-from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.backends.places import (
+    ANSWER_S,
+    Circuits,
+    Tier,
+    TieredBackend,
+    TierMode,
+    TierState,
+    away,
+)
 from warmrank.cache_store.errors import StoreError, StoreUnavailable
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.backends.places import TieredBackend
 
 logger = logging.getLogger(__name__)
 CALL_EVERY_S = 0.25

@@ -20,7 +20,7 @@ from typing import BinaryIO, Protocol
 
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile
 from warmrank.cache_store.backends.durability import EarlyWriter
-from warmrank.cache_store.backends.reading import read_from_any
+from warmrank.cache_store.backends.places import read_from_any
 from warmrank.cache_store.cache_dir.marks import Permit
 from warmrank.cache_store.cache_dir.private_files import create_private, open_private, os_errors_are_unusable
 from warmrank.cache_store.digests import CHUNK_BYTES, Digest, TooLong, copy_and_digest, digest_stream
@@ -227,18 +227,19 @@ def copy_blob(source: BlobSource, path: Path, count: CountBytes) -> Digest:
     """
     name = blob_name(source.sha256)
     assert source.blobs.permit.covers(path)  # noqa: S101 - another directory bears no marks of it
-    try:
-        return _copy_once(source, path, count)
-    except Corrupt as error:
-        quarantine_if_damaged(source.blobs.backend, name, error)
-        first = error
-    try:
-        return _copy_once(source, path, count)
-    except NotInStore:
-        raise first from None
-    except Corrupt as error:
-        quarantine_if_damaged(source.blobs.backend, name, error)
-        raise
+    first: Corrupt | None = None
+    while True:
+        try:
+            return read_from_any(
+                source.blobs.backend, name, lambda file: _copy_file(file, source, path, count)
+            )
+        except NotInStore as error:
+            raise first or error from None
+        except Corrupt as error:
+            quarantine_if_damaged(source.blobs.backend, name, error)
+            if first is not None:
+                raise
+            first = error
 
 
 def clone(source: Path, target: Path, count: CountBytes) -> None:
@@ -300,14 +301,6 @@ def _copy_shared(shared: BlobReader, source: BlobSource, path: Path, count: Coun
         logger.warning("Read from the store instead: %s", error)
         return False
     return True
-
-
-def _copy_once(source: BlobSource, path: Path, count: CountBytes) -> Digest:
-    return read_from_any(
-        source.blobs.backend,
-        blob_name(source.sha256),
-        lambda file: _copy_file(file, source, path, count),
-    )
 
 
 def _copy_file(file: BinaryIO, source: BlobSource, path: Path, count: CountBytes) -> Digest:

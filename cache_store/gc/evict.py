@@ -30,37 +30,6 @@ from warmrank.cache_store.steps import Step, reached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyReport:
-    """Outcome of reading the whole store; what stands in two of its places was read twice, and counts twice.
-
-    Attributes:
-        num_blobs: blobs read and hashed.
-        num_manifests: manifests looked at.
-        num_launches: launch records looked at.
-        num_listings: listings of other tools' directories looked at.
-        bytes_hashed: size of all blobs read.
-        faults: one line each; empty for a whole store.
-        repairs: what was done about them, one line each.
-    """
-
-    num_blobs: int
-    num_manifests: int
-    num_launches: int
-    num_listings: int
-    bytes_hashed: int
-    faults: tuple[str, ...]
-    repairs: tuple[str, ...] = ()
-
-    def named(self, location: str) -> VerifyReport:
-        """The same, each line with the place that it is about."""
-        return replace(
-            self,
-            faults=tuple(f"{location}: {line}" for line in self.faults),
-            repairs=tuple(f"{location}: {line}" for line in self.repairs),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceFault:
     """A place of a store in which nothing could be done, and why."""
 

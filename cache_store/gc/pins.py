@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from warmrank.cache_store.backends.backend import BlobBackend, NewFile
-from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.backends.places import TieredBackend
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import (
     Conflict,

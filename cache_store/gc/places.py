@@ -11,13 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from warmrank.cache_store.backends.supervisor import Supervisor
-from warmrank.cache_store.backends.tier import Tier, TierState
-from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.backends.deadline import Deadline
+from warmrank.cache_store.backends.places import Tier, TieredBackend, TierState
 from warmrank.cache_store.errors import NotInStore, StoreError, is_final
-from warmrank.cache_store.gc.evict import EvictOutcome, PlaceFault, VerifyReport, evict
+from warmrank.cache_store.gc.evict import EvictOutcome, PlaceFault, evict
 from warmrank.cache_store.gc.evict_plan import EvictPolicy
-from warmrank.cache_store.gc.verify import Elsewhere, verify_store
+from warmrank.cache_store.gc.verify import Elsewhere, VerifyReport, verify_store
 from warmrank.cache_store.progress import OnProgress, while_asked
 from warmrank.cache_store.records.documents import Documents
 from warmrank.cache_store.signing.trust import Trust
@@ -142,4 +141,4 @@ def _in_each(
 
 
 def _alone(tier: Tier, verb: Callable[[Tier, TieredBackend], T]) -> T:
-    return Supervisor([tier]).run(lambda view: verb(tier, view))
+    return Deadline([tier]).run(lambda view: verb(tier, view))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from warmrank.cache_store.backends.backend import BlobBackend, NewFile
-from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.backends.places import TieredBackend
 from warmrank.cache_store.cache_dir.digest_index import DigestIndex
 from warmrank.cache_store.cache_dir.private_files import digest_private, os_errors_are_unusable
 from warmrank.cache_store.digests import Digest

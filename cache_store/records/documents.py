@@ -14,8 +14,7 @@ from datetime import datetime, timedelta
 from typing import BinaryIO, Final, TypeVar
 
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile
-from warmrank.cache_store.backends.reading import read_from_any
-from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.backends.places import TieredBackend, read_from_any
 from warmrank.cache_store.cache_dir.private_files import temporary_name
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import (

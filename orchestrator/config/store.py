@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from warmrank.cache_store.backends.objects.connection import KNOWN_OPTIONS, SCHEMES, is_usable
-from warmrank.cache_store.backends.tier import ANSWER_S
+from warmrank.cache_store.backends.places import ANSWER_S
 from warmrank.orchestrator.config.strict import Seconds, Strict
 from warmrank.orchestrator.errors import BadArgument
 

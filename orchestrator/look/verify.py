@@ -13,7 +13,7 @@ from warmrank.cache_store.cache_dir.local import companions, holds_what_it_says,
 from warmrank.cache_store.cache_dir.node_files import kept_files
 from warmrank.cache_store.cache_dir.private_files import check_private, digest_private
 from warmrank.cache_store.errors import StoreError
-from warmrank.cache_store.gc.evict import VerifyReport
+from warmrank.cache_store.gc.verify import VerifyReport
 from warmrank.cache_store.progress import OnProgress
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.errors import NothingThere

@@ -46,7 +46,7 @@ def store_config(root: Path) -> dict[str, Any]:
 
 def backend_of(store: Store) -> BlobBackend:
     """What keeps the files of a store with one tier, for tests that let it fail."""
-    (tier,) = store._supervisor.tiers
+    (tier,) = store._deadline.tiers
     return tier.backend
 
 

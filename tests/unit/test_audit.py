@@ -84,7 +84,7 @@ def test_blob_that_cannot_be_read_is_found(store, root, monkeypatch):
     def fail(name: str) -> None:
         raise StoreUnavailable(what=name, where=str(root), reason="Input/output error")
 
-    monkeypatch.setattr(store._supervisor.tiers[0].backend, "open", fail)
+    monkeypatch.setattr(store._deadline.tiers[0].backend, "open", fail)
     assert all("Input/output error" in fault for fault in store.verify().faults)
     assert store.verify().num_blobs == 0
 

@@ -12,7 +12,8 @@ import pytest
 from tests.support.failing_backends import WaywardBackend, unavailable
 from tests.support.fake_rank import FakeWorld
 from warmrank.cache_store import connect
-from warmrank.cache_store.backends.circuit import TICK_S, Circuits, Ticks
+from warmrank.cache_store.backends.deadline import TICK_S, Ticks
+from warmrank.cache_store.backends.places import Circuits
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.layout import FORMAT_FILE
 from warmrank.cache_store.publish_pending import pending
@@ -116,7 +117,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
 
 def num_silences(caplog: pytest.LogCaptureFixture) -> int:
     """How often a place was left alone: each costs its ``answer_s``, and nothing else waits."""
-    return sum(record.name == "warmrank.cache_store.backends.circuit" for record in caplog.records)
+    return sum(record.name == "warmrank.cache_store.backends.places" for record in caplog.records)
 
 
 def tiers(near: str = "rw", far: str = "rw") -> dict[str, Any]:

@@ -10,8 +10,7 @@ import pytest
 from tests.support.memory_backend import MemoryBackend
 from warmrank.cache_store.backends.backend import FileInfo, NewFile
 from warmrank.cache_store.backends.directory import DirectoryBackend
-from warmrank.cache_store.backends.tier import Tier, TierMode
-from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.backends.places import Tier, TieredBackend, TierMode
 from warmrank.cache_store.cache_dir.digest_index import DigestIndex
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import StoreUnavailable

@@ -8,8 +8,7 @@ import pytest
 
 from tests.support.failing_backends import WaywardBackend, new_file, unavailable
 from tests.support.stored import FUNCTIONS, OFF, publish_launch
-from warmrank.cache_store.backends.tier import Tier, TierMode, TierState
-from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.backends.places import Tier, TieredBackend, TierMode, TierState
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import NotInStore, StoreUnavailable
 from warmrank.cache_store.gc.evict_plan import EvictPolicy

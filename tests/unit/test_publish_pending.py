@@ -8,9 +8,7 @@ import pytest
 from tests.support.failing_backends import WaywardBackend, unavailable
 from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY, OFF, make_partition, open_store
 from warmrank.cache_store import connect
-from warmrank.cache_store.backends.circuit import Circuits
-from warmrank.cache_store.backends.tier import Tier
-from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.backends.places import Circuits, Tier, TieredBackend
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.publish_pending import (
     AwaitedPartition,

@@ -17,8 +17,7 @@ from tests.support.failing_backends import WaywardBackend
 from tests.support.rank_spec import rank_spec
 from tests.support.ray_cluster import free_ports
 from tests.support.stored import open_store
-from warmrank.cache_store.backends.tier import Tier
-from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.backends.places import Tier, TieredBackend
 from warmrank.cache_store.cache_dir.marks import marks_of, permit_copies
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.records.manifest import CaptureEntry
@@ -285,7 +284,7 @@ def test_compile_waits_for_a_silent_store_once(cache: Path, caplog: pytest.LogCa
         compiled(cache, Store(tiers, trust=Trust(policy="off"), location="/store"))
     finally:
         place.thaw()
-    assert sum(record.name == "warmrank.cache_store.backends.circuit" for record in caplog.records) == 1
+    assert sum(record.name == "warmrank.cache_store.backends.places" for record in caplog.records) == 1
     unshared = [
         record for record in caplog.records if "is not shared with other nodes" in record.getMessage()
     ]

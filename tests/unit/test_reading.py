@@ -10,8 +10,7 @@ import pytest
 
 from tests.support.failing_backends import UnreadableBackend, new_file, unavailable
 from tests.support.stored import OFF, publish_launch
-from warmrank.cache_store.backends.tier import Tier
-from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.backends.places import Tier, TieredBackend
 from warmrank.cache_store.cache_dir.marks import Permit
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import NotInStore, StoreUnavailable

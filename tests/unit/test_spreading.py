@@ -10,8 +10,7 @@ import pytest
 
 from tests.support.failing_backends import WaywardBackend, new_file, unavailable
 from tests.support.stored import OFF, publish_launch
-from warmrank.cache_store.backends.tier import Tier
-from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.backends.places import Tier, TieredBackend
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.layout import BLOBS, LAUNCHES, MANIFESTS
 from warmrank.cache_store.progress import Progress, while_asked

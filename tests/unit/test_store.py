@@ -16,8 +16,7 @@ from tests.support.stored import (
     stored,
     tree,
 )
-from warmrank.cache_store.backends.tier import Tier, TierMode
-from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.backends.places import Tier, TieredBackend, TierMode
 from warmrank.cache_store.cache_dir.marks import UNVERIFIED
 from warmrank.cache_store.errors import Conflict, Corrupt, NewerFormat, StoreUnavailable
 from warmrank.cache_store.layout import blob_name

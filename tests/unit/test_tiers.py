@@ -6,8 +6,7 @@ import pytest
 
 from tests.support.failing_backends import WaywardBackend, new_file, unavailable
 from warmrank.cache_store.backends.backend import BlobBackend
-from warmrank.cache_store.backends.tier import Tier, TierMode
-from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.backends.places import Tier, TieredBackend, TierMode
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreUnavailable
 from warmrank.cache_store.layout import blob_name

@@ -33,7 +33,7 @@ from warmrank.cache_store.backends.objects.frames import (
     encode_stream,
     is_framed,
 )
-from warmrank.cache_store.backends.tier import ANSWER_S
+from warmrank.cache_store.backends.places import ANSWER_S
 from warmrank.cache_store.cache_dir.private_files import os_errors_are_unusable
 from warmrank.cache_store.digests import CHUNK_BYTES, Digest, TooLong, digest_bytes, digest_stream
 from warmrank.cache_store.errors import Corrupt, NoStoreYet, NotInStore, StoreUnavailable, UnusableCache

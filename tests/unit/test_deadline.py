@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.support.failing_backends import WaywardBackend, new_file, unavailable
-from warmrank.cache_store.backends.circuit import TICK_S, Answer, Ticks
-from warmrank.cache_store.backends.supervisor import Supervisor, ping
-from warmrank.cache_store.backends.tier import Tier, TierMode
-from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.backends.deadline import TICK_S, Answer, Deadline, Ticks, ping
+from warmrank.cache_store.backends.places import Circuit, Circuits, Tier, TieredBackend, TierMode
 from warmrank.cache_store.errors import NotInStore, StoreUnavailable
 from warmrank.cache_store.layout import FORMAT_FILE
 
@@ -69,12 +67,12 @@ def time() -> FakeTime:
 
 
 @pytest.fixture
-def supervise(near: WaywardBackend, far: WaywardBackend, time: FakeTime) -> Callable[..., Supervisor]:
-    def make(*, far_mode: TierMode = "rw", only_far: bool = False) -> Supervisor:
+def deadline_of(near: WaywardBackend, far: WaywardBackend, time: FakeTime) -> Callable[..., Deadline]:
+    def make(*, far_mode: TierMode = "rw", only_far: bool = False) -> Deadline:
         tiers = [Tier(name="far", backend=far, mode=far_mode)]
         if not only_far:
             tiers.insert(0, Tier(name="near", backend=near))
-        return Supervisor(tiers, ticks=time.ticks(), ping=ping_now)
+        return Deadline(tiers, ticks=time.ticks(), ping=ping_now)
 
     return make
 
@@ -83,65 +81,65 @@ def put(view: TieredBackend) -> tuple[str, ...]:
     return view.put_new([new_file(NAME, b"data")])
 
 
-def test_verb_gives_what_it_returns(supervise):
-    assert supervise().run(put) == (NAME,)
+def test_verb_gives_what_it_returns(deadline_of):
+    assert deadline_of().run(put) == (NAME,)
 
 
-def test_error_of_a_verb_comes_out_as_it_is_with_its_traceback(supervise):
+def test_error_of_a_verb_comes_out_as_it_is_with_its_traceback(deadline_of):
     def fail(view: TieredBackend) -> None:
         with view.open(NAME):
             pytest.fail("there is no such file")
 
     with pytest.raises(NotInStore) as caught:
-        supervise().run(fail)
+        deadline_of().run(fail)
     assert "fail" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
 
 
-def test_hanging_place_among_others_is_left_out(supervise, near, far):
+def test_hanging_place_among_others_is_left_out(deadline_of, near, far):
     far.hangs = True
-    supervisor = supervise()
-    assert supervisor.run(put) == (NAME,)
+    deadline = deadline_of()
+    assert deadline.run(put) == (NAME,)
     assert near.stat([NAME])
-    assert [tier.state.state for tier in supervisor.tiers] == ["used", "away"]
-    assert supervisor.problems == [
-        str(supervisor.tiers[1].away()),
+    assert [tier.state.state for tier in deadline.tiers] == ["used", "away"]
+    assert deadline.problems == [
+        str(deadline.tiers[1].away()),
     ]
 
 
-def test_hanging_place_costs_its_patience_and_a_second(supervise, far, time):
+def test_hanging_place_costs_its_patience_and_a_second(deadline_of, far, time):
     far.hangs = True
-    supervisor = supervise()
-    time.passes = lambda: not supervisor.tiers[1].circuit.is_open
-    supervisor.run(put)
+    deadline = deadline_of()
+    time.passes = lambda: not deadline.tiers[1].circuit.is_open
+    deadline.run(put)
     assert time.slept_s <= 4.0 + 1.0 + 3 * TICK_S
 
 
-def test_place_that_is_left_alone_is_asked_no_more(supervise, far, time):
+def test_place_that_is_left_alone_is_asked_no_more(deadline_of, far, time):
     far.hangs = True
-    supervisor = supervise()
-    supervisor.run(put)
+    deadline = deadline_of()
+    deadline.run(put)
     asked = len(far.calls)
     time.passes = lambda: False  # a wait would last for ever
-    supervisor.run(lambda view: view.stat([NAME]))
+    deadline.run(lambda view: view.stat([NAME]))
     assert len(far.calls) == asked
-    assert len(supervisor.problems) == 1
+    assert len(deadline.problems) == 1
 
 
-def test_only_place_that_hangs_is_an_error(supervise, far):
+def test_only_place_that_hangs_is_an_error(deadline_of, far):
     far.hangs = True
     with pytest.raises(StoreUnavailable, match=r"no answer within 3\.5 s") as caught:
-        supervise(only_far=True).run(put)
+        deadline_of(only_far=True).run(put)
     assert not caught.value.required
 
 
-def test_required_place_that_hangs_is_an_error_that_says_so(supervise, far):
+def test_required_place_that_hangs_is_an_error_that_says_so(deadline_of, far):
     far.hangs = True
     with pytest.raises(StoreUnavailable, match="required store far") as caught:
-        supervise(far_mode="required").run(put)
+        deadline_of(far_mode="required").run(put)
     assert caught.value.required
 
 
-def test_verb_left_behind_is_refused_its_next_call(supervise, near, far):
+def test_verb_left_behind_is_refused_its_next_call(deadline_of, near, far):
     far.hangs = True
     refusals: queue.SimpleQueue[str] = queue.SimpleQueue()
 
@@ -152,15 +150,15 @@ def test_verb_left_behind_is_refused_its_next_call(supervise, near, far):
             refusals.put(str(error))
             raise
 
-    supervise().run(verb)
+    deadline_of().run(verb)
     far.thaw()
     assert "given up" in refusals.get(timeout=60)
     assert far.stat([NAME]).keys() == {NAME}
 
 
-def test_problems_of_a_verb_left_behind_are_dropped(supervise, far):
+def test_problems_of_a_verb_left_behind_are_dropped(deadline_of, far):
     far.hangs = True
-    supervisor = supervise()
+    deadline = deadline_of()
     ended = threading.Event()
 
     def verb(view: TieredBackend) -> None:
@@ -170,38 +168,38 @@ def test_problems_of_a_verb_left_behind_are_dropped(supervise, far):
             view.problems.append(f"of {[tier.name for tier in view.tiers]}")
             ended.set()
 
-    supervisor.run(verb)
+    deadline.run(verb)
     far.thaw()
     assert ended.wait(60)
-    assert supervisor.problems[1:] == ["of ['near']"]
+    assert deadline.problems[1:] == ["of ['near']"]
 
 
-def test_fault_of_transport_leaves_the_place_out_at_once(supervise, far, time):
+def test_fault_of_transport_leaves_the_place_out_at_once(deadline_of, far, time):
     far.failure = unavailable("connection refused", transport=True)
-    supervisor = supervise()
+    deadline = deadline_of()
     time.passes = lambda: False  # a wait would last for ever
-    assert supervisor.run(put) == (NAME,)
-    assert supervisor.tiers[1].circuit.reason == "connection refused"
+    assert deadline.run(put) == (NAME,)
+    assert deadline.tiers[1].circuit.reason == "connection refused"
 
 
 @pytest.mark.parametrize("reason", ["No space left on device", "Read-only file system", "Permission denied"])
-def test_answer_that_refuses_opens_no_circuit(supervise, far, reason):
+def test_answer_that_refuses_opens_no_circuit(deadline_of, far, reason):
     far.failure = unavailable(reason)
-    supervisor = supervise()
-    supervisor.run(put)
-    assert not supervisor.tiers[1].circuit.is_open
-    assert [reason in problem for problem in supervisor.problems] == [True]
+    deadline = deadline_of()
+    deadline.run(put)
+    assert not deadline.tiers[1].circuit.is_open
+    assert [reason in problem for problem in deadline.problems] == [True]
 
 
-def test_long_verb_on_a_living_place_is_not_left_behind(supervise, time):
-    supervisor = supervise()
+def test_long_verb_on_a_living_place_is_not_left_behind(deadline_of, time):
+    deadline = deadline_of()
 
     def verb(view: TieredBackend) -> str:
         time.pass_until(100)
         return "done"
 
-    assert supervisor.run(verb) == "done"
-    assert [tier.circuit.is_open for tier in supervisor.tiers] == [False, False]
+    assert deadline.run(verb) == "done"
+    assert [tier.circuit.is_open for tier in deadline.tiers] == [False, False]
 
 
 def test_slow_ping_of_a_starved_process_opens_no_circuit(near, far):
@@ -212,7 +210,7 @@ def test_slow_ping_of_a_starved_process_opens_no_circuit(near, far):
     def ping_slowly(tier: Tier, answer: Answer) -> None:
         pending.append(answer)
 
-    supervisor = Supervisor([Tier(name="far", backend=far)], ticks=time.ticks(), ping=ping_slowly)
+    deadline = Deadline([Tier(name="far", backend=far)], ticks=time.ticks(), ping=ping_slowly)
 
     def verb(view: TieredBackend) -> str:
         time.pass_until(300)
@@ -223,9 +221,9 @@ def test_slow_ping_of_a_starved_process_opens_no_circuit(near, far):
 
     time.passes = lambda: time.slept_s < 300
 
-    assert supervisor.run(verb) == "done"
+    assert deadline.run(verb) == "done"
     assert not far.hangs
-    assert not supervisor.tiers[0].circuit.is_open
+    assert not deadline.tiers[0].circuit.is_open
 
 
 def test_interrupt_of_the_caller_is_not_held_back(near):
@@ -242,9 +240,9 @@ def test_interrupt_of_the_caller_is_not_held_back(near):
         begun.set()
         release.wait(60)
 
-    supervisor = Supervisor([Tier(name="near", backend=near)], ticks=Ticks(wait=interrupted), ping=ping_now)
+    deadline = Deadline([Tier(name="near", backend=near)], ticks=Ticks(wait=interrupted), ping=ping_now)
     with pytest.raises(KeyboardInterrupt):
-        supervisor.run(verb)
+        deadline.run(verb)
     release.set()
     with pytest.raises(StoreUnavailable, match="given up"):
         views[0].stat([NAME])
@@ -274,5 +272,46 @@ def test_real_silence_is_found_out(near, far):
     """The real clock and the real pings, with little patience."""
     far.hangs = True
     tiers = [Tier(name="near", backend=near), Tier(name="far", backend=far, answer_s=0.2)]
-    assert Supervisor(tiers).run(put) == (NAME,)
+    assert Deadline(tiers).run(put) == (NAME,)
     assert near.stat([NAME])
+
+
+def test_circuit_opens_once_with_its_first_reason():
+    circuit = Circuit()
+    assert not circuit.is_open
+    circuit.open("no answer within 4 s", where="/mnt")
+    circuit.open("another", where="/mnt")
+    assert (circuit.is_open, circuit.reason) == (True, "no answer within 4 s")
+
+
+def test_circuit_says_in_the_log_that_its_place_is_left_alone(caplog):
+    Circuit().open("no answer within 4 s", where="/mnt/shared")
+    assert "/mnt/shared is left alone for the rest of this process: no answer within 4 s" in caplog.text
+
+
+def test_circuits_are_one_for_each_place():
+    circuits = Circuits()
+    there = circuits.of("s3://bucket", {"endpoint": "http://a"})
+    assert circuits.of("s3://bucket", {"endpoint": "http://a"}) is there
+    assert circuits.of("s3://bucket", {"endpoint": "http://b"}) is not there
+    assert circuits.of("/mnt", {}) is not there
+
+
+def test_ticks_count_what_passed_while_the_process_ran():
+    now = iter([0.0, 0.1, 0.2, 10.2, 10.3])
+    waits = iter([False, False, False, False, True])
+    ticks = Ticks(clock=lambda: next(now), wait=lambda event, timeout_s: next(waits))
+    assert list(ticks.until(threading.Event())) == pytest.approx([TICK_S] * 4)
+
+
+def test_ticks_count_no_more_than_what_passed():
+    now = iter([0.0, 0.03])
+    waits = iter([False, True])
+    ticks = Ticks(clock=lambda: next(now), wait=lambda event, timeout_s: next(waits))
+    assert list(ticks.until(threading.Event())) == pytest.approx([0.03])
+
+
+def test_ticks_end_with_the_event():
+    event = threading.Event()
+    event.set()
+    assert list(Ticks().until(event)) == []

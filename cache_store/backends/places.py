@@ -1,28 +1,132 @@
-"""Several places that keep one store, such as a node's own disk before a shared file system.
+"""The places that keep one store, a near one before a far one, as one backend, and which are still asked.
 
-Invariants: blobs are read from the nearest place that has them, documents from the farthest, because the
-shared place is the authority and nearer ones are caches; what fails in one place is asked of the next; a
-place that failed to take a file takes no further one from the same view, so no document stands in it whose
-blobs it lacks. A read-only place is never written, and makes no other one read-only.
-
-A nearer place may hold a launch in part: what the ranks of its node needed. Only the farthest holds it whole.
-
-A `TieredBackend` is a *view* for one verb of the store: given up by `TieredBackend.leave`, it refuses every
-further call, so that a verb left behind in its thread ends at the next one.
+Blobs are read from the nearest place that has them, documents from the farthest, because the shared place is
+the authority and a nearer one is a cache, which may hold a launch in part. What fails in one place is asked
+of the next; one that failed to take a file takes no further one from the same view, so no document stands in
+it whose blobs it lacks. A read-only place is never written. A circuit opens once, for silence or a fault of
+transport, never for an answer such as "no space left", and stays open for the rest of the process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import BinaryIO, TypeVar
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import BinaryIO, Literal, TypeVar
 
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile
-from warmrank.cache_store.backends.tier import Tier
 from warmrank.cache_store.errors import NotInStore, StoreError, StoreUnavailable
 from warmrank.cache_store.layout import BLOBS
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
+TierMode = Literal["ro", "rw", "required"]
+ANSWER_S = 3.5  # and a second until the next sign of life is asked for: 5 s in all, with the ticks
+
+
+class Circuit:
+    """Whether a place is still asked. Any number of threads may use one at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reason = ""
+
+    @property
+    def reason(self) -> str:
+        """Why the place is left alone; empty while it is asked."""
+        return self._reason
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the place is left alone."""
+        return bool(self._reason)
+
+    def open(self, reason: str, *, where: str) -> None:
+        """Leave the place alone from now on; the first reason stays."""
+        with self._lock:
+            if self._reason:
+                return
+            self._reason = reason
+        logger.warning("%s is left alone for the rest of this process: %s", where, reason)
+
+
+class Circuits:
+    """The circuits of this process, one for each place, whatever the number of stores opened in it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._circuits: dict[tuple[str, frozenset[tuple[str, str]]], Circuit] = {}
+
+    def of(self, location: str, options: Mapping[str, str]) -> Circuit:
+        """The circuit of a place, which is known by its location and the options that lead to it."""
+        with self._lock:
+            return self._circuits.setdefault((location, frozenset(options.items())), Circuit())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """One place of a store.
+
+    Attributes:
+        name: its location, as it was named.
+        backend: keeps its files.
+        mode: ``ro`` is never written; ``required`` is ``rw``, and no verb goes on without it.
+        answer_s: how long it may be silent.
+        circuit: whether it is still asked.
+    """
+
+    name: str
+    backend: BlobBackend
+    mode: TierMode = "rw"
+    answer_s: float = ANSWER_S
+    circuit: Circuit = field(default_factory=Circuit)
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether files may be put here."""
+        return self.mode != "ro"
+
+    @property
+    def state(self) -> TierState:
+        """What has become of it so far."""
+        reason = self.circuit.reason
+        return TierState(
+            location=self.name, mode=self.mode, state="away" if reason else "used", reason=reason
+        )
+
+    def away(self) -> StoreUnavailable:
+        """The error that says that this place is left alone, and why."""
+        return away(self.name, self.circuit.reason, required=self.mode == "required")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierState:
+    """What became of one place, for reports.
+
+    Attributes:
+        location: the place, as it was named.
+        mode: its mode.
+        state: ``away`` is left alone, ``off`` was not asked for.
+        reason: why it is left alone; empty otherwise.
+    """
+
+    location: str
+    mode: str
+    state: Literal["used", "away", "off"]
+    reason: str = ""
+
+
+def away(name: str, reason: str, *, required: bool) -> StoreUnavailable:
+    """The error for a place that is left alone for the rest of this process."""
+    return StoreUnavailable(
+        what=f"required store {name}" if required else f"store {name}",
+        where=name,
+        reason=f"{reason}, so it is left alone for the rest of this process",
+        remedy="check that its file system or server answers, then start again",
+        required=required,
+    )
 
 
 class TieredBackend:
@@ -87,7 +191,8 @@ class TieredBackend:
         failure: StoreError | None = self._unreadable.get(name)
         for tier in self._not_passed_over(name):
             try:
-                file = self._ask(tier, lambda backend: backend.open(name))
+                with _Asking(self, tier):
+                    file = tier.backend.open(name)
             except NotInStore as error:
                 failure = failure or error
             except StoreUnavailable as error:
@@ -144,12 +249,11 @@ class TieredBackend:
         If it is not, that place is not read for this name again, so that another can serve it.
         """
         for tier in self._not_passed_over(name):
-            if len(self.tiers) == 1 and tier.is_writable:
-                return self._ask(tier, lambda backend: backend.move(name, target))
-            if not self._ask(tier, lambda backend: backend.stat([name])):
-                continue
-            if tier.is_writable:
-                return self._ask(tier, lambda backend: backend.move(name, target))
+            with _Asking(self, tier):
+                if (len(self.tiers) > 1 or not tier.is_writable) and not tier.backend.stat([name]):
+                    continue
+                if tier.is_writable:
+                    return tier.backend.move(name, target)
             self._passed_over.add((tier.name, name))
             return False
         return False
@@ -207,7 +311,8 @@ class TieredBackend:
         failure = self._failures.get(tier.name)
         if failure and len(self.tiers) > 1:
             raise failure
-        return self._ask(tier, lambda backend: backend.put_new(files))
+        with _Asking(self, tier):
+            return tier.backend.put_new(files)
 
     def _stat(self, names: Sequence[str], tiers: Iterable[Tier]) -> dict[str, FileInfo]:
         found: dict[str, FileInfo] = {}
@@ -220,7 +325,8 @@ class TieredBackend:
             if not rest:
                 continue  # found, or passed over in this place only
             try:
-                found.update(self._ask(tier, lambda backend, rest=rest: backend.stat(rest)))  # type: ignore[misc]
+                with _Asking(self, tier):
+                    found.update(tier.backend.stat(rest))
                 num_answered += 1
             except StoreUnavailable as error:
                 self._note(tier, error)
@@ -230,23 +336,14 @@ class TieredBackend:
         return found
 
     def _stream(self, tier: Tier, prefix: str) -> Iterator[FileInfo]:
-        listing = self._ask(tier, lambda backend: iter(backend.list(prefix)))
-        while (info := self._ask(tier, lambda _: next(listing, None))) is not None:
+        with _Asking(self, tier):
+            listing = iter(tier.backend.list(prefix))
+        while True:
+            with _Asking(self, tier):
+                info = next(listing, None)
+            if info is None:
+                return
             yield info
-
-    def _ask(self, tier: Tier, call: Callable[[BlobBackend], T]) -> T:
-        self._check_not_left(tier)
-        if tier.circuit.is_open:
-            raise tier.away()
-        try:
-            value = call(tier.backend)
-        except StoreUnavailable as error:
-            self._check_not_left(tier)
-            if error.transport:
-                tier.circuit.open(error.reason, where=tier.name)
-            raise
-        self.num_answers[tier.name] += 1
-        return value
 
     def _check_not_left(self, tier: Tier) -> None:
         if self.is_left:
@@ -298,3 +395,46 @@ class _Part(TieredBackend):
 
     def _check_not_left(self, tier: Tier) -> None:
         self._whole._check_not_left(tier)  # noqa: SLF001 - one class in two parts
+
+
+class _Asking:
+    """Around one call of one place: refused once it is left alone; an answer is a sign of life."""
+
+    __slots__ = ("_tier", "_view")
+
+    def __init__(self, view: TieredBackend, tier: Tier) -> None:
+        self._view, self._tier = view, tier
+
+    def __enter__(self) -> None:
+        self._view._check_not_left(self._tier)  # noqa: SLF001 - one class in two parts
+        if self._tier.circuit.is_open:
+            raise self._tier.away()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self._view.num_answers[self._tier.name] += 1
+        elif isinstance(error, StoreUnavailable):
+            self._view._check_not_left(self._tier)  # noqa: SLF001
+            if error.transport:
+                self._tier.circuit.open(error.reason, where=self._tier.name)
+
+
+def read_from_any(backend: BlobBackend, name: str, read: Callable[[BinaryIO], T]) -> T:
+    """What ``read`` makes of a file, of each place in turn until one can be read.
+
+    Args:
+        backend: the store.
+        name: of the file.
+        read: raises `StoreUnavailable` where the place is at fault; leaves nothing behind then.
+
+    Raises:
+        NotInStore: there is none.
+        StoreUnavailable: no place that has it can read it.
+    """
+    while True:
+        try:
+            with backend.open(name) as file:
+                return read(file)
+        except StoreUnavailable as error:
+            if not (isinstance(backend, TieredBackend) and backend.read_elsewhere(name, error)):
+                raise
