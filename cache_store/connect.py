@@ -56,7 +56,7 @@ class TierSpec:
 
 
 def open_store(tiers: Sequence[TierSpec], *, trust: Trust, create: bool = True) -> Store:
-    """Open the store that lies in ``tiers``, nearest first.
+    """Open the store that lies in ``tiers``: one place, or a near one and a far one.
 
     Args:
         tiers: its places.
@@ -68,7 +68,10 @@ def open_store(tiers: Sequence[TierSpec], *, trust: Trust, create: bool = True) 
         NewerFormat: a later release made it.
         Corrupt: its FORMAT is damaged.
     """
-    openings = [_Opening(spec, create=create) for spec in tiers if spec.mode != "off"]
+    asked = [spec for spec in tiers if spec.mode != "off"]
+    if len(asked) > 2:
+        raise ValueError("a store has one near and one far place")
+    openings = [_Opening(spec, create=create) for spec in asked]
     if not openings:
         reason, remedy = "every place of it is off", "name one whose mode is ro, rw or required"
         raise StoreUnavailable(what="store", where="the configuration", reason=reason, remedy=remedy)

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from warmrank.cache_store.backends.backend import BlobBackend, NewFile
-from warmrank.cache_store.backends.places import TieredBackend
 from warmrank.cache_store.cache_dir.digest_index import DigestIndex
 from warmrank.cache_store.cache_dir.private_files import digest_private, os_errors_are_unusable
 from warmrank.cache_store.digests import Digest
-from warmrank.cache_store.errors import Corrupt, StoreUnavailable, is_final
+from warmrank.cache_store.errors import Corrupt, StoreUnavailable
 from warmrank.cache_store.gc.trash import restore as bring_back
 from warmrank.cache_store.layout import blob_name
 from warmrank.cache_store.parallel import each, threads_for
@@ -133,61 +132,29 @@ class LocalBlobs:
 def absent_blobs(
     backend: BlobBackend, wanted: Mapping[str, Digest], *, restore: bool = False
 ) -> frozenset[str]:
-    """Names of the blobs that a writable place lacks; one of the wrong size goes into quarantine.
+    """Names of the blobs that a place lacks; one of the wrong size goes into quarantine.
 
     Args:
-        backend: the store.
+        backend: one place of the store.
         wanted: digests by name.
         restore: first bring back from the trash what lies there, which costs a listing of it.
 
     Raises:
-        StoreUnavailable: a required place, or the only one, cannot be looked at, or has a bad blob that
-            cannot be moved. Of several places the others are only left out: putting passes them over too.
+        StoreUnavailable: it cannot be looked at, or has a bad blob that cannot be moved.
     """
-    absent: set[str] = set()
-    places = _places(backend)
-    for place in places:
-        try:
-            gone = wanted.keys() - _whole(place, wanted)
-            absent |= gone - bring_back(place, gone) if restore and gone else gone
-        except StoreUnavailable as error:
-            if is_final(error) or len(places) == 1:
-                raise
-            absent |= wanted.keys()  # so that `put_new` is asked, and says what is wrong
-    return frozenset(absent)
+    gone = wanted.keys() - _whole(backend, wanted)
+    return frozenset(gone - bring_back(backend, gone) if restore and gone else gone)
 
 
 def check_standing(backend: BlobBackend, wanted: Mapping[str, Digest]) -> None:
     """Make sure of blobs that were put, but that the store said it had already.
 
     Raises:
-        StoreUnavailable: one of them is not there whole in a required place, or in no writable place at all.
+        StoreUnavailable: one of them is not there whole.
     """
-    if not wanted:
-        return
-    failures: list[StoreUnavailable] = []
-    places = _places(backend)
-    for place in places:
-        try:
-            _check_whole(place, wanted)
-        except StoreUnavailable as error:
-            if is_final(error) or len(places) == 1:
-                raise
-            failures.append(error)
-    if len(failures) == len(places):
-        raise failures[0]
-
-
-def _check_whole(place: BlobBackend, wanted: Mapping[str, Digest]) -> None:
-    if missing := sorted(wanted.keys() - _whole(place, wanted)):
+    if wanted and (missing := sorted(wanted.keys() - _whole(backend, wanted))):
         reason = "it was put, and is not there; something else stood in its place, or took it away"
         raise StoreUnavailable(what="blob", where=missing[0], reason=reason, remedy="publish again")
-
-
-def _places(backend: BlobBackend) -> tuple[BlobBackend, ...]:
-    if isinstance(backend, TieredBackend):
-        return backend.alone() or (backend,)
-    return (backend,)
 
 
 def _whole(backend: BlobBackend, wanted: Mapping[str, Digest]) -> set[str]:

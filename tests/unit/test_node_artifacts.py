@@ -37,7 +37,6 @@ from warmrank.cache_store.publish_pending import (
     publish_pending,
 )
 from warmrank.cache_store.seed import SeedReport, Wanted, seed
-from warmrank.cache_store.signing.signing_keys import generate_key_pair
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 from warmrank.worker.manifests import with_node_files
@@ -83,13 +82,6 @@ def test_node_gets_the_artifacts_of_the_node_that_hosted_its_ranks(store, source
         report = run(store, node, ranks=(first, first + 1))
         assert placed(node) == {ADD: expected}
         assert (report.node.num_fetched, report.node.num_placed, report.node.skipped) == (1, 1, ())
-
-
-def test_second_fetch_of_a_node_copies_nothing(store, source, node):
-    publish_nodes(store, source, {0: {ADD: b"add", MUL: b"mul"}}, world_size=4)
-    run(store, node, ranks=(0, 1, 2, 3))
-    again = run(store, node, ranks=(0, 1, 2, 3)).node
-    assert (again.num_fetched, again.bytes_fetched, again.num_placed, again.num_there) == (0, 0, 0, 2)
 
 
 def test_smaller_nodes_find_the_first_rank_of_the_larger_one(store, source, node):
@@ -202,17 +194,6 @@ def test_launch_of_another_environment_gives_none(store, source, node):
     assert placed(node) == {}
 
 
-def test_node_without_node_caches_gets_none(store, source, node):
-    publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4)
-    report = run(store, node, ranks=(0, 1), node_caches=None)
-    assert (len(report.partitions), report.node.files, kept_files(node / "cache")) == (2, (), ())
-
-
-def test_partitions_do_not_count_node_artifacts(store, source, node):
-    publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4)
-    assert [part.num_files for part in run(store, node, ranks=(0, 1)).partitions] == [2, 2]
-
-
 def test_distinct_partitions_do_not_differ_by_node_artifacts(store, source, node):
     publish_nodes(store, source, {0: {ADD: b"0"}, 2: {ADD: b"2"}}, world_size=4)
     report = run(store, node, world_size=8, ranks=(0,))
@@ -314,15 +295,6 @@ def test_node_artifacts_come_from_another_node_too(store, root, source, node):
     assert kept_path(node / "cache", digest_bytes(b"add").sha256).read_bytes() == b"add"
 
 
-def test_signed_node_artifacts_mark_nothing_unverified(root, source, node):
-    store = open_store(root, Trust(policy="require", signer=generate_key_pair("ci")))
-    publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4)
-    run(store, node, ranks=(0, 1))
-    assert placed(node)[ADD] == b"add"
-    assert not (node / "atc_data" / UNVERIFIED).exists()
-    assert not (node / "cache" / UNVERIFIED).exists()
-
-
 # The rest of a manifest's life.
 
 
@@ -340,15 +312,6 @@ def test_verify_says_that_a_node_artifact_is_missing(store, root, source):
     blob_path(root, b"add").unlink()
     (fault,) = store.verify().faults
     assert blob_name(digest_bytes(b"add").sha256) in fault
-
-
-def test_publishing_the_same_again_adds_nothing(store, source, tmp_path):
-    manifest = make_partition(source)
-    files = [kept(source, tmp_path / "tools", ADD, b"add")]
-    first = store.publish_partition(LAUNCH_KEY, with_node_files(manifest, files), source)
-    again = store.publish_partition(LAUNCH_KEY, with_node_files(manifest, files), source)
-    assert (first.created, first.num_blobs_new, again.created, again.num_blobs_new) == (True, 3, False, 0)
-    assert (again.key, again.conflicts) == (first.key, ())
 
 
 def test_later_node_artifacts_make_a_manifest_of_their_own(store, source, tmp_path):

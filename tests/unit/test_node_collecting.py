@@ -65,11 +65,6 @@ def test_everything_is_collected_where_the_config_asks_for_all(cache: Path, tool
     assert relatives(collect(caches, cache, ROOM, before=listing(caches))) == ["old.o"]
 
 
-def test_nothing_is_collected_where_the_config_asks_for_none(cache: Path, tool: Path):
-    write(tool / "old.o", b"old")
-    assert collected(tool, cache, collect="none") == Collected()
-
-
 def test_files_that_no_pattern_takes_are_nobodys_business(cache: Path, tool: Path):
     write(tool / "kernel_cache/a.o", b"a")
     write(tool / "notes.txt", b"private")
@@ -199,13 +194,6 @@ def test_fetched_file_that_changed_since_counts_with_its_new_bytes(cache: Path, 
     write(tool / "a.o", b"again")
     found = collect(cache_of(tool), cache, ROOM, carried=[carried])
     assert [file.digest for file in found.files] == [digest_bytes(b"again")]
-
-
-def test_fetched_file_that_is_unchanged_is_not_new(cache: Path, tool: Path, tmp_path: Path):
-    carried = fetched(cache, tmp_path, "a.o", b"fetched")
-    write(tool / "a.o", b"fetched")
-    found = collect(cache_of(tool), cache, ROOM, carried=[carried])
-    assert (found.files, found.num_new) == ((carried,), 0)
 
 
 def test_kept_copy_that_vanished_drops_its_entry_only(cache: Path, tool: Path, tmp_path: Path):

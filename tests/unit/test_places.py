@@ -65,21 +65,6 @@ def test_every_writable_place_is_evicted_the_farthest_first(both):
     assert (strays(both.near), strays(both.far), outcome.faults) == (False, False, ())
 
 
-def test_only_the_named_place_is_evicted(both):
-    both.age()
-    both.store().evict(EvictPolicy(), place="near")
-    assert (strays(both.near), strays(both.far)) == (False, True)
-
-
-def test_read_only_place_is_not_evicted(both):
-    both.age()
-    store = both.store(far="ro")
-    assert [report.location for report in store.evict(EvictPolicy()).reports] == ["near"]
-    with pytest.raises(NotInStore, match="writable are: near"):
-        store.evict(EvictPolicy(), place="far")
-    assert strays(both.far)
-
-
 def test_place_that_refuses_takes_nothing_from_the_report_of_the_other(both):
     both.age()
     both.far.put_new([new_file(f"ac/ab/{'ab' * 32}", b"no manifest")])
@@ -142,11 +127,6 @@ def test_damaged_blob_in_a_read_only_near_place_hides_no_good_one(both, tmp_path
     else:
         path = store.fetch_blob(DECODE.rpartition("/")[2], cache / "f", cache_root=cache)
         assert path.read_bytes() == FUNCTIONS["Llama.decode"]
-
-
-def test_whole_places_have_no_faults(both):
-    report = both.store().verify()
-    assert (report.faults, report.num_launches, report.num_blobs) == ((), 2, 4)
 
 
 @pytest.mark.parametrize("name", ["near", "far"])

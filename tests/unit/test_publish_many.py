@@ -12,7 +12,6 @@ from tests.support.stored import (
     LAUNCH_KEY,
     blob_path,
     make_partition,
-    make_record,
     open_store,
     overwrite,
 )
@@ -59,13 +58,6 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def test_all_manifests_are_read_back_and_make_a_launch(store, cache):
-    reports = publish(store, cache)
-    assert tuple(store.manifest(report.key) for report in reports) == many(cache)
-    record = make_record(tuple(report.ref for report in reports))
-    assert store.commit_launch(record)
-
-
 def test_each_is_what_publishing_it_alone_would_be(store, cache, tmp_path):
     reports = publish(store, cache)
     alone = open_store(tmp_path / "alone")
@@ -73,12 +65,6 @@ def test_each_is_what_publishing_it_alone_would_be(store, cache, tmp_path):
         LAUNCH_KEY, make_partition(tmp_path / "own", rank=7, world_size=NUM), tmp_path / "own"
     )
     assert (reports[7].key, reports[7].ref, reports[7].created) == (report.key, report.ref, True)
-
-
-def test_blobs_are_counted_once(store, cache):
-    reports = publish(store, cache)
-    assert [report.num_blobs_new for report in reports] == [2] + [0] * (NUM - 1)
-    assert reports[0].bytes_new == sum(map(len, FUNCTIONS.values()))
 
 
 def test_manifests_go_in_with_a_few_flushes_whatever_their_number(store, cache, monkeypatch):
@@ -156,12 +142,6 @@ def test_copies_are_laid_out_private_and_apart(cache):
     assert {path.stat().st_mode & 0o777 for path in paths} == {0o600}
     assert len({path.stat().st_ino for path in paths}) == len(paths)
     assert {path.read_bytes() for path in paths} == set(FUNCTIONS.values())
-
-
-def test_copies_that_lie_there_are_not_made_again(cache):
-    manifests = many(cache)
-    replicate(manifests, files_of(manifests, cache), cache)
-    assert replicate(manifests, files_of(manifests, cache), cache) == 0
 
 
 def test_copy_beside_another_variant_is_one_more(cache):
