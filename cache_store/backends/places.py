@@ -186,7 +186,7 @@ class TieredBackend:
         return created
 
     def open(self, name: str) -> BinaryIO:
-        """See `BlobBackend.open`; what meets a fault while reading: `cache_store.backends.reading`."""
+        """See `BlobBackend.open`; what meets a fault while reading: `read_from_any`."""
         self._read_from.pop(name, None)
         failure: StoreError | None = self._unreadable.get(name)
         for tier in self._not_passed_over(name):

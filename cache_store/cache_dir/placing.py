@@ -90,7 +90,7 @@ class Placed:
 
 
 def refusal(directory: Path, policy: str, revoked: Collection[str]) -> str:
-    """Why a trust policy wants nothing to do with a node cache, as `admission.admit` has it; empty if it may.
+    """Why a trust policy wants nothing to do with a node cache, as `marks.admit` has it; empty if it may.
 
     Args:
         directory: the node cache's.

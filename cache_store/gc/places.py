@@ -81,7 +81,7 @@ def verify_places(
     Args:
         tiers: the places, nearest first.
         trust: with which documents are judged.
-        repair: repair what can be; see `audit.verify_store`.
+        repair: repair what can be; see `verify.verify_store`.
         cache_root: a cache directory, from which a repair takes what is good there; None for none.
         left_out: places that are not asked; those that are away are faults.
         on_progress: told now and then how far each place is.
