@@ -14,11 +14,18 @@ from pathlib import Path
 from typing import Literal
 
 from warmrank.cache_store.backends.backend import BlobBackend
-from warmrank.cache_store.backends.circuit import Circuits, Ticks
+from warmrank.cache_store.backends.deadline import Ticks
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.backends.durability import FlushChoice
-from warmrank.cache_store.backends.tier import ANSWER_S, Tier, TierMode, TierState, away
-from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.backends.places import (
+    ANSWER_S,
+    Circuits,
+    Tier,
+    TieredBackend,
+    TierMode,
+    TierState,
+    away,
+)
 from warmrank.cache_store.errors import StoreError, StoreUnavailable
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
@@ -49,7 +56,7 @@ class TierSpec:
 
 
 def open_store(tiers: Sequence[TierSpec], *, trust: Trust, create: bool = True) -> Store:
-    """Open the store that lies in ``tiers``, nearest first.
+    """Open the store that lies in ``tiers``: one place, or a near one and a far one.
 
     Args:
         tiers: its places.
@@ -61,7 +68,10 @@ def open_store(tiers: Sequence[TierSpec], *, trust: Trust, create: bool = True) 
         NewerFormat: a later release made it.
         Corrupt: its FORMAT is damaged.
     """
-    openings = [_Opening(spec, create=create) for spec in tiers if spec.mode != "off"]
+    asked = [spec for spec in tiers if spec.mode != "off"]
+    if len(asked) > 2:
+        raise ValueError("a store has one near and one far place")
+    openings = [_Opening(spec, create=create) for spec in asked]
     if not openings:
         reason, remedy = "every place of it is off", "name one whose mode is ro, rw or required"
         raise StoreUnavailable(what="store", where="the configuration", reason=reason, remedy=remedy)

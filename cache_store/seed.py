@@ -15,13 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from warmrank.cache_store.cache_dir.node_files import NodeFile
+from warmrank.cache_store.cache_dir.placing import Destinations, Vouched, place_files
 from warmrank.cache_store.errors import StoreError, is_final
-from warmrank.cache_store.explain import explain_miss
-from warmrank.cache_store.fetching.copying import FetchOptions
-from warmrank.cache_store.fetching.reports import FetchOutcome, FetchReport
-from warmrank.cache_store.node.node_files import NodeFile
-from warmrank.cache_store.node.placing import Destinations, Vouched, place_files
-from warmrank.cache_store.publishing.stored_launches import LaunchSummary, StoredLaunch
+from warmrank.cache_store.fetch.blobs import FetchOptions
+from warmrank.cache_store.fetch.staging import FetchOutcome, FetchReport
+from warmrank.cache_store.keys import explain_miss
+from warmrank.cache_store.records.launches import LaunchSummary, StoredLaunch
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionRef
 from warmrank.cache_store.store import Store
 

@@ -1,75 +1,146 @@
 """The store as its users see it: publish, commit, fetch, look, verify.
 
-Layout: see `cache_store.layout`. Invariants: blobs before the manifest, manifests before the launch record;
-whatever is read is verified, and whatever is damaged goes into quarantine and is an error here, a miss one
-level up. How a verb is done on several places: `store_places`. Process safety: any number of processes on any
-number of nodes may use one store at once; a `Store` itself is used by one thread at a time. It holds a
+A verb goes from here through the deadline (`backends.deadline`) to the places that answer
+(`backends.places`), near and far, and there to the room that does it. What is written goes to the far place
+first, by the same rules as if it were the only one, because what the near one holds says nothing about it;
+then copies go into the near one, as far as possible. A verb never touches the `Store`, because it may be left
+behind in its thread. Any number of processes may use one store at once, one thread a `Store`. It holds a
 private key when it signs, so open it where it is used (`cache_store.connect.open_store`), and send its
 location elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
-from warmrank.cache_store import spreading
-from warmrank.cache_store.backends.backend import BlobBackend
-from warmrank.cache_store.backends.tier import TierState
-from warmrank.cache_store.fetching import fetch, node_artifacts, pinned
-from warmrank.cache_store.fetching.copying import FetchOptions
-from warmrank.cache_store.fetching.node_artifacts import NodeFetch
-from warmrank.cache_store.fetching.pinned import Pinned
-from warmrank.cache_store.fetching.progress import OnProgress
-from warmrank.cache_store.fetching.reports import FetchOutcome
-from warmrank.cache_store.layout import USED, manifest_name
-from warmrank.cache_store.node.placing import Destinations
-from warmrank.cache_store.node.single_flight import LOCK_TIMEOUT_S, single_flight
-from warmrank.cache_store.publishing import stored_launches
-from warmrank.cache_store.publishing.reports import BlobReport, PublishReport
-from warmrank.cache_store.publishing.stored_launches import LaunchSummary, StoredLaunch
+from warmrank.cache_store.backends.backend import BlobBackend, NewFile
+from warmrank.cache_store.backends.deadline import Deadline
+from warmrank.cache_store.backends.places import Tier, TieredBackend, TierState
+from warmrank.cache_store.cache_dir.marks import admit
+from warmrank.cache_store.cache_dir.placing import Destination, Destinations, admitted
+from warmrank.cache_store.cache_dir.single_flight import LOCK_TIMEOUT_S, single_flight
+from warmrank.cache_store.digests import Digest, digest_bytes
+from warmrank.cache_store.errors import StoreError, StoreUnavailable
+from warmrank.cache_store.fetch import fetch, manifests, node_artifacts
+from warmrank.cache_store.fetch.blobs import FetchOptions
+from warmrank.cache_store.fetch.manifests import Pinned
+from warmrank.cache_store.fetch.node_artifacts import NodeFetch
+from warmrank.cache_store.fetch.staging import FetchOutcome
+from warmrank.cache_store.gc import pins, places, trash
+from warmrank.cache_store.gc.evict import EvictOutcome
+from warmrank.cache_store.gc.evict_plan import EvictPolicy
+from warmrank.cache_store.gc.pins import Pin
+from warmrank.cache_store.gc.verify import VerifyReport
+from warmrank.cache_store.layout import USED, blob_name, launch_name, manifest_name
+from warmrank.cache_store.progress import OnProgress, while_asked
+from warmrank.cache_store.publish import launches as committing
+from warmrank.cache_store.publish import publish
+from warmrank.cache_store.publish.publish import BlobReport, PublishReport
+from warmrank.cache_store.records import launches
+from warmrank.cache_store.records.documents import Documents, read_stored_form
+from warmrank.cache_store.records.launches import LaunchSummary, StoredLaunch
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef
-from warmrank.cache_store.retention import last_use
-from warmrank.cache_store.signing.trust import Trust
-from warmrank.cache_store.store_places import StorePlaces
+from warmrank.cache_store.signing.trust import Trust, TrustPolicy
 from warmrank.cache_store.sync.pull import PullReport, plan_pull, pull, pull_lock
 from warmrank.cache_store.sync.push import PushReport, push
-from warmrank.cache_store.upkeep import pins, places
-from warmrank.cache_store.upkeep.evict_plan import EvictPolicy
-from warmrank.cache_store.upkeep.pins import Pin
-from warmrank.cache_store.upkeep.reports import EvictOutcome, VerifyReport
+
+T = TypeVar("T")
 
 
-class Store(StorePlaces):
-    """One store and the trust with which this process uses it; attributes as of `StorePlaces`."""
+class Store:
+    """One store and the trust with which this process uses it.
+
+    Attributes:
+        location: where it is, as it was named.
+        problems: what was skipped, or failed although a verb went on, since this object was made; one line
+            each.
+    """
 
     def __init__(
         self, backend: BlobBackend, *, trust: Trust, location: str, left_out: Sequence[TierState] = ()
     ) -> None:
-        super().__init__(backend, trust=trust, location=location, left_out=left_out)
+        tiers = (
+            backend.tiers if isinstance(backend, TieredBackend) else (Tier(name=location, backend=backend),)
+        )
+        self._deadline = Deadline(tiers)
+        self._trust = trust
+        self._left_out = tuple(left_out)
         self._record_names: dict[PartitionRef, str] = {}
+        self.location = location
+        self.problems = self._deadline.problems
+        self.problems.extend(tier.reason for tier in left_out if tier.state == "away")
+
+    @property
+    def policy(self) -> TrustPolicy:
+        """The trust policy under which this process uses the store."""
+        return self._trust.policy
+
+    @property
+    def tiers(self) -> tuple[TierState, ...]:
+        """The state of its places, those in use first, the near one first."""
+        return (*(tier.state for tier in self._deadline.tiers), *self._left_out)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a writable place is away, so that what is published now must be published to it later."""
+        return any(tier.state == "away" and tier.mode != "ro" for tier in self.tiers)
+
+    def admit(self, cache_root: Path) -> None:
+        """Make sure that copies from here may go below ``cache_root``; see `marks.admit`."""
+        admit(cache_root, self._trust.policy, self._trust.revoked)
+
+    def admitted(self, destinations: Destinations) -> tuple[dict[str, Destination], tuple[str, ...]]:
+        """The node caches that node artifacts from here may go to; see `placing.admitted`."""
+        return admitted(destinations, self._trust.policy, self._trust.revoked)
 
     def put_blob(self, path: Path) -> BlobReport:
         """Add a private local file; see `publish.put_blob`."""
-        trust = self._trust
-        return self._supervisor.run(lambda view: spreading.put_blob(view, trust, path))
+
+        def verb(view: TieredBackend) -> BlobReport:
+            report = view.write_farthest(lambda place: publish.put_blob(place, path))
+            if view.nearer():
+                view.fill([_blob(path, report.digest)])
+            return report
+
+        return self._deadline.run(verb)
 
     def fetch_blob(self, digest: str, function_dir: Path, *, cache_root: Path, beside: str = "") -> Path:
         """Add the blob with that sha256 to a function below ``cache_root``; see `fetch.fetch_blob`."""
-        return self._run(
-            lambda documents: fetch.fetch_blob(
-                documents, digest, function_dir, cache_root=cache_root, beside=beside
+        trust = self._trust
+        return self._deadline.run(
+            lambda view: fetch.fetch_blob(
+                Documents(backend=view, trust=trust),
+                digest,
+                function_dir,
+                cache_root=cache_root,
+                beside=beside,
             )
         )
 
     def publish_partition(self, launch_key: str, manifest: PartitionManifest, root: Path) -> PublishReport:
-        """Publish the artifacts below the cache directory ``root``; see `publish.publish_partition`."""
+        """Publish the artifacts below the cache directory ``root``; see `publish.publish_partition`.
+
+        The near place does not get a partition that another publisher compiled to other bytes: its manifest
+        may name blobs that are not here. A fetch brings those.
+        """
         trust = self._trust
-        return self._supervisor.run(
-            lambda view: spreading.publish_partition(view, trust, launch_key, manifest, root)
-        )
+
+        def verb(view: TieredBackend) -> PublishReport:
+            report = view.write_farthest(
+                lambda place: publish.publish_partition(
+                    Documents(backend=place, trust=trust), launch_key, manifest, root
+                )
+            )
+            if view.nearer() and not report.conflicts:
+                blobs = {e.sha256: _blob(e.local_path(root), e.digest) for e in manifest.artifacts}
+                _fill(view, list(blobs.values()), [manifest_name(report.key)])
+            return report
+
+        return self._deadline.run(verb)
 
     def publish_partitions(
         self,
@@ -78,58 +149,77 @@ class Store(StorePlaces):
         files: Mapping[str, Path],
         root: Path,
     ) -> tuple[PublishReport, ...]:
-        """Publish many partitions of the same few artifacts; see `publish_many.publish_many`."""
+        """Publish many partitions of the same few artifacts; see `publish.publish_many`."""
         trust = self._trust
-        return self._supervisor.run(
-            lambda view: spreading.publish_many(view, trust, launch_key, manifests, files, root)
-        )
+
+        def verb(view: TieredBackend) -> tuple[PublishReport, ...]:
+            reports = view.write_farthest(
+                lambda place: publish.publish_many(
+                    Documents(backend=place, trust=trust), launch_key, manifests, files, root
+                )
+            )
+            if view.nearer():
+                agreed = [pair for pair in zip(manifests, reports, strict=True) if not pair[1].conflicts]
+                entries = {e.sha256: e for manifest, _ in agreed for e in manifest.artifacts}
+                blobs = [_blob(files[sha256], entry.digest) for sha256, entry in entries.items()]
+                _fill(view, blobs, [manifest_name(report.key) for _, report in agreed])
+            return reports
+
+        return self._deadline.run(verb)
 
     def commit_launch(self, record: LaunchRecord) -> str:
-        """Put a launch record into the store, last of all; see `launches.commit_launch`."""
+        """Put a launch record into the store, last of all; see `publish.launches.commit_launch`."""
         trust = self._trust
-        return self._supervisor.run(lambda view: spreading.commit_launch(view, trust, record))
+
+        def verb(view: TieredBackend) -> str:
+            sha256 = view.write_farthest(
+                lambda place: committing.commit_launch(Documents(backend=place, trust=trust), record)
+            )
+            if view.nearer():
+                _fill(view, [], [launch_name(record.launch_key, sha256)])
+            return sha256
+
+        return self._deadline.run(verb)
 
     def launches(self, launch_key: str | None = None) -> tuple[LaunchRecord, ...]:
-        """All launch records, or those of one key, newest first; see `stored_launches.read_launches`."""
+        """All launch records, or those of one key, newest first; see `launches.read_launches`."""
         return tuple(stored.record for stored in self.stored_launches(launch_key))
 
     def stored_launches(self, launch_key: str | None = None) -> tuple[StoredLaunch, ...]:
         """As `launches`, with the name that each record has in the store."""
         found = self._noting(
-            lambda documents, problems: stored_launches.read_launches(documents, launch_key, problems)
+            lambda documents, problems: launches.read_launches(documents, launch_key, problems)
         )
         if launch_key is not None:
             self._note_names(found)
         return found
 
     def launch_summaries(self, launch_key: str) -> tuple[LaunchSummary, ...]:
-        """What the launches of one key are chosen by, newest first; see `stored_launches`."""
+        """What the launches of one key are chosen by, newest first; see `records.launches`."""
         return self._noting(
-            lambda documents, problems: stored_launches.summarize_launches(documents, launch_key, problems)
+            lambda documents, problems: launches.summarize_launches(documents, launch_key, problems)
         )
 
     def take_launches(self, names: Sequence[str]) -> tuple[StoredLaunch, ...]:
         """Records by their names, in their order; what cannot be used is skipped, as by `launches`."""
-        taken = self._noting(
-            lambda documents, problems: stored_launches.take_launches(documents, names, problems)
-        )
+        taken = self._noting(lambda documents, problems: launches.take_launches(documents, names, problems))
         self._note_names(taken)
         return taken
 
     def last_uses(self) -> dict[str, datetime]:
-        """When each record that has a mark of use was last used, by its name; see `last_use.last_uses`."""
-        marks = self._run(lambda documents: last_use.last_uses(documents.backend.list(USED)))
+        """When each record that has a mark of use was last used, by its name; see `trash.last_uses`."""
+        marks = self._run(lambda documents: trash.last_uses(documents.backend.list(USED)))
         return {name: datetime.fromtimestamp(mark.modified_s, UTC) for name, mark in marks.items()}
 
     def mark_used(self, record_name: str) -> None:
-        """Note that the record of that name was used; see `last_use.mark_used`."""
-        problem = self._run(lambda documents: last_use.mark_used(documents.backend, record_name))
+        """Note that the record of that name was used; see `trash.mark_used`."""
+        problem = self._run(lambda documents: trash.mark_used(documents.backend, record_name))
         if problem and problem not in self.problems:
             self.problems.append(problem)
 
     def launch_keys(self) -> tuple[str, ...]:
         """All launch keys, sorted."""
-        return self._run(stored_launches.launch_keys)
+        return self._run(launches.launch_keys)
 
     def manifest(self, key: str, *, expected_sha256: str | None = None) -> PartitionManifest:
         """The manifest of a partition.
@@ -145,7 +235,9 @@ class Store(StorePlaces):
             Untrusted: refused by the trust policy.
         """
         return self._run(
-            lambda documents: pinned.take_manifest(documents, key, expected_sha256=expected_sha256).manifest
+            lambda documents: (
+                manifests.take_manifest(documents, key, expected_sha256=expected_sha256).manifest
+            )
         )
 
     def standing(self, keys: Sequence[str]) -> dict[str, PartitionRef]:
@@ -154,11 +246,11 @@ class Store(StorePlaces):
         Raises:
             Corrupt, Untrusted: as `manifest`.
         """
-        return self._run(lambda documents: pinned.standing_refs(documents, keys))
+        return self._run(lambda documents: manifests.standing_refs(documents, keys))
 
     def distinct_partitions(self, refs: Sequence[PartitionRef]) -> Pinned[str]:
-        """One reference for each distinct set of artifacts; see `pinned.distinct_partitions`."""
-        return self._run(lambda documents: pinned.distinct_partitions(documents, refs))
+        """One reference for each distinct set of artifacts; see `manifests.distinct_partitions`."""
+        return self._run(lambda documents: manifests.distinct_partitions(documents, refs))
 
     def fetch_partitions(
         self,
@@ -182,8 +274,13 @@ class Store(StorePlaces):
         trust = self._trust
         with single_flight(cache_root, timeout_s=lock_timeout_s) as flight:
             beating = replace(options or FetchOptions(), beat=flight.beat)
-            outcome = self._supervisor.run(
-                lambda view: spreading.fetch_partitions(view, trust, refs, cache_root, beating)
+            outcome = self._deadline.run(
+                lambda view: fetch.fetch_partitions(
+                    Documents(backend=view, trust=trust),
+                    refs,
+                    cache_root,
+                    options=replace(beating, on_progress=while_asked(beating.on_progress, view)),
+                )
             )
         beating.held(outcome.copies)
         self._fill(outcome, refs)
@@ -220,7 +317,12 @@ class Store(StorePlaces):
 
     def push_directory(self, tool: str, root: Path, components: Mapping[str, str]) -> PushReport:
         """Store a directory of another tool; see `cache_store.sync.push.push`."""
-        return self._write(lambda documents: push(documents, tool, root, components))
+        trust = self._trust
+        return self._deadline.run(
+            lambda view: view.write_farthest(
+                lambda place: push(Documents(backend=place, trust=trust), tool, root, components)
+            )
+        )
 
     def pull_directory(
         self, tool: str, root: Path, components: Mapping[str, str], *, replace: bool = False
@@ -239,7 +341,7 @@ class Store(StorePlaces):
     ) -> VerifyReport:
         """Read every place again and say what is wrong; see `places.verify_places`."""
         return places.verify_places(
-            self._supervisor.tiers,
+            self._deadline.tiers,
             self._trust,
             repair=repair,
             cache_root=cache_root,
@@ -250,7 +352,7 @@ class Store(StorePlaces):
     def evict(self, policy: EvictPolicy, *, place: str | None = None, dry_run: bool = False) -> EvictOutcome:
         """Take away what ``policy`` does not keep; see `places.evict_places`."""
         return places.evict_places(
-            self._supervisor.tiers,
+            self._deadline.tiers,
             policy,
             trust=self._trust,
             place=place,
@@ -260,11 +362,11 @@ class Store(StorePlaces):
 
     def pin(self, prefix: str, *, reason: str = "") -> tuple[Pin, ...]:
         """Keep records from being evicted; see `pins.pin`."""
-        return self._supervisor.run(lambda view: pins.pin(view, prefix, reason=reason))
+        return self._deadline.run(lambda view: pins.pin(view, prefix, reason=reason))
 
     def unpin(self, prefix: str) -> tuple[str, ...]:
         """Remove pins; see `pins.unpin`."""
-        return self._supervisor.run(lambda view: pins.unpin(view, prefix))
+        return self._deadline.run(lambda view: pins.unpin(view, prefix))
 
     def pins(self) -> tuple[Pin, ...]:
         """All pins; see `pins.read_pins`."""
@@ -280,3 +382,61 @@ class Store(StorePlaces):
         wanted = [ref for ref in refs if ref not in faulty]
         records = {self._record_names[ref] for ref in wanted if ref in self._record_names}
         self._spread(outcome.copies, [*(manifest_name(ref.manifest_key) for ref in wanted), *sorted(records)])
+
+    def _spread(self, copies: Sequence[NewFile], names: Sequence[str]) -> None:
+        """Put blobs, and documents by their names, into the near place."""
+        if len(self._deadline.tiers) == 1:
+            return
+        try:
+            self._deadline.run(lambda view: _fill(view, copies, names))
+        except StoreUnavailable as error:
+            if error.required:
+                raise
+            self.problems.append(str(error))
+
+    def _run(self, verb: Callable[[Documents], T]) -> T:
+        """Do ``verb`` on the places that answer.
+
+        What it is handed is for it alone: it must not touch this object, because it may be left behind in
+        its thread.
+        """
+        trust = self._trust
+        return self._deadline.run(lambda view: verb(Documents(backend=view, trust=trust)))
+
+    def _noting(self, verb: Callable[[Documents, list[str]], T]) -> T:
+        """As `_run`, for what skips faulty files: they become problems, each once whatever was repeated."""
+
+        def with_problems(documents: Documents) -> tuple[T, list[str]]:
+            problems: list[str] = []
+            return verb(documents, problems), problems
+
+        result, problems = self._run(with_problems)
+        self.problems.extend(problems)
+        return result
+
+
+def _fill(view: TieredBackend, blobs: Sequence[NewFile], documents: Iterable[str]) -> None:
+    """Copy blobs and documents into the near place where it lacks them, as far as possible.
+
+    Args:
+        view: the places.
+        blobs: verified local copies of all that the documents refer to, so that none stands without them.
+        documents: names, each after those that it refers to.
+    """
+    wanted = list(documents)
+    missing = set(view.missing_nearer([*(blob.name for blob in blobs), *wanted]))
+    if missing:
+        absent = [name for name in wanted if name in missing]
+        view.fill([*blobs, *(file for name in absent if (file := _document(view, name)))])
+
+
+def _blob(path: Path, digest: Digest) -> NewFile:
+    return NewFile(name=blob_name(digest.sha256), source=path, expected=digest)
+
+
+def _document(view: TieredBackend, name: str) -> NewFile | None:
+    try:
+        sealed = read_stored_form(view, name)
+    except StoreError:
+        return None  # it was there a moment ago; the near place can do without
+    return NewFile(name=name, source=sealed, expected=digest_bytes(sealed))

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from warmrank.cache_store.backends.circuit import Ticks
+from warmrank.cache_store.backends.deadline import Ticks
 
 T = TypeVar("T")
 

@@ -29,10 +29,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.node.node_files import is_reserved
-from warmrank.cache_store.node.private_files import (
+from warmrank.cache_store.cache_dir.node_files import is_reserved
+from warmrank.cache_store.cache_dir.private_files import (
     create_private,
     digest_owned,
     discard_tree,
@@ -43,6 +41,8 @@ from warmrank.cache_store.node.private_files import (
     sync_directory,
     temporary_name,
 )
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.paths import path_fault
 from warmrank.worker.device_kinds import kind_of
 from warmrank.worker.node_caches import ARTIFACT_CHARS, GE, STATIC_KERNELS, archive_name, engine_directory

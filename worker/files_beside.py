@@ -13,14 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warmrank.cache_store.digests import Digest
-from warmrank.cache_store.errors import StoreError
-from warmrank.cache_store.node.companions import (
+from warmrank.cache_store.cache_dir.local import (
     add_companion,
     add_companion_from,
     companions,
 )
-from warmrank.cache_store.node.private_files import set_aside
+from warmrank.cache_store.cache_dir.private_files import set_aside
+from warmrank.cache_store.digests import Digest
+from warmrank.cache_store.errors import StoreError
 from warmrank.worker.artifact import damaged_files
 from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing
 

@@ -12,8 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from warmrank.cache_store.cache_dir.local import add_variant, add_variant_from, variants
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.node.local import add_variant, add_variant_from, variants
 from warmrank.worker import files_beside
 from warmrank.worker.variant import StoredArtifact
 from warmrank.worker.withheld import withhold

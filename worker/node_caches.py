@@ -1,8 +1,8 @@
 """Node caches: directories in which tools keep what they compiled, as a config declares them.
 
 What is new or changed in them after a launch belongs to the node (`worker.node_collecting`); what came from
-the store is put there (`cache_store.node.placing`). Known without a config are those of engine torchair's
-tools (`worker.engine_files`), and where CANN keeps its compiled operators.
+the store is put there (`cache_store.cache_dir.placing`). Known without a config are those of engine
+torchair's tools (`worker.engine_files`), and where CANN keeps its compiled operators.
 
 Facts relied on:
 
@@ -35,8 +35,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from warmrank.cache_store.cache_dir.placing import Destination
 from warmrank.cache_store.digests import Digest
-from warmrank.cache_store.node.placing import Destination
 from warmrank.worker.settings import Settings, expanded
 from warmrank.worker.values import Value
 

@@ -16,10 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warmrank.cache_store.canonical import canonical_json
-from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.fetching.node_offers import MAX_BYTES, MAX_FILES
-from warmrank.cache_store.node.node_files import (
+from warmrank.cache_store.cache_dir.node_files import (
     NODE,
     Identity,
     NodeFile,
@@ -30,8 +27,11 @@ from warmrank.cache_store.node.node_files import (
     note_use,
     split_node_path,
 )
-from warmrank.cache_store.node.placing import Destination
-from warmrank.cache_store.node.private_files import check_owned, os_errors_are_unusable
+from warmrank.cache_store.cache_dir.placing import Destination
+from warmrank.cache_store.cache_dir.private_files import check_owned, os_errors_are_unusable
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.fetch.node_artifacts import MAX_BYTES, MAX_FILES
+from warmrank.cache_store.keys import canonical_json
 from warmrank.cache_store.paths import MAX_PARTS, collisions
 from warmrank.cache_store.sync.tools import is_left_out
 from warmrank.worker.node_caches import ARTIFACT_CHARS, NodeCache, archive_name
@@ -82,7 +82,7 @@ class Collected(Value):
 
 def room_in(manifest: PartitionManifest) -> Room:
     """The room that a rank's artifacts leave."""
-    from warmrank.cache_store.records.fields import (
+    from warmrank.cache_store.records.manifest import (
         MAX_DOCUMENT_BYTES,
         MAX_ENTRIES,
         MAX_FILE_BYTES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from warmrank.cache_store.node.local import variants
+from warmrank.cache_store.cache_dir.local import variants
 
 
 def model_directory(class_name: str, *, dynamic: bool, mode: str, key: str) -> str:

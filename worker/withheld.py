@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from warmrank.cache_store.node.private_files import make_private_directories, os_errors_are_unusable
+from warmrank.cache_store.cache_dir.private_files import make_private_directories, os_errors_are_unusable
 
 
 def withhold(function_dir: Path, sha256: str) -> None:

@@ -10,9 +10,9 @@ from benchmarks.scale_parts.world import (
     RANKS_A_NODE,
     World,
 )
+from warmrank.cache_store.cache_dir.private_files import make_private_directories
 from warmrank.cache_store.connect import TierSpec
 from warmrank.cache_store.connect import open_store as open_tiers
-from warmrank.cache_store.node.private_files import make_private_directories
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef, utc_now
 from warmrank.cache_store.seed import SeedReport, Wanted, seed
 from warmrank.cache_store.signing.signing_keys import generate_key_pair, save_private_key

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from warmrank.cache_store.cache_dir.private_files import make_private_directories
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.keys import key_of
-from warmrank.cache_store.node.private_files import make_private_directories
 from warmrank.cache_store.records.manifest import (
     ArtifactEntry,
     CaptureEntry,

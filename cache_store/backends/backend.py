@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from warmrank.cache_store.cache_dir.private_files import open_owned, open_private, os_errors_are_unusable
 from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import StoreUnavailable
-from warmrank.cache_store.node.private_files import open_owned, open_private, os_errors_are_unusable
 from warmrank.cache_store.paths import path_fault
 
 # Most names, at a tenth of the time that `path_fault` takes, which has the last word on all others.

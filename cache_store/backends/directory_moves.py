@@ -17,11 +17,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from warmrank.cache_store.backends.directory_files import make_directories
 from warmrank.cache_store.backends.durability import file_system_type
+from warmrank.cache_store.cache_dir.private_files import temporary_name
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.layout import TMP
-from warmrank.cache_store.node.private_files import temporary_name
 from warmrank.cache_store.steps import Step, reached
 
 # Where a rename is known to set the inode's time of change, which says since when a file has its name.
@@ -191,3 +190,17 @@ def _remove_tree(root: Path) -> None:
             else:
                 path.unlink()
         directory.rmdir()
+
+
+def make_directories(directory: Path, *, root: Path, mode: int) -> None:
+    """Make a directory below ``root`` and those between; raises ``OSError``."""
+    try:
+        directory.mkdir(mode=mode)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        if directory == root:
+            raise
+        make_directories(directory.parent, root=root, mode=mode)
+        with suppress(FileExistsError):
+            directory.mkdir(mode=mode)

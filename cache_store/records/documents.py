@@ -1,36 +1,37 @@
-"""Sealed documents in a backend: manifests and launch records as they are stored and read back.
+"""Sealed documents in a backend: how they are written, read and judged, and which of several is the newest.
 
-Invariants: a document is returned only after its envelope was judged for the kind and key that were asked
-for; what is damaged, whoever reads it, goes into quarantine, what is merely not trusted here
-stays until a publisher replaces it.
+A document is returned only after its envelope was judged for the kind and key that were asked for. What is
+damaged, whoever reads it, goes into quarantine; what is merely not trusted here stays until a publisher
+replaces it.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO
+from datetime import datetime, timedelta
+from typing import BinaryIO, Final, TypeVar
 
-from warmrank.cache_store.backends.backend import BlobBackend, NewFile
-from warmrank.cache_store.backends.reading import read_from_any
-from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile
+from warmrank.cache_store.backends.places import TieredBackend, read_from_any
+from warmrank.cache_store.cache_dir.private_files import temporary_name
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import (
     Corrupt,
+    NotInStore,
     StoreError,
     StoreUnavailable,
     is_damage,
+    is_final,
     os_errors_are_unavailable,
 )
 from warmrank.cache_store.layout import manifest_name, quarantine_name
-from warmrank.cache_store.node.private_files import temporary_name
-from warmrank.cache_store.records.fields import MAX_DOCUMENT_BYTES
-from warmrank.cache_store.records.manifest import PartitionManifest, parse_manifest
-from warmrank.cache_store.signing.envelope import signer_id
-from warmrank.cache_store.signing.trust import DocumentKind, Trust
+from warmrank.cache_store.parallel import each
+from warmrank.cache_store.records.manifest import MAX_DOCUMENT_BYTES, PartitionManifest, parse_manifest
+from warmrank.cache_store.signing.trust import DocumentKind, Trust, signer_id
 
 logger = logging.getLogger(__name__)
-
 _MAX_ENVELOPE_BYTES = MAX_DOCUMENT_BYTES + 4096
 _USUAL_BYTES = 64 << 10  # a buffer of the limit's size would be mapped and unmapped for each of thousands
 
@@ -151,3 +152,77 @@ def quarantine(backend: BlobBackend, name: str, reason: str) -> None:
     for place in backend.alone() if isinstance(backend, TieredBackend) else (backend,):
         if place.stat([target]):
             place.put_new([file])
+
+
+READERS: Final = 8
+T = TypeVar("T")
+
+
+def take_usable(
+    backend: BlobBackend, names: Sequence[str], read: Callable[[str], T], problems: list[str]
+) -> tuple[T, ...]:
+    """What ``read`` makes of the documents that can be used, in the order of ``names``, several at a time.
+
+    Args:
+        backend: the store, into whose quarantine damaged ones go.
+        names: of the documents.
+        read: of one document; raises a `StoreError` where it cannot be used.
+        problems: gets one line for each that was skipped.
+
+    Raises:
+        StoreUnavailable: of a place of the store that is required.
+    """
+
+    def attempt(name: str) -> T | StoreError:
+        try:
+            return read(name)
+        except StoreError as error:
+            if is_final(error):
+                raise
+            return error
+
+    found: list[T] = []
+    for name, outcome in zip(names, each(attempt, names, num_threads=READERS), strict=True):
+        if not isinstance(outcome, StoreError):
+            found.append(outcome)
+        elif not isinstance(outcome, NotInStore):  # else evicted, or put into quarantine, since the listing
+            logger.warning("Skipped a document: %s", outcome)
+            problems.append(str(outcome))
+            quarantine_if_damaged(backend, name, outcome)
+    return tuple(found)
+
+
+MAX_AHEAD_S = 60.0
+"""By so much may a record's own date be later than the store's, before it is said."""
+Age = tuple[float, float, str]
+
+
+def age(info: FileInfo, created_s: float) -> Age:
+    """Sorts records, the newest first, by when the store got them.
+
+    Args:
+        info: of the record, in the store.
+        created_s: the record's own date, in seconds since the epoch.
+    """
+    return -info.written_s, -created_s, info.name
+
+
+def seconds_of(created: str) -> float:
+    """A document's own date in seconds since the epoch."""
+    return datetime.fromisoformat(created).timestamp()
+
+
+def dated_ahead(infos: Mapping[str, FileInfo], created_s: Mapping[str, float]) -> tuple[str, ...]:
+    """One line if records, by name, are dated later than the store got them; none otherwise."""
+    ahead = {name: date - infos[name].written_s for name, date in created_s.items() if name in infos}
+    wrong = sorted((seconds, name) for name, seconds in ahead.items() if seconds > MAX_AHEAD_S)
+    if not wrong:
+        return ()
+    seconds, name = wrong[-1]
+    records = f"{len(wrong)} records are" if len(wrong) > 1 else "a record is"
+    how_far = timedelta(seconds=round(seconds))
+    line = (
+        f"{records} dated in the future, by up to {how_far} ({name}): the clock of the node that made it "
+        "is off; set it. What is newest is told by the store's own"
+    )
+    return (line,)

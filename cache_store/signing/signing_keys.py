@@ -20,8 +20,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from warmrank.cache_store.errors import Corrupt, UnusableCache
-from warmrank.cache_store.node.private_files import (
+from warmrank.cache_store.cache_dir.private_files import (
     FILE_MODE,
     check_parents,
     create_private,
@@ -31,6 +30,7 @@ from warmrank.cache_store.node.private_files import (
     sync_directory,
     temporary_name,
 )
+from warmrank.cache_store.errors import Corrupt, UnusableCache
 from warmrank.cache_store.paths import part_fault
 
 _MAX_PEM_BYTES = 16 << 10

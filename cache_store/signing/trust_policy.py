@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Literal
 
 from warmrank.cache_store.backends.durability import LOCAL_TYPES, file_system_type
+from warmrank.cache_store.cache_dir.private_files import way_to
 from warmrank.cache_store.layout import BLOBS, QUARANTINE, TMP, TOP_LEVEL
-from warmrank.cache_store.node.private_files import way_to
 
 _MOUNTS = Path("/proc/self/mounts")
 _NEVER_USED = frozenset({QUARANTINE.rstrip("/"), TMP.rstrip("/")})  # nothing in there gets a name again

@@ -21,21 +21,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from warmrank.cache_store.backends.backend import BlobBackend
+from warmrank.cache_store.cache_dir.digest_index import DigestIndex
+from warmrank.cache_store.cache_dir.marks import admit, check_marks
+from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir, open_owned, os_errors_are_unusable
+from warmrank.cache_store.cache_dir.single_flight import LOCK_TIMEOUT_S, single_flight
 from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import NotInStore, UnusableCache
-from warmrank.cache_store.fetching.completeness import blob_faults
-from warmrank.cache_store.node.admission import admit, check_marks
-from warmrank.cache_store.node.digest_index import DigestIndex
-from warmrank.cache_store.node.private_files import ensure_cache_dir, open_owned, os_errors_are_unusable
-from warmrank.cache_store.node.single_flight import LOCK_TIMEOUT_S, single_flight
+from warmrank.cache_store.fetch.blobs import blob_faults
+from warmrank.cache_store.gc.trash import mark_used
 from warmrank.cache_store.parallel import NUM_THREADS, each
-from warmrank.cache_store.records.directory_listing import ListedFile, listing_key
+from warmrank.cache_store.records.directory_listing import (
+    ListedFile,
+    StoredListing,
+    listing_key,
+    nearest_listing,
+    newest_listing,
+)
 from warmrank.cache_store.records.documents import Documents
-from warmrank.cache_store.retention.last_use import mark_used
-from warmrank.cache_store.sync.laying_out import Copies, lay_out, refuse_obstacles, refuse_others
-from warmrank.cache_store.sync.newest import StoredListing, nearest_listing, newest_listing
-from warmrank.cache_store.sync.relocate import Relocation, relocation
-from warmrank.cache_store.sync.tools import beside, is_ours, tool_named
+from warmrank.cache_store.sync.materialize import Copies, lay_out, refuse_obstacles, refuse_others
+from warmrank.cache_store.sync.tools import Relocation, beside, is_ours, relocation, tool_named
 
 logger = logging.getLogger(__name__)
 

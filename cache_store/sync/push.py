@@ -1,8 +1,8 @@
 """Pushing a directory of another tool: its files as blobs, then a sealed listing of them.
 
-Invariants: the listing comes last, so it is whole in the store or absent, and what no pull could read is
-refused before the first blob; a file that changes while it is read, or goes away, is left out with a word,
-because the tool may be at work; nothing is written below the directory.
+The listing comes last, so it is whole in the store or absent. A file that changes while it is read is left
+out with a word. Links are not followed and not kept; what another user could have written is refused; nothing
+is written below the directory.
 """
 
 from __future__ import annotations
@@ -10,29 +10,89 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from warmrank.cache_store.backends.backend import NewFile
+from warmrank.cache_store.cache_dir.marks import check_marks
+from warmrank.cache_store.cache_dir.private_files import check_owned, open_owned, os_errors_are_unusable
 from warmrank.cache_store.digests import CHUNK_BYTES, digest_bytes, digest_stream
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache
 from warmrank.cache_store.layout import blob_name, directory_name
-from warmrank.cache_store.node.admission import check_marks
-from warmrank.cache_store.node.private_files import open_owned, os_errors_are_unusable
 from warmrank.cache_store.parallel import NUM_THREADS, each, each_short, is_short
-from warmrank.cache_store.paths import collisions
-from warmrank.cache_store.publishing.local_blobs import absent_blobs
+from warmrank.cache_store.paths import collisions, path_fault
+from warmrank.cache_store.publish.local_blobs import absent_blobs
 from warmrank.cache_store.records.directory_listing import (
     DirectoryListing,
     ListedFile,
     listing_key,
     make_listing,
+    newest_listing,
 )
 from warmrank.cache_store.records.documents import Documents
-from warmrank.cache_store.records.fields import MAX_FILE_BYTES
-from warmrank.cache_store.sync.newest import newest_listing
-from warmrank.cache_store.sync.walk import FoundFile, walk
+from warmrank.cache_store.records.manifest import MAX_FILE_BYTES
+from warmrank.cache_store.sync.tools import is_left_out, is_ours, is_own_work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundFile:
+    """A file of a directory, by its path relative to it."""
+
+    path: str
+    executable: bool
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a directory holds.
+
+    Attributes:
+        files: its files, sorted by path.
+        left_out: what is not taken, with the reason, sorted; locks and temporary files are not mentioned.
+    """
+
+    files: tuple[FoundFile, ...]
+    left_out: tuple[str, ...]
+
+
+def walk(root: Path) -> Found:
+    """List a directory.
+
+    Raises:
+        UnusableCache: it is no directory, cannot be read, or another user could have written to it.
+    """
+    left_out: list[str] = []
+    with os_errors_are_unusable("directory", root):
+        check_owned(root, root.stat(), directory=True)
+        files = sorted(_walk(root, "", left_out), key=lambda file: file.path)
+    return Found(files=tuple(files), left_out=tuple(sorted(left_out)))
+
+
+def _walk(root: Path, prefix: str, left_out: list[str]) -> Iterator[FoundFile]:
+    with os.scandir(root / prefix) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            path = f"{prefix}{entry.name}"
+            is_directory = entry.is_dir(follow_symlinks=False)
+            if is_left_out(entry.name, directory=is_directory):
+                continue
+            if is_ours(path):
+                if not is_own_work(entry.name, directory=is_directory):
+                    left_out.append(f"{path}: warmrank keeps this name for itself")
+            elif fault := path_fault(path):
+                left_out.append(f"{path!r}: its name {fault}")
+            elif is_directory:
+                check_owned(root / path, entry.stat(follow_symlinks=False), directory=True)
+                yield from _walk(root, f"{path}/", left_out)
+            elif not entry.is_file(follow_symlinks=False):
+                left_out.append(f"{path}: no regular file (a link, socket or device)")
+            else:
+                status = entry.stat(follow_symlinks=False)
+                executable = bool(status.st_mode & stat.S_IXUSR)
+                yield FoundFile(path=path, executable=executable, size_bytes=status.st_size)
+
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from warmrank.cache_store.fetching.replicas import lay_out
+from warmrank.cache_store.fetch.staging import replicate
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, utc_now
 from warmrank.cache_store.seed import Wanted, seed
 from warmrank.cache_store.store import Store
@@ -215,7 +215,7 @@ def _num_made(built: Built) -> int:
 
 
 def _num_laid_out(manifests: list[PartitionManifest], files: Mapping[str, Path], root: Path) -> int:
-    return sum(lay_out([manifest], files, root) > 0 for manifest in manifests)
+    return sum(replicate([manifest], files, root) > 0 for manifest in manifests)
 
 
 def _publish(

@@ -86,7 +86,7 @@ def preseed(  # noqa: PLR0913, PLR0917 - options of a command
 
 
 def _here(config: Config, plan: SeedPlan) -> tuple[NodeSeed, ...]:
-    from warmrank.cache_store.fetching.copying import FetchOptions
+    from warmrank.cache_store.fetch.blobs import FetchOptions
     from warmrank.orchestrator.seed.here import seed_here
     from warmrank.orchestrator.ui.progress import fetch_progress
 

@@ -137,7 +137,7 @@ def pull(  # noqa: PLR0913 - a command has one parameter for each option
     from warmrank.cache_store.errors import NoStoreYet, NotInStore
 
     with session(debug=debug):
-        from warmrank.cache_store.node.admission import check_marks
+        from warmrank.cache_store.cache_dir.marks import check_marks
         from warmrank.orchestrator.store.stores import load, open_to_fetch
         from warmrank.orchestrator.ui.table import render_pulls
 

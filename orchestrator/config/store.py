@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from warmrank.cache_store.backends.objects.connection import KNOWN_OPTIONS, SCHEMES, is_usable
-from warmrank.cache_store.backends.tier import ANSWER_S
+from warmrank.cache_store.backends.places import ANSWER_S
 from warmrank.orchestrator.config.strict import Seconds, Strict
 from warmrank.orchestrator.errors import BadArgument
 
@@ -162,22 +162,24 @@ def tier_at(location: str) -> TierConfig:
 
 
 class StoreConfig(Strict):
-    """The store: one place, or several, the nearest first.
+    """The store: one place, or a near one and a far one.
 
     A config may give one tier's keys beside ``trust``, without ``tiers``; see `config.reading.parse`.
     """
 
     tiers: tuple[TierConfig, ...] = Field(
-        description="list of mappings such as {path: /mnt/store, mode: ro}, the nearest first"
+        description="one or two mappings such as {path: /mnt/store, mode: ro}, the near place first"
     )
     trust: TrustConfig = Field(default=TrustConfig(), description="policy, signing_key, trusted_keys")
 
     @field_validator("tiers")
     @classmethod
-    def _not_empty(cls, value: tuple[TierConfig, ...]) -> tuple[TierConfig, ...]:
+    def _one_or_two(cls, value: tuple[TierConfig, ...]) -> tuple[TierConfig, ...]:
         # Not as min_length: a tier that is refused would be refused a second time, as missing.
         if not value:
             raise PydanticCustomError("empty", "at least one tier")
+        if sum(tier.mode != "off" for tier in value) > 2:
+            raise PydanticCustomError("many", "at most two tiers: a near place and a far one")
         return value
 
     @field_validator("tiers")

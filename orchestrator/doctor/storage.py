@@ -15,10 +15,10 @@ from pathlib import Path
 
 from warmrank.cache_store import connect
 from warmrank.cache_store.backends.backend import NewFile
+from warmrank.cache_store.cache_dir.private_files import FILE_MODE, create_private, temporary_name
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import StoreError
 from warmrank.cache_store.layout import FORMAT_FILE, TMP, TOP_LEVEL
-from warmrank.cache_store.node.private_files import FILE_MODE, create_private, temporary_name
 from warmrank.orchestrator.bounded import all_within
 from warmrank.orchestrator.config.store import StoreConfig, TierConfig, is_url
 from warmrank.orchestrator.doctor import Finding, error, ok, warning

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from warmrank.cache_store.backends.tier import TierState
+from warmrank.cache_store.backends.places import TierState
 from warmrank.cache_store.records.manifest import environments_of
 from warmrank.orchestrator.errors import LaunchFailed, in_words
 from warmrank.orchestrator.launch.identity import identity, launch_key

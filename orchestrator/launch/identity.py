@@ -10,8 +10,7 @@ from __future__ import annotations
 import posixpath
 from pathlib import Path
 
-from warmrank.cache_store.canonical import canonical_json
-from warmrank.cache_store.keys import key_of
+from warmrank.cache_store.keys import canonical_json, key_of
 from warmrank.orchestrator.config.models import Config, EntrypointWorkload
 
 

@@ -12,13 +12,8 @@ from collections.abc import Iterator
 
 from filelock import FileLock, Timeout
 
+from warmrank.cache_store.cache_dir.single_flight import LOCKS, lock_in
 from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.node.private_files import (
-    ensure_cache_dir,
-    make_private_directories,
-    os_errors_are_unusable,
-)
-from warmrank.cache_store.node.single_flight import LOCKS
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.gang.ray_session import way_in_now
 from warmrank.orchestrator.launch.identity import launch_key
@@ -38,18 +33,17 @@ def turn(config: Config) -> Iterator[None]:
     if way_in_now(config.ray) != "local" or ended.exists():
         yield
         return
-    lock = FileLock(kind.with_suffix(".lock"), timeout=0, mode=0o600, fallback_to_soft=False)
+    lock: FileLock | None = None
     try:
         with contextlib.suppress(UnusableCache):
-            ensure_cache_dir(config.cache_dir)
-            with os_errors_are_unusable("directory", kind.parent):
-                make_private_directories(kind.parent)
+            lock = lock_in(config.cache_dir, kind.with_suffix(".lock").name)
             _wait(lock, config)
         yield
         with contextlib.suppress(OSError):
             ended.touch(mode=0o600)
     finally:
-        lock.release()
+        if lock is not None:
+            lock.release()
 
 
 def _wait(lock: FileLock, config: Config) -> None:

@@ -10,11 +10,11 @@ from warmrank.cache_store.errors import StoreError
 from warmrank.cache_store.signing.keyring import (
     PUBLIC_SUFFIX,
     TRUSTED,
+    Revocation,
     is_key_id,
     private_keys,
     read_keyring,
 )
-from warmrank.cache_store.signing.revocations import Revocation
 from warmrank.cache_store.signing.signing_keys import key_id, load_signer, read_any_key
 
 

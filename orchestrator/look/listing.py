@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from warmrank.cache_store.errors import StoreError
-from warmrank.cache_store.publishing.stored_launches import StoredLaunch
+from warmrank.cache_store.records.launches import StoredLaunch
 from warmrank.cache_store.records.manifest import PartitionManifest, PartitionRef
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import Config

@@ -14,8 +14,8 @@ from typing import Any
 
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.errors import StoreError, StoreUnavailable
-from warmrank.cache_store.fetching.copying import FetchOptions
-from warmrank.cache_store.fetching.progress import Progress
+from warmrank.cache_store.fetch.blobs import FetchOptions
+from warmrank.cache_store.progress import Progress
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import OrchestratorError, first_line
 from warmrank.orchestrator.gang import ray_session

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from warmrank.cache_store.fetching.progress import Progress
+from warmrank.cache_store.progress import Progress
 from warmrank.orchestrator.nodes import Node, choose, is_called
 from warmrank.orchestrator.seed.here import NodeSeed, failed
 

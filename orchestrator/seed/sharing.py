@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from warmrank.cache_store.backends.backend import NewFile
+from warmrank.cache_store.cache_dir.private_files import open_private
 from warmrank.cache_store.errors import NotInStore, StoreUnavailable, UnusableCache
-from warmrank.cache_store.node.private_files import open_private
 
 logger = logging.getLogger(__name__)
 

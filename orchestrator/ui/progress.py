@@ -22,8 +22,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from warmrank.cache_store.fetching.progress import OnProgress
-from warmrank.cache_store.fetching.progress import Progress as Fetched
+from warmrank.cache_store.progress import OnProgress
+from warmrank.cache_store.progress import Progress as Fetched
 from warmrank.orchestrator.gang.step_file import RENDEZVOUS
 from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch.events import AuditReport, Event, RankClass

@@ -1,8 +1,9 @@
 """The timeline of a launch in the Trace Event Format, which Perfetto and chrome://tracing open.
 
-Format, "JSON Object Format" in https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
-A process is a node, a thread a rank; complete events (``X``) are stages and functions, instant events (``i``)
-attempts, metadata events (``M``) names. Times are microseconds since the launch began.
+Format, "JSON Object Format" in
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU A process is a node, a thread
+a rank; complete events (``X``) are stages and functions, instant events (``i``) attempts, metadata events
+(``M``) names. Times are microseconds since the launch began.
 
 What Perfetto's importer makes of it (src/trace_processor/importers/json in google/perfetto) asks for more:
 

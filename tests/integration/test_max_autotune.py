@@ -23,8 +23,7 @@ from tests.support.rank_spec import rank_spec
 from tests.support.releases import compiles_ahead
 from tests.support.stored import open_store
 from warmrank import CompilerConfig
-from warmrank.cache_store.node.companions import companions
-from warmrank.cache_store.node.local import variants
+from warmrank.cache_store.cache_dir.local import companions, variants
 from warmrank.inference import cache_compile, get_backend
 from warmrank.orchestrator.look.verify import verify_cache
 from warmrank.worker import manifests

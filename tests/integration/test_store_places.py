@@ -10,10 +10,9 @@ import pytest
 from tests.support.s3_server import PATIENT_S, S3Server, new_prefix
 from tests.support.stored import OFF, publish_launch, tree
 from warmrank.cache_store import connect
-from warmrank.cache_store.backends.circuit import Circuits
+from warmrank.cache_store.backends.deadline import ping
 from warmrank.cache_store.backends.objects.store import ObjectBackend
-from warmrank.cache_store.backends.supervisor import ping
-from warmrank.cache_store.backends.tier import Tier, TierMode
+from warmrank.cache_store.backends.places import Circuits, Tier, TierMode
 from warmrank.cache_store.connect import TierSpec, open_store
 from warmrank.cache_store.errors import StoreUnavailable
 

@@ -20,9 +20,9 @@ from typing import Any, NoReturn
 from tests.support.sealed_launches import fetch_laid, files_of, launch_key, lay_launch, publish_laid
 from tests.support.stored import open_store
 from warmrank.cache_store.errors import Conflict, NotInStore
+from warmrank.cache_store.gc import evict as evicting
+from warmrank.cache_store.gc.evict_plan import EvictPolicy
 from warmrank.cache_store.steps import EVENT
-from warmrank.cache_store.upkeep import evict as evicting
-from warmrank.cache_store.upkeep.evict_plan import EvictPolicy
 
 GRACE_S = 3600.0
 WORLD_SIZE = 2

@@ -12,16 +12,15 @@ from tests.support.memory_backend import MemoryBackend
 from tests.support.stored import ENVIRONMENT, LAUNCH_KEY, OFF, make_partition, make_record
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.gc import evict as evicting
+from warmrank.cache_store.gc.evict import EvictReport, evict
+from warmrank.cache_store.gc.evict_plan import EvictPolicy
 from warmrank.cache_store.keys import key_of
 from warmrank.cache_store.layout import launch_name
 from warmrank.cache_store.records.manifest import LaunchRecord
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.steps import Step
 from warmrank.cache_store.store import Store
-from warmrank.cache_store.upkeep import evict as evicting
-from warmrank.cache_store.upkeep.evict import evict
-from warmrank.cache_store.upkeep.evict_plan import EvictPolicy
-from warmrank.cache_store.upkeep.reports import EvictReport
 
 GRACE_S = 3600.0
 DAY_S = 86400.0

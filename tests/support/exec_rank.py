@@ -15,8 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from warmrank.cache_store.cache_dir.local import add_variant
 from warmrank.cache_store.digests import digest_file
-from warmrank.cache_store.node.local import add_variant
 from warmrank.worker import journal
 from warmrank.worker.results import FunctionResult
 

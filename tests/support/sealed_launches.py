@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.stored import function_dir, make_partition, make_record, partition_name
+from warmrank.cache_store.cache_dir.private_files import create_private, make_private_directories
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import StoreError
 from warmrank.cache_store.keys import key_of
 from warmrank.cache_store.layout import blob_name
-from warmrank.cache_store.node.private_files import create_private, make_private_directories
 from warmrank.cache_store.records.manifest import PartitionManifest, PartitionRef
 from warmrank.cache_store.store import Store
 

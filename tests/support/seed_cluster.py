@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from warmrank.cache_store.fetching.progress import Progress
+from warmrank.cache_store.progress import Progress
 from warmrank.orchestrator.nodes import Node
 from warmrank.orchestrator.seed.here import NodeSeed, failed
 

@@ -14,8 +14,7 @@ from typing import BinaryIO
 
 from tests.support.stored import OFF
 from warmrank.cache_store.backends.directory import DirectoryBackend
-from warmrank.cache_store.backends.tier import Tier
-from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.backends.places import Tier, TieredBackend
 from warmrank.cache_store.layout import BLOBS
 from warmrank.cache_store.store import Store
 

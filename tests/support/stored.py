@@ -9,11 +9,11 @@ from types import MappingProxyType
 from typing import Any
 
 from warmrank.cache_store.backends.backend import BlobBackend
+from warmrank.cache_store.cache_dir.local import add_variant
 from warmrank.cache_store.connect import TierSpec
 from warmrank.cache_store.connect import open_store as open_tiers
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.keys import key_of
-from warmrank.cache_store.node.local import add_variant
 from warmrank.cache_store.records.manifest import (
     ArtifactEntry,
     CaptureEntry,
@@ -46,7 +46,7 @@ def store_config(root: Path) -> dict[str, Any]:
 
 def backend_of(store: Store) -> BlobBackend:
     """What keeps the files of a store with one tier, for tests that let it fail."""
-    (tier,) = store._supervisor.tiers
+    (tier,) = store._deadline.tiers
     return tier.backend
 
 

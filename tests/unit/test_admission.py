@@ -5,11 +5,16 @@ import stat
 import pytest
 
 from tests.support.stored import open_store, publish_launch
+from warmrank.cache_store.cache_dir.marks import (
+    Marks,
+    admit,
+    mark_signers,
+    mark_unverified,
+    marks_of,
+    permit_copies,
+)
 from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.node.admission import Marks, admit, marks_of, permit_copies
-from warmrank.cache_store.node.signers import mark_signers
-from warmrank.cache_store.node.unverified import mark_unverified
-from warmrank.cache_store.signing.revocations import Revocation
+from warmrank.cache_store.signing.keyring import Revocation
 from warmrank.cache_store.signing.trust import Trust
 
 ONE = "1" * 16

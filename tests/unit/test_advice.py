@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.made_reports import course_of, failing, made_report
-from warmrank.cache_store.backends.tier import TierState
+from warmrank.cache_store.backends.places import TierState
 from warmrank.cache_store.records.manifest import RankEnvironment
 from warmrank.orchestrator.causes import Cause
 from warmrank.orchestrator.errors import CompileForbidden

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from warmrank.cache_store.backends.circuit import Ticks
+from warmrank.cache_store.backends.deadline import Ticks
 from warmrank.orchestrator.bounded import all_within
 
 

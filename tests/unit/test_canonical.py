@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.keys import canonical_json
 
 VALUES = st.recursive(
     st.none()

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import Corrupt, UnusableCache
-from warmrank.cache_store.node import local
-from warmrank.cache_store.node.companions import (
+from warmrank.cache_store.cache_dir import local
+from warmrank.cache_store.cache_dir.local import (
+    FRESH_S,
+    MAX_VARIANTS,
     add_companion,
     add_companion_from,
+    add_variant,
     companions,
     find_companion,
-    is_companion_name,
-    place_companion,
 )
-from warmrank.cache_store.node.local import FRESH_S, MAX_VARIANTS, add_variant
-from warmrank.cache_store.node.private_files import set_aside
+from warmrank.cache_store.cache_dir.private_files import set_aside
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import Corrupt, UnusableCache
 from warmrank.cache_store.records.manifest import ArtifactEntry
 
 DATA = b"kernels"
@@ -33,35 +33,12 @@ def function_dir(tmp_path: Path) -> Path:
     return tmp_path / "model" / "forward"
 
 
-@pytest.mark.parametrize(
-    ("name", "valid"),
-    [
-        (NAME, True),
-        ("ge_cache_.pt2", False),
-        (f"{NAME}.corrupt", False),
-        ("../" + NAME, False),
-        ("x.pt2", False),
-    ],
-)
-def test_names(name: str, valid: bool) -> None:
-    assert is_companion_name(name) is valid
-
-
 def test_companion_is_private_and_written_once(function_dir: Path) -> None:
     path = add_companion(function_dir, NAME, DATA)
     before = path.stat()
     assert add_companion(function_dir, NAME, DATA).stat().st_ino == before.st_ino
     assert (before.st_mode & 0o777, before.st_nlink) == (0o600, 1)
     assert companions(function_dir) == (path,)
-
-
-def test_second_damaged_companion_does_not_replace_the_first(function_dir: Path) -> None:
-    path = add_companion(function_dir, NAME, DATA)
-    for torn in (b"torn once", b"torn twice"):
-        path.write_bytes(torn)
-        add_companion(function_dir, NAME, DATA)
-    kept = {one.read_bytes() for one in function_dir.glob("*.corrupt*")}
-    assert kept == {b"torn once", b"torn twice"}
 
 
 def test_damaged_companion_that_cannot_be_moved_is_no_error(
@@ -105,15 +82,6 @@ def test_source_that_others_could_have_written_is_refused(function_dir: Path, tm
     source.chmod(0o644)
     with pytest.raises(UnusableCache):
         add_companion_from(tmp_path / "other", source, digest_bytes(DATA))
-
-
-def test_staged_file_is_gone_whatever_becomes_of_it(function_dir: Path) -> None:
-    add_companion(function_dir, NAME, DATA)
-    staged = function_dir / "staged"
-    staged.write_bytes(DATA)
-    staged.chmod(0o600)
-    place_companion(function_dir, NAME, staged, digest_bytes(DATA))
-    assert not staged.exists()
 
 
 def test_trim_takes_what_no_variant_names_any_more(function_dir: Path) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +10,8 @@ from tests.support.failing_backends import WaywardBackend, unavailable
 from tests.support.stored import LAUNCH_KEY, OFF, make_partition
 from warmrank.cache_store import connect
 from warmrank.cache_store.backends.backend import BlobBackend
-from warmrank.cache_store.backends.circuit import Circuits, Ticks
-from warmrank.cache_store.backends.tier import TierState
+from warmrank.cache_store.backends.deadline import Ticks
+from warmrank.cache_store.backends.places import Circuits
 from warmrank.cache_store.connect import TierSpec, is_left_alone, open_store
 from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreUnavailable
 from warmrank.cache_store.store import Store
@@ -67,25 +66,6 @@ def test_store_of_one_directory_is_made(near):
     assert Path(near.location, "FORMAT").is_file()
 
 
-def test_store_that_must_exist_is_not_made(near):
-    with pytest.raises(StoreUnavailable, match="there is no store at"):
-        open_store([near], trust=OFF, create=False)
-    assert not Path(near.location).exists()
-
-
-def test_read_only_place_is_not_made(near, far):
-    store = open_store([near, changed(far, mode="ro")], trust=OFF)
-    assert states(store) == [("near", "used"), ("far", "away")]
-    assert not Path(far.location).exists()
-
-
-def test_place_that_is_off_is_not_opened(near, far):
-    store = open_store([near, changed(far, mode="off")], trust=OFF)
-    assert store.tiers[1] == TierState(location=far.location, mode="off", state="off")
-    assert not Path(far.location).exists()
-    assert store.problems == []
-
-
 def test_places_that_are_all_off_are_no_store(near):
     with pytest.raises(StoreUnavailable, match="every place of it is off"):
         open_store([changed(near, mode="off")], trust=OFF)
@@ -96,12 +76,6 @@ def test_unknown_scheme_is_refused(tmp_path, monkeypatch):
     with pytest.raises(StoreUnavailable, match=r"ftp://bucket/x"):
         open_store([TierSpec(location="ftp://bucket/x")], trust=OFF)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_directory_needs_no_client_of_object_stores(near, monkeypatch):
-    monkeypatch.setitem(sys.modules, "obstore", None)
-    monkeypatch.delitem(sys.modules, "warmrank.cache_store.backends.objects.store", raising=False)
-    assert states(open_store([near], trust=OFF)) == [("near", "used")]
 
 
 def spoil(spec: TierSpec, text: str) -> None:
@@ -171,8 +145,13 @@ def test_hanging_place_that_is_required_is_an_error_that_says_so(near, hanging):
     assert caught.value.required
 
 
+def test_third_place_is_refused(near, far):
+    with pytest.raises(ValueError, match="one near and one far place"):
+        open_store([near, far, changed(far, location="/third")], trust=OFF)
+
+
 def test_several_hanging_places_are_waited_for_side_by_side(near, hanging, monkeypatch):
-    """One after the other they would take six ticks."""
+    """One after the other they would take four ticks."""
     waits: list[float] = []
 
     def wait(event: threading.Event, timeout_s: float) -> bool:
@@ -180,10 +159,10 @@ def test_several_hanging_places_are_waited_for_side_by_side(near, hanging, monke
         return False
 
     monkeypatch.setattr(connect, "Ticks", lambda: Ticks(clock=lambda: 100.0 * len(waits), wait=wait))
-    specs = [changed(hanging, options={"number": str(number)}) for number in range(3)]
+    specs = [changed(hanging, options={"number": str(number)}) for number in range(2)]
     with pytest.raises(StoreUnavailable):
         open_store(specs, trust=OFF)
-    assert len(waits) == 2 + 1 + 1  # 0.2 s are two ticks; then one look at each
+    assert len(waits) == 2 + 1  # 0.2 s are two ticks; then one look at each
 
 
 def test_fault_of_transport_at_opening_leaves_the_place_alone(near, far, monkeypatch):

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import logging
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
-from warmrank.cache_store.fetching.progress import CALL_EVERY_S, LOG_EVERY_S, Meter, Progress
+from warmrank.cache_store.progress import CALL_EVERY_S, LOG_EVERY_S, Meter, Progress
 
 
 class Clock:
@@ -49,27 +47,3 @@ def test_long_copy_leaves_a_line_in_the_log_now_and_then(caplog):
         meter.count(1)
         meter.count(1)
     assert [record.message for record in caplog.records] == ["Copying: 2 of 10 bytes, 0 of 2 files, 10 s"]
-
-
-def test_short_copy_leaves_no_line_in_the_log(caplog):
-    with caplog.at_level(logging.INFO):
-        meter, _ = seen_by(Clock())
-        meter.count(10, num_files=2)
-        meter.finish()
-    assert caplog.records == []
-
-
-def test_threads_are_counted_together():
-    meter, seen = seen_by(Clock())
-    barrier = threading.Barrier(4)
-
-    def count(_: int) -> None:
-        barrier.wait()
-        for _ in range(500):
-            meter.count(2)
-            meter.count(-1)
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(count, range(4)))
-    meter.finish()
-    assert seen[-1].done_bytes == 2000

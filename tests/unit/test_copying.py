@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tests.support.memory_backend import MemoryBackend
+from warmrank.cache_store.cache_dir.marks import Permit
 from warmrank.cache_store.digests import CHUNK_BYTES, digest_bytes
-from warmrank.cache_store.errors import Corrupt, NotInStore, UnusableCache
-from warmrank.cache_store.fetching.copying import Blobs, BlobSource, clone, copy_blob
+from warmrank.cache_store.errors import Corrupt, UnusableCache
+from warmrank.cache_store.fetch.blobs import Blobs, BlobSource, clone, copy_blob
 from warmrank.cache_store.layout import blob_name
-from warmrank.cache_store.node.admission import Permit
 
 DATA = os.urandom(3 * CHUNK_BYTES + 17)
 
@@ -75,19 +75,6 @@ def test_clone_goes_through_memory_where_the_kernel_cannot(source, tmp_path, mon
     assert (sum(counted), max(counted)) == (len(DATA), CHUNK_BYTES)
 
 
-def test_clone_goes_on_where_the_kernel_stops_early(source, tmp_path, monkeypatch):
-    real = os.copy_file_range
-    answers = iter([CHUNK_BYTES, 0])
-
-    def some(reader: int, writer: int, count: int, *offsets: int) -> int:
-        num_bytes = next(answers)
-        return real(reader, writer, num_bytes, *offsets) if num_bytes else 0
-
-    monkeypatch.setattr(os, "copy_file_range", some)
-    clone(source, tmp_path / "clone", lambda _: None)
-    assert (tmp_path / "clone").read_bytes() == DATA
-
-
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 def test_clone_that_fails_leaves_nothing(source, tmp_path, monkeypatch, number):
     kernel_cannot(monkeypatch, number)
@@ -123,14 +110,9 @@ def test_damaged_blob_leaves_nothing_and_goes_into_quarantine(backend, tmp_path,
 
 
 def test_blob_that_is_too_long_is_not_read_to_its_end(backend, tmp_path, monkeypatch):
-    monkeypatch.setattr("warmrank.cache_store.fetching.copying.MAX_BLOB_BYTES", CHUNK_BYTES)
+    monkeypatch.setattr("warmrank.cache_store.fetch.blobs.MAX_BLOB_BYTES", CHUNK_BYTES)
     counted: list[int] = []
     with pytest.raises(Corrupt, match=f"at most {CHUNK_BYTES} bytes"):
         copy_blob(blob(backend, None), tmp_path / "copy", counted.append)
     assert max(counted) == CHUNK_BYTES
     assert len([num_bytes for num_bytes in counted if num_bytes > 0]) == 2
-
-
-def test_blob_that_is_not_there_is_a_miss(tmp_path):
-    with pytest.raises(NotInStore):
-        copy_blob(blob(MemoryBackend()), tmp_path / "copy", lambda _: None)

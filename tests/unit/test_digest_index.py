@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Callable
@@ -11,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.cache_dir import digest_index
+from warmrank.cache_store.cache_dir.digest_index import DigestIndex
 from warmrank.cache_store.digests import Digest, digest_bytes, digest_stream
 from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.node import digest_index
-from warmrank.cache_store.node.digest_index import DigestIndex
+from warmrank.cache_store.keys import canonical_json
 
 DATA = b"bytes of an artifact"
 OTHER = DATA[::-1]
@@ -71,13 +70,6 @@ def saved(cache: Path, *files: Path) -> None:
 def test_digest_of_an_unchanged_file_is_not_computed_again(cache, file, hashed):
     saved(cache, file)
     assert DigestIndex.open(cache, "one").digest(file) == digest_bytes(DATA)
-    assert len(hashed) == 1
-
-
-@pytest.mark.usefixtures("settled")
-def test_digest_is_not_computed_twice_by_one_index(cache, file, hashed):
-    index = DigestIndex.open(cache, "one")
-    assert index.digest(file) == index.digest(file) == digest_bytes(DATA)
     assert len(hashed) == 1
 
 
@@ -145,11 +137,6 @@ def test_file_that_became_a_link_is_refused(cache, file):
         DigestIndex.open(cache, "one").digest(file)
 
 
-def test_file_that_is_not_there_raises(cache):
-    with pytest.raises(FileNotFoundError):
-        DigestIndex.open(cache, "one").digest(cache / "gone")
-
-
 @pytest.mark.usefixtures("settled")
 def test_file_that_changes_while_it_is_read_is_not_remembered(cache, file, monkeypatch):
     def changing(source):
@@ -161,23 +148,6 @@ def test_file_that_changes_while_it_is_read_is_not_remembered(cache, file, monke
     saved(cache, file)
     monkeypatch.undo()
     assert DigestIndex.open(cache, "one").digest(file) == digest_bytes(OTHER)
-
-
-@pytest.mark.usefixtures("settled")
-def test_file_outside_of_the_cache_directory_is_read_each_time(cache, tmp_path, hashed):
-    outside = private_file(tmp_path / "cache2" / "file", DATA)
-    index = DigestIndex.open(cache, "one")
-    assert index.digest(outside) == index.digest(outside) == digest_bytes(DATA)
-    assert len(hashed) == 2
-
-
-@pytest.mark.usefixtures("settled")
-def test_remembered_file_is_not_read(cache, file, hashed):
-    index = DigestIndex.open(cache, "one")
-    index.remember(file, digest_bytes(DATA))
-    index.save()
-    assert DigestIndex.open(cache, "one").digest(file) == digest_bytes(DATA)
-    assert hashed == []
 
 
 @pytest.mark.usefixtures("settled")
@@ -194,13 +164,6 @@ def test_remember_takes_no_digest_of_another_size(cache, file):
     index = DigestIndex.open(cache, "one")
     index.remember(file, digest_bytes(DATA + b"more"))
     assert index.digest(file) == digest_bytes(DATA)
-
-
-def test_remember_of_what_is_gone_is_no_error(cache):
-    index = DigestIndex.open(cache, "one")
-    index.remember(cache / "gone", digest_bytes(DATA))
-    index.save()
-    assert not (cache / ".index" / "one.json").exists()
 
 
 @pytest.mark.usefixtures("settled")
@@ -255,26 +218,12 @@ def test_sealed_index_of_another_shape_is_empty(cache, document):
     assert DigestIndex.open(cache, "one")._seen == {}
 
 
-def test_sealed_index_of_this_shape_is_taken(cache):
-    line = canonical_json({"format": 1, "files": {"a": ENTRY}})
-    seal = canonical_json(digest_bytes(line).sha256)
-    private_file(cache / ".index" / "one.json", seal + b"\n" + line + b"\n")
-    assert set(DigestIndex.open(cache, "one")._seen) == {"a"}
-
-
 @pytest.mark.usefixtures("settled")
 def test_index_that_others_could_have_written_is_empty(cache, file, hashed):
     saved(cache, file)
     (cache / ".index" / "one.json").chmod(0o666)
     DigestIndex.open(cache, "one").digest(file)
     assert len(hashed) == 2
-
-
-def test_index_of_edited_entries_is_empty(cache):
-    line = json.dumps({"format": 1, "files": {"f": [1, 2]}}).encode()
-    seal = json.dumps(digest_bytes(line).sha256).encode()
-    private_file(cache / ".index" / "one.json", seal + b"\n" + line)
-    assert DigestIndex.open(cache, "one")._seen == {}
 
 
 def test_index_is_private(cache, file):
@@ -292,21 +241,6 @@ def test_save_forgets_files_that_are_gone(cache, file):
     third = private_file(cache / "h" / "compiled_module", OTHER)
     saved(cache, third)
     assert set(DigestIndex.open(cache, "one")._seen) == {"f/compiled_module", "h/compiled_module"}
-
-
-@pytest.mark.usefixtures("settled")
-def test_save_of_nothing_new_writes_nothing(cache, file):
-    saved(cache, file)
-    before = (cache / ".index" / "one.json").stat().st_ino
-    saved(cache, file)
-    assert (cache / ".index" / "one.json").stat().st_ino == before
-
-
-def test_save_removes_what_an_ended_process_left(cache, file):
-    left = private_file(cache / ".index" / "tmp" / "left", b"", age_s=25 * 3600)
-    fresh = private_file(cache / ".index" / "tmp" / "fresh", b"")
-    saved(cache, file)
-    assert (left.exists(), fresh.exists()) == (False, True)
 
 
 def test_index_that_cannot_be_written_is_no_error(cache, file):
@@ -332,13 +266,3 @@ def test_threads_that_save_at_once_leave_a_whole_index(cache):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(run, range(8)))
     assert len(DigestIndex.open(cache, "one")._seen) == 20
-
-
-@pytest.mark.usefixtures("settled")
-def test_threads_may_share_an_index(cache):
-    files = [private_file(cache / str(number) / "compiled_module", DATA) for number in range(50)]
-    index = DigestIndex.open(cache, "one")
-    with ThreadPoolExecutor(8) as pool:
-        assert set(pool.map(index.digest, files * 2)) == {digest_bytes(DATA)}
-    index.save()
-    assert len(DigestIndex.open(cache, "one")._seen) == 50

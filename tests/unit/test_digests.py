@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import io
 
 import pytest
@@ -25,10 +24,6 @@ def test_copy_and_digest_copies_what_it_digests(data):
     assert target.getvalue() == data
 
 
-def test_digest_bytes_is_sha256():
-    assert digest_bytes(b"abc") == Digest(sha256=hashlib.sha256(b"abc").hexdigest(), size_bytes=3)
-
-
 def test_digest_file_reads_more_than_one_chunk(tmp_path):
     data = b"x" * (2 * CHUNK_BYTES + 1)
     (tmp_path / "file").write_bytes(data)
@@ -51,8 +46,3 @@ def test_digest_refuses_what_is_no_sha256(text):
     assert not is_sha256(text)
     with pytest.raises(ValueError, match="64 lowercase hex"):
         Digest(sha256=text, size_bytes=0)
-
-
-def test_digest_refuses_a_negative_size():
-    with pytest.raises(ValueError, match="negative"):
-        Digest(sha256="a" * 64, size_bytes=-1)

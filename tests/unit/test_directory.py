@@ -4,21 +4,17 @@ import errno
 import json
 import os
 import stat
-import threading
 from pathlib import Path
 
 import pytest
 
 from tests.support.stored import stored
-from warmrank.cache_store.backends import directory
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.directory import DirectoryBackend
-from warmrank.cache_store.backends.objects.format import _FORMAT_DATA
-from warmrank.cache_store.digests import Digest, Readable, Writable, copy_and_digest, digest_bytes
+from warmrank.cache_store.backends.objects.store import _FORMAT_DATA
+from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreUnavailable
-from warmrank.cache_store.parallel import _SHORT_BYTES, each
-from warmrank.cache_store.records.documents import _USUAL_BYTES, quarantine, read_stored_form
-from warmrank.cache_store.steps import Step
+from warmrank.cache_store.records.documents import _USUAL_BYTES, read_stored_form
 
 NAME = "ac/ab/one"
 
@@ -41,11 +37,6 @@ def failing(number: int):
 
 def test_new_store_writes_its_format(backend, root):
     assert json.loads((root / "FORMAT").read_bytes()) == {"format": 1, "digest": "sha256"}
-
-
-def test_store_opens_again(backend, root):
-    backend.put_new([new_file()])
-    assert DirectoryBackend(root, create=False).stat([NAME])[NAME].stored_bytes == 4
 
 
 def test_newer_store_is_refused_by_name(backend, root):
@@ -112,12 +103,6 @@ def test_put_new_that_fails_leaves_nothing(backend, root, monkeypatch):
     assert (list((root / "tmp").iterdir()), stored(root, "ac")) == ([], [])
 
 
-def test_put_new_of_what_exists_needs_no_write(backend, monkeypatch):
-    backend.put_new([new_file()])
-    monkeypatch.setattr(backend, "_temporary", failing(errno.EROFS))
-    assert backend.put_new([new_file()]) == ()
-
-
 def test_put_new_flushes_bytes_before_names_and_names_last(root, monkeypatch):
     steps: list[str] = []
 
@@ -138,49 +123,6 @@ def test_put_new_flushes_bytes_before_names_and_names_last(root, monkeypatch):
     assert steps == ["bytes of 2", "link ac/ab/1", "link ac/ab/2", "names of 2"]
 
 
-def test_put_new_tells_its_steps_in_order(backend, monkeypatch):
-    steps: list[Step] = []
-    monkeypatch.setattr("warmrank.cache_store.backends.directory.reached", steps.append)
-    backend.put_new([new_file()])
-    backend.put_new([new_file()])
-    assert steps == [
-        Step.PUT_STAGED,
-        Step.PUT_FLUSHED,
-        Step.PUT_LINKED,
-        Step.PUT_DURABLE,
-        Step.PUT_DURABLE,
-    ]
-
-
-def test_put_new_copies_several_files_at_once_the_largest_first(backend, monkeypatch):
-    begun: list[int] = []
-
-    def in_threads(function, items, *, num_threads):
-        begun.extend(item[1].expected.size_bytes for item in items)
-        return each(function, items, num_threads=4)
-
-    monkeypatch.setattr("warmrank.cache_store.backends.directory.each", in_threads)
-    sizes = [_SHORT_BYTES + number for number in range(20)]
-    files = [new_file(f"cas/sha256/ab/{size}", bytes(size)) for size in sizes]
-    assert backend.put_new(files) == tuple(file.name for file in files)
-    assert begun == sizes[::-1]
-    assert [backend.stat([file.name])[file.name].content_bytes for file in files] == sizes
-
-
-def test_put_new_copies_many_small_files_in_one_thread_where_the_disk_does_not_wait(backend, monkeypatch):
-    monkeypatch.setattr("warmrank.cache_store.parallel._WORTH_A_THREAD_S", 60.0)
-    threads: set[int] = set()
-
-    def noting(source: Readable, target: Writable, *, limit_bytes: int) -> Digest:
-        threads.add(threading.get_ident())
-        return copy_and_digest(source, target, limit_bytes=limit_bytes)
-
-    monkeypatch.setattr(directory, "copy_and_digest", noting)
-    files = [new_file(f"cas/sha256/ab/{number}", bytes(number)) for number in range(100)]
-    assert backend.put_new(files) == tuple(file.name for file in files)
-    assert threads == {threading.get_ident()}
-
-
 def test_put_new_with_a_fault_in_one_of_many_files_creates_none(backend, root):
     files = [new_file(f"cas/sha256/ab/{number}") for number in range(20)]
     files[10] = NewFile(name="cas/sha256/ab/10", source=b"other", expected=digest_bytes(b"data"))
@@ -196,11 +138,6 @@ def test_document_is_read_whole_whatever_its_size(backend, size_bytes):
     assert read_stored_form(backend, NAME) == data
 
 
-def test_flush_may_be_chosen(root):
-    assert DirectoryBackend(root, flush="fsync").flush == "fsync"
-    assert DirectoryBackend(root, flush="syncfs").flush == "syncfs"
-
-
 def test_put_new_flushes_every_directory_up_to_the_root(backend, root, monkeypatch):
     flushed: list[str] = []
     monkeypatch.setattr(
@@ -209,20 +146,6 @@ def test_put_new_flushes_every_directory_up_to_the_root(backend, root, monkeypat
     )
     backend.put_new([new_file("cas/sha256/ab/1")])
     assert {"cas/sha256/ab", "cas/sha256", "cas", "."} <= set(flushed)
-
-
-def test_put_new_flushes_directories_above_only_until_their_names_are_durable(backend, root, monkeypatch):
-    flushed: list[list[str]] = []
-    monkeypatch.setattr(
-        "warmrank.cache_store.backends.directory.flush_all",
-        lambda paths, **_: flushed.append(sorted(os.path.relpath(path, root) for path in paths)),
-    )
-    for name in ("cas/sha256/ab/1", "cas/sha256/ab/2", "cas/sha256/cd/1"):
-        flushed.clear()
-        backend.put_new([new_file(name)])
-        parent = Path(name).parent
-        above = [] if name.endswith("2") else [".", "cas", "cas/sha256"]
-        assert flushed[-1] == sorted([*above, parent.as_posix()])
 
 
 def test_put_new_flushes_directories_above_again_after_a_flush_that_failed(backend, root, monkeypatch):
@@ -287,26 +210,3 @@ def test_last_file_of_the_trash_takes_its_directories_with_it(backend, root):
     assert stored(root, "trash") == [root / trashed[2]]
     backend.move(trashed[2], None)
     assert list((root / "trash").iterdir()) == []
-
-
-def test_directories_of_what_stands_stay(backend, root):
-    backend.put_new([new_file()])
-    backend.move(NAME, None)
-    assert (root / NAME).parent.is_dir()
-
-
-def test_quarantine_keeps_the_bytes_and_the_reason(backend, root):
-    backend.put_new([new_file(data=b"bad")])
-    quarantine(backend, NAME, "flipped bit")
-    data, reason = stored(root, "quarantine")
-    assert data.name.startswith("ac__ab__one.")
-    assert (data.read_bytes(), reason.name, reason.read_text()) == (
-        b"bad",
-        f"{data.name}.reason",
-        "flipped bit\n",
-    )
-
-
-def test_quarantine_of_what_is_gone_leaves_no_reason(backend, root):
-    quarantine(backend, NAME, "flipped bit")
-    assert stored(root, "quarantine") == []

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -102,22 +101,6 @@ def test_flush_all_calls_the_system_for_real(tmp_path):
     flush_all([tmp_path, *paths(tmp_path, 2)], root=tmp_path, flush="fsync")
 
 
-def test_flush_all_waits_for_several_files_at_once(tmp_path, monkeypatch):
-    barrier = threading.Barrier(4)
-    monkeypatch.setattr(durability, "_fsync", lambda path: barrier.wait(30))
-    flush_all(paths(tmp_path, 12), root=tmp_path, flush="fsync")
-    assert not barrier.broken
-
-
-@pytest.mark.parametrize("gone", [0, 11])
-def test_flush_all_of_many_reports_any_that_cannot_be_flushed(tmp_path, gone):
-    for path in paths(tmp_path, 12):
-        path.touch()
-    paths(tmp_path, 12)[gone].unlink()
-    with pytest.raises(FileNotFoundError):
-        flush_all(paths(tmp_path, 12), root=tmp_path, flush="fsync")
-
-
 def test_flush_all_reports_what_cannot_be_flushed(tmp_path):
     with pytest.raises(FileNotFoundError):
         flush_all([tmp_path / "gone"], root=tmp_path, flush="fsync")
@@ -140,12 +123,6 @@ def test_flush_all_hides_no_fault_of_a_file(tmp_path, monkeypatch):
     failing_fsync(errno.EINVAL, monkeypatch)
     with pytest.raises(OSError, match="Invalid argument"):
         flush_all([tmp_path / "file"], root=tmp_path, flush="fsync")
-
-
-def test_flush_all_hides_no_disk_fault_of_a_directory(tmp_path, monkeypatch):
-    failing_fsync(errno.EIO, monkeypatch)
-    with pytest.raises(OSError, match="Input/output error"):
-        flush_all([tmp_path], root=tmp_path, flush="fsync")
 
 
 def test_flush_all_reports_a_failing_syncfs(tmp_path):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreError
-from warmrank.cache_store.signing.envelope import (
+from warmrank.cache_store.signing.trust import (
     MAX_HEADER_BYTES,
     Envelope,
     Producer,

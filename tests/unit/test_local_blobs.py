@@ -10,13 +10,12 @@ import pytest
 from tests.support.memory_backend import MemoryBackend
 from warmrank.cache_store.backends.backend import FileInfo, NewFile
 from warmrank.cache_store.backends.directory import DirectoryBackend
-from warmrank.cache_store.backends.tier import Tier, TierMode
-from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.backends.places import Tier, TieredBackend, TierMode
+from warmrank.cache_store.cache_dir.digest_index import DigestIndex
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.layout import blob_name
-from warmrank.cache_store.node.digest_index import DigestIndex
-from warmrank.cache_store.publishing.local_blobs import LocalBlobs, absent_blobs, check_standing
+from warmrank.cache_store.publish.local_blobs import LocalBlobs, absent_blobs
 from warmrank.cache_store.records import documents
 from warmrank.cache_store.records.documents import quarantine
 
@@ -75,47 +74,15 @@ def blobs(tmp_path: Path) -> LocalBlobs:
     return LocalBlobs(digests={str(path): DIGEST}, index=DigestIndex.open(tmp_path, "one"))
 
 
-def test_blob_that_is_there_is_not_absent():
-    assert absent_blobs(holding(), WANTED) == frozenset()
-
-
 def test_blob_of_another_size_is_absent_and_in_quarantine():
     backend = holding(b"short")
     assert absent_blobs(backend, WANTED) == {NAME}
     assert [info.name.partition("/")[0] for info in backend.list("")] == ["quarantine"] * 2
 
 
-def test_blob_that_one_of_two_places_lacks_is_absent():
-    assert absent_blobs(tiered(holding(), MemoryBackend()), WANTED) == {NAME}
-
-
-def test_blob_that_only_a_place_that_is_never_written_has_is_absent():
-    read_only = Tier(name="far", backend=holding(), mode="ro")
-    backend = TieredBackend([Tier(name="near", backend=MemoryBackend()), read_only])
-    assert absent_blobs(backend, WANTED) == {NAME}
-
-
-def test_trash_of_each_place_is_looked_into():
-    far = MemoryBackend()
-    far.put_new([NewFile(name=f"trash/20260131T120000Z/{NAME}", source=DATA, expected=DIGEST)])
-    assert absent_blobs(tiered(holding(), far), WANTED, restore=True) == frozenset()
-    assert list(far.stat([NAME])) == [NAME]
-
-
 def test_only_place_that_is_away_is_an_error():
     with pytest.raises(StoreUnavailable, match="Input/output error"):
         absent_blobs(Away(), WANTED)
-
-
-def test_required_place_that_is_away_is_an_error(blobs):
-    with pytest.raises(StoreUnavailable, match="Input/output error"):
-        blobs.put(tiered(holding(), Away(), required=True), make_durable=False)
-
-
-def test_put_goes_on_without_one_of_two_places(blobs):
-    near = MemoryBackend()
-    assert blobs.put(tiered(near, Away()), make_durable=False) == (DIGEST,)
-    assert list(near.stat([NAME])) == [NAME]
 
 
 def test_put_again_brings_back_what_is_gone(blobs):
@@ -138,27 +105,12 @@ def test_bad_blob_that_cannot_be_moved_is_an_error(blobs, as_tier):
             put()
 
 
-def test_bad_blob_that_cannot_be_moved_in_one_of_two_places_leaves_that_one_out(blobs):
-    blobs.put(tiered(stuck(), far := MemoryBackend()), make_durable=True)
-    assert list(far.stat([NAME])) == [NAME]
-
-
 @pytest.mark.parametrize("as_tier", [False, True])
 def test_blob_that_is_not_there_after_it_was_put_is_an_error(blobs, as_tier):
     backend = TieredBackend([Tier(name="far", backend=Forgetful())]) if as_tier else Forgetful()
     for put in (lambda: blobs.put(backend, make_durable=True), lambda: blobs.put_again(backend, [DIGEST])):
         with pytest.raises(StoreUnavailable, match="it was put, and is not there"):
             put()
-
-
-def test_blob_that_stands_in_no_place_is_an_error():
-    with pytest.raises(StoreUnavailable, match="it was put, and is not there"):
-        check_standing(tiered(Forgetful(), Forgetful()), WANTED)
-
-
-def test_blob_that_stands_in_one_of_two_places_is_enough_unless_the_other_is_required():
-    check_standing(tiered(holding(), Away()), WANTED)
-    check_standing(tiered(holding(), holding()), WANTED)
 
 
 def test_directory_in_the_place_of_a_blob_is_moved_away_whatever_its_size(blobs, root):

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY, make_record
 from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreError
-from warmrank.cache_store.records.fields import (
+from warmrank.cache_store.records.manifest import (
     MAX_COMPONENTS,
     MAX_DOCUMENT_BYTES,
     MAX_ENTRIES,
@@ -19,8 +19,6 @@ from warmrank.cache_store.records.fields import (
     MAX_PARTITION_BYTES,
     MAX_RANKS,
     MAX_TEXT_CHARS,
-)
-from warmrank.cache_store.records.manifest import (
     ArtifactEntry,
     CaptureEntry,
     LaunchRecord,
@@ -30,7 +28,6 @@ from warmrank.cache_store.records.manifest import (
     parse_launch_record,
     parse_manifest,
     partition_key,
-    utc_now,
 )
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -192,11 +189,6 @@ def test_artifact_paths_that_differ_in_case_only_are_refused():
         manifest(artifacts=(entry(), twin))
 
 
-def test_artifact_paths_that_are_equal_are_refused():
-    with pytest.raises(ValidationError, match="twice"):
-        manifest(artifacts=(entry(), entry(function="other")))
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -250,10 +242,6 @@ def test_created_is_utc(created):
         manifest(created=created)
 
 
-def test_utc_now_is_a_time_that_manifests_take():
-    assert manifest(created=utc_now()).created.endswith("+00:00")
-
-
 def test_parse_manifest_names_the_field_that_is_wrong():
     data = json.dumps(manifest().model_dump(mode="json") | {"rank": "0"}).encode()
     with pytest.raises(Corrupt, match=r"ac/ab/1.*rank: Input should be a valid integer"):
@@ -271,20 +259,9 @@ def test_parse_manifest_refuses_a_newer_format_by_name():
         parse_manifest(b'{"format":3,"whatever":1}', "here")
 
 
-@pytest.mark.parametrize("found", ["0", "-1", "true", '"1"', "1.0", "null"])
-def test_parse_manifest_refuses_a_format_that_is_no_number(found):
-    with pytest.raises(Corrupt, match="positive format number"):
-        parse_manifest(f'{{"format":{found}}}'.encode(), "here")
-
-
 def test_parse_manifest_refuses_what_is_too_large_unread():
     with pytest.raises(Corrupt, match=f"at most {MAX_DOCUMENT_BYTES} bytes"):
         parse_manifest(b" " * (MAX_DOCUMENT_BYTES + 1), "here")
-
-
-def test_parse_manifest_refuses_deep_nesting():
-    with pytest.raises(Corrupt, match="JSON"):
-        parse_manifest(b"[" * 100_000, "here")
 
 
 def test_launch_record_has_each_rank_once():

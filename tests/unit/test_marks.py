@@ -11,12 +11,11 @@ from tests.support.stored import LAUNCH_KEY, OFF
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, EvictRefused, NewerFormat, NotInStore
+from warmrank.cache_store.gc.inventory import Inventory, is_record, references, take_inventory
+from warmrank.cache_store.gc.trash import mark_used
 from warmrank.cache_store.layout import blob_name, launch_name, pin_name
 from warmrank.cache_store.records.documents import read_stored_form
 from warmrank.cache_store.records.manifest import created_at
-from warmrank.cache_store.retention.inventory import Inventory, take_inventory
-from warmrank.cache_store.retention.last_use import mark_used
-from warmrank.cache_store.retention.marks import is_record, record_group, references
 
 KEY, OTHER = "ab" * 32, "cd" * 32
 
@@ -74,11 +73,6 @@ def test_records_are_told_by_their_names(name, is_one):
     assert is_record(name) == is_one
 
 
-def test_records_of_one_key_are_one_group():
-    assert record_group(launch_name(KEY, OTHER)) == record_group(launch_name(KEY, KEY)) == f"launch/ab/{KEY}"
-    assert record_group(launch_name(KEY, OTHER)) != record_group(f"dir/ab/{KEY}/{OTHER}")
-
-
 def test_launch_refers_to_manifests_and_they_to_blobs(memory):
     record = memory.launch()
     found = references(record, read_stored_form(memory.backend, record))
@@ -87,15 +81,6 @@ def test_launch_refers_to_manifests_and_they_to_blobs(memory):
     (manifest,) = found.references
     needed = references(manifest, read_stored_form(memory.backend, manifest)).references
     assert set(needed) == memory.names("cas/") == {blob(b"own 1"), blob(SHARED)}
-
-
-def test_listing_refers_to_each_blob_once(memory, tmp_path):
-    (tmp_path / "tool").mkdir(mode=0o700)
-    for name in ("one", "two"):
-        (tmp_path / "tool" / name).write_bytes(b"equal")
-    memory.store.push_directory("mine", tmp_path / "tool", {"model": "8b"})
-    (name,) = memory.names("dir/")
-    assert references(name, read_stored_form(memory.backend, name)).references == (blob(b"equal"),)
 
 
 def test_document_under_the_name_of_another_is_corrupt(memory):
@@ -164,17 +149,6 @@ def test_manifest_in_the_trash_counts_while_a_standing_record_needs_it(memory):
     assert set(found.documents[manifest].references) == memory.names("cas/")
     assert manifest not in found.files
     assert manifest in found.trash
-
-
-def test_manifest_in_the_trash_that_nothing_needs_is_not_read(memory):
-    memory.launch()
-    memory.publish({"Llama.own": b"no launch"}, 50)
-    (standing,) = inventory(memory).documents.keys() & {
-        name for record in memory.names("launch/") for name in inventory(memory).documents[record].references
-    }
-    (free,) = memory.names("ac/") - {standing}
-    into_trash(memory, free)
-    assert free not in inventory(memory).documents
 
 
 def test_damaged_manifest_in_the_trash_needs_nothing(memory):

@@ -21,25 +21,24 @@ from tests.support.stored import (
     overwrite,
     publish_launch,
 )
+from warmrank.cache_store.cache_dir.marks import SIGNERS, UNVERIFIED
+from warmrank.cache_store.cache_dir.node_files import kept_files, kept_path
+from warmrank.cache_store.cache_dir.single_flight import BEAT_NAME, LOCKS
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.fetching.copying import FetchOptions
-from warmrank.cache_store.fetching.pinned import take_pinned
+from warmrank.cache_store.fetch.blobs import FetchOptions
+from warmrank.cache_store.fetch.manifests import take_pinned
+from warmrank.cache_store.gc.evict_plan import EvictPolicy
 from warmrank.cache_store.layout import blob_name
-from warmrank.cache_store.node.node_files import kept_files, kept_path
-from warmrank.cache_store.node.signers import SIGNERS
-from warmrank.cache_store.node.single_flight import BEAT_NAME, LOCKS
-from warmrank.cache_store.node.unverified import UNVERIFIED
-from warmrank.cache_store.publish_pending import publish_pending
-from warmrank.cache_store.publishing.publish_queue import (
+from warmrank.cache_store.publish_pending import (
     AwaitedPartition,
     WaitingLaunch,
     add_launch,
     add_partition,
+    publish_pending,
 )
 from warmrank.cache_store.seed import SeedReport, Wanted, seed
-from warmrank.cache_store.signing.trust import Trust, generate_key_pair
+from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
-from warmrank.cache_store.upkeep.evict_plan import EvictPolicy
 from warmrank.worker.manifests import with_node_files
 
 ADD, MUL = "operators/kernel_cache/add.o", "operators/kernel_cache/mul.o"
@@ -83,13 +82,6 @@ def test_node_gets_the_artifacts_of_the_node_that_hosted_its_ranks(store, source
         report = run(store, node, ranks=(first, first + 1))
         assert placed(node) == {ADD: expected}
         assert (report.node.num_fetched, report.node.num_placed, report.node.skipped) == (1, 1, ())
-
-
-def test_second_fetch_of_a_node_copies_nothing(store, source, node):
-    publish_nodes(store, source, {0: {ADD: b"add", MUL: b"mul"}}, world_size=4)
-    run(store, node, ranks=(0, 1, 2, 3))
-    again = run(store, node, ranks=(0, 1, 2, 3)).node
-    assert (again.num_fetched, again.bytes_fetched, again.num_placed, again.num_there) == (0, 0, 0, 2)
 
 
 def test_smaller_nodes_find_the_first_rank_of_the_larger_one(store, source, node):
@@ -183,7 +175,7 @@ def test_what_the_node_does_not_declare_is_not_fetched(store, source, node):
 
 
 def test_one_budget_holds_for_all_launches_and_nodes(store, source, node, monkeypatch):
-    from warmrank.cache_store.fetching import node_offers
+    from warmrank.cache_store.fetch import node_artifacts as node_offers
 
     functions = {rank: {"M.f": f"{rank}".encode()} for rank in range(4)}
     for created in (EARLY, LATE):
@@ -200,17 +192,6 @@ def test_launch_of_another_environment_gives_none(store, source, node):
     publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4, environment={**ENVIRONMENT, "cann": "9"})
     assert run(store, node, ranks=(0,)).node.files == ()
     assert placed(node) == {}
-
-
-def test_node_without_node_caches_gets_none(store, source, node):
-    publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4)
-    report = run(store, node, ranks=(0, 1), node_caches=None)
-    assert (len(report.partitions), report.node.files, kept_files(node / "cache")) == (2, (), ())
-
-
-def test_partitions_do_not_count_node_artifacts(store, source, node):
-    publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4)
-    assert [part.num_files for part in run(store, node, ranks=(0, 1)).partitions] == [2, 2]
 
 
 def test_distinct_partitions_do_not_differ_by_node_artifacts(store, source, node):
@@ -241,7 +222,7 @@ def test_damaged_blob_of_a_node_artifact_is_never_placed(store, root, source, no
 
 def test_store_that_fails_while_sources_are_looked_for_is_a_fault(store, source, node, monkeypatch):
     from warmrank.cache_store.errors import StoreUnavailable
-    from warmrank.cache_store.fetching import node_artifacts
+    from warmrank.cache_store.fetch import node_artifacts
 
     publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4)
 
@@ -314,15 +295,6 @@ def test_node_artifacts_come_from_another_node_too(store, root, source, node):
     assert kept_path(node / "cache", digest_bytes(b"add").sha256).read_bytes() == b"add"
 
 
-def test_signed_node_artifacts_mark_nothing_unverified(root, source, node):
-    store = open_store(root, Trust(policy="require", signer=generate_key_pair("ci")))
-    publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4)
-    run(store, node, ranks=(0, 1))
-    assert placed(node)[ADD] == b"add"
-    assert not (node / "atc_data" / UNVERIFIED).exists()
-    assert not (node / "cache" / UNVERIFIED).exists()
-
-
 # The rest of a manifest's life.
 
 
@@ -340,15 +312,6 @@ def test_verify_says_that_a_node_artifact_is_missing(store, root, source):
     blob_path(root, b"add").unlink()
     (fault,) = store.verify().faults
     assert blob_name(digest_bytes(b"add").sha256) in fault
-
-
-def test_publishing_the_same_again_adds_nothing(store, source, tmp_path):
-    manifest = make_partition(source)
-    files = [kept(source, tmp_path / "tools", ADD, b"add")]
-    first = store.publish_partition(LAUNCH_KEY, with_node_files(manifest, files), source)
-    again = store.publish_partition(LAUNCH_KEY, with_node_files(manifest, files), source)
-    assert (first.created, first.num_blobs_new, again.created, again.num_blobs_new) == (True, 3, False, 0)
-    assert (again.key, again.conflicts) == (first.key, ())
 
 
 def test_later_node_artifacts_make_a_manifest_of_their_own(store, source, tmp_path):
@@ -393,7 +356,7 @@ def test_later_launches_take_no_kept_bytes_away_from_what_waits(store, source, t
 def test_launches_without_node_artifacts_look_no_further_than_a_large_nodes_ranks(
     store, source, node, monkeypatch
 ):
-    from warmrank.cache_store.fetching import node_artifacts
+    from warmrank.cache_store.fetch import node_artifacts
 
     monkeypatch.setattr(node_artifacts, "MAX_NODE_RANKS", 2)
     publish_launch(store, source, world_size=4)

@@ -10,11 +10,11 @@ import pytest
 
 from tests.support.node_artifacts import kept, write
 from tests.support.stored import make_partition
+from warmrank.cache_store.cache_dir.node_files import NodeFile, find_kept, keep, kept_files, kept_path
+from warmrank.cache_store.cache_dir.placing import Destination, Vouched, place_files, refusal
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.node.node_files import NodeFile, find_kept, keep, kept_files, kept_path
-from warmrank.cache_store.node.placing import Destination, Vouched, place_files, refusal
 from warmrank.cache_store.paths import MAX_PARTS
-from warmrank.cache_store.records.fields import MAX_ENTRIES
+from warmrank.cache_store.records.manifest import MAX_ENTRIES
 from warmrank.worker import node_collecting
 from warmrank.worker.engine_files import GRAPHS, pack
 from warmrank.worker.manifests import with_node_files
@@ -63,11 +63,6 @@ def test_everything_is_collected_where_the_config_asks_for_all(cache: Path, tool
     write(tool / "old.o", b"old")
     caches = cache_of(tool, collect="all")
     assert relatives(collect(caches, cache, ROOM, before=listing(caches))) == ["old.o"]
-
-
-def test_nothing_is_collected_where_the_config_asks_for_none(cache: Path, tool: Path):
-    write(tool / "old.o", b"old")
-    assert collected(tool, cache, collect="none") == Collected()
 
 
 def test_files_that_no_pattern_takes_are_nobodys_business(cache: Path, tool: Path):
@@ -199,13 +194,6 @@ def test_fetched_file_that_changed_since_counts_with_its_new_bytes(cache: Path, 
     write(tool / "a.o", b"again")
     found = collect(cache_of(tool), cache, ROOM, carried=[carried])
     assert [file.digest for file in found.files] == [digest_bytes(b"again")]
-
-
-def test_fetched_file_that_is_unchanged_is_not_new(cache: Path, tool: Path, tmp_path: Path):
-    carried = fetched(cache, tmp_path, "a.o", b"fetched")
-    write(tool / "a.o", b"fetched")
-    found = collect(cache_of(tool), cache, ROOM, carried=[carried])
-    assert (found.files, found.num_new) == ((carried,), 0)
 
 
 def test_kept_copy_that_vanished_drops_its_entry_only(cache: Path, tool: Path, tmp_path: Path):

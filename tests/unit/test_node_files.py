@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.node_artifacts import destinations, kept, write
-from warmrank.cache_store.digests import copy_and_digest, digest_bytes
-from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.node import node_files
-from warmrank.cache_store.node.node_files import (
+from warmrank.cache_store.cache_dir import node_files
+from warmrank.cache_store.cache_dir.marks import SIGNERS, UNVERIFIED
+from warmrank.cache_store.cache_dir.node_files import (
     NodeFile,
     drop_unneeded,
     find_kept,
@@ -20,12 +19,11 @@ from warmrank.cache_store.node.node_files import (
     keep,
     kept_files,
     kept_path,
-    note_use,
     split_node_path,
 )
-from warmrank.cache_store.node.placing import Destination, Vouched, admitted, place_files
-from warmrank.cache_store.node.signers import SIGNERS
-from warmrank.cache_store.node.unverified import UNVERIFIED
+from warmrank.cache_store.cache_dir.placing import Destination, Vouched, admitted, place_files
+from warmrank.cache_store.digests import copy_and_digest, digest_bytes
+from warmrank.cache_store.errors import UnusableCache
 
 REQUIRE, OFF = Vouched(policy="require", signers=("ab" * 8,)), Vouched(policy="off")
 PATH = "operators/kernel_cache/Ascend910/add.o"
@@ -167,13 +165,6 @@ def test_file_that_is_used_stays_however_old_it_is(cache: Path, tmp_path: Path, 
     assert path.exists()
 
 
-def test_use_is_noted_once_a_day(cache: Path, tmp_path: Path, file: NodeFile):
-    path = kept_path(cache, file.digest.sha256)
-    before = path.stat().st_ctime_ns
-    note_use(path)
-    assert path.stat().st_ctime_ns == before  # so the digest index need not read it again
-
-
 def test_old_files_that_nobody_needs_go(cache: Path, tmp_path: Path):
     files = [kept(cache, tmp_path / "tools", f"mine/{name}", name.encode()) for name in ("a", "b", "c")]
     for file in files[:2]:
@@ -262,13 +253,6 @@ def test_file_that_the_tool_makes_at_the_same_time_stays(
     assert (found.new, len(found.skipped)) == ((), 1)
 
 
-def test_one_file_that_cannot_be_placed_keeps_no_other_back(cache: Path, node: Path, tmp_path: Path):
-    both = [kept(cache, tmp_path / "tools", f"mine/{name}", name.encode()) for name in ("a", "b")]
-    write(node / "mine/a", b"other")
-    found = place_files(cache, both, destinations(node), REQUIRE)
-    assert (found.new, len(found.skipped)) == ((both[1],), 1)
-
-
 @pytest.mark.parametrize("relative", [".unverified", "../x", "a.lock"])
 def test_mark_or_lock_is_never_placed(relative: str, cache: Path, node: Path, file: NodeFile):
     found = place_files(
@@ -321,18 +305,7 @@ def test_directory_remembers_who_vouched(cache: Path, node: Path, file: NodeFile
     assert "revoked" in reason
 
 
-def test_node_without_its_caches_is_admitted(node: Path):
-    assert admitted(destinations(node), "require", REQUIRE.signers)[1] == ()
-    assert not node.exists()
-
-
 def test_pattern_stands_for_slashes_too():
     destination = Destination(path=Path("/x"), patterns=("kernel_cache*/*",))
     assert destination.takes("kernel_cache/Ascend910/deep/add.o")
     assert not destination.takes("aoe_data/add.o")
-
-
-def test_empty_file_is_a_node_artifact_too(cache: Path, node: Path, tmp_path: Path):
-    empty = kept(cache, tmp_path / "tools", "mine/empty", b"")
-    assert empty.digest == digest_bytes(b"")
-    assert place_files(cache, [empty], destinations(node), REQUIRE).new == (empty,)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.stored import REPOSITORY
 from warmrank.cache_store import parallel
-from warmrank.cache_store.parallel import NUM_THREADS, each, each_short, threads_for
+from warmrank.cache_store.parallel import each, each_short
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 100])
@@ -62,14 +62,6 @@ def test_each_begins_nothing_after_an_error():
     assert sorted(begun) == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("num_files", "size_bytes", "threads"),
-    [(1, 100, 1), (16, 4 << 20, 1), (17, 100, NUM_THREADS), (2, 5 << 20, NUM_THREADS)],
-)
-def test_threads_are_for_many_files_or_bytes(num_files, size_bytes, threads):
-    assert threads_for(num_files, size_bytes) == threads
-
-
 @pytest.mark.parametrize("count", [0, 1, 64, 65, 300])
 @pytest.mark.parametrize("worth_a_thread_s", [-1.0, 1e9])
 def test_each_short_keeps_the_order_whether_or_not_threads_help(monkeypatch, count, worth_a_thread_s):
@@ -77,26 +69,6 @@ def test_each_short_keeps_the_order_whether_or_not_threads_help(monkeypatch, cou
     assert each_short(lambda item: item * 2, range(count), num_threads=4) == [
         item * 2 for item in range(count)
     ]
-
-
-def test_each_short_makes_calls_that_do_not_wait_in_one_thread(monkeypatch):
-    monkeypatch.setattr(parallel, "_WORTH_A_THREAD_S", 1e9)
-    assert set(each_short(lambda _: threading.get_ident(), range(200), num_threads=4)) == {
-        threading.get_ident()
-    }
-
-
-def test_each_short_makes_calls_that_wait_side_by_side():
-    first = threading.Event()
-    barrier = threading.Barrier(3)
-
-    def wait(item: int) -> None:
-        if item == 0:
-            first.wait(0.05)  # longer than what is worth a thread, and nobody sets it
-        else:
-            barrier.wait(30)
-
-    each_short(wait, range(13), num_threads=3)
 
 
 def test_each_short_raises_the_first_error_and_begins_nothing_after_it(monkeypatch):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from warmrank.cache_store.node.local import add_variant
+from warmrank.cache_store.cache_dir.local import add_variant
 from warmrank.worker.partition_paths import model_directory, partition_name, sibling_variants
 
 

@@ -8,13 +8,12 @@ import pytest
 
 from tests.support.failing_backends import WaywardBackend, new_file, unavailable
 from tests.support.stored import FUNCTIONS, OFF, publish_launch
-from warmrank.cache_store.backends.tier import Tier, TierMode, TierState
-from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.backends.places import Tier, TieredBackend, TierMode, TierState
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import NotInStore, StoreUnavailable
+from warmrank.cache_store.gc.evict_plan import EvictPolicy
 from warmrank.cache_store.layout import blob_name, pin_name
 from warmrank.cache_store.store import Store
-from warmrank.cache_store.upkeep.evict_plan import EvictPolicy
 
 DAY_S = 86400.0
 DECODE = blob_name(digest_bytes(FUNCTIONS["Llama.decode"]).sha256)
@@ -64,21 +63,6 @@ def test_every_writable_place_is_evicted_the_farthest_first(both):
     outcome = both.store().evict(EvictPolicy())
     assert [report.location for report in outcome.reports] == ["far", "near"]
     assert (strays(both.near), strays(both.far), outcome.faults) == (False, False, ())
-
-
-def test_only_the_named_place_is_evicted(both):
-    both.age()
-    both.store().evict(EvictPolicy(), place="near")
-    assert (strays(both.near), strays(both.far)) == (False, True)
-
-
-def test_read_only_place_is_not_evicted(both):
-    both.age()
-    store = both.store(far="ro")
-    assert [report.location for report in store.evict(EvictPolicy()).reports] == ["near"]
-    with pytest.raises(NotInStore, match="writable are: near"):
-        store.evict(EvictPolicy(), place="far")
-    assert strays(both.far)
 
 
 def test_place_that_refuses_takes_nothing_from_the_report_of_the_other(both):
@@ -143,11 +127,6 @@ def test_damaged_blob_in_a_read_only_near_place_hides_no_good_one(both, tmp_path
     else:
         path = store.fetch_blob(DECODE.rpartition("/")[2], cache / "f", cache_root=cache)
         assert path.read_bytes() == FUNCTIONS["Llama.decode"]
-
-
-def test_whole_places_have_no_faults(both):
-    report = both.store().verify()
-    assert (report.faults, report.num_launches, report.num_blobs) == ((), 2, 4)
 
 
 @pytest.mark.parametrize("name", ["near", "far"])

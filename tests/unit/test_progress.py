@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from tests.support.made_reports import failing, result, seats, until_compile, whole
-from warmrank.cache_store.fetching.progress import Progress
+from warmrank.cache_store.progress import Progress
 from warmrank.orchestrator.gang.step_file import RENDEZVOUS
 from warmrank.orchestrator.launch import events as e
 from warmrank.orchestrator.launch.state import LaunchState

@@ -12,19 +12,19 @@ from tests.support.stored import (
     LAUNCH_KEY,
     blob_path,
     make_partition,
-    make_record,
     open_store,
     overwrite,
 )
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.directory import DirectoryBackend
+from warmrank.cache_store.cache_dir.local import variants
 from warmrank.cache_store.errors import Corrupt, Untrusted, UnusableCache
-from warmrank.cache_store.fetching.replicas import lay_out
+from warmrank.cache_store.fetch.staging import replicate
 from warmrank.cache_store.layout import manifest_name
-from warmrank.cache_store.node.local import variants
-from warmrank.cache_store.publishing.reports import PublishReport
+from warmrank.cache_store.publish.publish import PublishReport
 from warmrank.cache_store.records.manifest import PartitionManifest
-from warmrank.cache_store.signing.trust import Trust, generate_key_pair
+from warmrank.cache_store.signing.signing_keys import generate_key_pair
+from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.build.plan import replica
 
@@ -58,13 +58,6 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def test_all_manifests_are_read_back_and_make_a_launch(store, cache):
-    reports = publish(store, cache)
-    assert tuple(store.manifest(report.key) for report in reports) == many(cache)
-    record = make_record(tuple(report.ref for report in reports))
-    assert store.commit_launch(record)
-
-
 def test_each_is_what_publishing_it_alone_would_be(store, cache, tmp_path):
     reports = publish(store, cache)
     alone = open_store(tmp_path / "alone")
@@ -72,12 +65,6 @@ def test_each_is_what_publishing_it_alone_would_be(store, cache, tmp_path):
         LAUNCH_KEY, make_partition(tmp_path / "own", rank=7, world_size=NUM), tmp_path / "own"
     )
     assert (reports[7].key, reports[7].ref, reports[7].created) == (report.key, report.ref, True)
-
-
-def test_blobs_are_counted_once(store, cache):
-    reports = publish(store, cache)
-    assert [report.num_blobs_new for report in reports] == [2] + [0] * (NUM - 1)
-    assert reports[0].bytes_new == sum(map(len, FUNCTIONS.values()))
 
 
 def test_manifests_go_in_with_a_few_flushes_whatever_their_number(store, cache, monkeypatch):
@@ -150,25 +137,19 @@ def test_manifest_of_a_stranger_makes_way_for_a_signed_one(cache, tmp_path):
 
 def test_copies_are_laid_out_private_and_apart(cache):
     manifests = many(cache)
-    assert lay_out(manifests, files_of(manifests, cache), cache) == 2 * (NUM - 1)
+    assert replicate(manifests, files_of(manifests, cache), cache) == 2 * (NUM - 1)
     paths = [entry.local_path(cache) for manifest in manifests for entry in manifest.artifacts]
     assert {path.stat().st_mode & 0o777 for path in paths} == {0o600}
     assert len({path.stat().st_ino for path in paths}) == len(paths)
     assert {path.read_bytes() for path in paths} == set(FUNCTIONS.values())
 
 
-def test_copies_that_lie_there_are_not_made_again(cache):
-    manifests = many(cache)
-    lay_out(manifests, files_of(manifests, cache), cache)
-    assert lay_out(manifests, files_of(manifests, cache), cache) == 0
-
-
 def test_copy_beside_another_variant_is_one_more(cache):
     old = many(cache, {"Llama.decode": b"old"})
-    lay_out(old, files_of(old, cache), cache)
+    replicate(old, files_of(old, cache), cache)
     new = make_partition(cache, rank=0, world_size=NUM, functions={"Llama.decode": b"new"})
     copy = replica(new, 5)
-    assert lay_out([copy], files_of((new,), cache), cache) == 1
+    assert replicate([copy], files_of((new,), cache), cache) == 1
     function_dir = (cache / copy.artifacts[0].path).parent
     assert [path.read_bytes() for path in variants(function_dir)] == [b"old", b"new"]
 
@@ -178,7 +159,7 @@ def test_original_that_changed_is_not_copied(cache):
     files = files_of(manifests, cache)
     overwrite(next(iter(files.values())), b"changed")
     with pytest.raises(Corrupt, match="build again"):
-        lay_out(manifests[1:], files, cache)
+        replicate(manifests[1:], files, cache)
 
 
 def test_original_that_others_can_read_is_not_copied(cache):
@@ -186,4 +167,4 @@ def test_original_that_others_can_read_is_not_copied(cache):
     files = files_of(manifests, cache)
     next(iter(files.values())).chmod(0o644)
     with pytest.raises(UnusableCache):
-        lay_out(manifests[1:], files, cache)
+        replicate(manifests[1:], files, cache)

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY, make_partition
+from warmrank.cache_store import publish_pending as publish_queue
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, UnusableCache
 from warmrank.cache_store.parsing import parse_document
-from warmrank.cache_store.publishing import publish_queue
-from warmrank.cache_store.publishing.publish_queue import (
+from warmrank.cache_store.publish_pending import (
     QUEUE,
     AwaitedPartition,
     WaitingLaunch,
@@ -51,11 +51,6 @@ def manifest(cache: Path) -> PartitionManifest:
     return make_partition(cache)
 
 
-def test_nothing_waits_where_nothing_was_queued(tmp_path):
-    found = pending(tmp_path / "cache")
-    assert (found.partitions, found.launches, found.problems) == ({}, {}, ())
-
-
 def test_partition_waits_with_all_that_it_needs(cache, manifest):
     key = add_partition(cache, LAUNCH_KEY, manifest)
     (waiting,) = pending(cache).partitions.values()
@@ -89,11 +84,6 @@ def test_discarded_partition_waits_no_more(cache, manifest):
     discard_partition(cache, key)
     assert [waiting.key for waiting in pending(cache).partitions.values()] == [other]
     discard_partition(cache, key)
-
-
-def test_discard_where_nothing_was_queued_is_no_error(tmp_path):
-    discard_partition(tmp_path / "cache", "ab" * 32)
-    assert not (tmp_path / "cache").exists()
 
 
 def test_newest_of_each_rank_and_of_launches_are_kept(cache, manifest, monkeypatch):
@@ -174,14 +164,6 @@ def test_link_is_not_followed(cache, manifest, tmp_path):
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
     assert pending(cache).partitions == {}
-
-
-def test_strangers_in_the_queue_are_let_be(cache, manifest):
-    add_partition(cache, LAUNCH_KEY, manifest)
-    stranger = cache / QUEUE / "notes.txt"
-    stranger.touch()
-    assert pending(cache).problems == ()
-    assert stranger.exists()
 
 
 def test_queue_that_cannot_be_written_is_an_unusable_cache(cache, manifest):

@@ -20,8 +20,8 @@ from torch import nn
 
 from tests.support.small_models import Cached
 from tests.support.tracing import compiled
+from warmrank.cache_store.cache_dir.local import add_variant
 from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.node.local import add_variant
 from warmrank.inference import readable_cache
 from warmrank.worker import origins
 from warmrank.worker.artifact import ABOUT, Artifact

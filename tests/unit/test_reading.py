@@ -10,14 +10,12 @@ import pytest
 
 from tests.support.failing_backends import UnreadableBackend, new_file, unavailable
 from tests.support.stored import OFF, publish_launch
-from warmrank.cache_store.backends.tier import Tier
-from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.backends.places import Tier, TieredBackend
+from warmrank.cache_store.cache_dir.marks import Permit
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import NotInStore, StoreUnavailable
-from warmrank.cache_store.fetching.copying import Blobs
+from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.fetch.blobs import Blobs
 from warmrank.cache_store.layout import blob_name
-from warmrank.cache_store.node.admission import Permit
-from warmrank.cache_store.records.documents import read_stored_form
 from warmrank.cache_store.store import Store
 
 DATA = b"the bytes of a blob"
@@ -62,13 +60,6 @@ def test_blob_that_the_near_place_cannot_read_is_read_from_the_far_one(places, t
     assert [tier.circuit.is_open for tier in places.view.tiers] == [False, False]
 
 
-def test_place_that_cannot_read_one_file_is_still_asked_for_others(places):
-    places.far.failure, places.far.unreadable = bad_sector(), frozenset({DOCUMENT})
-    places.far.put_new([new_file("ac/ab/two", b"two")])
-    assert read_stored_form(places.view, DOCUMENT) == DATA
-    assert read_stored_form(places.view, "ac/ab/two") == b"two"
-
-
 def test_place_whose_transport_breaks_down_while_reading_is_left_alone(places, tmp_path):
     places.near.failure = unavailable("connection reset", transport=True)
     places.copy(tmp_path / "copy")
@@ -87,13 +78,6 @@ def test_blob_that_only_the_unreadable_place_has_is_unavailable_not_absent(place
     places.near.failure = bad_sector()
     places.far.move(BLOB, None)
     with pytest.raises(StoreUnavailable, match=os.strerror(errno.EIO)):
-        places.copy(tmp_path / "copy")
-
-
-def test_blob_that_no_place_has_is_absent(places, tmp_path):
-    places.near.move(BLOB, None)
-    places.far.move(BLOB, None)
-    with pytest.raises(NotInStore):
         places.copy(tmp_path / "copy")
 
 

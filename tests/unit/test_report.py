@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tests.support.made_reports import made_report
-from warmrank.cache_store.backends.tier import TierState
+from warmrank.cache_store.backends.places import TierState
 from warmrank.orchestrator.launch.report import (
     SCHEMA_VERSION,
     Committed,

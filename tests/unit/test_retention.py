@@ -6,9 +6,9 @@ import pytest
 import typer
 from rich.console import Console, RenderableType
 
-from warmrank.cache_store.upkeep.evict_plan import Choice
-from warmrank.cache_store.upkeep.pins import Pin
-from warmrank.cache_store.upkeep.reports import EvictOutcome, EvictReport, PlaceFault
+from warmrank.cache_store.gc.evict import EvictOutcome, EvictReport, PlaceFault
+from warmrank.cache_store.gc.evict_plan import Choice
+from warmrank.cache_store.gc.pins import Pin
 from warmrank.orchestrator.store.retention import parse_duration_s, parse_size_bytes
 from warmrank.orchestrator.ui.table import render_evicted, render_pins
 
@@ -94,13 +94,6 @@ def test_evicted_says_what_went_what_stays_and_how_much():
     ]
 
 
-def test_dry_run_says_would():
-    text = evicted(report(restored=("cas/z",)), dry_run=True)
-    for part in ("would go into the trash", "would be deleted for good", "1 file would come back"):
-        assert part in text
-    assert "went" not in text
-
-
 def test_what_is_over_the_limit_and_what_is_missing_is_said():
     text = evicted(report(over_bytes=3072, problems=("cas/q is needed, and nowhere",), restored=("cas/z",)))
     assert "3.0 KiB over --max-size" in text
@@ -124,7 +117,3 @@ def test_pins_are_listed_with_time_and_reason():
         f"launch {'ab' * 6} {'cd' * 6}, since 2026-01-31 12:00 UTC: release [4]",
         f"dir {'12' * 6} {'34' * 6}",
     ]
-
-
-def test_no_pins_is_said():
-    assert text_of(render_pins(())) == "nothing is pinned\n"

@@ -19,15 +19,15 @@ from tests.support.stored import (
     stored,
 )
 from tests.support.stored import tree as all_files
+from warmrank.cache_store.cache_dir.marks import UNVERIFIED
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import StoreUnavailable, UnusableCache
 from warmrank.cache_store.keys import key_of
 from warmrank.cache_store.layout import BLOBS, USED, launch_name, split_used_name
-from warmrank.cache_store.node.unverified import UNVERIFIED
-from warmrank.cache_store.publishing import stored_launches
+from warmrank.cache_store.records import launches as stored_launches
 from warmrank.cache_store.records.manifest import LaunchRecord, parse_launch_record
-from warmrank.cache_store.seed import MAX_LAUNCHES, SeedReport, Wanted, pick_launch, seed
-from warmrank.cache_store.signing.trust import Trust, generate_key_pair
+from warmrank.cache_store.seed import MAX_LAUNCHES, SeedReport, Wanted, seed
+from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 
 EARLY, LATE = "2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"
@@ -50,14 +50,6 @@ def tree(root: Path) -> dict[str, bytes]:
 
 def partitions(report: SeedReport) -> list[str]:
     return [item.partition for item in report.partitions]
-
-
-def test_seed_lays_out_all_partitions(store, source, cache):
-    publish_launch(store, source, world_size=2)
-    report = run(store, cache)
-    assert (report.found, report.world_size, report.faults) == (True, 2, ())
-    assert partitions(report) == ["world2global_rank0", "world2global_rank1"]
-    assert tree(cache) == tree(source)
 
 
 def test_seed_lays_out_the_partitions_of_a_node(store, source, cache):
@@ -129,19 +121,6 @@ def test_seed_from_a_store_without_required_signatures_marks_the_directory(store
     assert (cache / UNVERIFIED).exists()
 
 
-def test_seed_that_copies_nothing_marks_nothing(store, source):
-    publish_launch(store, source)
-    run(store, source, world_size=1)
-    assert not (source / UNVERIFIED).exists()
-
-
-def test_seed_under_require_marks_nothing(root, source, cache):
-    store = open_store(root, Trust(policy="require", signer=generate_key_pair("ci")))
-    publish_launch(store, source)
-    assert run(store, cache, world_size=1).found
-    assert not (cache / UNVERIFIED).exists()
-
-
 def test_seed_under_require_refuses_an_unverified_directory(store, root, source, cache):
     publish_launch(store, source)
     run(store, cache, world_size=1)
@@ -161,12 +140,6 @@ def test_seed_picks_its_environment_among_others(store, source, cache):
     publish_launch(store, source, world_size=2, created=EARLY)
     publish_launch(store, source, world_size=2, environment=OTHER_ENVIRONMENT, created=LATE)
     assert EARLY in run(store, cache).reason
-
-
-def test_seed_of_an_empty_store_is_a_miss(store, cache):
-    report = run(store, cache)
-    assert (report.found, report.world_size) == (False, 0)
-    assert "is in the store" in report.reason
 
 
 def test_seed_goes_on_past_a_damaged_blob(store, root, source, cache):
@@ -368,13 +341,3 @@ def test_none_of_several_environments_names_the_nearest(store, source, cache):
     report = run(store, cache, environment=ENVIRONMENT | {"torch": "2.14.0"})
     assert not report.found
     assert "torch" in report.reason
-
-
-def test_pick_launch_of_nothing_is_nothing():
-    assert pick_launch([], environment=ENVIRONMENT, world_size=1) is None
-
-
-def test_seed_counts_what_it_copied(store, source, cache):
-    publish_launch(store, source, world_size=1)
-    report = run(store, cache, world_size=1)
-    assert [item.bytes_copied for item in report.partitions] == [sum(map(len, FUNCTIONS.values()))]

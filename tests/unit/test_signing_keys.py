@@ -55,17 +55,6 @@ def test_key_file_is_never_overwritten(signer, tmp_path):
     assert key_id(load_public_key(tmp_path / "ci.pub.pem")) == key_id(signer.public_key)
 
 
-def test_load_signer_takes_a_name(signer, tmp_path):
-    private_path, _ = save_key_pair(signer, tmp_path)
-    assert load_signer(private_path, name="build farm").name == "build farm"
-
-
-@pytest.mark.parametrize("name", ["", "..", "a/b", "a\n"])
-def test_signer_name_is_a_file_name(signer, name):
-    with pytest.raises(ValueError, match="signer's name"):
-        Signer(name=name, private_key=signer.private_key)
-
-
 def test_load_signer_refuses_what_is_no_pem(tmp_path):
     path = tmp_path / "ci.pem"
     path.write_text("no key")
@@ -89,12 +78,6 @@ def test_load_signer_refuses_another_kind_of_key(tmp_path):
 def test_load_signer_says_that_there_is_no_file(tmp_path):
     with pytest.raises(UnusableCache, match="No such file"):
         load_signer(tmp_path / "gone.pem")
-
-
-def test_load_public_key_refuses_a_private_key(signer, tmp_path):
-    private_path, _ = save_key_pair(signer, tmp_path)
-    with pytest.raises(Corrupt, match="Ed25519 public key in PEM"):
-        load_public_key(private_path)
 
 
 @pytest.mark.parametrize("mode", [0o664, 0o646])

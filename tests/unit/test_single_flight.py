@@ -13,14 +13,14 @@ from filelock import FileLock, Timeout
 
 from tests.support.seed_cluster import Clock
 from tests.support.stored import REPOSITORY
+from warmrank.cache_store.cache_dir import single_flight as flight
+from warmrank.cache_store.cache_dir.single_flight import LOCK_NAME, LOCKS, acquire, one_compile, single_flight
 from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.node import single_flight as flight
-from warmrank.cache_store.node.single_flight import LOCK_NAME, LOCKS, acquire, one_compile, single_flight
 
 HOLD = """
 import sys
 from pathlib import Path
-from warmrank.cache_store.node.single_flight import single_flight
+from warmrank.cache_store.cache_dir.single_flight import single_flight
 with single_flight(Path(sys.argv[1]), timeout_s=0.0):
     print("held", flush=True)
     sys.stdin.read()
@@ -75,7 +75,7 @@ def test_holder_that_was_killed_holds_no_lock(tmp_path):
 _HOLDER = """
 import sys
 from pathlib import Path
-from warmrank.cache_store.node.single_flight import one_compile
+from warmrank.cache_store.cache_dir.single_flight import one_compile
 with one_compile(Path(sys.argv[1]), "model/forward"):
     print("holds", flush=True)
     sys.stdin.read()

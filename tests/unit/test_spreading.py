@@ -10,11 +10,10 @@ import pytest
 
 from tests.support.failing_backends import WaywardBackend, new_file, unavailable
 from tests.support.stored import OFF, publish_launch
-from warmrank.cache_store.backends.tier import Tier
-from warmrank.cache_store.backends.tiers import TieredBackend
-from warmrank.cache_store.fetching.copying import FetchOptions
-from warmrank.cache_store.fetching.progress import Progress, while_asked
+from warmrank.cache_store.backends.places import Tier, TieredBackend
+from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.layout import BLOBS, LAUNCHES, MANIFESTS
+from warmrank.cache_store.progress import Progress
 from warmrank.cache_store.records.manifest import LaunchRecord
 from warmrank.cache_store.store import Store
 
@@ -73,13 +72,6 @@ def test_near_place_that_lost_a_blob_gets_it_back_by_a_warm_fetch(places, source
     assert lost in places.near_names(BLOBS)
 
 
-def test_warm_fetch_puts_nothing_into_a_near_place_that_has_all(places, source):
-    places.fetch(source)
-    places.near.calls.clear()
-    places.fetch(source)
-    assert "put_new" not in places.near.calls
-
-
 def test_near_place_that_takes_no_blob_takes_no_manifest(places, source):
     places.near.failure, places.near.fails_on = unavailable(), frozenset({"put_new"})
     store = places.fetch(source)
@@ -92,19 +84,6 @@ def test_partition_with_a_fault_is_not_brought_near(places, tmp_path):
     places.far.move(blob, None)
     assert places.both().fetch_partitions(places.record.partitions, tmp_path / "cache").partitions == ()
     assert places.near_names("") == {"FORMAT"}
-
-
-def test_verb_that_was_left_tells_its_caller_nothing_more(places):
-    heard: list[Progress] = []
-    view = TieredBackend([Tier(name="near", backend=places.near)])
-    tell = while_asked(heard.append, view)
-    assert tell is not None
-    progress = Progress(done_bytes=1, total_bytes=2, done_files=0, total_files=1)
-    tell(progress)
-    view.leave()
-    tell(progress)
-    assert heard == [progress]
-    assert while_asked(None, view) is None
 
 
 def test_fetch_left_behind_by_a_silent_place_tells_its_caller_nothing_more(places, source, tmp_path):

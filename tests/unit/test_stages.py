@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.recorder import Recorder
 from warmrank.cache_store import connect
-from warmrank.cache_store.backends.circuit import Circuits
+from warmrank.cache_store.backends.places import Circuits
 from warmrank.orchestrator.causes import TIMEOUT, WorkerFailure
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.launch.events import Ending, RankFinished, StillWaiting

@@ -10,18 +10,14 @@ from tests.support.stored import (
     LAUNCH_KEY,
     OFF,
     make_partition,
-    open_store,
     overwrite,
     publish_launch,
     stored,
     tree,
 )
-from warmrank.cache_store.backends.tier import Tier, TierMode
-from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.backends.places import Tier, TieredBackend, TierMode
+from warmrank.cache_store.cache_dir.marks import UNVERIFIED
 from warmrank.cache_store.errors import Conflict, Corrupt, NewerFormat, StoreUnavailable
-from warmrank.cache_store.layout import blob_name
-from warmrank.cache_store.node.unverified import UNVERIFIED
-from warmrank.cache_store.records.manifest import parse_manifest
 from warmrank.cache_store.store import Store
 
 
@@ -29,10 +25,6 @@ from warmrank.cache_store.store import Store
 def key(store: Store, tmp_path: Path) -> str:
     manifest = make_partition(tmp_path / "cache")
     return store.publish_partition(LAUNCH_KEY, manifest, tmp_path / "cache").key
-
-
-def test_store_knows_its_location(root):
-    assert open_store(root).location == str(root)
 
 
 def test_pinned_manifest_is_taken_only_as_pinned(store, key):
@@ -71,13 +63,6 @@ def test_oversized_manifest_is_refused(store, root, key, monkeypatch):
     monkeypatch.setattr("warmrank.cache_store.records.documents._MAX_ENVELOPE_BYTES", 100)
     with pytest.raises(Corrupt, match="at most 100 bytes"):
         store.manifest(key)
-
-
-def test_stored_manifest_is_readable_without_tools(store, root, key, tmp_path):
-    (path,) = stored(root, "ac")
-    lines = path.read_bytes().split(b"\n")
-    assert parse_manifest(lines[1], "here") == make_partition(tmp_path / "cache")
-    assert len(lines) == 2
 
 
 def test_launch_goes_from_one_cache_to_another(store, root, tmp_path):
@@ -183,14 +168,6 @@ def test_partition_with_conflicts_stays_out_of_the_near_place(places, tmp_path):
     )
     assert report.conflicts == tuple(sorted(FUNCTIONS))
     assert not [name for name in names(places[0]) if name.startswith(("ac/", "cas/"))]
-
-
-def test_blob_goes_into_both_places(places, tmp_path):
-    path = tmp_path / "blob"
-    path.write_bytes(b"blob")
-    path.chmod(0o600)
-    digest = tiered(places).put_blob(path).digest
-    assert all(place.stat([blob_name(digest.sha256)]) for place in places)
 
 
 def test_store_without_its_far_place_goes_on_and_says_that_it_is_behind(places, tmp_path):

@@ -13,17 +13,15 @@ import pytest
 
 from tests.support.stored import blob_path, overwrite, stored
 from warmrank.cache_store.backends.directory import DirectoryBackend
+from warmrank.cache_store.cache_dir.marks import admit, mark_signers, mark_unverified
 from warmrank.cache_store.errors import Conflict, Corrupt, NotInStore, RefusedCache, Untrusted, UnusableCache
 from warmrank.cache_store.layout import DIRECTORIES
-from warmrank.cache_store.node.admission import admit
-from warmrank.cache_store.node.signers import mark_signers
-from warmrank.cache_store.node.unverified import mark_unverified
 from warmrank.cache_store.records import directory_listing
 from warmrank.cache_store.records.directory_listing import DirectoryListing
 from warmrank.cache_store.records.documents import Documents
-from warmrank.cache_store.signing.revocations import Revocation
-from warmrank.cache_store.signing.signing_keys import key_id
-from warmrank.cache_store.signing.trust import Trust, generate_key_pair
+from warmrank.cache_store.signing.keyring import Revocation
+from warmrank.cache_store.signing.signing_keys import generate_key_pair, key_id
+from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.sync.pull import PullReport, plan_pull
 from warmrank.cache_store.sync.pull import pull as pull_planned
 from warmrank.cache_store.sync.push import push
@@ -95,13 +93,6 @@ def test_pulled_files_are_private_and_keep_only_the_owner_s_right_to_execute(doc
     assert modes == {**private, "ab": 0o700, "kernel.so": 0o700, "graph.py": 0o700}
 
 
-def test_equal_files_are_stored_once_and_share_no_inode(documents, cache, root, tmp_path):
-    report = push(documents, "mine", cache, COMPONENTS)
-    assert (report.num_files, report.num_blobs_new, len(stored(root, "cas"))) == (5, 4, 4)
-    pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
-    assert all(path.stat().st_nlink == 1 for path in (tmp_path / "elsewhere").rglob("*") if path.is_file())
-
-
 def test_unchanged_push_writes_nothing(documents, cache, root):
     push(documents, "mine", cache, COMPONENTS)
     before = stored(root, "")
@@ -122,12 +113,6 @@ def test_other_component_is_a_miss_that_names_it(documents, cache, tmp_path):
     with pytest.raises(NotInStore, match=r"torch 2\.13\.0 -> 2\.14\.0"):
         pull(documents, "mine", tmp_path / "elsewhere", {**COMPONENTS, "torch": "2.14.0"})
     assert not (tmp_path / "elsewhere").exists()
-
-
-def test_other_tool_is_a_miss(documents, cache, tmp_path):
-    push(documents, "mine", cache, COMPONENTS)
-    with pytest.raises(NotInStore, match="nothing comparable"):
-        pull(documents, "another", tmp_path / "elsewhere", COMPONENTS)
 
 
 def test_pull_adds_what_is_missing_beside_equal_files_and_the_tool_s_own(documents, cache, tmp_path):
@@ -321,11 +306,6 @@ def test_directory_that_others_can_write_is_refused(documents, cache):
     cache.chmod(0o777)
     with pytest.raises(UnusableCache, match="0777"):
         push(documents, "mine", cache, COMPONENTS)
-
-
-def test_absent_directory_is_refused(documents, tmp_path):
-    with pytest.raises(UnusableCache, match="No such file"):
-        push(documents, "mine", tmp_path / "absent", COMPONENTS)
 
 
 def test_unknown_tool_that_names_its_path_is_pulled_at_the_same_path_only(documents, cache, tmp_path):

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.support.failing_backends import WaywardBackend, new_file, unavailable
 from warmrank.cache_store.backends.backend import BlobBackend
-from warmrank.cache_store.backends.tier import Tier, TierMode
-from warmrank.cache_store.backends.tiers import TieredBackend
+from warmrank.cache_store.backends.places import Tier, TieredBackend, TierMode
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import Corrupt, NotInStore, StoreUnavailable
+from warmrank.cache_store.errors import Corrupt, StoreUnavailable
 from warmrank.cache_store.layout import blob_name
 
 DOCUMENT = "ac/ab/one"
@@ -37,11 +34,6 @@ def places() -> Places:
 def read(backend: BlobBackend, name: str) -> bytes:
     with backend.open(name) as file:
         return file.read()
-
-
-def test_view_needs_a_place():
-    with pytest.raises(ValueError, match="at least one tier"):
-        TieredBackend([])
 
 
 def test_put_reaches_every_writable_place_the_farthest_first(places):
@@ -72,11 +64,6 @@ def test_file_of_one_place_only_is_found(places, holder, name):
     view = places.view()
     assert read(view, name) == b"data"
     assert list(view.stat([name])) == [name]
-
-
-def test_file_of_no_place_is_not_in_store(places):
-    with pytest.raises(NotInStore, match=DOCUMENT):
-        places.view().open(DOCUMENT)
 
 
 def test_place_that_fails_is_passed_over_and_named_once(places):
@@ -115,12 +102,6 @@ def test_listing_of_a_place_alone_fails_with_it(places):
     with pytest.raises(StoreUnavailable):
         list(far.list(""))
     assert [tier.name for tier in (*far.tiers, *near.tiers)] == ["far", "near"]
-
-
-def test_listing_names_each_file_once(places):
-    places.view().put_new([new_file(DOCUMENT, b"data")])
-    places.near.put_new([new_file("ac/ab/two", b"near")])
-    assert sorted(info.name for info in places.view().list("ac/")) == [DOCUMENT, "ac/ab/two"]
 
 
 def test_read_only_place_is_never_written_and_makes_no_other_read_only(places):
@@ -176,15 +157,6 @@ def test_place_that_did_not_take_a_blob_takes_no_manifest(places):
     assert places.near.stat([DOCUMENT])
 
 
-def test_place_by_itself_may_try_again(places):
-    places.far.failure = unavailable()
-    far, _ = places.view().alone()
-    with pytest.raises(StoreUnavailable):
-        far.put_new([new_file(BLOB, b"blob")])
-    places.far.failure = None
-    assert far.put_new([new_file(BLOB, b"blob")]) == (BLOB,)
-
-
 def test_document_that_stands_far_is_not_put_near(places):
     places.far.put_new([new_file(DOCUMENT, b"theirs")])
     assert places.view().put_new([new_file(DOCUMENT, b"ours"), new_file(BLOB, b"blob")]) == (BLOB,)
@@ -218,10 +190,6 @@ def test_bad_file_of_a_read_only_place_is_read_from_the_next(places):
     assert read(places.near, BLOB) == b"bad!"
 
 
-def test_move_of_what_is_nowhere_moves_nothing(places):
-    assert not places.view().move(BLOB, None)
-
-
 def test_fill_goes_into_the_near_place_only_blobs_first(places):
     batches: list[list[str]] = []
     places.near.on_put = lambda files: batches.append([file.name for file in files])
@@ -235,19 +203,6 @@ def test_fill_that_fails_is_a_problem_only(places):
     view = places.view()
     view.fill([new_file(BLOB, b"blob")])
     assert ["No space left" in line for line in view.problems] == [True]
-
-
-def test_fill_with_a_source_that_is_gone_is_a_problem_only(places, tmp_path: Path):
-    view = places.view()
-    gone = new_file(BLOB, b"blob")
-    view.fill([type(gone)(name=BLOB, source=tmp_path / "gone", expected=gone.expected)])
-    assert ["gone" in line for line in view.problems] == [True]
-
-
-def test_missing_nearer_names_what_the_near_place_lacks(places):
-    places.near.put_new([new_file(DOCUMENT, b"data")])
-    assert places.view().missing_nearer([BLOB, DOCUMENT]) == (BLOB,)
-    assert places.view(near="ro").missing_nearer([BLOB]) == ()
 
 
 def test_near_place_that_cannot_be_looked_at_is_filled_no_more(places):
@@ -292,10 +247,3 @@ def test_view_that_was_left_refuses_every_call_also_of_its_parts(places):
         with pytest.raises(StoreUnavailable, match="given up"):
             list(backend.list(""))
     assert places.near.stat([DOCUMENT]) == {}
-
-
-def test_answers_are_counted_by_place(places):
-    view = places.view()
-    view.put_new([new_file(DOCUMENT, b"data")])
-    view.alone()[0].stat([DOCUMENT])
-    assert view.num_answers == {"near": 1, "far": 2}

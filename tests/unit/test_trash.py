@@ -7,8 +7,8 @@ import pytest
 from tests.support.memory_backend import MemoryBackend
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.gc.trash import restore, restore_from, trashed
 from warmrank.cache_store.layout import blob_name, trash_name
-from warmrank.cache_store.retention.trash import restore, restore_from, trashed
 
 NAME, OTHER = blob_name("1" * 64), blob_name("2" * 64)
 EARLY, LATE = (datetime(2026, month, 1, tzinfo=UTC) for month in (1, 2))
@@ -34,28 +34,12 @@ def test_restore_brings_back_what_is_gone(backend):
     assert [info.name for info in backend.list("")] == [NAME]
 
 
-def test_restore_says_what_stands_and_leaves_out_what_is_nowhere(backend):
-    put(backend, NAME)
-    assert restore(backend, [NAME, OTHER]) == {NAME}
-
-
-def test_restore_of_nothing_is_nothing(backend):
-    assert restore(backend, []) == frozenset()
-
-
 def test_restore_takes_the_copy_that_came_last(backend):
     put(backend, trash_name(NAME, EARLY), b"older")
     backend.now_s += 1
     put(backend, trash_name(NAME, LATE), b"newer")
     restore(backend, [NAME])
     assert read(backend, NAME) == b"newer"
-
-
-def test_restore_leaves_what_stands_alone(backend):
-    put(backend, NAME, b"standing")
-    put(backend, trash_name(NAME, EARLY), b"older")
-    restore(backend, [NAME])
-    assert read(backend, NAME) == b"standing"
 
 
 def test_restored_file_is_young(backend):
@@ -77,8 +61,3 @@ def test_file_that_another_process_restored_counts(backend):
     contents = trashed(backend)
     backend.move(trash_name(NAME, EARLY), NAME)
     assert restore_from(backend, frozenset([NAME]), contents) == {NAME}
-
-
-def test_stranger_in_the_trash_is_left_out(backend):
-    put(backend, "trash/README")
-    assert trashed(backend) == {}

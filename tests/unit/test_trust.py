@@ -10,10 +10,9 @@ from tests.support.key_pairs import save_key_pair
 from tests.support.stored import make_partition
 from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreError, Untrusted
 from warmrank.cache_store.records.manifest import parse_manifest
-from warmrank.cache_store.signing.keyring import generate, revoke
-from warmrank.cache_store.signing.revocations import Revocation
-from warmrank.cache_store.signing.signing_keys import key_id
-from warmrank.cache_store.signing.trust import Trust, TrustPolicy, generate_key_pair, load_trust
+from warmrank.cache_store.signing.keyring import Revocation, generate, revoke
+from warmrank.cache_store.signing.signing_keys import generate_key_pair, key_id
+from warmrank.cache_store.signing.trust import Trust, TrustPolicy, load_trust
 
 KEY, OTHER_KEY = "1" * 64, "2" * 64
 PAYLOAD = b'{"a":1}'
@@ -95,11 +94,6 @@ def test_revoked_key_of_ones_own_is_not_believed():
     assert refused(Trust(policy="require", signer=SIGNER, revoked=REVOKED), SEALED) == "revoked"
 
 
-def test_another_trusted_key_than_ones_own_is_believed():
-    both = Trust(policy="require", signer=STRANGER, trusted={"ci": SIGNER.public_key})
-    assert both.open_envelope("manifest", KEY, SEALED) == PAYLOAD
-
-
 @pytest.mark.parametrize(
     ("data", "remedy"),
     [
@@ -124,23 +118,10 @@ def test_unsigned_is_refused_under_require():
     assert refused(READER, UNSIGNED) == "unsigned"
 
 
-def test_unsigned_is_taken_under_off():
-    assert OFF.open_envelope("manifest", KEY, UNSIGNED) == PAYLOAD
-
-
-def test_unsigned_says_so_in_the_envelope():
-    assert b'"signature":"unsigned"' in UNSIGNED
-
-
 def test_unsigned_is_taken_under_warn_with_a_warning(caplog):
     assert WARNING_READER.open_envelope("manifest", KEY, UNSIGNED) == PAYLOAD
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "it carries no signature" in caplog.text
-
-
-def test_signed_is_taken_under_warn_without_a_warning(caplog):
-    WARNING_READER.open_envelope("manifest", KEY, SEALED)
-    assert caplog.records == []
 
 
 def test_unknown_signer_is_refused_under_require():
@@ -158,10 +139,6 @@ def test_unknown_signer_is_taken_under_warn_with_a_warning(caplog):
     sealed = Trust(policy="require", signer=STRANGER).seal("manifest", KEY, PAYLOAD)
     assert WARNING_READER.open_envelope("manifest", KEY, sealed) == PAYLOAD
     assert "'stranger'" in caplog.text
-
-
-def test_unknown_signer_is_taken_under_off():
-    assert OFF.open_envelope("manifest", KEY, SEALED) == PAYLOAD
 
 
 @pytest.mark.parametrize("policy", ["require", "warn"])
@@ -245,19 +222,3 @@ def test_newer_envelope_is_refused_as_what_nobody_signed():
     for trust in (WARNING_READER, OFF):
         with pytest.raises(NewerFormat):
             trust.open_envelope("manifest", KEY, newer)
-
-
-def test_refusal_says_what_opening_would_without_a_word_in_the_log(caplog):
-    stranger = Trust(policy="off", signer=STRANGER).seal("manifest", KEY, PAYLOAD)
-    with caplog.at_level(logging.DEBUG):
-        for trust, sealed, reason in (
-            (READER, SEALED, None),
-            (READER, UNSIGNED, "unsigned"),
-            (READER, stranger, "unknown_signer"),
-            (WARNING_READER, UNSIGNED, None),
-            (OFF, UNSIGNED, None),
-            (OFF, PUBLISHER.seal("manifest", OTHER_KEY, PAYLOAD), "replayed"),
-        ):
-            found = trust.refusal("manifest", KEY, sealed, where="here")
-            assert (found.reason if found else None) == reason
-    assert caplog.records == []

@@ -6,13 +6,11 @@ import logging
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from tests.support.stored import publish_launch
 from warmrank.cache_store.errors import Corrupt, Untrusted
 from warmrank.cache_store.signing import trust_policy
-from warmrank.cache_store.signing.keyring import generate, revoke
-from warmrank.cache_store.signing.revocations import Revocation
+from warmrank.cache_store.signing.keyring import Revocation, generate, revoke
 from warmrank.cache_store.signing.signing_keys import key_id
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import load
@@ -94,18 +92,6 @@ def test_damaged_revocations_stop_the_launch(tmp_path, usual):
         locate_trust(config(), base=tmp_path)
 
 
-@pytest.mark.parametrize("revoked", ["ci", "1" * 31, "A" * 32])
-def test_revoked_are_ids(revoked):
-    with pytest.raises(ValidationError, match="revoked"):
-        config(revoked=[revoked])
-
-
-@pytest.mark.parametrize("policy", ["require", "warn", "off"])
-def test_a_policy_that_is_given_holds(local, policy):
-    for location in (str(local), "/mnt/nowhere", "s3://bucket"):
-        assert choice_of(config(policy=policy), [location]) == (policy, "")
-
-
 def test_policy_of_an_own_local_store_is_off(local):
     assert choice_of(config(), [str(local / "store")]) == ("off", "")
 
@@ -122,12 +108,6 @@ def test_off_is_warned_of_once_for_each_shared_place(local, caplog):
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "/mnt/nowhere/store" in record.getMessage()
-
-
-@pytest.mark.parametrize("policy", [None, "require", "warn"])
-def test_other_policies_are_not_warned_of(local, caplog, policy):
-    warn_of_off(config(policy=policy), ["/mnt/nowhere/store"])
-    assert caplog.records == []
 
 
 def test_store_of_a_config_signs_with_the_keyring_until_the_key_is_revoked(tmp_path, usual):

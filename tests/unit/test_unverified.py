@@ -2,16 +2,15 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from pathlib import Path
 from typing import BinaryIO
 
 import pytest
 
 from tests.support.stored import backend_of, open_store, publish_launch
+from warmrank.cache_store.cache_dir.marks import UNVERIFIED, mark_unverified, refuse_unverified
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.layout import BLOBS
-from warmrank.cache_store.node.unverified import UNVERIFIED, mark_unverified, refuse_unverified
 
 
 def test_unverified_directory_is_refused_under_require(tmp_path):
@@ -25,24 +24,6 @@ def test_unverified_directory_is_taken_under_other_policies(tmp_path, policy):
     mark_unverified(tmp_path, policy)
     refuse_unverified(tmp_path, policy)
     assert (tmp_path / UNVERIFIED).exists()
-
-
-@pytest.mark.parametrize("name", ["", "gone"])
-def test_directory_without_the_mark_is_taken_under_require(tmp_path, name):
-    refuse_unverified(tmp_path / name, "require")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_required_signatures_leave_no_mark(tmp_path):
-    mark_unverified(tmp_path, "require")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_mark_is_private_and_says_why(tmp_path):
-    mark_unverified(tmp_path, "off")
-    mark_unverified(tmp_path, "off")
-    assert stat.S_IMODE((tmp_path / UNVERIFIED).stat().st_mode) == 0o600
-    assert "'require'" in (tmp_path / UNVERIFIED).read_text()
 
 
 @pytest.fixture

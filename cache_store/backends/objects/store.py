@@ -1,9 +1,10 @@
 """A store in an object store: S3 and what speaks like it, Google Cloud Storage, Azure.
 
-Invariants, beyond those of the port: a document is created under the server's own condition that nothing
-stands there (`If-None-Match: *`), which a writer has seen it honour; blobs are kept as `frames` says;
-at most a few `WHOLE_BYTES` of blobs are in memory, whatever their sizes. Durable is what the server has
-acknowledged.
+Layout of its FORMAT: ``{"blobs":"warmrank-blob 1","digest":"sha256","format":1}``. A directory's has no
+``blobs``, so neither takes the other for one of its own, as through a mount of the bucket.
+
+A document is created under the server's own condition that nothing stands there (`If-None-Match: *`), which a
+writer has seen it honour; blobs are kept as `frames` says. Durable is what the server has acknowledged.
 """
 
 from __future__ import annotations
@@ -11,17 +12,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import itertools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import BinaryIO, Final, Literal, NoReturn
+
+from pydantic import BaseModel, ConfigDict
 
 from warmrank.cache_store.backends.backend import FileInfo, NewFile, check_name, name_fault
 from warmrank.cache_store.backends.objects.client import ObjectClient
 from warmrank.cache_store.backends.objects.connection import connect
-from warmrank.cache_store.backends.objects.format import check_create_only, check_format
 from warmrank.cache_store.backends.objects.frames import (
+    STORED_FORM,
     ChunkFile,
     decode,
     decode_whole,
@@ -29,16 +33,91 @@ from warmrank.cache_store.backends.objects.frames import (
     encode_stream,
     is_framed,
 )
-from warmrank.cache_store.backends.tier import ANSWER_S
+from warmrank.cache_store.backends.places import ANSWER_S
+from warmrank.cache_store.cache_dir.private_files import os_errors_are_unusable
 from warmrank.cache_store.digests import CHUNK_BYTES, Digest, TooLong, digest_bytes, digest_stream
-from warmrank.cache_store.errors import Corrupt, UnusableCache
-from warmrank.cache_store.layout import BLOBS, TMP, split_trash_name
-from warmrank.cache_store.node.private_files import os_errors_are_unusable
+from warmrank.cache_store.errors import Corrupt, NoStoreYet, NotInStore, StoreUnavailable, UnusableCache
+from warmrank.cache_store.keys import canonical_json
+from warmrank.cache_store.layout import BLOBS, FORMAT_FILE, PROBE, TMP, TOP_LEVEL, split_trash_name
 from warmrank.cache_store.parallel import each
+from warmrank.cache_store.parsing import parse_document
 from warmrank.cache_store.steps import Step, reached
 
-logger = logging.getLogger(__name__)
+STORE_FORMAT: Final = 1
+_MAX_FORMAT_BYTES = 4096
+_PROBE_DATA = b"The server refused to replace this.\n"
+_OTHER_DATA = b"The server replaced what stood here, though it was asked not to.\n"
+_NUM_LOOKED_AT = 100
 
+
+class _ObjectFormat(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal[1]
+    digest: Literal["sha256"]
+    blobs: Literal["warmrank-blob 1"]
+
+
+_FORMAT_DATA = canonical_json({"format": STORE_FORMAT, "digest": "sha256", "blobs": STORED_FORM})
+
+
+def check_format(client: ObjectClient, *, create: bool) -> None:
+    """Make sure that a store of this format is there; make one where nothing is and ``create`` says so.
+
+    Raises:
+        StoreUnavailable: there is no store, or it cannot be read.
+        NewerFormat: a later release made it.
+        Corrupt: its FORMAT is damaged, or that of a directory.
+    """
+    try:
+        data = client.read(FORMAT_FILE, limit_bytes=_MAX_FORMAT_BYTES)
+    except NotInStore:
+        if not create:
+            raise NoStoreYet(what="store", where=client.url) from None
+        _check_empty(client)
+        client.create(FORMAT_FILE, _FORMAT_DATA)
+        data = client.read(FORMAT_FILE, limit_bytes=_MAX_FORMAT_BYTES)
+    where = f"{client.url}/{FORMAT_FILE}"
+    try:
+        parse_document(_ObjectFormat, data, supported_format=STORE_FORMAT, what="store", where=where)
+    except Corrupt as error:
+        remedy = (
+            f"an object store's line is {_FORMAT_DATA.decode()}: restore it, or use another prefix;"
+            " without 'blobs' it is the store of a directory, and opened by the directory's path"
+        )
+        raise replace(error, remedy=remedy) from error
+
+
+def check_create_only(client: ObjectClient) -> None:
+    """Make sure that the server refuses to create what exists; some ignore the condition in silence.
+
+    The probe stays, so that the next writer needs one request. The second create has other bytes: where its
+    answer is lost, equal ones would not tell whether they are its own.
+
+    Raises:
+        StoreUnavailable: it replaced the probe.
+    """
+    if client.create(PROBE, _PROBE_DATA) and client.create(PROBE, _OTHER_DATA):
+        raise StoreUnavailable(
+            what="store",
+            where=client.url,
+            reason="the server ignores 'If-None-Match: *', so that publishers would overwrite each other",
+            remedy="upgrade the server to one that has conditional writes, or use it with mode 'ro'",
+        )
+
+
+def _check_empty(client: ObjectClient) -> None:
+    for info in itertools.islice(client.list(""), _NUM_LOOKED_AT):
+        if (stranger := info.name.partition("/")[0]) not in TOP_LEVEL:
+            raise StoreUnavailable(
+                what="store",
+                where=client.url,
+                reason=f"holds {stranger!r} but no {FORMAT_FILE} object, so it is no store",
+                remedy="name a prefix of its own, such as s3://bucket/warmrank",
+            )
+
+
+logger = logging.getLogger(__name__)
 WHOLE_BYTES = 4 << 20
 """A blob up to this size is one request, made in memory; a larger one streams in parts."""
 _UNASKED_BYTES = 64 << 10  # so little is sent without asking first whether it is there: that costs as much

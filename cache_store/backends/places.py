@@ -1,0 +1,440 @@
+"""The places that keep one store, a near one before a far one, as one backend, and which are still asked.
+
+Blobs are read from the nearest place that has them, documents from the farthest, because the shared place is
+the authority and a nearer one is a cache, which may hold a launch in part. What fails in one place is asked
+of the next; one that failed to take a file takes no further one from the same view, so no document stands in
+it whose blobs it lacks. A read-only place is never written. A circuit opens once, for silence or a fault of
+transport, never for an answer such as "no space left", and stays open for the rest of the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import BinaryIO, Literal, TypeVar
+
+from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile
+from warmrank.cache_store.errors import NotInStore, StoreError, StoreUnavailable
+from warmrank.cache_store.layout import BLOBS
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+TierMode = Literal["ro", "rw", "required"]
+ANSWER_S = 3.5  # and a second until the next sign of life is asked for: 5 s in all, with the ticks
+
+
+class Circuit:
+    """Whether a place is still asked. Any number of threads may use one at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reason = ""
+
+    @property
+    def reason(self) -> str:
+        """Why the place is left alone; empty while it is asked."""
+        return self._reason
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the place is left alone."""
+        return bool(self._reason)
+
+    def open(self, reason: str, *, where: str) -> None:
+        """Leave the place alone from now on; the first reason stays."""
+        with self._lock:
+            if self._reason:
+                return
+            self._reason = reason
+        logger.warning("%s is left alone for the rest of this process: %s", where, reason)
+
+
+class Circuits:
+    """The circuits of this process, one for each place, whatever the number of stores opened in it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._circuits: dict[tuple[str, frozenset[tuple[str, str]]], Circuit] = {}
+
+    def of(self, location: str, options: Mapping[str, str]) -> Circuit:
+        """The circuit of a place, which is known by its location and the options that lead to it."""
+        with self._lock:
+            return self._circuits.setdefault((location, frozenset(options.items())), Circuit())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """One place of a store.
+
+    Attributes:
+        name: its location, as it was named.
+        backend: keeps its files.
+        mode: ``ro`` is never written; ``required`` is ``rw``, and no verb goes on without it.
+        answer_s: how long it may be silent.
+        circuit: whether it is still asked.
+    """
+
+    name: str
+    backend: BlobBackend
+    mode: TierMode = "rw"
+    answer_s: float = ANSWER_S
+    circuit: Circuit = field(default_factory=Circuit)
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether files may be put here."""
+        return self.mode != "ro"
+
+    @property
+    def state(self) -> TierState:
+        """What has become of it so far."""
+        reason = self.circuit.reason
+        return TierState(
+            location=self.name, mode=self.mode, state="away" if reason else "used", reason=reason
+        )
+
+    def away(self) -> StoreUnavailable:
+        """The error that says that this place is left alone, and why."""
+        return away(self.name, self.circuit.reason, required=self.mode == "required")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierState:
+    """What became of one place, for reports.
+
+    Attributes:
+        location: the place, as it was named.
+        mode: its mode.
+        state: ``away`` is left alone, ``off`` was not asked for.
+        reason: why it is left alone; empty otherwise.
+    """
+
+    location: str
+    mode: str
+    state: Literal["used", "away", "off"]
+    reason: str = ""
+
+
+def away(name: str, reason: str, *, required: bool) -> StoreUnavailable:
+    """The error for a place that is left alone for the rest of this process."""
+    return StoreUnavailable(
+        what=f"required store {name}" if required else f"store {name}",
+        where=name,
+        reason=f"{reason}, so it is left alone for the rest of this process",
+        remedy="check that its file system or server answers, then start again",
+        required=required,
+    )
+
+
+class TieredBackend:
+    """`BlobBackend` over ``tiers``, nearest first.
+
+    Attributes:
+        tiers: the places.
+        problems: what failed although the verb went on, one line each.
+        num_answers: by place, how often it answered.
+        is_left: the verb was given up, and its view with it.
+    """
+
+    def __init__(self, tiers: Sequence[Tier]) -> None:
+        if not tiers:
+            raise ValueError("a store needs at least one tier")
+        self.tiers = tuple(tiers)
+        self.problems: list[str] = []
+        self.num_answers = {tier.name: 0 for tier in tiers}
+        self.is_left = False
+        self._failures: dict[str, StoreUnavailable] = {}
+        self._read_from: dict[str, Tier] = {}
+        self._unreadable: dict[str, StoreUnavailable] = {}
+        self._passed_over: set[tuple[str, str]] = set()
+
+    @property
+    def lost_a_place(self) -> bool:
+        """Whether one of its places is left alone by now."""
+        return any(tier.circuit.is_open for tier in self.tiers)
+
+    def leave(self) -> None:
+        """Refuse every further call."""
+        self.is_left = True
+
+    def put_new(self, files: Sequence[NewFile]) -> tuple[str, ...]:
+        """See `BlobBackend.put_new`; every writable place takes them.
+
+        A nearer place does not take a document whose name the farthest has already, which may hold another.
+
+        Returns:
+            The names that were created in the farthest place that took them.
+
+        Raises:
+            StoreUnavailable: a required place failed, or all did.
+        """
+        created: tuple[str, ...] | None = None
+        for tier in self._writable():
+            try:
+                new = self._put(tier, files)
+            except StoreUnavailable as error:
+                self._pass_over(tier, error)
+                continue
+            if created is None:
+                created, taken = new, frozenset(new)
+                files = [file for file in files if file.name in taken or file.name.startswith(BLOBS)]
+        if created is None:
+            raise self._nothing_written()
+        return created
+
+    def open(self, name: str) -> BinaryIO:
+        """See `BlobBackend.open`; what meets a fault while reading: `read_from_any`."""
+        self._read_from.pop(name, None)
+        failure: StoreError | None = self._unreadable.get(name)
+        for tier in self._not_passed_over(name):
+            try:
+                with _Asking(self, tier):
+                    file = tier.backend.open(name)
+            except NotInStore as error:
+                failure = failure or error
+            except StoreUnavailable as error:
+                self._note(tier, error)
+                failure = error
+            else:
+                self._read_from[name] = tier
+                return file
+        raise failure or NotInStore(what=name, where=self._names())
+
+    def read_elsewhere(self, name: str, error: StoreUnavailable) -> bool:
+        """After a fault while reading: not again from where `open` found it; False if no place is left."""
+        if (tier := self._read_from.pop(name, None)) is None or len(self.tiers) == 1:
+            return False
+        self._check_not_left(tier)
+        if error.transport:
+            tier.circuit.open(error.reason, where=tier.name)
+        self._unreadable[name] = error
+        self._passed_over.add((tier.name, name))
+        self._note(tier, error)
+        return True
+
+    def stat(self, names: Iterable[str]) -> dict[str, FileInfo]:
+        """See `BlobBackend.stat`; a place that cannot answer is as one that has nothing, if another can."""
+        wanted = list(names)
+        blobs = [name for name in wanted if name.startswith(BLOBS)]
+        others = [name for name in wanted if not name.startswith(BLOBS)]
+        found = self._stat(blobs, self._readers(BLOBS)) if blobs else {}
+        return {**found, **(self._stat(others, self._readers("")) if others else {})}
+
+    def list(self, prefix: str) -> Iterator[FileInfo]:
+        """See `BlobBackend.list`; complete for every place that can be listed, and at least one can.
+
+        What must not act on half a listing asks each place by itself: `alone`.
+        """
+        if len(self.tiers) == 1:
+            return self._stream(self.tiers[0], prefix)
+        found: dict[str, FileInfo] = {}
+        failures: list[StoreUnavailable] = []
+        for tier in self._readers(prefix):
+            try:
+                for info in self._stream(tier, prefix):
+                    found.setdefault(info.name, info)
+            except StoreUnavailable as error:
+                self._note(tier, error)
+                failures.append(error)
+        if len(failures) == len(self.tiers):
+            raise failures[0]
+        return iter(found.values())
+
+    def move(self, name: str, target: str | None) -> bool:
+        """See `BlobBackend.move`; acts on the place that `open` would read, if it is writable.
+
+        If it is not, that place is not read for this name again, so that another can serve it.
+        """
+        for tier in self._not_passed_over(name):
+            with _Asking(self, tier):
+                if (len(self.tiers) > 1 or not tier.is_writable) and not tier.backend.stat([name]):
+                    continue
+                if tier.is_writable:
+                    return tier.backend.move(name, target)
+            self._passed_over.add((tier.name, name))
+            return False
+        return False
+
+    def alone(self) -> tuple[TieredBackend, ...]:
+        """A view of each writable place by itself, the farthest first."""
+        return tuple(_Part(self, tier) for tier in self._writable())
+
+    def write_farthest(self, operation: Callable[[BlobBackend], T]) -> T:
+        """Do something in the farthest writable place alone, or in the next one if that one fails.
+
+        Raises:
+            StoreUnavailable: a required place failed, or all did.
+        """
+        for part in self.alone():
+            (tier,) = part.tiers
+            try:
+                return operation(part)
+            except StoreUnavailable as error:
+                self._pass_over(tier, error)
+        raise self._nothing_written()
+
+    def fill(self, files: Sequence[NewFile]) -> None:
+        """Put files into the writable places nearer than the farthest, blobs first, as far as possible."""
+        blobs = [file for file in files if file.name.startswith(BLOBS)]
+        # One document after the other: their order is that of their references.
+        batches = [blobs] if blobs else []
+        batches += [[file] for file in files if not file.name.startswith(BLOBS)]
+        for tier in self.nearer():
+            try:
+                for batch in batches:
+                    self._put(tier, batch)
+            except StoreUnavailable as error:
+                self._failures.setdefault(tier.name, error)
+                self._note(tier, error)
+            except StoreError as error:  # a source changed or went away meanwhile
+                self._note(tier, error)
+
+    def nearer(self) -> tuple[Tier, ...]:
+        """The writable places before the farthest, which `fill` fills."""
+        return tuple(tier for tier in self.tiers[:-1] if tier.is_writable)
+
+    def missing_nearer(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Those of ``names`` that some place of `nearer` lacks, in the same order."""
+        wanted = tuple(names)
+        missing: set[str] = set()
+        for tier in self.nearer():
+            try:
+                missing.update(set(wanted) - self._stat(wanted, [tier]).keys())
+            except StoreUnavailable as error:
+                self._failures.setdefault(tier.name, error)
+        return tuple(name for name in wanted if name in missing)
+
+    def _put(self, tier: Tier, files: Sequence[NewFile]) -> tuple[str, ...]:
+        failure = self._failures.get(tier.name)
+        if failure and len(self.tiers) > 1:
+            raise failure
+        with _Asking(self, tier):
+            return tier.backend.put_new(files)
+
+    def _stat(self, names: Sequence[str], tiers: Iterable[Tier]) -> dict[str, FileInfo]:
+        found: dict[str, FileInfo] = {}
+        failure: StoreUnavailable | None = None
+        num_answered = 0
+        for tier in tiers:
+            rest = [
+                name for name in names if name not in found and (tier.name, name) not in self._passed_over
+            ]
+            if not rest:
+                continue  # found, or passed over in this place only
+            try:
+                with _Asking(self, tier):
+                    found.update(tier.backend.stat(rest))
+                num_answered += 1
+            except StoreUnavailable as error:
+                self._note(tier, error)
+                failure = failure or error
+        if failure and not num_answered:
+            raise failure
+        return found
+
+    def _stream(self, tier: Tier, prefix: str) -> Iterator[FileInfo]:
+        with _Asking(self, tier):
+            listing = iter(tier.backend.list(prefix))
+        while True:
+            with _Asking(self, tier):
+                info = next(listing, None)
+            if info is None:
+                return
+            yield info
+
+    def _check_not_left(self, tier: Tier) -> None:
+        if self.is_left:
+            reason = "this call was given up, because a place of the store fell silent"
+            raise StoreUnavailable(what="store", where=tier.name, reason=reason)
+
+    def _pass_over(self, tier: Tier, error: StoreUnavailable) -> None:
+        self._check_not_left(tier)
+        self._failures.setdefault(tier.name, error)
+        if tier.mode == "required":
+            raise replace(error, required=True) from error
+        self._note(tier, error)
+
+    def _nothing_written(self) -> StoreUnavailable:
+        for tier in self._writable():
+            if failure := self._failures.get(tier.name):
+                return failure
+        remedy = "make one of its places rw"
+        reason = "every place of it is read-only"
+        return StoreUnavailable(what="store", where=self._names(), reason=reason, remedy=remedy)
+
+    def _note(self, tier: Tier, error: StoreError) -> None:
+        self._check_not_left(tier)
+        # Of one place only, the error itself is what the caller sees; the supervisor says what is left alone.
+        line = f"store {tier.name}: {error}"
+        if len(self.tiers) > 1 and not tier.circuit.is_open and line not in self.problems:
+            self.problems.append(line)
+
+    def _writable(self) -> Sequence[Tier]:
+        return [tier for tier in reversed(self.tiers) if tier.is_writable]
+
+    def _readers(self, name: str) -> Sequence[Tier]:
+        return self.tiers if name.startswith(BLOBS) else self.tiers[::-1]
+
+    def _not_passed_over(self, name: str) -> Iterator[Tier]:
+        return (tier for tier in self._readers(name) if (tier.name, name) not in self._passed_over)
+
+    def _names(self) -> str:
+        return ", ".join(tier.name for tier in self.tiers)
+
+
+class _Part(TieredBackend):
+    """One place of a view: left with it, and heard by it."""
+
+    def __init__(self, whole: TieredBackend, tier: Tier) -> None:
+        super().__init__([tier])
+        self.num_answers = whole.num_answers
+        self._whole = whole
+
+    def _check_not_left(self, tier: Tier) -> None:
+        self._whole._check_not_left(tier)  # noqa: SLF001 - one class in two parts
+
+
+class _Asking:
+    """Around one call of one place: refused once it is left alone; an answer is a sign of life."""
+
+    __slots__ = ("_tier", "_view")
+
+    def __init__(self, view: TieredBackend, tier: Tier) -> None:
+        self._view, self._tier = view, tier
+
+    def __enter__(self) -> None:
+        self._view._check_not_left(self._tier)  # noqa: SLF001 - one class in two parts
+        if self._tier.circuit.is_open:
+            raise self._tier.away()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self._view.num_answers[self._tier.name] += 1
+        elif isinstance(error, StoreUnavailable):
+            self._view._check_not_left(self._tier)  # noqa: SLF001
+            if error.transport:
+                self._tier.circuit.open(error.reason, where=self._tier.name)
+
+
+def read_from_any(backend: BlobBackend, name: str, read: Callable[[BinaryIO], T]) -> T:
+    """What ``read`` makes of a file, of each place in turn until one can be read.
+
+    Args:
+        backend: the store.
+        name: of the file.
+        read: raises `StoreUnavailable` where the place is at fault; leaves nothing behind then.
+
+    Raises:
+        NotInStore: there is none.
+        StoreUnavailable: no place that has it can read it.
+    """
+    while True:
+        try:
+            with backend.open(name) as file:
+                return read(file)
+        except StoreUnavailable as error:
+            if not (isinstance(backend, TieredBackend) and backend.read_elsewhere(name, error)):
+                raise

@@ -1,0 +1,284 @@
+"""What files of a cache directory hashed to when they were last read, so that they need not be read again.
+
+Layout: ``<cache root>/.index/<name>.json`` (of another tool's directory beside it), mode 0600, two lines of
+JSON, the first being the sha256 of the second::
+
+    {"files":{"<path>":[dev,ino,size,mtime_ns,ctime_ns,mode,uid,read_ns,"<sha256>"],...},"format":1}
+
+Invariants: a digest is given without reading the file only if nothing that ``lstat`` says of it has changed,
+and if the file was by then so old, by its file system's own clock, that a later write must have changed its
+times (git calls the others racily clean), or a copy of our own, dated back before it got its name
+(`private_files.date_back`); whatever is wrong with an index makes it empty, never an error.
+The directory is one node's own, as all of a cache directory. Any number of threads may share one index; of
+processes that save at once the last one's is kept, whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from warmrank.cache_store.cache_dir.private_files import (
+    BACK_NS,
+    DEBRIS_AGE_S,
+    create_private,
+    make_private_directories,
+    open_private,
+    read_private,
+    temporary_name,
+)
+from warmrank.cache_store.digests import Digest, digest_bytes, digest_stream, is_sha256
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.keys import canonical_json
+from warmrank.cache_store.paths import part_fault
+
+logger = logging.getLogger(__name__)
+INDEX_DIRECTORY = ".index"
+_FORMAT: Final = 1
+_MAX_BYTES = 64 << 20  # 250 bytes a file
+_TEMPORARY = "tmp"  # apart, because it is swept at each save, and there may be thousands of indexes
+# Times advance by the kernel's tick, at most 10 ms; where they have no fraction, by up to two seconds (FAT).
+_TICK_NS = 100_000_000
+_COARSE_TICK_NS = 2_000_000_000
+_Opened = Callable[[Path], io.BufferedReader]
+
+
+class _Seen(NamedTuple):
+    """Identity and age of a file when it was read."""
+
+    dev: int
+    ino: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    mode: int
+    uid: int
+    read_ns: int
+    sha256: str
+
+    def holds_for(self, status: os.stat_result) -> bool:
+        return self[:7] == _identity(status)
+
+    def is_settled(self) -> bool:
+        """Whether the file had its times for long enough that a write after the read changed them."""
+        coarse = not (self.mtime_ns % 1_000_000_000 or self.ctime_ns % 1_000_000_000)
+        tick_ns = _COARSE_TICK_NS if coarse else _TICK_NS
+        return max(self.mtime_ns, self.ctime_ns) + tick_ns < self.read_ns
+
+
+class DigestIndex:
+    """Digests of one cache directory's files; `open` makes one."""
+
+    def __init__(
+        self, cache_root: Path, name: str, seen: dict[str, _Seen], *, at: Path, opened: _Opened
+    ) -> None:
+        self._root = cache_root
+        self._directory = at / INDEX_DIRECTORY
+        self._opened = opened
+        self._name = name
+        self._prefix = f"{cache_root}{os.sep}"
+        self._seen = seen
+        self._used: set[str] = set()
+        self._is_changed = False
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(
+        cls,
+        cache_root: Path,
+        name: str,
+        *,
+        reread: bool = False,
+        at: Path | None = None,
+        opened: _Opened = open_private,
+    ) -> DigestIndex:
+        """Open the index ``name`` of a directory; an absent, unreadable or damaged one is empty.
+
+        Args:
+            cache_root: the directory.
+            name: the index's.
+            reread: start empty, so that every file is read again.
+            at: where indexes lie, if not in the directory.
+            opened: opens a file of it, with the checks that it must pass.
+
+        Raises:
+            ValueError: ``name`` cannot be a file's name.
+        """
+        if fault := part_fault(name):
+            raise ValueError(f"name of an index {name!r} {fault}")
+        root = cache_root.absolute()
+        at = at or root
+        seen = {} if reread else _read(at / INDEX_DIRECTORY / f"{name}.json")
+        return cls(root, name, seen, at=at, opened=opened)
+
+    def digest(self, path: Path) -> Digest:
+        """Digest of a private file, which is read only if it may have changed; raises as `digest_private`."""
+        return self.known(path) or self._read_and_remember(path, self._key(path))
+
+    def known(self, path: Path | str) -> Digest | None:
+        """Digest of a private file if it can be told without reading it; raises ``OSError`` if it is gone."""
+        status = os.lstat(path)
+        key = self._key(path)
+        seen = self._seen.get(key)
+        if seen is None or not (seen.holds_for(status) and seen.is_settled()):
+            return None
+        self._used.add(key)
+        return Digest(sha256=seen.sha256, size_bytes=seen.size)
+
+    def remembered(self) -> dict[str, Digest]:
+        """What each file had when it was last read or written, by its path; it may have changed since."""
+        with self._lock:
+            return {key: Digest(sha256=seen.sha256, size_bytes=seen.size) for key, seen in self._seen.items()}
+
+    def now_ns(self) -> int:
+        """Time by the clock of the cache directory's file system; 0 where nothing can be remembered."""
+        try:
+            return self._clock_ns()
+        except OSError as error:
+            logger.debug("Nothing is remembered, so files will be read again: %s", error)
+            return 0
+
+    def remember(self, path: Path, digest: Digest, *, read_ns: int | None = None) -> None:
+        """Take word for a file that the caller read or wrote; one that has another size is not remembered.
+
+        Args:
+            path: the file.
+            digest: what it holds.
+            read_ns: `now_ns` before it was read; without it, nobody can have changed the file until now.
+        """
+        try:
+            status = path.lstat()
+        except OSError as error:
+            logger.debug("Not remembered: %s", error)
+            return
+        read_ns = self.now_ns() if read_ns is None else read_ns
+        if stat.S_ISREG(status.st_mode) and status.st_size == digest.size_bytes:
+            self._add(self._key(path), _Seen(*_identity(status), read_ns, digest.sha256))
+
+    def remember_own(self, path: Path, digest: Digest) -> None:
+        """As `remember`, for a copy that got its name only after `date_back`: it counts as settled."""
+        self.remember(path, digest, read_ns=time.time_ns() + 2 * BACK_NS)
+
+    def save(self) -> None:
+        """Write what was learned, if anything was; a failure costs time only, and is logged."""
+        with self._lock:
+            if not self._is_changed:
+                return
+            seen = {key: item for key, item in self._seen.items() if key in self._used or self._exists(key)}
+        line = canonical_json({"format": _FORMAT, "files": seen})
+        try:
+            self._replace(canonical_json(digest_bytes(line).sha256) + b"\n" + line + b"\n")
+        except OSError as error:
+            logger.info("No index of digests, the next publish reads all files again: %s", error)
+        else:
+            self._is_changed = False
+
+    def _read_and_remember(self, path: Path, key: str) -> Digest:
+        read_ns = self.now_ns()
+        with self._opened(path) as file:
+            before = _identity(os.fstat(file.fileno()))
+            digest = digest_stream(file)
+            after = _identity(os.fstat(file.fileno()))
+        if before == after and digest.size_bytes == before[2]:
+            self._add(key, _Seen(*before, read_ns, digest.sha256))
+        return digest
+
+    def _add(self, key: str, seen: _Seen) -> None:
+        if key:
+            with self._lock:
+                self._seen[key] = seen
+                self._used.add(key)
+                self._is_changed = True
+
+    def _key(self, path: Path | str) -> str:
+        """Name of a file below the cache directory; empty for any other, which is not remembered."""
+        text = str(path)
+        if not text.startswith(os.sep):
+            text = str(Path(path).absolute())
+        return text.removeprefix(self._prefix) if text.startswith(self._prefix) else ""
+
+    def _exists(self, key: str) -> bool:
+        return os.path.lexists(self._root / key)
+
+    def _clock_ns(self) -> int:
+        """Time by the clock of the file system, which sets the times of files; on NFS it is the server's."""
+        try:
+            os.utime(self._directory)
+        except FileNotFoundError:
+            make_private_directories(self._directory)
+            os.utime(self._directory)
+        return self._directory.stat().st_mtime_ns
+
+    def _replace(self, data: bytes) -> None:
+        directory = self._directory / _TEMPORARY
+        make_private_directories(directory)
+        _sweep(directory)
+        temporary = directory / temporary_name()
+        try:
+            with create_private(temporary) as file:
+                file.write(data)
+            # No flush: an index torn by a power cut is empty.
+            temporary.replace(self._directory / f"{self._name}.json")
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _sweep(directory: Path) -> None:
+    """Remove what ended processes left; no process takes a day to write an index."""
+    for path in directory.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - path.lstat().st_mtime > DEBRIS_AGE_S:
+                path.unlink()
+
+
+def _identity(status: os.stat_result) -> tuple[int, int, int, int, int, int, int]:
+    return (
+        status.st_dev,
+        status.st_ino,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+        status.st_mode,
+        status.st_uid,
+    )
+
+
+def _read(path: Path) -> dict[str, _Seen]:
+    try:
+        return _parse(read_private(path) if path.stat().st_size <= _MAX_BYTES else b"")
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnusableCache, ValueError, RecursionError) as error:
+        logger.info("Index of digests %s is not used: %s", path, error)
+        return {}
+
+
+def _parse(data: bytes) -> dict[str, _Seen]:
+    seal, _, line = data.rstrip(b"\n").partition(b"\n")
+    if json.loads(seal) != digest_bytes(line).sha256:
+        raise ValueError("damaged")
+    document = json.loads(line)
+    if not isinstance(document, dict) or document.get("format") != _FORMAT:
+        raise ValueError("another format")
+    if type(files := document.get("files")) is not dict:
+        raise ValueError("no files")
+    return {key: _entry(item) for key, item in files.items()}
+
+
+def _entry(item: object) -> _Seen:
+    # The seal shows that a release of this program wrote it; this is against an edited file.
+    if not isinstance(item, list) or len(item) != len(_Seen._fields):
+        raise ValueError("an entry is not as expected")
+    *numbers, sha256 = item
+    if set(map(type, numbers)) != {int} or type(sha256) is not str or not is_sha256(sha256):
+        raise ValueError("an entry is not as expected")
+    return _Seen(*item)

@@ -1,0 +1,221 @@
+"""Node artifacts on a node's disk: files that belong to a node, not to a rank, such as compiled kernels.
+
+A *node cache* is a directory of another tool that a config declares by name. A manifest names a file of it
+``node/<name of the node cache>/<path below it>``. The bytes lie once in the cache directory, whatever number
+of manifests, ranks and worlds name them::
+
+    <cache root>/node/ab/<sha256>       mode 0600, directories 0700
+
+Invariants: a kept file's name says what its bytes are, so no launch takes another one's away; it is made
+whole, and one that holds other bytes, as a power cut leaves it, is made anew; it shares its inode with
+nothing, because the tools write their files in place. Only what this user alone could have written is kept,
+and nothing that changed while it was read. Its time of change says when it was last used, to a day, so that
+what a launch has collected stays until long after its commit. No node artifact has the name of a mark, of a
+lock, or of any other file that begins with a dot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from warmrank.cache_store.cache_dir.private_files import (
+    create_private,
+    date_back,
+    digest_private,
+    make_private_directories,
+    open_owned,
+    os_errors_are_unusable,
+    sweep_debris,
+    temporary_name,
+)
+from warmrank.cache_store.digests import Digest, TooLong, Writable, copy_and_digest, is_sha256
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.paths import path_fault
+
+logger = logging.getLogger(__name__)
+NODE = "node"
+KEPT_S = 30 * 24 * 3600.0
+_NOTED_S = 24 * 3600.0  # each note of a use changes what the digest index knows of the file
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
+_TEMPORARY = "tmp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFile:
+    """A node artifact.
+
+    Attributes:
+        cache: name of the node cache that it belongs to.
+        relative: posix path below that cache's directory.
+        digest: its bytes.
+    """
+
+    cache: str
+    relative: str
+    digest: Digest
+
+    @property
+    def path(self) -> str:
+        """What manifests call it."""
+        return f"{NODE}/{self.cache}/{self.relative}"
+
+
+def is_cache_name(name: str) -> bool:
+    """Whether a node cache may have this name."""
+    return _NAME.fullmatch(name) is not None
+
+
+def split_node_path(path: str) -> tuple[str, str] | None:
+    """Name of the node cache and path below it; None for what is no path of a node artifact."""
+    first, _, rest = path.partition("/")
+    name, _, relative = rest.partition("/")
+    if first != NODE or not is_cache_name(name) or not relative or path_fault(path):
+        return None
+    return None if any(is_reserved(part) for part in relative.split("/")) else (name, relative)
+
+
+def is_reserved(name: str) -> bool:
+    """Whether no part of a node artifact's path may be called so: marks, locks, what is hidden."""
+    folded = name.casefold()
+    return folded.startswith(".") or folded.endswith(".lock") or folded == "locks"
+
+
+def kept_path(cache_root: Path, sha256: str) -> Path:
+    """Where the bytes of that digest lie in a cache directory."""
+    return cache_root / NODE / sha256[:2] / sha256
+
+
+def find_kept(
+    cache_root: Path, digest: Digest, *, digest_of: Callable[[Path], Digest] = digest_private
+) -> Path | None:
+    """The kept file with exactly these bytes, if there is one that is whole and private."""
+    path = kept_path(cache_root, digest.sha256)
+    try:
+        with os_errors_are_unusable("file", path):
+            try:
+                is_whole = path.lstat().st_size == digest.size_bytes and digest_of(path) == digest
+            except FileNotFoundError:
+                return None
+    except UnusableCache:
+        return None  # it is made anew
+    return path if is_whole else None
+
+
+def note_use(path: Path) -> None:
+    """Keep `drop_unneeded`, of this launch and of others, from taking a kept file."""
+    with contextlib.suppress(OSError):
+        if time.time() - path.lstat().st_mtime > _NOTED_S:
+            os.utime(path, follow_symlinks=False)
+
+
+def kept_files(cache_root: Path) -> tuple[Path, ...]:
+    """All kept files of a cache directory, in a fixed order."""
+    paths = (cache_root / NODE).glob("??/*")
+    return tuple(sorted(path for path in paths if is_sha256(path.name)))
+
+
+def drop_unneeded(cache_root: Path, needed: Collection[str], *, age_s: float = KEPT_S) -> None:
+    """Remove kept files that nobody used for long, nor needs now; the store brings back what is missed."""
+    for path in kept_files(cache_root):
+        with contextlib.suppress(OSError):
+            if path.name not in needed and time.time() - path.lstat().st_mtime > age_s:
+                path.unlink()
+                logger.info("Removed %s, which was not used for long", path)
+
+
+def temporary_kept(cache_root: Path) -> Path:
+    """A name for a file on its way in; its directory is made, and swept of what killed processes left.
+
+    Raises:
+        UnusableCache: the cache directory cannot be written.
+    """
+    directory = cache_root / NODE / _TEMPORARY
+    with os_errors_are_unusable("directory", directory):
+        make_private_directories(directory)
+    sweep_debris(directory)
+    return directory / temporary_name()
+
+
+def place_kept(cache_root: Path, staged: Path, digest: Digest) -> Path:
+    """Give a staged file, whose bytes the caller verified, its name; ``staged`` is gone afterwards.
+
+    Raises:
+        UnusableCache: the cache directory cannot be written.
+    """
+    path = kept_path(cache_root, digest.sha256)
+    with os_errors_are_unusable("file", path):
+        make_private_directories(path.parent)
+        date_back(staged)
+        staged.replace(path)  # equal bytes, or torn ones
+    return path
+
+
+Identity = tuple[int, int, int, int]
+
+
+def keep(
+    cache_root: Path, source: Path, *, seen: Identity | None = None, expected: Digest | None = None
+) -> Digest:
+    """Keep a copy of a file of another tool.
+
+    Args:
+        cache_root: the cache directory.
+        source: the file.
+        seen: what `identity_of` said of it a moment ago.
+        expected: what it probably holds; if that is kept, the file is read and not copied.
+
+    Returns:
+        The digest of the bytes that were kept.
+
+    Raises:
+        UnusableCache: another user could have written it, it is no regular file, it changed since it was
+            seen or while it was read, or one of the two cannot be read or written; nothing was kept.
+    """
+    if expected is not None and (known := find_kept(cache_root, expected)) is not None:
+        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - a device
+            if _copy_unchanged(source, nowhere, seen) == expected:
+                note_use(known)
+                return expected
+    staged = temporary_kept(cache_root)
+    try:
+        with os_errors_are_unusable("file", staged), create_private(staged) as target:
+            digest = _copy_unchanged(source, target, seen)
+        if (known := find_kept(cache_root, digest)) is None:
+            place_kept(cache_root, staged, digest)
+        else:
+            note_use(known)
+    finally:
+        staged.unlink(missing_ok=True)
+    return digest
+
+
+def identity_of(status: os.stat_result) -> Identity:
+    """What changes when a file is written or replaced."""
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _copy_unchanged(source: Path, target: Writable, seen: Identity | None) -> Digest:
+    with os_errors_are_unusable("file", source), open_owned(source) as file:
+        before = os.fstat(file.fileno())
+        try:
+            digest = copy_and_digest(file, target, limit_bytes=before.st_size)
+        except TooLong as error:
+            raise _changed(source, f"it grew beyond {before.st_size} bytes") from error
+        if digest.size_bytes != before.st_size:
+            raise _changed(source, f"{digest.size_bytes} bytes, of {before.st_size}")
+        if not {identity_of(source.lstat()), seen or identity_of(before)} == {identity_of(before)}:
+            raise _changed(source, "its times, size or inode changed")
+    return digest
+
+
+def _changed(source: Path, actual: str) -> UnusableCache:
+    expected = "a file that nobody writes while it is read"
+    remedy = "the next launch takes it, once it is complete"
+    return UnusableCache(what="file", where=str(source), expected=expected, actual=actual, remedy=remedy)

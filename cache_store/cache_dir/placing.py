@@ -1,0 +1,213 @@
+"""From a cache directory into a node's own caches: each node artifact where the tool that reads it looks.
+
+Invariants: nothing is written outside of the directories that this node's config declares, nor through a
+link, nor into a directory that another user can write; a file that is there already is the node's own, and
+stays, whatever it holds, unless its path says what it holds (`Destination.in_sets`): then it is damaged; what
+is written is verified while it is copied, appears whole, with mode 0600, and shares its inode with nothing.
+What cannot be placed is a reason, never an error: the tool compiles it again. Under a trust policy that asks
+for no signatures a directory is marked before the first copy, as a cache directory is, so that ``require``
+leaves it out later instead of signing what nobody signed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from warmrank.cache_store.cache_dir.marks import check_marks, permit_copies
+from warmrank.cache_store.cache_dir.node_files import (
+    NodeFile,
+    find_kept,
+    kept_path,
+    note_use,
+    split_node_path,
+)
+from warmrank.cache_store.cache_dir.private_files import (
+    check_parents,
+    create_private,
+    digest_owned,
+    make_directories_below,
+    open_private,
+    os_errors_are_unusable,
+    sweep_debris,
+    temporary_name,
+)
+from warmrank.cache_store.digests import copy_and_digest
+from warmrank.cache_store.errors import UnusableCache
+
+_TEMPORARY = ".warmrank-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """A node cache of this node.
+
+    Attributes:
+        path: its directory; it may be yet to be made.
+        patterns: which files below it belong to it, such as ``*.o``; a ``*`` stands for slashes too.
+        in_sets: its files lie in ``<artifact>/<conditions>/``, and their names say what is in them
+            (`worker.engine_files`); of one artifact, under the same conditions, one is enough.
+    """
+
+    path: Path
+    patterns: tuple[str, ...] = ("*",)
+    in_sets: bool = False
+
+    def takes(self, relative: str) -> bool:
+        """Whether a file of that path below the directory belongs to the node cache."""
+        return any(fnmatch.fnmatchcase(relative, pattern) for pattern in self.patterns)
+
+
+Destinations = Mapping[str, Destination]
+"""The node caches of this node, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vouched:
+    """Under which trust policy node artifacts came, and by the word of which keys."""
+
+    policy: str
+    signers: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """What became of node artifacts on this node.
+
+    Attributes:
+        new: those that were written.
+        there: those that were there, with the same bytes.
+        skipped: why others are not there, one line each.
+    """
+
+    new: tuple[NodeFile, ...] = ()
+    there: tuple[NodeFile, ...] = ()
+    skipped: tuple[str, ...] = ()
+
+
+def refusal(directory: Path, policy: str, revoked: Collection[str]) -> str:
+    """Why a trust policy wants nothing to do with a node cache, as `marks.admit` has it; empty if it may.
+
+    Args:
+        directory: the node cache's.
+        policy: the trust policy.
+        revoked: ids of the keys that are revoked.
+    """
+    try:
+        check_marks(directory, policy, revoked)
+    except UnusableCache as error:
+        return str(error)
+    return ""
+
+
+def admitted(
+    destinations: Destinations, policy: str, revoked: Collection[str]
+) -> tuple[dict[str, Destination], tuple[str, ...]]:
+    """The node caches that may be used under a trust policy, and why others are left out."""
+    reasons = {name: refusal(found.path, policy, revoked) for name, found in destinations.items()}
+    usable = {name: found for name, found in destinations.items() if not reasons[name]}
+    return usable, tuple(f"node cache {name}: {reason}" for name, reason in reasons.items() if reason)
+
+
+def place_files(
+    cache_root: Path, files: Sequence[NodeFile], destinations: Destinations, vouched: Vouched
+) -> Placed:
+    """Copy kept node artifacts to where this node's tools look for them.
+
+    Args:
+        cache_root: the cache directory that keeps them.
+        files: which.
+        destinations: of this node.
+        vouched: whose word they came by.
+    """
+    new: list[NodeFile] = []
+    there: list[NodeFile] = []
+    skipped: list[str] = []
+    for file in files:
+        try:
+            destination = _destination_of(file, destinations)
+            found = _place(cache_root, file, destination, vouched)
+        except _NotPlaced as reason:
+            skipped.append(f"{file.path}: {reason}")
+        except UnusableCache as error:
+            skipped.append(f"{file.path}: {error}")
+        else:
+            (new if found else there).append(file)
+    for directory in {(destinations[file.cache].path / file.relative).parent for file in new}:
+        sweep_debris(directory, _TEMPORARY)
+    return Placed(new=tuple(new), there=tuple(there), skipped=tuple(skipped))
+
+
+class _NotPlaced(Exception):
+    """Why a file is not placed; within this module only."""
+
+
+def _destination_of(file: NodeFile, destinations: Destinations) -> Destination:
+    destination = destinations.get(file.cache)
+    if split_node_path(file.path) is None:
+        raise _NotPlaced("no path of a node artifact")
+    if destination is None:
+        raise _NotPlaced(
+            f"left in the cache directory: this node's config declares no node cache {file.cache!r}"
+        )
+    if not destination.takes(file.relative):
+        raise _NotPlaced(f"left in the cache directory: no pattern of node cache {file.cache!r} takes it")
+    return destination
+
+
+def _place(cache_root: Path, file: NodeFile, destination: Destination, vouched: Vouched) -> bool:
+    """Whether the file is new; it was there otherwise."""
+    path = destination.path / file.relative
+    if _is_there(path, file, replaced=destination.in_sets):
+        return False
+    kept = find_kept(cache_root, file.digest)
+    if kept is None:
+        raise _NotPlaced("its kept copy is gone or damaged; the next fetch brings it again")
+    note_use(kept)
+    check_parents(destination.path)
+    make_directories_below(destination.path, path.parent)
+    permit_copies(destination.path, vouched.policy, vouched.signers)
+    temporary = path.parent / f"{_TEMPORARY}{temporary_name()}"
+    try:
+        with (
+            os_errors_are_unusable("file", path),
+            open_private(kept_path(cache_root, file.digest.sha256)) as source,
+            create_private(temporary) as target,
+        ):
+            if copy_and_digest(source, target) != file.digest:
+                raise _NotPlaced("its kept copy changed while it was read")
+            target.flush()
+            os.fsync(target.fileno())  # a torn file would be taken for the node's own
+        with os_errors_are_unusable("file", path):
+            if destination.in_sets:
+                temporary.replace(path)
+                return True
+            return _link(temporary, path, file)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _link(temporary: Path, path: Path, file: NodeFile) -> bool:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:  # the tool, or another process, was faster
+        _is_there(path, file)
+        return False
+    return True
+
+
+def _is_there(path: Path, file: NodeFile, *, replaced: bool = False) -> bool:
+    """Whether the node has the file; `_NotPlaced` where it has another one of that name that stays."""
+    with os_errors_are_unusable("file", path):
+        try:
+            is_equal = path.lstat().st_size == file.digest.size_bytes and digest_owned(path) == file.digest
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+    if not is_equal and not replaced:
+        raise _NotPlaced(f"the node has another file at {path}, which stays")
+    return is_equal

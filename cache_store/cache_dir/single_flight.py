@@ -1,0 +1,161 @@
+"""One fetch at a time into one cache directory, and one compile of the same, on one node.
+
+Invariants: it saves work only; without it the result is the same. The wait is bounded: by the time in which
+its holder gets no further, where the holder says how far it is. A holder that died is no holder: the lock is
+the kernel's, never a soft one, which would outlive its holder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from warmrank.cache_store.cache_dir.private_files import (
+    ensure_cache_dir,
+    make_private_directories,
+    os_errors_are_unusable,
+)
+
+logger = logging.getLogger(__name__)
+LOCK_TIMEOUT_S = 60.0
+COMPILE_TIMEOUT_S = 600.0
+LOCKS = ".locks"
+LOCK_NAME = "fetch.lock"
+BEAT_NAME = "fetch.beat"
+_LOOK_EVERY_S = 1.0
+_BEAT_EVERY_S = 1.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Flight:
+    """What `single_flight` gives.
+
+    Attributes:
+        is_held: nobody else is in this cache directory; False after a wait that was too long.
+        beat_file: what `beat` touches.
+        beat_s: when it was touched last.
+    """
+
+    is_held: bool
+    beat_file: Path
+    beat_s: float = float("-inf")
+
+    def beat(self) -> None:
+        """Say that it gets on, so that others wait for longer; called for each of very many files."""
+        now_s = time.monotonic()
+        if self.is_held and now_s - self.beat_s >= _BEAT_EVERY_S:
+            self.beat_s = now_s
+            with contextlib.suppress(OSError):  # then they wait for as long as they do without
+                self.beat_file.touch(mode=0o600)
+
+
+def lock_in(cache_root: Path, name: str) -> FileLock:
+    """A lock of a cache directory, which is made if absent; not held yet, and without patience.
+
+    Raises:
+        UnusableCache: the cache directory cannot be used, or has no place for the lock.
+    """
+    ensure_cache_dir(cache_root)
+    with os_errors_are_unusable("directory", cache_root / LOCKS):
+        make_private_directories(cache_root / LOCKS)
+    return FileLock(cache_root / LOCKS / name, timeout=0, mode=0o600, fallback_to_soft=False)
+
+
+@contextlib.contextmanager
+def single_flight(cache_root: Path, *, timeout_s: float) -> Iterator[Flight]:
+    """Hold the lock of a cache directory, made if absent.
+
+    Goes on beside its holder once that got no further for ``timeout_s``. Held around the whole of a fetch,
+    also where that is tried again because a part of the store fell silent: what was left behind of the first
+    try must not keep the second one waiting.
+
+    Raises:
+        UnusableCache: the cache directory cannot be used, or has no place for the lock.
+    """
+    lock, beat_file = lock_in(cache_root, LOCK_NAME), cache_root / LOCKS / BEAT_NAME
+    is_held = False
+    try:
+        acquire(lock, beat_file, timeout_s)
+        is_held = True
+    except Timeout:
+        logger.warning("%s was held for %.0f s; fetching beside its holder", lock.lock_file, timeout_s)
+    except (OSError, NotImplementedError) as error:
+        logger.warning("Fetching without a lock, which may copy twice: %s", error)
+    try:
+        yield Flight(is_held=is_held, beat_file=beat_file)
+    finally:
+        lock.release()
+
+
+_compiled_here: set[str] = set()
+"""Locks that this process holds: it does not wait for itself."""
+
+
+@contextlib.contextmanager
+def one_compile(cache_root: Path, what: str) -> Iterator[bool]:
+    """Hold the lock of a compile; or wait for its holder, and go on without.
+
+    Who had to wait may find what the holder made, and does not keep the next ones waiting if it does not.
+
+    Args:
+        cache_root: the cache directory, made if absent.
+        what: equal for those that may use one artifact.
+
+    Yields:
+        Whether another process held it.
+
+    Raises:
+        UnusableCache: the cache directory cannot be used, or has no place for the lock.
+    """
+    name = f"compile-{hashlib.sha256(what.encode()).hexdigest()[:16]}.lock"
+    lock, path = lock_in(cache_root, name), str(cache_root / LOCKS / name)
+    has_waited = False
+    try:
+        if path not in _compiled_here:
+            lock.acquire()
+            _compiled_here.add(path)
+    except Timeout:
+        has_waited = True
+        with contextlib.suppress(Timeout), lock.acquire(timeout=COMPILE_TIMEOUT_S):
+            Path(path).unlink(missing_ok=True)
+    except (OSError, NotImplementedError) as error:
+        logger.warning("Compiling without a lock, so perhaps twice: %s", error)
+    try:
+        yield has_waited
+    finally:
+        if lock.is_locked:
+            _compiled_here.discard(path)
+            Path(path).unlink(missing_ok=True)  # whoever waits has it open, and compiles without it
+            lock.release()
+
+
+def acquire(
+    lock: FileLock, beat_file: Path, timeout_s: float, *, clock: Callable[[], float] = time.monotonic
+) -> None:
+    """Wait for the lock for ``timeout_s``, counted anew each time its holder gets on; raises `Timeout`."""
+    last_beat, since_s = _beat_ns(beat_file), clock()
+    while True:
+        try:
+            lock.timeout = max(0.0, min(_LOOK_EVERY_S, since_s + timeout_s - clock()))
+            lock.acquire()
+        except Timeout:
+            if (beat := _beat_ns(beat_file)) != last_beat:
+                last_beat, since_s = beat, clock()
+            elif clock() - since_s >= timeout_s:
+                raise
+        else:
+            return
+
+
+def _beat_ns(beat_file: Path) -> int:
+    try:
+        return beat_file.stat().st_mtime_ns
+    except OSError:
+        return 0

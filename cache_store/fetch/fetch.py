@@ -1,0 +1,282 @@
+"""Fetching: bytes out of the store into a node's cache directory.
+
+Every blob is read once, whatever the number of partitions that want it; nothing of a partition gets its name
+before all of it is verified; what is in the cache directory already is verified, and not copied. One
+partition's fault is its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from warmrank.cache_store.backends.backend import NewFile
+from warmrank.cache_store.cache_dir.digest_index import DigestIndex
+from warmrank.cache_store.cache_dir.local import (
+    find_companion,
+    find_variant,
+    place,
+    place_companion,
+    temporary_file,
+)
+from warmrank.cache_store.cache_dir.marks import admit, permit_copies
+from warmrank.cache_store.cache_dir.private_files import make_directories_below
+from warmrank.cache_store.digests import Digest
+from warmrank.cache_store.errors import NotInStore, StoreError, UnusableCache
+from warmrank.cache_store.fetch.blobs import (
+    Blobs,
+    BlobSource,
+    FetchOptions,
+    blob_faults,
+    bring_back,
+    copy_blob,
+)
+from warmrank.cache_store.fetch.manifests import take_pinned
+from warmrank.cache_store.fetch.staging import (
+    NUM_THREADS,
+    FetchFault,
+    FetchOutcome,
+    FetchReport,
+    Partition,
+    Target,
+    partition_of,
+    staging,
+    sweep_staging,
+)
+from warmrank.cache_store.layout import blob_name
+from warmrank.cache_store.parallel import each, each_short, is_short
+from warmrank.cache_store.progress import Meter, Progress
+from warmrank.cache_store.records.documents import Documents
+from warmrank.cache_store.records.manifest import PartitionRef
+from warmrank.cache_store.steps import Step, reached
+
+logger = logging.getLogger(__name__)
+INDEX_NAME = "artifacts"
+_NUM_SHARES = 64  # to look for one file takes less time than to hand it to a thread
+
+
+def fetch_blob(
+    documents: Documents, sha256: str, function_dir: Path, *, cache_root: Path, beside: str = ""
+) -> Path:
+    """Add one blob to the variants of a function below ``cache_root``.
+
+    Args:
+        documents: the store.
+        sha256: the blob's.
+        function_dir: the function's directory.
+        cache_root: the cache directory.
+        beside: the name of a file beside the variants that the blob is, instead of a variant.
+
+    Raises:
+        NotInStore: there is no such blob.
+        Corrupt: its bytes are not what its name says; it is in quarantine.
+        StoreUnavailable: it cannot be read.
+        UnusableCache: the function's directory cannot be written, or not used under this trust policy.
+    """
+    name = blob_name(sha256)
+    backend, trust = documents.backend, documents.trust
+    admit(
+        cache_root, trust.policy, trust.revoked, below=False
+    )  # a rank fetches many; its opening looked there
+    info = backend.stat([name]).get(name)
+    if info is None and name not in bring_back(backend, [name]):
+        raise NotInStore(what=f"blob {sha256[:12]}", where=name)
+    size_bytes = info.content_bytes if info else None
+    if size_bytes is not None:
+        wanted = Digest(sha256=sha256, size_bytes=size_bytes)
+        known = find_companion(function_dir, beside, wanted) if beside else find_variant(function_dir, wanted)
+        if known is not None:
+            return known
+    # Whose word named the blob is not known here, so it may have been any key's that is believed.
+    permit = permit_copies(cache_root, trust.policy, trust.believed)
+    make_directories_below(cache_root, function_dir)
+    staged = temporary_file(function_dir)
+    # Of whatever size: one that a place tells may be that of a damaged copy, before a good one in the next.
+    source = BlobSource(blobs=Blobs(backend=backend, permit=permit), sha256=sha256, size_bytes=None)
+    digest = copy_blob(source, staged, _count_nothing)
+    if beside:
+        return place_companion(function_dir, beside, staged, digest)
+    return place(function_dir, staged, digest)
+
+
+def fetch_partitions(
+    documents: Documents,
+    refs: Sequence[PartitionRef],
+    cache_root: Path,
+    *,
+    options: FetchOptions | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> FetchOutcome:
+    """Lay out all artifacts of the partitions that ``refs`` name below ``cache_root``.
+
+    Args:
+        documents: the store.
+        refs: the partitions; of one function, an earlier one's artifacts are tried first.
+        cache_root: the cache directory.
+        options: how it is done.
+        clock: seconds, never going back.
+
+    Raises:
+        UnusableCache: ``cache_root`` cannot be used at all, or not under this trust policy.
+        StoreUnavailable: of a place of the store that is required.
+    """
+    started_s, options = clock(), options or FetchOptions()
+    admit(cache_root, documents.trust.policy, documents.trust.revoked)
+    sweep_staging(cache_root)
+    known: dict[Target, Target] = {}
+    pinned = take_pinned(documents, refs, lambda ref, manifest: partition_of(ref, manifest, known))
+    index = DigestIndex.open(cache_root, INDEX_NAME, reread=options.reread)
+    job = _look(tuple(pinned.kept.values()), cache_root, index, options.beat)
+    missing = blob_faults(documents.backend, (target.digest for target in job.absent))
+    job.faults |= {target: missing[target.digest] for target in job.absent if target.digest in missing}
+    reached(Step.FETCH_CHECKED)
+    if wanted := job.wanted():
+        permit = permit_copies(cache_root, documents.trust.policy, pinned.signers)
+        meter = _meter(cache_root, wanted, options, clock)
+        blobs = Blobs(backend=documents.backend, permit=permit, shared=options.shared)
+        with staging(permit, wanted) as staged:
+            job.faults |= staged.fill(blobs, meter)
+            reached(Step.FETCH_STAGED)
+            job.copied, failed = staged.place(job.wanted(), index)
+            job.faults |= failed
+            job.brought = blobs.brought
+        meter.finish()
+    index.save()
+    reached(Step.FETCH_DONE)
+    outcome = _outcome(job, pinned.errors, seconds=clock() - started_s)
+    _log(outcome, cache_root)
+    return outcome
+
+
+@dataclass(slots=True, kw_only=True)
+class _Job:
+    """How far a fetch is.
+
+    Attributes:
+        partitions: what was asked for, and can be had.
+        absent: the targets that the cache directory lacks, in their order.
+        standing: where the others are.
+        copied: where those are that were copied.
+        brought: blobs that came from another node.
+        faults: why targets cannot be laid out.
+    """
+
+    partitions: Sequence[Partition]
+    absent: Sequence[Target]
+    standing: Mapping[Target, Path]
+    copied: dict[Target, Path] = field(default_factory=dict)
+    brought: set[Digest] = field(default_factory=set)
+    faults: dict[Target, StoreError]
+
+    def wanted(self) -> list[Target]:
+        """The absent targets of the partitions that have no fault, in their order."""
+        whole = self.whole()
+        return [target for target in self.absent if target in whole]
+
+    def whole(self) -> set[Target]:
+        """All targets of the partitions that have no fault."""
+        partitions = (partition for partition in self.partitions if not partition.fault(self.faults))
+        return {target for partition in partitions for target in partition.functions}
+
+
+def _look(
+    partitions: Sequence[Partition], cache_root: Path, index: DigestIndex, beat: Callable[[], None]
+) -> _Job:
+    """See what the cache directory has; that may take long where it has to be read."""
+    targets = list(dict.fromkeys(target for partition in partitions for target in partition.functions))
+
+    def look(some: Sequence[Target]) -> list[tuple[Target, Path | UnusableCache | None]]:
+        found = []
+        for target in some:
+            found.append((target, _look_for(target, cache_root, index)))
+            beat()
+        return found
+
+    shares = [targets[number::_NUM_SHARES] for number in range(_NUM_SHARES)]
+    run = each_short if is_short(len(targets), sum(target.digest.size_bytes for target in targets)) else each
+    found = dict(itertools.chain.from_iterable(run(look, shares, num_threads=NUM_THREADS)))
+    return _Job(
+        partitions=partitions,
+        absent=[target for target in targets if found[target] is None],
+        standing={target: answer for target, answer in found.items() if isinstance(answer, Path)},
+        faults={target: answer for target, answer in found.items() if isinstance(answer, UnusableCache)},
+    )
+
+
+def _look_for(target: Target, cache_root: Path, index: DigestIndex) -> Path | UnusableCache | None:
+    function_dir = cache_root / target.function_dir
+    try:
+        if target.name:
+            return find_companion(function_dir, target.name, target.digest, digest_of=index.digest)
+        return find_variant(function_dir, target.digest, digest_of=index.digest)
+    except UnusableCache as error:
+        return error
+
+
+def _meter(
+    cache_root: Path, wanted: Sequence[Target], options: FetchOptions, clock: Callable[[], float]
+) -> Meter:
+    def tell(progress: Progress) -> None:
+        options.beat()
+        if options.on_progress is not None:
+            options.on_progress(progress)
+
+    return Meter(
+        f"Fetching into {cache_root}",
+        total_bytes=sum(target.digest.size_bytes for target in wanted),
+        total_files=len(wanted),
+        on_progress=tell,
+        clock=clock,
+    )
+
+
+def _outcome(job: _Job, refused: Mapping[PartitionRef, StoreError], *, seconds: float) -> FetchOutcome:
+    reports: list[FetchReport] = []
+    failed = [FetchFault(ref=ref, error=error) for ref, error in refused.items()]
+    left = set(job.copied)
+    for partition in job.partitions:
+        if error := partition.fault(job.faults):
+            failed.append(FetchFault(ref=partition.ref, error=error))
+            continue
+        reports.append(partition.report(left))
+        left -= partition.functions.keys()  # what two partitions share came with the first
+    whole, paths = job.whole(), {**job.standing, **job.copied}
+    copies = {target.digest: path for target, path in paths.items() if target in whole}
+    copied = {target.digest for target in job.copied}
+    return FetchOutcome(
+        partitions=tuple(reports),
+        faults=tuple(failed),
+        bytes_read=_size_of(copied - job.brought),
+        bytes_brought=_size_of(copied & job.brought),
+        copies=tuple(
+            NewFile(name=blob_name(digest.sha256), source=path, expected=digest)
+            for digest, path in copies.items()
+        ),
+        seconds=seconds,
+    )
+
+
+def _size_of(digests: Iterable[Digest]) -> int:
+    return sum(digest.size_bytes for digest in digests)
+
+
+def _log(outcome: FetchOutcome, cache_root: Path) -> None:
+    logger.info(
+        "Fetched %d partitions into %s: %d files, %d bytes copied, %d bytes read, %.3f s",
+        len(outcome.partitions),
+        cache_root,
+        sum(report.num_files for report in outcome.partitions),
+        sum(report.bytes_copied for report in outcome.partitions),
+        outcome.bytes_read,
+        outcome.seconds,
+    )
+    for fault in outcome.faults:
+        logger.warning("Partition %s is not laid out: %s", fault.ref.partition, fault.error)
+
+
+def _count_nothing(num_bytes: int) -> None:
+    """For a copy that nobody waits to see."""

@@ -1,0 +1,142 @@
+"""Manifests for use: each reference's once, checked against the digest that a launch record pins."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import Conflict, NotInStore, StoreError, is_final
+from warmrank.cache_store.fetch.blobs import bring_back
+from warmrank.cache_store.keys import canonical_json
+from warmrank.cache_store.layout import manifest_name
+from warmrank.cache_store.parallel import each_short
+from warmrank.cache_store.records.documents import Documents, StandingManifest
+from warmrank.cache_store.records.manifest import PartitionManifest, PartitionRef
+
+T = TypeVar("T")
+_NUM_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pinned(Generic[T]):
+    """What was kept of manifests, in the order asked for, why others could not be taken, and who signed."""
+
+    kept: dict[PartitionRef, T]
+    errors: dict[PartitionRef, StoreError]
+    signers: frozenset[str] = frozenset()
+
+
+def take_manifest(documents: Documents, key: str, *, expected_sha256: str | None = None) -> StandingManifest:
+    """Read the manifest of a partition key for use.
+
+    Args:
+        documents: the store's.
+        key: its key.
+        expected_sha256: the stored form that a launch record pins.
+
+    Raises:
+        NotInStore: there is none.
+        Conflict: it is another one than the record pins.
+        Corrupt: it is damaged, and now in quarantine.
+        Untrusted: refused by the trust policy.
+    """
+    standing = documents.take_manifest(key)
+    if expected_sha256 is not None and standing.sha256 != expected_sha256:
+        raise Conflict(
+            what=f"manifest {key[:12]}",
+            where=manifest_name(key),
+            expected=f"the stored form {expected_sha256[:12]}",
+            actual=standing.sha256[:12],
+            remedy="it was published again since; the next launch commits a record that fits",
+        )
+    return standing
+
+
+def take_pinned(
+    documents: Documents, refs: Sequence[PartitionRef], keep: Callable[[PartitionRef, PartitionManifest], T]
+) -> Pinned[T]:
+    """Read the manifests of several references, each once, a few at a time.
+
+    What an evict just took away is brought back from the trash. Of several references to one key, as those of
+    launches before and after it was published again, one that can be taken is enough.
+
+    Args:
+        documents: the store's.
+        refs: the references.
+        keep: what to keep of a manifest; thousands of whole ones would not fit into memory.
+
+    Raises:
+        StoreUnavailable: of a place of the store that is required.
+    """
+    distinct = list(dict.fromkeys(refs))
+    signers: set[str] = set()
+    answers = dict(zip(distinct, _take_each(documents, distinct, keep, signers), strict=True))
+    gone = [ref for ref, answer in answers.items() if isinstance(answer, NotInStore)]
+    back = bring_back(documents.backend, (manifest_name(ref.manifest_key) for ref in gone))
+    again = [ref for ref in gone if manifest_name(ref.manifest_key) in back]
+    answers |= zip(again, _take_each(documents, again, keep, signers), strict=True)
+    errors = {ref: answer for ref, answer in answers.items() if isinstance(answer, StoreError)}
+    kept = {ref: answer for ref, answer in answers.items() if not isinstance(answer, StoreError)}
+    taken = {ref.manifest_key for ref in kept}
+    return Pinned(
+        kept=kept,
+        errors={ref: error for ref, error in errors.items() if ref.manifest_key not in taken},
+        signers=frozenset(signers - {""}),
+    )
+
+
+def distinct_partitions(documents: Documents, refs: Sequence[PartitionRef]) -> Pinned[str]:
+    """Of references whose partitions hold the same artifacts, the first; raises as `take_pinned`."""
+    pinned = take_pinned(documents, refs, lambda _, manifest: artifacts_key(manifest))
+    first: dict[str, PartitionRef] = {}
+    for ref, key in pinned.kept.items():
+        first.setdefault(key, ref)
+    return Pinned(kept={ref: key for key, ref in first.items()}, errors=pinned.errors)
+
+
+def standing_refs(documents: Documents, keys: Sequence[str]) -> dict[str, PartitionRef]:
+    """What a launch record says about the manifests under ``keys``; absent ones are left out.
+
+    Raises:
+        Corrupt, Untrusted: as `take_manifest`.
+    """
+    refs: dict[str, PartitionRef] = {}
+    for key in keys:
+        with contextlib.suppress(NotInStore):
+            standing = documents.take_manifest(key)
+            refs[key] = PartitionRef(
+                partition=standing.manifest.partition,
+                rank=standing.manifest.rank,
+                manifest_key=key,
+                manifest_sha256=standing.sha256,
+            )
+    return refs
+
+
+def artifacts_key(manifest: PartitionManifest) -> str:
+    """Equal for partitions that hold the same artifacts; those of the node do not count."""
+    entries = (entry for entry in manifest.artifacts if entry.scope == "rank")
+    artifacts = sorted([entry.function, entry.sha256] for entry in entries)
+    return digest_bytes(canonical_json(artifacts)).sha256
+
+
+def _take_each(
+    documents: Documents,
+    refs: Sequence[PartitionRef],
+    keep: Callable[[PartitionRef, PartitionManifest], T],
+    signers: set[str],
+) -> list[T | StoreError]:
+    def take(ref: PartitionRef) -> T | StoreError:
+        try:
+            standing = take_manifest(documents, ref.manifest_key, expected_sha256=ref.manifest_sha256)
+        except StoreError as error:
+            if is_final(error):
+                raise
+            return error
+        signers.add(standing.signer_id)
+        return keep(ref, standing.manifest)
+
+    return each_short(take, refs, num_threads=_NUM_THREADS)

@@ -1,0 +1,399 @@
+"""What a fetch lays out, and how: copied into a staging directory, then given its names; and what came of it.
+
+Layout: ``<cache root>/.tmp-<unique>/<n>/compiled_module[.N]``, files beside variants under their own names,
+where ``n`` counts the functions, so that a function new to the cache directory gets all of its variants by
+one rename.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from warmrank.cache_store.backends.backend import NewFile
+from warmrank.cache_store.cache_dir.digest_index import DigestIndex
+from warmrank.cache_store.cache_dir.local import (
+    add_variant_from,
+    is_companion_name,
+    place,
+    place_companion,
+    place_directory,
+    variant_name,
+)
+from warmrank.cache_store.cache_dir.marks import Permit
+from warmrank.cache_store.cache_dir.private_files import (
+    date_back,
+    digest_private,
+    discard_tree,
+    make_directories_below,
+    make_private_directories,
+    os_errors_are_unusable,
+    sweep_debris,
+    temporary_name,
+)
+from warmrank.cache_store.digests import Digest
+from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache, is_final
+from warmrank.cache_store.fetch.blobs import Blobs, clone
+from warmrank.cache_store.parallel import each, each_short, is_short
+from warmrank.cache_store.progress import Meter
+from warmrank.cache_store.records.manifest import ArtifactEntry, CaptureEntry, PartitionManifest, PartitionRef
+from warmrank.cache_store.steps import Step, reached
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchReport:
+    """What became of one partition that was laid out.
+
+    Attributes:
+        partition: name of the partition.
+        num_files: artifacts in its manifest, all of which now lie in the cache directory.
+        bytes_copied: size of those that were not there before.
+        num_already_there: artifacts that the cache directory held, verified.
+        captures: the capture plan of its manifest.
+    """
+
+    partition: str
+    num_files: int
+    bytes_copied: int
+    num_already_there: int
+    captures: tuple[CaptureEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchFault:
+    """A partition of which nothing was laid out, and why."""
+
+    ref: PartitionRef
+    error: StoreError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchOutcome:
+    """Outcome of fetching several partitions; in the order in which they were asked for.
+
+    Attributes:
+        partitions: those laid out.
+        faults: the others.
+        bytes_read: bytes that came out of the store: of each blob once, whatever the number of its copies.
+        bytes_brought: bytes that came from another node.
+        copies: one verified private copy of each blob of the partitions that were laid out, read or not.
+        seconds: wall time.
+    """
+
+    partitions: tuple[FetchReport, ...]
+    faults: tuple[FetchFault, ...]
+    bytes_read: int
+    copies: tuple[NewFile, ...]
+    seconds: float
+    bytes_brought: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Bytes that a function's directory shall hold.
+
+    Attributes:
+        function_dir: posix path relative to the cache directory.
+        digest: the bytes.
+        name: of a file beside the variants; empty for a variant, which gets the next number there.
+    """
+
+    function_dir: str
+    digest: Digest
+    name: str = ""
+
+    def __hash__(self) -> int:
+        # Asked for a dozen times for each of thousands of files, so not of all that the digest says.
+        return hash((self.function_dir, self.digest.sha256))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """What one reference asks for.
+
+    Attributes:
+        ref: the reference.
+        functions: the function of each target, in the order of the manifest.
+        captures: the capture plan of the manifest.
+    """
+
+    ref: PartitionRef
+    functions: Mapping[Target, str]
+    captures: tuple[CaptureEntry, ...] = ()
+
+    def fault(self, faults: Mapping[Target, StoreError]) -> StoreError | None:
+        """Why this partition cannot be laid out; names all blobs that are missing."""
+        errors = {target: faults[target] for target in self.functions if target in faults}
+        for error in errors.values():
+            if not isinstance(error, NotInStore):
+                return error
+        if not errors:
+            return None
+        missing = (f"{target.digest.sha256[:12]} of {self.functions[target]}" for target in errors)
+        return NotInStore(what=f"blobs {', '.join(missing)}", where=self.ref.partition)
+
+    def report(self, copied: Collection[Target]) -> FetchReport:
+        """The report on this partition, of whose targets ``copied`` were not there before."""
+        mine = [target for target in self.functions if target in copied]
+        return FetchReport(
+            partition=self.ref.partition,
+            num_files=len(self.functions),
+            bytes_copied=sum(target.digest.size_bytes for target in mine),
+            num_already_there=len(self.functions) - len(mine),
+            captures=self.captures,
+        )
+
+
+def partition_of(ref: PartitionRef, manifest: PartitionManifest, known: dict[Target, Target]) -> Partition:
+    """What ``manifest`` asks for; equal bytes are one target, though it names them twice.
+
+    Node artifacts are none of it: they come by themselves, once a node (`node_artifacts`).
+
+    Args:
+        ref: the partition's reference.
+        manifest: the partition.
+        known: the targets of other partitions, which are shared because there may be millions.
+    """
+    functions: dict[Target, str] = {}
+    for entry in manifest.artifacts:
+        if entry.scope == "node":
+            continue
+        function_dir, _, name = entry.path.rpartition("/")
+        target = Target(function_dir, entry.digest, name if is_companion_name(name) else "")
+        functions.setdefault(known.setdefault(target, target), sys.intern(entry.function))
+    return Partition(ref=ref, functions=functions, captures=manifest.captures)
+
+
+def by_digest(targets: Iterable[Target]) -> dict[Digest, list[Target]]:
+    """Targets that are copies of one blob; the most bytes first, so that the last thread ends early."""
+    found: dict[Digest, list[Target]] = {}
+    for target in targets:
+        found.setdefault(target.digest, []).append(target)
+    return dict(sorted(found.items(), key=lambda item: -item[0].size_bytes * len(item[1])))
+
+
+def by_function_dir(targets: Iterable[Target]) -> dict[str, list[Target]]:
+    """Targets of one function's directory, in their order; files beside variants before what needs them."""
+    found: dict[str, list[Target]] = {}
+    for target in sorted(targets, key=lambda target: not target.name):
+        found.setdefault(target.function_dir, []).append(target)
+    return found
+
+
+NUM_THREADS = 8
+_STAGING = ".tmp-"
+
+
+class Staging:
+    """Where ``targets`` are made before they get their names; `staging` makes one."""
+
+    def __init__(self, permit: Permit, directory: Path, targets: Collection[Target]) -> None:
+        self._cache_root = permit.root
+        self._directories: dict[str, Path] = {}
+        self._num_planned: dict[str, int] = {}
+        self._paths: dict[Target, Path] = {}
+        for number, (function_dir, mine) in enumerate(by_function_dir(targets).items()):
+            self._directories[function_dir] = directory / str(number)
+            self._num_planned[function_dir] = len(mine)
+            numbers = itertools.count()
+            for target in mine:
+                name = target.name or variant_name(next(numbers))
+                self._paths[target] = self._directories[function_dir] / name
+
+    def fill(self, blobs: Blobs, meter: Meter) -> dict[Target, StoreError]:
+        """Copy everything out of the store, verified.
+
+        Returns:
+            Why targets could not be made.
+
+        Raises:
+            StoreUnavailable: of a place of the store that is required.
+            UnusableCache: there is no room for the staging directories.
+        """
+        for directory in self._directories.values():
+            with os_errors_are_unusable("directory", directory):
+                make_private_directories(directory)
+
+        def run(copies: list[Target]) -> dict[Target, StoreError]:
+            return self._copy(blobs, copies, meter)
+
+        faults: dict[Target, StoreError] = {}
+        groups = list(by_digest(self._paths).values())
+        size_bytes = sum(group[0].digest.size_bytes for group in groups)
+        run_each = each_short if is_short(len(groups), size_bytes) else each
+        for found in run_each(run, groups, num_threads=NUM_THREADS):
+            faults.update(found)
+        return faults
+
+    def _copy(self, blobs: Blobs, targets: list[Target], meter: Meter) -> dict[Target, StoreError]:
+        first, *others = targets
+        origin = self._paths[first]
+        try:
+            blobs.copy(first.digest, origin, meter.count)
+        except StoreError as error:
+            if is_final(error):
+                raise
+            return dict.fromkeys(targets, error)
+        meter.count(0, num_files=1)
+        faults: dict[Target, StoreError] = {}
+        for target in others:
+            try:
+                clone(origin, self._paths[target], meter.count)
+            except UnusableCache as error:
+                faults[target] = error
+            else:
+                meter.count(0, num_files=1)
+        return faults
+
+    def place(
+        self, targets: Collection[Target], index: DigestIndex
+    ) -> tuple[dict[Target, Path], dict[Target, StoreError]]:
+        """Give those of the staged ``targets`` their names.
+
+        Returns:
+            Where they are now, and why others could not be placed.
+        """
+        placed: dict[Target, Path] = {}
+        faults: dict[Target, StoreError] = {}
+        ready: set[Path] = set()
+        for function_dir, mine in by_function_dir(targets).items():
+            target_dir = self._cache_root / function_dir
+            parent = target_dir.parent
+            try:
+                with os_errors_are_unusable("directory", target_dir):
+                    for target in mine:
+                        date_back(self._paths[target])
+                if parent not in ready:
+                    make_directories_below(self._cache_root, parent)
+                    ready.add(parent)
+                found = self._place(target_dir, mine, index)
+            except (Corrupt, UnusableCache) as error:
+                faults.update(dict.fromkeys(mine, error))
+                continue
+            for target, path in found.items():
+                index.remember_own(path, target.digest)
+            placed.update(found)
+            reached(Step.FETCH_PLACED)
+        return placed, faults
+
+    def _place(self, function_dir: Path, targets: list[Target], index: DigestIndex) -> dict[Target, Path]:
+        staged = self._directories[targets[0].function_dir]
+        if len(targets) == self._num_planned[targets[0].function_dir] and place_directory(
+            function_dir, staged
+        ):
+            return {target: function_dir / self._paths[target].name for target in targets}
+        return {target: self._place_one(function_dir, target, index) for target in targets}
+
+    def _place_one(self, function_dir: Path, target: Target, index: DigestIndex) -> Path:
+        staged = self._paths[target]
+        make_directories_below(self._cache_root, function_dir)
+        if not target.name:
+            return place(function_dir, staged, target.digest, digest_of=index.digest)
+        return place_companion(function_dir, target.name, staged, target.digest, digest_of=index.digest)
+
+
+def sweep_staging(cache_root: Path) -> None:
+    """Remove staging directories of processes that were killed; also a fetch that copies nothing does so."""
+    sweep_debris(cache_root, _STAGING)
+
+
+@contextlib.contextmanager
+def staging(permit: Permit, targets: Collection[Target]) -> Iterator[Staging]:
+    """A staging directory, gone afterwards.
+
+    Raises:
+        UnusableCache: it cannot be made.
+    """
+    path = permit.root / f"{_STAGING}{temporary_name()}"
+    with os_errors_are_unusable("directory", path):
+        make_private_directories(path)
+    try:
+        yield Staging(permit, path, targets)
+    finally:
+        discard_tree(path)
+
+
+def replicate(manifests: Iterable[PartitionManifest], files: Mapping[str, Path], root: Path) -> int:
+    """Make the files that partitions lack below the cache directory ``root``.
+
+    Args:
+        manifests: of the partitions.
+        files: for each sha256 that they name, a private file with those bytes.
+        root: the cache directory.
+
+    Returns:
+        The number of files that were made.
+
+    Raises:
+        Corrupt: a file does not hold the bytes that it should.
+        UnusableCache: a file is not there or not private, or ``root`` cannot be written.
+    """
+    checked: set[str] = set()
+    staging = root / f"{_STAGING}{temporary_name()}"
+    made = 0
+    try:
+        for manifest in manifests:
+            for function_dir, entries in _entries_by_directory(manifest).items():
+                for entry in entries:
+                    if entry.sha256 not in checked:
+                        _check_bytes(files[entry.sha256], entry.digest)
+                        checked.add(entry.sha256)
+                made += _materialize(root / function_dir, entries, files, staging)
+    finally:
+        discard_tree(staging)
+    return made
+
+
+def _entries_by_directory(manifest: PartitionManifest) -> dict[str, list[ArtifactEntry]]:
+    found: dict[str, list[ArtifactEntry]] = {}
+    for entry in manifest.artifacts:
+        found.setdefault(entry.path.rpartition("/")[0], []).append(entry)
+    return found
+
+
+def _check_bytes(path: Path, expected: Digest) -> None:
+    with os_errors_are_unusable("file", path):
+        actual = digest_private(path)
+    if actual != expected:
+        remedy = "it changed after it was made; build again"
+        raise Corrupt(
+            what="artifact", where=str(path), expected=str(expected), actual=str(actual), remedy=remedy
+        )
+
+
+def _materialize(
+    function_dir: Path, entries: list[ArtifactEntry], files: Mapping[str, Path], staging: Path
+) -> int:
+    if not function_dir.exists():
+        staged = staging / temporary_name()
+        with os_errors_are_unusable("directory", staged):
+            make_private_directories(staged)
+        for entry in entries:
+            clone(files[entry.sha256], staged / entry.path.rpartition("/")[2], _count_nothing)
+        if place_directory(function_dir, staged):
+            return len(entries)
+    return sum(_add(function_dir, entry, files[entry.sha256], staging) for entry in entries)
+
+
+def _add(function_dir: Path, entry: ArtifactEntry, source: Path, staging: Path) -> int:
+    name = entry.path.rpartition("/")[2]
+    if (function_dir / name).exists() and digest_private(function_dir / name) == entry.digest:
+        return 0
+    if is_companion_name(name):
+        with os_errors_are_unusable("directory", staging):
+            make_private_directories(staging)
+        copy = staging / temporary_name()
+        clone(source, copy, _count_nothing)
+        place_companion(function_dir, name, copy, entry.digest)
+    else:
+        add_variant_from(function_dir, source, entry.digest)
+    return 1
+
+
+def _count_nothing(num_bytes: int) -> None:
+    """Nobody watches."""
+    del num_bytes

@@ -1,0 +1,1 @@
+"""Retention: marks, evict, trash, pins, verify."""

@@ -1,0 +1,258 @@
+"""Evicting: what no record needs goes into the trash, is looked at again, and is deleted by a later run.
+
+The trash is the only way out, and nothing leaves it before a grace is over and everything was marked anew.
+After files went into the trash everything is marked again, and what became needed meanwhile comes back: so
+whoever refers to a file needs no lock. Any number of evicts may run at once, each may end at any step. All
+times are the store's own clock's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import TypeVar
+
+from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile
+from warmrank.cache_store.cache_dir.private_files import temporary_name
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.gc.evict_plan import Choice, EvictPolicy, Plan, blobs_first, plan_evict, total_bytes
+from warmrank.cache_store.gc.inventory import Inventory, take_inventory
+from warmrank.cache_store.gc.trash import restore_from
+from warmrank.cache_store.layout import split_trash_name, trash_name
+from warmrank.cache_store.parallel import each
+from warmrank.cache_store.signing.trust import Trust
+from warmrank.cache_store.steps import Step, reached
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceFault:
+    """A place of a store in which nothing could be done, and why."""
+
+    location: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictReport:
+    """Outcome of evicting from one place of a store, or, of a dry run, what it would be.
+
+    Attributes:
+        location: the place.
+        taken: what went into the trash, and why; records, then manifests, then blobs.
+        kept: the records that stay, and why.
+        restored: names that came back from the trash, because something needs them.
+        bytes_taken: size of what went into the trash.
+        num_deleted: files removed for good: of the trash, the quarantine, the marks of use, and what dead
+            publishers left in ``tmp/``.
+        bytes_deleted: their size.
+        remaining_bytes: size of what stands; the trash is not counted.
+        over_bytes: how much that is above the limit, because the rest must stay.
+        problems: what is needed and was found nowhere, and what was left alone, one line each.
+    """
+
+    location: str
+    taken: tuple[Choice, ...]
+    kept: tuple[Choice, ...]
+    restored: tuple[str, ...]
+    bytes_taken: int
+    num_deleted: int
+    bytes_deleted: int
+    remaining_bytes: int
+    over_bytes: int
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictOutcome:
+    """Outcome of evicting from the places of a store, the farthest first.
+
+    Attributes:
+        reports: of the places where it was done.
+        faults: the other places.
+    """
+
+    reports: tuple[EvictReport, ...]
+    faults: tuple[PlaceFault, ...]
+
+
+logger = logging.getLogger(__name__)
+_MOVERS = 8
+_T = TypeVar("_T")
+
+
+def evict(
+    backend: BlobBackend,
+    policy: EvictPolicy,
+    *,
+    trust: Trust,
+    location: str,
+    dry_run: bool = False,
+    clock: Callable[[], float] = time.time,
+) -> EvictReport:
+    """Take away from one place of a store what the policy does not keep.
+
+    Args:
+        backend: one place; several are evicted one after the other, because each has its own times.
+        policy: what may go.
+        trust: with which records are judged.
+        location: its location, for the report.
+        dry_run: only say what would go, and why; writes nothing.
+        clock: seconds since the epoch, for a dry run: to ask the store's own takes a write.
+
+    Raises:
+        EvictRefused: a document cannot be read, or the listing is implausible; nothing was taken away.
+        StoreUnavailable: the store cannot be listed or written.
+    """
+    inventory = take_inventory(backend, clock() if dry_run else store_time_s(backend), trust=trust)
+    plan = plan_evict(inventory, policy)
+    reached(Step.EVICT_MARKED)
+    if dry_run:
+        return _report(location, policy, plan, taken=plan.take, deleted=plan.delete, restored=plan.restore)
+    report = _carry_out(backend, inventory, plan, policy, trust=trust, location=location)
+    logger.info(
+        "Evicted %d files, %d bytes, from %s; restored %d; deleted %d for good, %d bytes",
+        len(report.taken),
+        report.bytes_taken,
+        location,
+        len(report.restored),
+        report.num_deleted,
+        report.bytes_deleted,
+    )
+    return report
+
+
+def _carry_out(
+    backend: BlobBackend,
+    inventory: Inventory,
+    plan: Plan,
+    policy: EvictPolicy,
+    *,
+    trust: Trust,
+    location: str,
+) -> EvictReport:
+    restored = _restore(backend, plan.restore, inventory)
+    deleted = _delete(backend, plan.delete)
+    taken = _take(backend, plan.take)
+    returned = _mark_again(backend, inventory, policy, taken, trust=trust) if taken else frozenset()
+    gone = tuple(choice for choice in taken if choice.name not in returned)
+    return _report(
+        location, policy, plan, taken=gone, deleted=deleted, restored=(*restored, *sorted(returned))
+    )
+
+
+def store_time_s(backend: BlobBackend) -> float:
+    """The time by the store's clock: when a file was created that was just created."""
+    name = trash_name(f"probe/{temporary_name()}", datetime.now(UTC))
+    backend.put_new([NewFile(name=name, source=b"", expected=digest_bytes(b""))])
+    info = backend.stat([name]).get(name)
+    backend.move(name, None)
+    if info is None:
+        reason = "a file that was just created is not there, so nothing can be said of the age of others"
+        raise StoreUnavailable(what="clock", where=name, reason=reason)
+    return info.modified_s
+
+
+def _take(backend: BlobBackend, choices: Sequence[Choice]) -> tuple[Choice, ...]:
+    """Move files into the trash, records before manifests before blobs; what is gone is left out."""
+    at = datetime.now(UTC)
+
+    def take(choice: Choice) -> bool:
+        moved = backend.move(choice.name, trash_name(choice.name, at))
+        reached(Step.EVICT_TRASHED)
+        return moved
+
+    moved = _in_threads(take, choices, lambda choice: choice.kind)
+    return tuple(choice for choice, done in moved if done)
+
+
+def _delete(backend: BlobBackend, infos: Sequence[FileInfo]) -> tuple[FileInfo, ...]:
+    """Remove files for good, if they are still those that were listed."""
+
+    def delete(info: FileInfo) -> bool:
+        removed = backend.stat([info.name]).get(info.name) == info and backend.move(info.name, None)
+        reached(Step.EVICT_DELETED)
+        return removed
+
+    removed = _in_threads(delete, infos, _kind_in_trash)
+    return tuple(info for info, done in removed if done)
+
+
+def _restore(backend: BlobBackend, names: Iterable[str], inventory: Inventory) -> tuple[str, ...]:
+    """Bring names back from the trash, what is needed before what needs it."""
+    restored: list[str] = []
+    for _, batch in groupby(sorted(names, key=blobs_first), key=lambda name: blobs_first(name)[0]):
+        restored += sorted(restore_from(backend, frozenset(batch), inventory.trash))
+    return tuple(restored)
+
+
+def _mark_again(
+    backend: BlobBackend, before: Inventory, policy: EvictPolicy, taken: Sequence[Choice], *, trust: Trust
+) -> frozenset[str]:
+    """Bring back what became needed since it was marked; also records pinned or used since."""
+    after = take_inventory(backend, store_time_s(backend), trust=trust, earlier=before)
+    reached(Step.EVICT_CHECKED)
+    # Whatever stands now is kept: to decide about it is for the next run.
+    keep_all = replace(policy, older_than_s=None, max_bytes=None, expects_records=False)
+    wanted = set(plan_evict(after, keep_all).restore)
+    for choice in taken:
+        name = choice.name
+        if choice.kind == "record" and (name in after.pins or _is_used_since(name, before, after)):
+            wanted |= _closure(name, before) - after.files.keys()
+    returned = frozenset(_restore(backend, wanted, after))
+    reached(Step.EVICT_RESTORED)
+    return returned
+
+
+def _is_used_since(record: str, before: Inventory, after: Inventory) -> bool:
+    return after.uses.get(record) != before.uses.get(record)
+
+
+def _closure(record: str, inventory: Inventory) -> set[str]:
+    manifests = [name for name in inventory.documents[record].references if name in inventory.documents]
+    blobs = (name for manifest in manifests for name in inventory.documents[manifest].references)
+    return {record, *inventory.documents[record].references, *blobs}
+
+
+def _kind_in_trash(info: FileInfo) -> int:
+    former = split_trash_name(info.name)
+    return blobs_first(former[0])[0] if former else -1
+
+
+def _in_threads(
+    act: Callable[[_T], bool], items: Sequence[_T], kind: Callable[[_T], object]
+) -> Iterator[tuple[_T, bool]]:
+    """Act on items, several of one kind at a time, one kind after the other."""
+    for _, batch in groupby(items, key=kind):
+        group = list(batch)
+        yield from zip(group, each(act, group, num_threads=_MOVERS), strict=True)
+
+
+def _report(
+    location: str,
+    policy: EvictPolicy,
+    plan: Plan,
+    *,
+    taken: Sequence[Choice],
+    deleted: Sequence[FileInfo],
+    restored: Sequence[str],
+) -> EvictReport:
+    returned_bytes = total_bytes(plan.take) - total_bytes(taken)
+    remaining_bytes = plan.remaining_bytes + returned_bytes
+    over_bytes = 0 if policy.max_bytes is None else max(remaining_bytes - policy.max_bytes, 0)
+    return EvictReport(
+        location=location,
+        taken=tuple(taken),
+        kept=plan.keep,
+        restored=tuple(restored),
+        bytes_taken=total_bytes(taken),
+        num_deleted=len(deleted),
+        bytes_deleted=sum(info.stored_bytes for info in deleted),
+        remaining_bytes=remaining_bytes,
+        over_bytes=over_bytes,
+        problems=plan.problems,
+    )

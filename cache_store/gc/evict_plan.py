@@ -1,0 +1,327 @@
+"""What an evict takes away, and why: pure functions of an inventory and a policy.
+
+Nothing younger than the grace goes, by the store's clock. A record stays if it is pinned or among the newest
+of its key and environment. Who can write but not sign decides about nothing that others signed: records that
+no trusted key signed rank behind. A manifest goes only if no remaining record needs it, a blob only if no
+remaining manifest or listing does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from warmrank.cache_store.backends.backend import FileInfo
+from warmrank.cache_store.errors import EvictRefused
+from warmrank.cache_store.gc.inventory import UNSIGNED, Inventory, is_record, record_group
+from warmrank.cache_store.gc.trash import DEBRIS_S, RESOLUTION_S
+from warmrank.cache_store.layout import BLOBS, MANIFESTS
+from warmrank.cache_store.records.documents import age, dated_ahead
+
+
+class Room:
+    """The files that stand, with the number of documents that need each.
+
+    Taking a record away takes what only it needed, if that is older than the grace.
+
+    Attributes:
+        remaining_bytes: size of what was not taken.
+    """
+
+    def __init__(self, inventory: Inventory, grace_s: float) -> None:
+        self._inventory = inventory
+        self._grace_s = grace_s
+        self._counts: Counter[str] = Counter()
+        self._unreferenced: dict[str, None] = {}
+        self.remaining_bytes = sum(info.stored_bytes for info in inventory.files.values())
+        self._taken: set[str] = set()
+        self._other_bytes: int | None = None
+        ranks = (inventory.documents[name].trust_rank for name in inventory.files if is_record(name))
+        self._believed = _closure_of(inventory, max(ranks, default=UNSIGNED))
+        self._count_references()
+
+    def take(self, name: str) -> None:
+        """A file goes, and with it what nothing else needs."""
+        self._taken.add(name)
+        self.remaining_bytes -= self._inventory.files[name].stored_bytes
+        if not is_record(name):
+            self._unreferenced[name] = None
+        document = self._inventory.documents.get(name)
+        for needed in document.references if document else ():
+            self._release(needed)
+
+    def counted_bytes(self, record: str) -> int:
+        """What counts against a limit when it is decided about ``record``, after all of lower ranks.
+
+        Against a record of the highest rank only what such ones need: all else goes as soon as it may.
+        """
+        if record not in self._believed:
+            return self.remaining_bytes
+        if self._other_bytes is None:
+            self._other_bytes = sum(
+                info.stored_bytes
+                for name, info in self._inventory.files.items()
+                if name not in self._believed and name not in self._taken
+            )
+        return self.remaining_bytes - self._other_bytes
+
+    def unreferenced(self) -> list[str]:
+        """What goes because nothing that remains needs it: manifests, then blobs."""
+        names = sorted(self._unreferenced, key=blobs_first)
+        blobs = [name for name in names if name.startswith(BLOBS)]
+        documents = names[len(blobs) :]
+        return [*documents, *blobs]
+
+    def needed(self) -> frozenset[str]:
+        """All names that remaining documents need."""
+        return frozenset(name for name, count in self._counts.items() if count > 0)
+
+    def _count_references(self) -> None:
+        inventory = self._inventory
+        for name in filter(is_record, inventory.files):
+            self._counts.update(inventory.documents[name].references)
+        manifests = [name for name in inventory.documents if not is_record(name)]
+        for name in manifests:
+            self._counts.update(inventory.documents[name].references)
+        for name in manifests:
+            if not self._counts[name] and self._may_go(name):
+                self.take(name)
+        for name in inventory.files:
+            is_free = name.startswith(BLOBS) and not self._counts[name] and name not in self._taken
+            if is_free and self._may_go(name):
+                self.take(name)
+
+    def _release(self, name: str) -> None:
+        self._counts[name] -= 1
+        if self._counts[name] or name in self._taken:
+            return
+        if self._may_go(name):
+            self.take(name)
+        elif name not in self._inventory.files:
+            # Needed by what goes only: it stays in the trash, or is nowhere.
+            document = self._inventory.documents.get(name)
+            for needed in document.references if document else ():
+                self._release(needed)
+
+    def _may_go(self, name: str) -> bool:
+        info = self._inventory.files.get(name)
+        return info is not None and self._inventory.now_s - info.modified_s > self._grace_s
+
+
+def blobs_first(name: str) -> tuple[int, str]:
+    """Sorts names in the order in which they may appear: what is needed before what needs it."""
+    order = (BLOBS, MANIFESTS)
+    return next((rank for rank, prefix in enumerate(order) if name.startswith(prefix)), len(order)), name
+
+
+def _closure_of(inventory: Inventory, rank: int) -> frozenset[str]:
+    """The records of a trust rank, and all that they need."""
+    found: set[str] = set()
+    for record in filter(is_record, inventory.files):
+        if inventory.documents[record].trust_rank == rank:
+            found.add(record)
+            found.update(inventory.documents[record].references)
+    for name in [name for name in found if name in inventory.documents and not is_record(name)]:
+        found.update(inventory.documents[name].references)
+    return frozenset(found)
+
+
+DAY_S = 86400.0
+Kind = Literal["record", "manifest", "blob"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictPolicy:
+    """What may go.
+
+    Attributes:
+        older_than_s: records not used for so long go; None keeps them whatever their age.
+        max_bytes: least recently used records go until what stands has at most this size; None is no limit.
+        keep: so many of the newest records of each key and environment stay in any case, trusted ones first.
+        grace_s: nothing younger goes, and the trash is emptied after so long; longer than the longest
+            publish, the longest fetch, and any time for which a process may be stopped.
+        quarantine_s: what was found bad is kept for so long as evidence, at least for the grace.
+        expects_records: refuse a store that has blobs and no record, which looks like half a listing.
+    """
+
+    older_than_s: float | None = None
+    max_bytes: int | None = None
+    keep: int = 1
+    grace_s: float = DAY_S
+    quarantine_s: float = 30 * DAY_S
+    expects_records: bool = True
+
+    def __post_init__(self) -> None:
+        limits = (self.older_than_s, self.max_bytes, self.keep, self.grace_s, self.quarantine_s)
+        if any(limit is not None and limit < 0 for limit in limits):
+            raise ValueError(f"a limit of an evict is not negative: {self}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One file, what becomes of it, and why.
+
+    Attributes:
+        kind: what it is.
+        name: its name.
+        stored_bytes: the room that it takes.
+        reason: why it goes, or stays.
+    """
+
+    kind: Kind
+    name: str
+    stored_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to do.
+
+    Attributes:
+        take: what goes into the trash: records, then manifests, then blobs.
+        keep: the records that stay, and why.
+        restore: former names of what lies in the trash and is needed: blobs, then manifests.
+        delete: files to remove for good: of the trash, the quarantine, the marks of use and ``tmp/``.
+        remaining_bytes: size of what stands afterwards; the trash is not counted.
+        problems: what remaining documents need and is nowhere, and what was left alone, one line each.
+    """
+
+    take: tuple[Choice, ...]
+    keep: tuple[Choice, ...]
+    restore: tuple[str, ...]
+    delete: tuple[FileInfo, ...]
+    remaining_bytes: int
+    problems: tuple[str, ...] = ()
+
+
+def plan_evict(inventory: Inventory, policy: EvictPolicy) -> Plan:
+    """Decide.
+
+    Raises:
+        EvictRefused: the inventory looks like half a listing.
+    """
+    _check_plausible(inventory, policy)
+    room = Room(inventory, policy.grace_s)
+    taken, kept = _choose_records(inventory, policy, room)
+    taken += (_choice(inventory, name, "nothing needs it") for name in room.unreferenced())
+    needed = room.needed()
+    restore = [name for name in needed if name not in inventory.files and name in inventory.trash]
+    missing = [name for name in needed if name not in inventory.files and name not in inventory.trash]
+    nowhere = (f"{name} is needed, and neither in the store nor in its trash" for name in missing)
+    return Plan(
+        take=tuple(taken),
+        keep=tuple(kept),
+        restore=tuple(sorted(restore, key=blobs_first)),
+        delete=tuple(_spent(inventory, policy, needed)),
+        remaining_bytes=room.remaining_bytes,
+        problems=(*nowhere, *inventory.problems, *_dated_ahead(inventory)),
+    )
+
+
+def _dated_ahead(inventory: Inventory) -> tuple[str, ...]:
+    dates = {name: item.created_s for name, item in inventory.documents.items() if is_record(name)}
+    return dated_ahead(inventory.files, dates)
+
+
+def last_use_s(inventory: Inventory, record: str) -> float:
+    """When a record was used last, or later: a mark stands for a whole day."""
+    used = inventory.uses.get(record)
+    marked_s = min(used.modified_s + RESOLUTION_S, inventory.now_s) if used else 0.0
+    return max(marked_s, inventory.files[record].modified_s)
+
+
+def _check_plausible(inventory: Inventory, policy: EvictPolicy) -> None:
+    if not inventory.files and not inventory.trash:
+        what, reason = "the listing", "it is empty, as that of a store that is not mounted"
+    elif policy.expects_records and not any(map(is_record, inventory.files)) and inventory.files:
+        what, reason = "the listing", f"it has {len(inventory.files)} files and not one record of a launch"
+    else:
+        return
+    raise EvictRefused(
+        what=what,
+        where="the store",
+        reason=reason,
+        remedy="check the path and the mount; if no launch was committed on purpose, use --no-records",
+    )
+
+
+def _choose_records(
+    inventory: Inventory, policy: EvictPolicy, room: Room
+) -> tuple[list[Choice], list[Choice]]:
+    protected = _protected(inventory, policy)
+    taken: list[Choice] = []
+    kept: list[Choice] = []
+    unused = {
+        name: inventory.now_s - last_use_s(inventory, name) for name in inventory.files if is_record(name)
+    }
+    rank = {name: inventory.documents[name].trust_rank for name in unused}
+    for name in sorted(unused, key=lambda name: (rank[name], -unused[name], name)):
+        reason = protected.get(name, "")
+        if not reason and unused[name] <= policy.grace_s:
+            reason = f"used {_age(unused[name])} ago, within the grace"
+        if reason:
+            kept.append(_choice(inventory, name, reason))
+        elif policy.older_than_s is not None and unused[name] > policy.older_than_s:
+            taken.append(_choice(inventory, name, f"unused for {_age(unused[name])}"))
+            room.take(name)
+        elif policy.max_bytes is not None and (over := room.counted_bytes(name) - policy.max_bytes) > 0:
+            taken.append(_choice(inventory, name, f"{over} bytes too many, unused for {_age(unused[name])}"))
+            room.take(name)
+        else:
+            kept.append(_choice(inventory, name, f"used {_age(unused[name])} ago"))
+    return taken, kept
+
+
+def _protected(inventory: Inventory, policy: EvictPolicy) -> dict[str, str]:
+    """Why records stay in any case."""
+    documents = inventory.documents
+    groups: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for name in filter(is_record, inventory.files):
+        for environment in documents[name].environments:
+            groups[record_group(name), environment].append(name)
+    reasons: dict[str, str] = {}
+    for names in groups.values():
+        # Not the trusted only: who evicts without the keys must not take every newest record.
+        names.sort(
+            key=lambda name: (
+                -documents[name].trust_rank,
+                age(inventory.files[name], documents[name].created_s),
+            )
+        )
+        reasons.update(dict.fromkeys(names[: policy.keep], "among the newest of its key"))
+    return reasons | {name: "pinned" for name in inventory.pins if name in inventory.files}
+
+
+def _spent(inventory: Inventory, policy: EvictPolicy, needed: frozenset[str]) -> Iterator[FileInfo]:
+    """What is removed for good; of the trash documents first, so that none outlives what it needs."""
+
+    def is_older(info: FileInfo, limit_s: float) -> bool:
+        return inventory.now_s - info.modified_s > max(limit_s, policy.grace_s)
+
+    for name in sorted(inventory.trash, key=blobs_first, reverse=True):
+        if name not in needed or name in inventory.files:
+            yield from (info for info in inventory.trash[name] if is_older(info, policy.grace_s))
+    yield from (info for info in inventory.quarantine if is_older(info, policy.quarantine_s))
+    yield from (info for info in inventory.debris if is_older(info, DEBRIS_S))
+    newest = {info.name for record, info in inventory.uses.items() if record in inventory.files}
+    yield from (info for info in inventory.marks if info.name not in newest and is_older(info, 0.0))
+
+
+def _choice(inventory: Inventory, name: str, reason: str) -> Choice:
+    kind: Kind = "record" if is_record(name) else "manifest" if name.startswith(MANIFESTS) else "blob"
+    return Choice(kind=kind, name=name, stored_bytes=inventory.files[name].stored_bytes, reason=reason)
+
+
+def _age(seconds: float) -> str:
+    for unit_s, unit in ((DAY_S, "d"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= unit_s:
+            return f"{seconds / unit_s:.1f} {unit}"
+    return f"{max(seconds, 0.0):.0f} s"
+
+
+def total_bytes(choices: Iterable[Choice]) -> int:
+    """Size of all."""
+    return sum(choice.stored_bytes for choice in choices)

@@ -1,0 +1,423 @@
+"""Reading the whole store and saying everything that is wrong with it; repairs it where asked.
+
+Without ``repair`` nothing is changed. With it, what is damaged goes into quarantine, and what is missing
+comes back from the trash, from another place of the store, or from a cache directory. What was found damaged
+is read again directly before it is moved, because a publisher may have put it again since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile
+from warmrank.cache_store.cache_dir.private_files import create_private
+from warmrank.cache_store.digests import Digest, digest_stream
+from warmrank.cache_store.errors import (
+    Corrupt,
+    NotInStore,
+    StoreError,
+    Untrusted,
+    UnusableCache,
+    is_damage,
+    os_errors_are_unavailable,
+)
+from warmrank.cache_store.gc.trash import DEBRIS_S, list_debris, restore
+from warmrank.cache_store.layout import (
+    BLOBS,
+    DIRECTORIES,
+    LAUNCHES,
+    MANIFESTS,
+    blob_name,
+    manifest_name,
+    split_directory_name,
+    split_fanned_name,
+)
+from warmrank.cache_store.parallel import each
+from warmrank.cache_store.progress import Meter, OnProgress
+from warmrank.cache_store.records.directory_listing import read_listing
+from warmrank.cache_store.records.documents import Documents, StandingManifest, quarantine
+from warmrank.cache_store.records.launches import read_launch
+from warmrank.cache_store.records.manifest import LaunchRecord
+
+READERS = 8
+_ELSEWHERE = "this place is only read here: run `warmrank verify --repair` where it may be written"
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """Outcome of reading the whole store; what stands in two of its places was read twice, and counts twice.
+
+    Attributes:
+        num_blobs: blobs read and hashed.
+        num_manifests: manifests looked at.
+        num_launches: launch records looked at.
+        num_listings: listings of other tools' directories looked at.
+        bytes_hashed: size of all blobs read.
+        faults: one line each; empty for a whole store.
+        repairs: what was done about them, one line each.
+    """
+
+    num_blobs: int
+    num_manifests: int
+    num_launches: int
+    num_listings: int
+    bytes_hashed: int
+    faults: tuple[str, ...]
+    repairs: tuple[str, ...] = ()
+
+    def named(self, location: str) -> VerifyReport:
+        """The same, each line with the place that it is about."""
+        return replace(
+            self,
+            faults=tuple(f"{location}: {line}" for line in self.faults),
+            repairs=tuple(f"{location}: {line}" for line in self.repairs),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """Where good copies may be of what is damaged or missing.
+
+    Attributes:
+        places: of the same store.
+        cache_root: a cache directory of this node; None for none.
+    """
+
+    places: Sequence[BlobBackend] = ()
+    cache_root: Path | None = None
+
+    def files(self, digests: Iterable[Digest]) -> dict[int, list[Path]]:
+        """Files of the cache directory by their size, as far as it is that of one of ``digests``."""
+        found: dict[int, list[Path]] = {digest.size_bytes: [] for digest in digests}
+        for path in self.cache_root.rglob("*") if found and self.cache_root else ():
+            with contextlib.suppress(OSError):  # gone meanwhile
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode) and status.st_size in found:
+                    found[status.st_size].append(path)
+        return found
+
+
+def verify_store(  # noqa: PLR0913 - what is read, what it is part of, and what may be done
+    documents: Documents,
+    *,
+    repair: bool = False,
+    is_whole: bool = True,
+    is_writable: bool = True,
+    elsewhere: Elsewhere | None = None,
+    on_progress: OnProgress | None = None,
+    clock: Callable[[], float] = time.time,
+) -> VerifyReport:
+    """Hash every blob, judge every document, and follow every reference.
+
+    Args:
+        documents: the store's.
+        repair: also move what is damaged away, and bring back what is missing and can be had.
+        is_whole: what a document needs must be here; a place nearer than the farthest may hold it in part.
+        is_writable: publishes write here too, so that they repair it.
+        elsewhere: where a repair looks for good copies, beside the trash.
+        on_progress: told now and then how far it is.
+        clock: seconds since the epoch; the store's own would need a write.
+
+    Raises:
+        StoreUnavailable: the store cannot be listed, or, with ``repair``, not written.
+    """
+    audit = _Audit(
+        documents=documents,
+        repair=repair,
+        is_whole=is_whole,
+        is_writable=is_writable,
+        elsewhere=elsewhere or Elsewhere(),
+    )
+    return audit.run(on_progress, clock())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Audit:
+    documents: Documents
+    repair: bool
+    is_whole: bool
+    is_writable: bool
+    elsewhere: Elsewhere
+    faults: list[str] = field(default_factory=list)
+    repairs: list[str] = field(default_factory=list)
+
+    def run(self, on_progress: OnProgress | None, now_s: float) -> VerifyReport:
+        launches, num_launches = self._read_launches()
+        listings, num_listings = self._read_listings()
+        self._bring_back(
+            manifest_name(ref.manifest_key) for record in launches.values() for ref in record.partitions
+        )
+        manifests = self._read_manifests(launches.values())
+        needed = {
+            blob_name(entry.sha256): entry.digest
+            for standing in manifests.values()
+            for entry in (standing.manifest.artifacts if standing else ())
+        }
+        needed |= {name: digest for blobs in listings.values() for name, digest in blobs.items()}
+        self._bring_back(needed)
+        sizes = self._hash_blobs(on_progress)
+        self._put_again(needed)
+        self._check_launches(launches, manifests)
+        self._check_manifests(manifests, sizes)
+        self._check_listings(listings, sizes)
+        self._check_debris(now_s)
+        return VerifyReport(
+            num_blobs=len(sizes),
+            num_manifests=len(manifests),
+            num_launches=num_launches,
+            num_listings=num_listings,
+            bytes_hashed=sum(sizes.values()),
+            faults=tuple(self.faults),
+            repairs=tuple(self.repairs),
+        )
+
+    def _read_launches(self) -> tuple[dict[str, LaunchRecord], int]:
+        names = [info.name for info in self.documents.backend.list(LAUNCHES)]
+        found = self._judge(names, read_launch)
+        return {name: record for name, record in found.items() if record is not None}, len(names)
+
+    def _read_listings(self) -> tuple[dict[str, dict[str, Digest]], int]:
+        """The blobs that each listing needs, by their names."""
+        names = [info.name for info in self.documents.backend.list(DIRECTORIES)]
+        good = [name for name in names if split_directory_name(name)]
+        self.faults.extend(f"{name}: no name of a listing" for name in names if name not in set(good))
+        found = self._judge(good, _read_listing)
+        return {name: blobs for name, blobs in found.items() if blobs is not None}, len(names)
+
+    def _read_manifests(self, records: Iterable[LaunchRecord]) -> dict[str, StandingManifest | None]:
+        """Manifests by name, also those that only another place had; None where one cannot be used."""
+        names = {info.name: None for info in self.documents.backend.list(MANIFESTS)}
+        keys = {name: key for name in names if (key := split_fanned_name(MANIFESTS, name))}
+        self.faults.extend(f"{name}: no name of a manifest" for name in names if name not in keys)
+        found = self._judge(list(keys), _read_manifest)
+        refs = {manifest_name(ref.manifest_key): ref for record in records for ref in record.partitions}
+        for name in sorted(refs.keys() - keys.keys()) if self.repair and self.is_whole else ():
+            if (standing := self._taken_over(name, _read_manifest)) is not None:
+                self.faults.append(f"{name}: missing")
+                found[name] = standing
+        return found
+
+    def _judge(self, names: Sequence[str], read: Callable[[Documents, str], _T]) -> dict[str, _T | None]:
+        """Read documents; one that cannot be used is a fault, and None unless another place has it whole."""
+
+        def judge(name: str) -> tuple[_T | None, str]:
+            answer = _attempt(read, self.documents, name)
+            if isinstance(answer, StoreError) and _goes_away(answer) and self.repair:
+                answer = _attempt(read, self.documents, name)
+                if isinstance(answer, StoreError) and _goes_away(answer):
+                    self._move_away(name, str(answer))
+                    return self._taken_over(name, read), str(answer)
+            return (None, self._said(answer)) if isinstance(answer, StoreError) else (answer, "")
+
+        found: dict[str, _T | None] = {}
+        for name, (document, fault) in zip(names, each(judge, names, num_threads=READERS), strict=True):
+            found[name] = document
+            if fault:
+                self.faults.append(fault)
+        return found
+
+    def _taken_over(self, name: str, read: Callable[[Documents, str], _T]) -> _T | None:
+        """A document that another place has whole, and this one now; None where none has."""
+        for place in self.elsewhere.places:
+            documents = Documents(backend=place, trust=self.documents.trust)
+            answer = _attempt(read, documents, name)
+            if not isinstance(answer, StoreError):
+                self.documents.write(name, documents.read_sealed(name))
+                self.repairs.append(f"{name}: put again from another place of the store")
+                return answer
+        return None
+
+    def _put_again(self, needed: Mapping[str, Digest]) -> None:
+        """Put blobs that are not there from wherever a good copy is."""
+        backend = self.documents.backend
+        if not (self.repair and self.is_whole):
+            return
+        standing = backend.stat(needed)
+        missing = {name: digest for name, digest in needed.items() if name not in standing}
+        files = self.elsewhere.files(missing.values())
+        with tempfile.TemporaryDirectory() as directory:
+            for name, digest in missing.items():
+                fetched = (_copy_out(place, name, Path(directory)) for place in self.elsewhere.places)
+                for path in itertools.chain(files[digest.size_bytes], fetched):
+                    if path and _put(backend, NewFile(name=name, source=path, expected=digest)):
+                        where = "another place of the store" if path.parent == Path(directory) else str(path)
+                        self.repairs.append(f"{name}: put again from {where}")
+                        break
+
+    def _hash_blobs(self, on_progress: OnProgress | None) -> dict[str, int]:
+        """Sizes of all blobs by name, the damaged ones included."""
+        backend = self.documents.backend
+        infos = list(backend.list(BLOBS))
+        total_bytes = sum(info.content_bytes or info.stored_bytes for info in infos)
+        meter = Meter("Verifying", total_bytes=total_bytes, total_files=len(infos), on_progress=on_progress)
+        strangers = [info.name for info in infos if not _sha256_of(info.name)]
+        self.faults.extend(f"{name}: no name of a blob" for name in strangers)
+
+        def judge(info: FileInfo) -> tuple[Digest | None, str]:
+            found = self._judge_blob(info.name)
+            meter.count(info.content_bytes or info.stored_bytes, 1)
+            return found
+
+        blobs = [info for info in infos if _sha256_of(info.name)]
+        sizes: dict[str, int] = {}
+        for info, (digest, fault) in zip(blobs, each(judge, blobs, num_threads=READERS), strict=True):
+            if digest is not None:
+                sizes[info.name] = digest.size_bytes
+            if fault:
+                self.faults.append(fault)
+        meter.finish()
+        return sizes
+
+    def _judge_blob(self, name: str) -> tuple[Digest | None, str]:
+        """What a blob is, and what is wrong with it; one that stays damaged is moved away."""
+        digest, fault, is_damaged = self._look_at_blob(name)
+        if not (is_damaged and self.repair):
+            return digest, fault
+        again, fault_again, is_damaged = self._look_at_blob(name)
+        if not is_damaged:
+            return again, fault_again
+        self._move_away(name, fault_again)
+        return self._restored(name) or digest, fault_again
+
+    def _look_at_blob(self, name: str) -> tuple[Digest | None, str, bool]:
+        answer = _digest(self.documents.backend, name)
+        if isinstance(answer, NotInStore) and not self.documents.backend.stat([name]):
+            return None, "", False  # another process moved it since the listing
+        if isinstance(answer, StoreError):
+            return None, self._said(answer), is_damage(answer)
+        is_damaged = answer.sha256 != _sha256_of(name)
+        return answer, f"{name}: its bytes have {answer}" if is_damaged else "", is_damaged
+
+    def _restored(self, name: str) -> Digest | None:
+        """A good copy in the trash takes the place of a damaged blob."""
+        if name not in restore(self.documents.backend, [name]):
+            return None
+        copy = _digest(self.documents.backend, name)
+        if isinstance(copy, Digest) and copy.sha256 == _sha256_of(name):
+            self.repairs.append(f"{name}: restored from the trash")
+            return copy
+        self._move_away(name, "the copy in the trash was damaged too")
+        return None
+
+    def _move_away(self, name: str, reason: str) -> None:
+        quarantine(self.documents.backend, name, reason)
+        self.repairs.append(f"{name}: moved into quarantine")
+
+    def _bring_back(self, names: Iterable[str]) -> None:
+        """Restore what is missing from the trash; what comes back is judged as everything else."""
+        if not self.repair:
+            return
+        wanted = frozenset(names)
+        missing = wanted - self.documents.backend.stat(wanted).keys()
+        for name in sorted(restore(self.documents.backend, missing)) if missing else ():
+            self.faults.append(f"{name}: missing")
+            self.repairs.append(f"{name}: restored from the trash")
+
+    def _check_manifests(self, manifests: dict[str, StandingManifest | None], sizes: dict[str, int]) -> None:
+        for name, standing in manifests.items():
+            for entry in standing.manifest.artifacts if standing else ():
+                blob = blob_name(entry.sha256)
+                if sizes.get(blob) != entry.size_bytes and (self.is_whole or blob in sizes):
+                    actual = f"{sizes[blob]} bytes long" if blob in sizes else "missing"
+                    self.faults.append(
+                        f"{name}: {entry.function} needs {blob} of {entry.size_bytes} bytes, "
+                        f"which is {actual}"
+                    )
+
+    def _check_listings(self, listings: Mapping[str, Iterable[str]], sizes: Mapping[str, int]) -> None:
+        for name, blobs in listings.items():
+            missing = [blob for blob in blobs if self.is_whole and blob not in sizes]
+            self.faults.extend(f"{name}: needs {blob}, which is missing" for blob in missing)
+
+    def _check_debris(self, now_s: float) -> None:
+        found, _ = list_debris(self.documents.backend)  # what other users write now is no fault
+        for info in found:
+            if (age_s := now_s - info.modified_s) > DEBRIS_S:
+                where = "" if self.is_writable else " where this place may be written"
+                self.faults.append(
+                    f"{info.name}: {info.stored_bytes} bytes on their way in for {age_s / 3600.0:.0f} h, "
+                    f"by a process that must have died; `warmrank evict` removes them{where}"
+                )
+
+    def _said(self, error: StoreError) -> str:
+        """An error with the remedy that there is for it in this place."""
+        if self.is_writable or not isinstance(error, Corrupt | Untrusted):
+            return str(error)
+        if isinstance(error, Untrusted) and error.reason == "unknown_signer":
+            return str(error)
+        return str(replace(error, remedy=_ELSEWHERE))
+
+    def _check_launches(
+        self, launches: dict[str, LaunchRecord], manifests: dict[str, StandingManifest | None]
+    ) -> None:
+        for name, record in launches.items():
+            for ref in record.partitions:
+                manifest = manifest_name(ref.manifest_key)
+                standing = manifests.get(manifest)
+                if manifest not in manifests and self.is_whole:
+                    self.faults.append(f"{name}: the manifest of {ref.partition} is missing")
+                elif standing is not None and standing.sha256 != ref.manifest_sha256:
+                    self.faults.append(f"{name}: the manifest of {ref.partition} is another one than it pins")
+
+
+def _attempt(read: Callable[[Documents, str], _T], documents: Documents, name: str) -> _T | StoreError:
+    try:
+        return read(documents, name)
+    except StoreError as error:
+        return error
+
+
+def _read_manifest(documents: Documents, name: str) -> StandingManifest:
+    return documents.read_manifest(split_fanned_name(MANIFESTS, name) or "")
+
+
+def _read_listing(documents: Documents, name: str) -> dict[str, Digest]:
+    listing = read_listing(documents, name).listing
+    return {blob_name(file.sha256): file.digest for file in listing.files}
+
+
+def _copy_out(place: BlobBackend, name: str, directory: Path) -> Path | None:
+    """A private copy of a blob, not verified yet; None where it cannot be had."""
+    path = directory / name.rpartition("/")[2]
+    path.unlink(missing_ok=True)
+    try:
+        with place.open(name) as file, create_private(path) as target:
+            shutil.copyfileobj(file, target)
+    except (StoreError, OSError):
+        return None
+    return path
+
+
+def _put(backend: BlobBackend, file: NewFile) -> bool:
+    """Put a blob if the file holds it."""
+    try:
+        return bool(backend.put_new([file]))
+    except (Corrupt, UnusableCache):
+        return False
+
+
+def _digest(backend: BlobBackend, name: str) -> Digest | StoreError:
+    try:
+        with backend.open(name) as file, os_errors_are_unavailable("blob", name):
+            return digest_stream(file)
+    except StoreError as error:
+        return error
+
+
+def _sha256_of(name: str) -> str | None:
+    return split_fanned_name(BLOBS, name)
+
+
+def _goes_away(error: StoreError) -> bool:
+    """Whether a repair takes the document away: it is damaged, or of a key that was revoked."""
+    return is_damage(error) or (isinstance(error, Untrusted) and error.reason == "revoked")

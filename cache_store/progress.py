@@ -1,0 +1,114 @@
+"""How far a long copy has come, for a caller's bar and for the log.
+
+Invariants: a caller hears at most once in `CALL_EVERY_S`, and of the end; the log has a line each
+`LOG_EVERY_S`, so short copies leave none. Any number of threads may count at once; the caller is called by
+one of them at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from warmrank.cache_store.backends.places import TieredBackend
+
+logger = logging.getLogger(__name__)
+CALL_EVERY_S = 0.25
+LOG_EVERY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What is done, of what is to do."""
+
+    done_bytes: int
+    total_bytes: int
+    done_files: int
+    total_files: int
+
+
+OnProgress = Callable[[Progress], None]
+
+
+def while_asked(on_progress: OnProgress | None, view: TieredBackend) -> OnProgress | None:
+    """As ``on_progress``, which hears nothing more of a verb once its view was left."""
+    if on_progress is None:
+        return None
+
+    def tell(progress: Progress) -> None:
+        if not view.is_left:
+            on_progress(progress)
+
+    return tell
+
+
+class Meter:
+    """Counts for several threads.
+
+    Args:
+        what: what is counted, for the log, such as ``Fetching into /cache``.
+        total_bytes: how many there will be.
+        total_files: how many there will be.
+        on_progress: the caller's, or None.
+        clock: seconds, never going back.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        total_bytes: int,
+        total_files: int,
+        on_progress: OnProgress | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._what = what
+        self._done_bytes = self._done_files = 0
+        self._total_bytes, self._total_files = total_bytes, total_files
+        self._on_progress = on_progress
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._called_s = self._logged_s = self._started_s = clock()
+
+    def count(self, num_bytes: int, num_files: int = 0) -> None:
+        """Add to what is done; what turned out bad is taken back by a negative number."""
+        with self._lock:
+            self._done_bytes += num_bytes
+            self._done_files += num_files
+            moment_s = self._clock()
+            if moment_s - self._called_s >= CALL_EVERY_S:
+                self._called_s = moment_s
+                self._tell()
+            if moment_s - self._logged_s >= LOG_EVERY_S:
+                self._logged_s = moment_s
+                self._log(moment_s - self._started_s)
+
+    def finish(self) -> None:
+        """Tell the caller how far it came in the end."""
+        with self._lock:
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._on_progress is not None:
+            self._on_progress(
+                Progress(
+                    done_bytes=self._done_bytes,
+                    total_bytes=self._total_bytes,
+                    done_files=self._done_files,
+                    total_files=self._total_files,
+                )
+            )
+
+    def _log(self, seconds: float) -> None:
+        logger.info(
+            "%s: %d of %d bytes, %d of %d files, %.0f s",
+            self._what,
+            self._done_bytes,
+            self._total_bytes,
+            self._done_files,
+            self._total_files,
+            seconds,
+        )

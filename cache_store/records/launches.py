@@ -1,0 +1,158 @@
+"""Launch records as they are read: many as summaries, few whole.
+
+Each is returned only after its envelope was judged and its bytes are those that its name announces. A summary
+says nothing about the partitions, so a record may turn out unusable when it is read whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from warmrank.cache_store.backends.backend import FileInfo
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import Corrupt
+from warmrank.cache_store.layout import LAUNCHES, launch_prefix, split_launch_name
+from warmrank.cache_store.parsing import parse_document
+from warmrank.cache_store.records.documents import Documents, age, dated_ahead, seconds_of, take_usable
+from warmrank.cache_store.records.manifest import (
+    FORMAT,
+    NEWEST_FORMAT,
+    Components,
+    LaunchRecord,
+    Sha256,
+    Utc,
+    WorldSize,
+    parse_launch_record,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredLaunch:
+    """A launch record and its name in the store."""
+
+    name: str
+    record: LaunchRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSummary:
+    """What a launch is chosen by: its name in the store, and some fields of its record."""
+
+    name: str
+    world_size: int
+    environments: tuple[Mapping[str, str], ...]
+    created: str
+
+
+class _Other(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    environment: Components
+
+
+class _Head(BaseModel):
+    """A launch record without its partitions, whose validation takes nine tenths of the time."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    format: Literal[1, 2]
+    launch_key: Sha256
+    world_size: WorldSize
+    environment: Components
+    others: tuple[_Other, ...] = ()
+    created: Utc
+
+
+def read_launch(documents: Documents, name: str) -> LaunchRecord:
+    """Read one record without touching it.
+
+    Raises:
+        NotInStore, Corrupt, NewerFormat, Untrusted: as `Documents.read`.
+    """
+    launch_key, payload = _read(documents, name)
+    record = parse_launch_record(payload, name)
+    _check_key(name, expected=launch_key, actual=record.launch_key)
+    return record
+
+
+def read_launches(
+    documents: Documents, launch_key: str | None, problems: list[str]
+) -> tuple[StoredLaunch, ...]:
+    """Read all records, or those of one key, newest first.
+
+    A record that cannot be used is skipped, logged, and described in ``problems``; a damaged one goes into
+    quarantine.
+
+    Raises:
+        StoreUnavailable: the store cannot be listed.
+    """
+    infos = _infos(documents, launch_key)
+    found = take_launches(documents, list(infos), problems)
+    dates = {stored.name: seconds_of(stored.record.created) for stored in found}
+    problems += dated_ahead(infos, dates)
+    return tuple(sorted(found, key=lambda stored: age(infos[stored.name], dates[stored.name])))
+
+
+def take_launches(
+    documents: Documents, names: Sequence[str], problems: list[str]
+) -> tuple[StoredLaunch, ...]:
+    """Read records whole, in the order of ``names``; what cannot be used is skipped as by `read_launches`."""
+
+    def read(name: str) -> StoredLaunch:
+        return StoredLaunch(name=name, record=read_launch(documents, name))
+
+    return take_usable(documents.backend, names, read, problems)
+
+
+def summarize_launches(
+    documents: Documents, launch_key: str, problems: list[str]
+) -> tuple[LaunchSummary, ...]:
+    """Summaries of the records of one key, newest first; skips what cannot be used, as `read_launches`."""
+    infos = _infos(documents, launch_key)
+    found = take_usable(documents.backend, list(infos), lambda name: _summarize(documents, name), problems)
+    dates = {item.name: seconds_of(item.created) for item in found}
+    problems += dated_ahead(infos, dates)
+    return tuple(sorted(found, key=lambda item: age(infos[item.name], dates[item.name])))
+
+
+def launch_keys(documents: Documents) -> tuple[str, ...]:
+    """All keys under which records stand, sorted."""
+    names = (split_launch_name(info.name) for info in documents.backend.list(LAUNCHES))
+    return tuple(sorted({parts[0] for parts in names if parts}))
+
+
+def _infos(documents: Documents, launch_key: str | None) -> dict[str, FileInfo]:
+    prefix = LAUNCHES if launch_key is None else launch_prefix(launch_key)
+    return {info.name: info for info in documents.backend.list(prefix)}
+
+
+def _summarize(documents: Documents, name: str) -> LaunchSummary:
+    launch_key, payload = _read(documents, name)
+    head = parse_document(
+        _Head, payload, supported_format=NEWEST_FORMAT, what="launch record", where=name, oldest_format=FORMAT
+    )
+    _check_key(name, expected=launch_key, actual=head.launch_key)
+    environments = head.environment, *(other.environment for other in head.others)
+    return LaunchSummary(
+        name=name, world_size=head.world_size, environments=environments, created=head.created
+    )
+
+
+def _read(documents: Documents, name: str) -> tuple[str, bytes]:
+    """The launch key that a record's name announces, and the record's bytes."""
+    key_and_sha256 = split_launch_name(name)
+    if key_and_sha256 is None:
+        raise Corrupt(what="launch record", where=name, expected="a name of the layout", actual="another")
+    launch_key, sha256 = key_and_sha256
+    payload, _ = documents.read("launch", launch_key, name)
+    actual = digest_bytes(payload).sha256
+    if actual != sha256:
+        raise Corrupt(what="launch record", where=name, expected=f"sha256 {sha256}", actual=actual)
+    return launch_key, payload
+
+
+def _check_key(name: str, *, expected: str, actual: str) -> None:
+    if actual != expected:
+        raise Corrupt(what="launch record", where=name, expected=expected, actual=actual)

@@ -1,1 +1,0 @@
-"""What keeps a store small and whole: marks, evict, trash, pins, last use, audit."""
