@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.processes import PYTHONPATH
 from tests.support.selected import selected
 from tests.support.zoo import memory, programs  # noqa: F401 - fill the zoo, with what they import
 from tests.support.zoo.case import CASES, REFUSED
@@ -38,7 +39,7 @@ def run(cache: Path, *arguments: str, hash_seed: int) -> Ran:
         cwd=ROOT,
         env={
             **os.environ,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": PYTHONPATH,
             "OMP_NUM_THREADS": "1",
             "PYTHONHASHSEED": str(hash_seed),
         },

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.processes import PYTHONPATH
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -15,7 +17,7 @@ def test_replayed_collectives_equal_eager_ones(tmp_path: Path) -> None:
     ranks = [
         subprocess.Popen(
             [sys.executable, "-W", "error", str(script), str(rank), str(tmp_path / "store")],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -19,8 +19,9 @@ import pytest
 from tests.fuzz.generate import Pair, Trial, trial
 from tests.fuzz.program import Change, Part, Program
 from tests.fuzz.ranks import ranked_reading
-from tests.fuzz.run import ROOT, Report, Runner, Servers, fuzz, summary
+from tests.fuzz.run import Report, Runner, Servers, fuzz, summary
 from tests.fuzz.shrink import shrunk
+from tests.support.processes import PYTHONPATH
 
 FEW, FIRST, SLOW_FIRST = 25, 1, 100_000
 """Pairs of `make test`, and the seeds that it and `make test-slow` begin with."""
@@ -87,7 +88,7 @@ def test_shrunk_failure_is_a_script_that_fails_alone(servers: Servers, tmp_path:
     script = tmp_path / "script.py"
     script.write_text(shrunk(made_of(held, beside, mutate="m.a0 = 7"), 0, servers, guards="skip"))
     assert "111" not in script.read_text()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(
         [sys.executable, script], env=environment, capture_output=True, text=True, check=False
     )

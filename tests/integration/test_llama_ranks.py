@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import PYTHONPATH
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -18,7 +20,7 @@ def test_split_model_equals_the_whole_one(tmp_path: Path) -> None:
     ranks = [
         subprocess.Popen(
             [sys.executable, str(script), str(tmp_path / "store"), str(rank), "2"],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from tests.support import autotune_models as models
+from tests.support.processes import PYTHONPATH
 from tests.support.rank_spec import rank_spec
 from tests.support.releases import compiles_ahead
 from tests.support.stored import open_store
@@ -87,7 +88,7 @@ def child(cache: Path, **environment: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.support.autotune_child", str(cache), "1"]
     done = subprocess.run(
         command,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH, **environment},
         capture_output=True, text=True, check=False, cwd=environment.get("HOME", str(ROOT)),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

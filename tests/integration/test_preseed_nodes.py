@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.launched import loaded_config, store_launch
+from tests.support.processes import PYTHONPATH
 from tests.support.ray_cluster import RayCluster, free_ports, ray_cluster
 from tests.support.stored import FUNCTIONS, tree
 from warmrank.orchestrator.look.verify import cached_files
@@ -40,7 +41,7 @@ def project(tmp_path: Path, cluster: RayCluster) -> Path:
 
 def preseed(cluster: RayCluster, project: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "warmrank", "preseed", "tiny.yaml", "--json", *options]
-    environ = {**cluster.environ, "PYTHONPATH": str(REPOSITORY)}
+    environ = {**cluster.environ, "PYTHONPATH": PYTHONPATH}
     return subprocess.run(
         command, cwd=project, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
@@ -70,7 +71,7 @@ def disks(cluster: RayCluster, project: Path, fan_out: str) -> tuple[list[Any], 
     config = loaded_config(project, ray={"address": cluster.address, "ship_code": False})
     store_launch(config, project / "work", functions={**FUNCTIONS, "Llama.large": LARGE})
     command = [sys.executable, "-m", "tests.support.fan_out_child", str(project / "tiny.yaml"), fan_out]
-    environ = {**cluster.environ, "PYTHONPATH": str(REPOSITORY)}
+    environ = {**cluster.environ, "PYTHONPATH": PYTHONPATH}
     done = subprocess.run(
         command, cwd=REPOSITORY, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
@@ -119,7 +120,7 @@ def test_watch_of_a_head_that_is_away_says_so_and_ends_when_told(cluster: RayClu
     with subprocess.Popen(
         [sys.executable, "-m", "warmrank", "preseed", "tiny.yaml", *options],
         cwd=project,
-        env={**cluster.environ, "PYTHONPATH": str(REPOSITORY)},
+        env={**cluster.environ, "PYTHONPATH": PYTHONPATH},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

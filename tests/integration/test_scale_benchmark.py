@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.scale import STAGES
 from benchmarks.scale_parts.report import exponent, summary, verdict
+from tests.support.processes import PYTHONPATH
 from tests.support.stored import REPOSITORY
 
 SIZES = (16, 64)
@@ -45,7 +46,7 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     figures = json.loads(file.read_text())
     larger = subprocess.run(
         [sys.executable, "-c", ONE_PROCESS, "64", str(work)],
-        env={**environment, "PYTHONPATH": str(REPOSITORY)},
+        env={**environment, "PYTHONPATH": PYTHONPATH},
         capture_output=True,
         text=True,
         check=False,

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.processes import PYTHONPATH
 from tests.support.ray_cluster import free_ports
 from tests.support.script_child import ScriptJob
 
@@ -53,7 +54,7 @@ def ran(groups: list[list[ScriptJob]], *options: str) -> list[tuple[int, str]]:
     result = subprocess.run(
         [sys.executable, "-m", "tests.support.script_child", *options],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"},
         input=json.dumps([[asdict(job) for job in group] for group in groups]),
         capture_output=True,
         text=True,

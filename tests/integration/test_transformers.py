@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.processes import PYTHONPATH
+
 pytest.importorskip("transformers", reason="transformers comes with pip install 'warmrank[test]'")
 pytestmark = pytest.mark.slow  # in `make test` stand other families of it, in `test_model_families.py`
 
@@ -46,7 +48,7 @@ def run(cache: Path, *names: str, **environment: str) -> dict[str, Any]:
         cwd=ROOT,
         env={
             **os.environ,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": PYTHONPATH,
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
             **environment,

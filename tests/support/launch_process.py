@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from tests.support.processes import marked
+from tests.support.processes import PYTHONPATH, marked
 from warmrank.orchestrator.gang import guardian
 from warmrank.orchestrator.launch.report import Report, from_json
 
@@ -137,7 +137,7 @@ def warmrank(*words: str) -> tuple[str, ...]:
 def plain_environ(temp_dir: Path) -> dict[str, str]:
     """The environment of a command that joins no Ray unless its config says so."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith(_FOREIGN)}
-    return {**kept, "PYTHONPATH": str(ROOT), "TMPDIR": str(temp_dir), "RAY_USAGE_STATS_ENABLED": "0"}
+    return {**kept, "PYTHONPATH": PYTHONPATH, "TMPDIR": str(temp_dir), "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def await_true(found: Callable[[], object], *, timeout_s: float) -> bool:

@@ -20,6 +20,7 @@ import yaml
 
 from tests.support.netns import Network, Node, network, until
 from tests.support.netns_commands import COMMAND_S, Ended, Running
+from tests.support.processes import PYTHONPATH
 from tests.support.stored import store_config
 from warmrank.orchestrator.launch.report import Report, from_json
 
@@ -185,7 +186,7 @@ class Cluster:
         return {
             **kept,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": PYTHONPATH,
             "HOME": str(self.net.disk / "home"),
             "TMPDIR": str(self.net.disk / "tmp"),
             "RAY_AUTH_MODE": "disabled",

@@ -10,13 +10,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+PYTHONPATH = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+"""Of every process that a test starts: the checkout, not an installed warmrank."""
 
 
 def printed_by(module: str, *arguments: str, **environment: str) -> str:
     """What a module of the tests prints that runs in a new process; it has to end well."""
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH, **environment},
         cwd=ROOT,
         capture_output=True,
         text=True,

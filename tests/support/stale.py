@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.processes import PYTHONPATH
 from tests.support.stale_child import Job, Result
 
 ROOT = Path(__file__).parents[2]
@@ -123,7 +124,7 @@ class Child:
         result = subprocess.run(
             [sys.executable, "-m", "tests.support.stale_child", *filter(None, [self.mode])],
             input=json.dumps([asdict(job) for job in self.jobs]),
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **self.environment},
+            env={**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", **self.environment},
             cwd=self.cwd,
             capture_output=True,
             text=True,
