@@ -49,7 +49,7 @@ def write_files(document: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("document", "smaller"),
-    [(README, ()), (QUICKSTART, ("workload.arguments.layers=1",))],
+    [(README, ()), pytest.param(QUICKSTART, ("workload.arguments.layers=1",), marks=pytest.mark.slow)],
     ids=["readme", "hf"],
 )
 def test_model_of_a_document_is_warm_on_an_empty_node(

@@ -95,6 +95,7 @@ def test_fewer_nodes_neither_compile_nor_fetch(house: House) -> None:
     assert (report.totals.num_compiled, fetching(report), house.blobs) == (0, [], [])
 
 
+@pytest.mark.slow
 def test_replaced_node_is_the_only_one_that_fetches(house: House) -> None:
     house.launch(AB)
     report = house.launch(("a", "a", "e", "e"))
@@ -137,6 +138,7 @@ def test_without_a_store_nodes_get_from_each_other_what_one_of_them_compiled(hou
     assert again.totals.num_compiled == 0
 
 
+@pytest.mark.slow
 def test_classes_that_no_request_shows_compile_once_each_in_two_rounds(house: House) -> None:
     rounds = Recorder()
     report = house.launch(
@@ -156,6 +158,7 @@ def test_classes_that_no_request_shows_compile_once_each_in_two_rounds(house: Ho
 PICKY = "tests.support.elastic_workload:picky"
 
 
+@pytest.mark.slow
 def test_rank_whose_own_class_does_not_compile_is_the_only_one_that_is_given_up(house: House) -> None:
     with pytest.raises(LaunchFailed) as caught:
         house.launch(AB, entrypoint=PICKY, arguments={"broken": [0]})

@@ -19,7 +19,7 @@ def _variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WARMRANK_READER", raising=False)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=adds_enums if name == "integer_enum_member" else ()) for name in CHANGES],

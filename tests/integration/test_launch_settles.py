@@ -54,15 +54,15 @@ class House:
     ("entrypoint", "arguments", "num_variants"),
     [
         ("lazy", {}, 2),
-        ("counting", {"limit": 2}, 3),
-        ("growing", {}, 3),
+        pytest.param("counting", {"limit": 2}, 3, marks=pytest.mark.slow),
+        pytest.param("growing", {}, 3, marks=pytest.mark.slow),
         pytest.param("decoder", {"cache": "static"}, 4, marks=pytest.mark.slow),
         pytest.param("decoder", {"cache": "dynamic"}, 4, marks=pytest.mark.slow),
-        ("within", {}, 4),
-        ("grown", {}, 2),
+        pytest.param("within", {}, 4, marks=pytest.mark.slow),
+        pytest.param("grown", {}, 2, marks=pytest.mark.slow),
         ("elsewhere", {"place": "dict"}, 2),
-        ("elsewhere", {"place": "check"}, 2),
-        ("elsewhere", {"place": "thread"}, 2),
+        pytest.param("elsewhere", {"place": "check"}, 2, marks=pytest.mark.slow),
+        pytest.param("elsewhere", {"place": "thread"}, 2, marks=pytest.mark.slow),
     ],
 )
 def test_an_empty_node_needs_no_compile_after_a_launch(
