@@ -8,8 +8,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from tests.support.node_launcher import NodeLauncher
-from tests.support.recorder import Recorder
+from tests.support.launching import NodeLauncher, Recorder
 from tests.support.stored import store_config
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.orchestrator.config.reading import parse
@@ -143,19 +142,17 @@ def test_classes_that_no_request_shows_compile_once_each_in_two_rounds(house: Ho
     rounds = Recorder()
     report = house.launch(
         ("a", "a", "b", "b", "c"),
-        entrypoint="tests.support.elastic_workload:by_rank",
+        entrypoint="tests.support.workloads:by_rank",
         arguments={"num_kinds": 4},
         listener=rounds,
     )
     assert outcomes(report) == (4, 0, 1)
     assert sum(isinstance(event, Planned) for event in rounds.events) == 2
-    again = house.launch(
-        ("b", "d"), entrypoint="tests.support.elastic_workload:by_rank", arguments={"num_kinds": 4}
-    )
+    again = house.launch(("b", "d"), entrypoint="tests.support.workloads:by_rank", arguments={"num_kinds": 4})
     assert again.totals.num_compiled == 0
 
 
-PICKY = "tests.support.elastic_workload:picky"
+PICKY = "tests.support.workloads:picky"
 
 
 @pytest.mark.slow

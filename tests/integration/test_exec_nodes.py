@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.launched import loaded_config, write_config
+from tests.support.launching import loaded_config, write_config
 from tests.support.processes import PYTHONPATH, marked, still_there
 from tests.support.ray_cluster import RayCluster, ray_cluster
 from tests.support.stored import open_store

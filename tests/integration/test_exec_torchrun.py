@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launched import write_config
+from tests.support.launching import write_config
 from tests.support.processes import PYTHONPATH
 
 ROOT = Path(__file__).parents[2]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.checked import Checked
 from tests.support.reader import CHANGES, Reader
-from tests.support.releases import adds_enums
-from tests.support.tracing import compiled, misfits
+from tests.support.tracing import Checked, adds_enums, compiled, misfits
 
 X = torch.arange(6.0).reshape(3, 2)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.launching import ENTRYPOINT, counts, data_of
 from tests.support.processes import marked, still_there
-from tests.support.tiny_launches import ENTRYPOINT, counts, data_of
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import CannotStart, LaunchFailed
 from warmrank.orchestrator.gang.ray_launcher import RayLauncher

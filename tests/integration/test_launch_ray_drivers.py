@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.launching import ENTRYPOINT, counts, data_of
 from tests.support.processes import PYTHONPATH, marked, still_there
-from tests.support.tiny_launches import ENTRYPOINT, counts, data_of
 from warmrank.orchestrator.launch.report import from_json
 
 ROOT = Path(__file__).parents[2]

@@ -31,7 +31,7 @@ class House:
     def __init__(self, root: Path, entrypoint: str, arguments: dict[str, Any]) -> None:
         self.root, self.num_nodes = root, 0
         self.workload = {
-            "entrypoint": f"tests.support.stateful_workload:{entrypoint}",
+            "entrypoint": f"tests.support.workloads:{entrypoint}",
             "arguments": arguments,
         }
 
@@ -86,7 +86,7 @@ def test_function_that_keeps_its_artifacts_elsewhere_is_refused(tmp_path: Path) 
 def test_call_that_misses_after_others_ran_is_forbidden_too(tmp_path: Path) -> None:
     house = House(tmp_path, "lazy", {})
     house.launch(1)
-    house.workload = {**house.workload, "entrypoint": "tests.support.stateful_workload:grown"}
+    house.workload = {**house.workload, "entrypoint": "tests.support.workloads:grown"}
     with pytest.raises(CompileForbidden, match=r"Grown\.prefill"):
         house.launch(1, no_compile=True)
 

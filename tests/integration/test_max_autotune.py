@@ -19,10 +19,10 @@ import pytest
 import torch
 
 from tests.support import autotune_models as models
+from tests.support.launching import rank_spec
 from tests.support.processes import PYTHONPATH
-from tests.support.rank_spec import rank_spec
-from tests.support.releases import compiles_ahead
 from tests.support.stored import open_store
+from tests.support.tracing import compiles_ahead
 from warmrank import CompilerConfig
 from warmrank.cache_store.node.companions import companions
 from warmrank.cache_store.node.local import variants

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 import pytest
 
 from tests.support.selected import selected
-from tests.support.stale import Change, Launches
+from tests.support.stale import Change, Launches, Result
 from tests.support.stale_changes import DOES_NOT_MATTER, MATTERS, REFUSED
-from tests.support.stale_child import Result
 
 
 def of(request: pytest.FixtureRequest, argument: str, cases: Mapping[str, Change]) -> dict[str, Change]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.launched import loaded_config, store_launch
+from tests.support.launching import loaded_config, store_launch
 from tests.support.processes import PYTHONPATH
 from tests.support.ray_cluster import RayCluster, free_ports, ray_cluster
 from tests.support.stored import FUNCTIONS, tree

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.tiny_launches import counts, data_of
+from tests.support.launching import counts, data_of
 from warmrank.orchestrator.launch.report import from_json
 
 NAMES = ("worker", "orchestrator", "cache_store", "examples", "cluster_configs", "utils", "tests")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from tests.support.launched import loaded_config, write_config
+from tests.support.launching import loaded_config, write_config
 from tests.support.stored import (
     FUNCTIONS,
     LAUNCH_KEY,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.memory_backend import MemoryBackend
+from tests.support.backends import MemoryBackend
 from warmrank.cache_store.digests import CHUNK_BYTES, digest_bytes
 from warmrank.cache_store.errors import Corrupt, NotInStore, UnusableCache
 from warmrank.cache_store.fetching.copying import Blobs, BlobSource, clone, copy_blob

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launched import loaded_config
+from tests.support.launching import loaded_config
 from tests.support.processes import PYTHONPATH
 from tests.support.ray_cluster import free_ports
 from tests.support.stored import open_store

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.support.launched import write_config
+from tests.support.launching import write_config
 from tests.support.processes import PYTHONPATH, marked, still_there
 from tests.support.stored import open_store
 from warmrank.cache_store.node.signers import mark_signers

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 from filelock import FileLock, Timeout
 
-from tests.support.seed_cluster import Clock
+from tests.support.ray_cluster import Clock
 from tests.support.stored import REPOSITORY
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.node import single_flight as flight

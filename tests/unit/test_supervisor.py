@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.failing_backends import WaywardBackend, new_file, unavailable
+from tests.support.backends import WaywardBackend, new_file, unavailable
 from warmrank.cache_store.backends.circuit import TICK_S, Answer, Ticks
 from warmrank.cache_store.backends.supervisor import Supervisor, ping
 from warmrank.cache_store.backends.tier import Tier, TierMode

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.failing_backends import WaywardBackend, new_file, unavailable
+from tests.support.backends import WaywardBackend, new_file, unavailable
 from warmrank.cache_store.backends.backend import BlobBackend
 from warmrank.cache_store.backends.tier import Tier, TierMode
 from warmrank.cache_store.backends.tiers import TieredBackend
