@@ -20,9 +20,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import run_simple
-
 BUCKET = "warmrank-test"
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "test",
@@ -57,7 +54,7 @@ def new_prefix() -> str:
 
 @contextlib.contextmanager
 def running_s3() -> Iterator[S3Server]:
-    command = [sys.executable, str(Path(__file__).with_name("s3_child.py"))]
+    command = [sys.executable, str(Path(__file__))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             server = S3Server(port=_port(process))
@@ -251,11 +248,20 @@ Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 
 def main() -> None:
+    """Serve at a free port, which werkzeug prints."""
+    from werkzeug.serving import run_simple
+
     run_simple("127.0.0.1", 0, application(), threaded=True)
 
 
 def application() -> Application:
-    """The server, for WSGI."""
+    """moto's S3, for WSGI.
+
+    moto looks whether a name is free and then takes it, in two steps that threads can come between (2 of 60
+    races of 64 writers had two winners). A real server does both at once; here, one PUT is served at a time.
+    """
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+
     moto = DomainDispatcherApplication(create_backend_app)
     lock = threading.Lock()
 
