@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from warmrank.inference import cache_compile
 from warmrank.worker.artifact import Artifact
@@ -161,12 +160,3 @@ traces_more = since("2.12", "Dynamo breaks the graph there")
 adds_enums = pytest.mark.skipif(
     "2.12" <= torch.__version__ < "2.13", reason="Dynamo 2.12 breaks the graph where an IntEnum is added"
 )
-
-
-def register_observed() -> Any:
-    """Register ``observed::part``; the library that holds it."""
-    library = torch.library.Library("observed", "FRAGMENT")
-    library.define("part(Tensor x) -> Tensor")
-    library.impl("part", lambda x: x[: 1 + dist.get_rank()].clone(), "CPU")
-    torch.library.register_fake("observed::part", lambda x: x.new_empty(1 + dist.get_rank()), lib=library)
-    return library

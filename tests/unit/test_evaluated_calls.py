@@ -19,8 +19,9 @@ import torch.distributed._functional_collectives as collectives
 from torch import nn
 from torch.distributed import get_rank as position
 
+from tests.support import observed_operator
 from tests.support.devices import fake_world
-from tests.support.tracing import compiled, misfits, register_observed
+from tests.support.tracing import compiled, misfits
 from warmrank.worker import groups
 
 X = torch.arange(1.0, 5.0)
@@ -163,7 +164,7 @@ def test_world_that_is_there_later_is_noticed() -> None:
 
 
 def test_rank_that_a_fake_kernel_reads_is_a_condition() -> None:
-    library = register_observed()
+    library = observed_operator.register()
 
     def way(_model: Model) -> Any:
         return torch.ops.observed.part(torch.ones(4)).sum()
