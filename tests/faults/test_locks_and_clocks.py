@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from warmrank.cache_store.cache_dir.private_files import temporary_name
+from warmrank.cache_store.cache_dir.single_flight import LOCK_NAME, LOCK_TIMEOUT_S, LOCKS
 
 from tests.support.fault_child import DAY_S, laid_out
 from tests.support.faults import Forker, Trial
 from tests.support.sealed_launches import files_of, launch_key, lay_launch, publish_laid
 from tests.support.stored import open_store
-from warmrank.cache_store.node.private_files import temporary_name
-from warmrank.cache_store.node.single_flight import LOCK_NAME, LOCK_TIMEOUT_S, LOCKS
 from warmrank.cache_store.steps import Step
 
 pytestmark = pytest.mark.faults

@@ -20,13 +20,13 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from warmrank.cache_store.gc.inventory import references
 
 from tests.support.sealed_launches import DAY_S, GRACE_S, Evicting
 from warmrank.cache_store.digests import digest_bytes, digest_file
 from warmrank.cache_store.errors import Conflict, EvictRefused, NotInStore, StoreError
 from warmrank.cache_store.layout import blob_name, manifest_name
 from warmrank.cache_store.records.manifest import LaunchRecord
-from warmrank.cache_store.retention.marks import references
 from warmrank.cache_store.steps import EVENT, Step
 
 EXAMPLES_A_ROUND = 5

@@ -22,24 +22,31 @@ from tests.support.hostile import (
     with_signature,
 )
 from tests.support.stored import LAUNCH_KEY, make_partition, make_record, open_store, stored, tree
-from warmrank.cache_store.canonical import canonical_json
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreError, Untrusted
+from warmrank.cache_store.keys import canonical_json
 from warmrank.cache_store.layout import manifest_name
 from warmrank.cache_store.paths import collision, path_fault
-from warmrank.cache_store.records.fields import (
+from warmrank.cache_store.records.manifest import (
     MAX_COMPONENTS,
     MAX_DOCUMENT_BYTES,
     MAX_ENTRIES,
     MAX_FILE_BYTES,
     MAX_PARTITION_BYTES,
     MAX_TEXT_CHARS,
+    PartitionManifest,
+    PartitionRef,
+    parse_manifest,
 )
-from warmrank.cache_store.records.manifest import PartitionManifest, PartitionRef, parse_manifest
-from warmrank.cache_store.signing.envelope import ENVELOPE_FORMAT, MAX_HEADER_BYTES
-from warmrank.cache_store.signing.revocations import Revocation
-from warmrank.cache_store.signing.signing_keys import key_id
-from warmrank.cache_store.signing.trust import DocumentKind, Signer, Trust, TrustPolicy, generate_key_pair
+from warmrank.cache_store.signing.keyring import Revocation
+from warmrank.cache_store.signing.signing_keys import Signer, generate_key_pair, key_id
+from warmrank.cache_store.signing.trust import (
+    ENVELOPE_FORMAT,
+    MAX_HEADER_BYTES,
+    DocumentKind,
+    Trust,
+    TrustPolicy,
+)
 
 pytestmark = pytest.mark.faults
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from warmrank.cache_store.cache_dir.local import companions, variants
 
 from tests.support import autotune_models as models
 from tests.support.launching import rank_spec
@@ -24,8 +25,6 @@ from tests.support.processes import PYTHONPATH
 from tests.support.stored import open_store
 from tests.support.tracing import compiles_ahead
 from warmrank import CompilerConfig
-from warmrank.cache_store.node.companions import companions
-from warmrank.cache_store.node.local import variants
 from warmrank.inference import cache_compile, get_backend
 from warmrank.orchestrator.look.verify import verify_cache
 from warmrank.worker import manifests

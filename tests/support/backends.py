@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from warmrank.cache_store.backends.places import Tier, TieredBackend
+
 from tests.support.stored import OFF
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile, check_name
 from warmrank.cache_store.backends.directory import DirectoryBackend
-from warmrank.cache_store.backends.tier import Tier
-from warmrank.cache_store.backends.tiers import TieredBackend
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreUnavailable
 from warmrank.cache_store.layout import BLOBS, FORMAT_FILE

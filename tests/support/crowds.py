@@ -19,6 +19,9 @@ from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 from typing import Any, NoReturn
 
+from warmrank.cache_store.gc import evict as evicting
+from warmrank.cache_store.gc.evict_plan import EvictPolicy
+
 from tests.support.sealed_launches import fetch_laid, files_of, launch_key, lay_launch, publish_laid
 from tests.support.stored import FUNCTIONS, LAUNCH_KEY, make_partition, make_record, open_store
 from warmrank.cache_store.backends.backend import NewFile
@@ -28,8 +31,6 @@ from warmrank.cache_store.errors import Conflict, NotInStore
 from warmrank.cache_store.layout import blob_name, launch_name, trash_name
 from warmrank.cache_store.records.manifest import utc_now
 from warmrank.cache_store.steps import EVENT
-from warmrank.cache_store.upkeep import evict as evicting
-from warmrank.cache_store.upkeep.evict_plan import EvictPolicy
 
 Act = Callable[[], Any]
 THREADS = 4

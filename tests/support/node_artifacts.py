@@ -6,10 +6,11 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from warmrank.cache_store.cache_dir.node_files import NodeFile, keep
+from warmrank.cache_store.cache_dir.placing import Destination
+
 from tests.npu_emulator.cann import write_tree
 from tests.support.stored import CREATED, ENVIRONMENT, FUNCTIONS, LAUNCH_KEY, make_partition, make_record
-from warmrank.cache_store.node.node_files import NodeFile, keep
-from warmrank.cache_store.node.placing import Destination
 from warmrank.cache_store.records.manifest import LaunchRecord
 from warmrank.cache_store.store import Store
 from warmrank.worker.manifests import with_node_files

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from warmrank.cache_store.fetching.progress import Progress
+from warmrank.cache_store.progress import Progress
+
 from warmrank.orchestrator.nodes import Node
 from warmrank.orchestrator.seed.here import NodeSeed, failed
 

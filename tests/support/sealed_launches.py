@@ -8,6 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from warmrank.cache_store.cache_dir.private_files import create_private, make_private_directories
+from warmrank.cache_store.gc import evict as evicting
+from warmrank.cache_store.gc.evict import EvictReport, evict
+from warmrank.cache_store.gc.evict_plan import EvictPolicy
 
 from tests.support.backends import MemoryBackend
 from tests.support.stored import (
@@ -24,15 +28,10 @@ from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import StoreError
 from warmrank.cache_store.keys import key_of
 from warmrank.cache_store.layout import blob_name, launch_name
-from warmrank.cache_store.node.private_files import create_private, make_private_directories
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.steps import Step
 from warmrank.cache_store.store import Store
-from warmrank.cache_store.upkeep import evict as evicting
-from warmrank.cache_store.upkeep.evict import evict
-from warmrank.cache_store.upkeep.evict_plan import EvictPolicy
-from warmrank.cache_store.upkeep.reports import EvictReport
 
 SIZES = (0, 40, 900, 5_000, 70_000)
 

@@ -58,7 +58,7 @@ def publish(store_root: str, cache_root: str) -> dict[str, Any]:
 
 
 def add_variant(function_dir: str, text: str) -> dict[str, Any]:
-    from warmrank.cache_store.node.local import add_variant
+    from warmrank.cache_store.cache_dir.local import add_variant
 
     _wait()
     return {"path": str(add_variant(Path(function_dir), text.encode()))}

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from warmrank.cache_store.backends.deadline import Ticks
+from warmrank.cache_store.backends.places import Circuits, TierState
 
 from tests.support.backends import WaywardBackend, unavailable
 from tests.support.stored import LAUNCH_KEY, OFF, make_partition
 from warmrank.cache_store import connect
 from warmrank.cache_store.backends.backend import BlobBackend
-from warmrank.cache_store.backends.circuit import Circuits, Ticks
-from warmrank.cache_store.backends.tier import TierState
 from warmrank.cache_store.connect import TierSpec, is_left_alone, open_store
 from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreUnavailable
 from warmrank.cache_store.store import Store

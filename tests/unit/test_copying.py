@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from warmrank.cache_store.cache_dir.marks import Permit
+from warmrank.cache_store.fetch.blobs import Blobs, BlobSource, clone, copy_blob
 
 from tests.support.backends import MemoryBackend
 from warmrank.cache_store.digests import CHUNK_BYTES, digest_bytes
 from warmrank.cache_store.errors import Corrupt, NotInStore, UnusableCache
-from warmrank.cache_store.fetching.copying import Blobs, BlobSource, clone, copy_blob
 from warmrank.cache_store.layout import blob_name
-from warmrank.cache_store.node.admission import Permit
 
 DATA = os.urandom(3 * CHUNK_BYTES + 17)
 
@@ -123,7 +123,7 @@ def test_damaged_blob_leaves_nothing_and_goes_into_quarantine(backend, tmp_path,
 
 
 def test_blob_that_is_too_long_is_not_read_to_its_end(backend, tmp_path, monkeypatch):
-    monkeypatch.setattr("warmrank.cache_store.fetching.copying.MAX_BLOB_BYTES", CHUNK_BYTES)
+    monkeypatch.setattr("warmrank.cache_store.fetch.blobs.MAX_BLOB_BYTES", CHUNK_BYTES)
     counted: list[int] = []
     with pytest.raises(Corrupt, match=f"at most {CHUNK_BYTES} bytes"):
         copy_blob(blob(backend, None), tmp_path / "copy", counted.append)

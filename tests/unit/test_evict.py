@@ -6,17 +6,17 @@ from datetime import date
 from pathlib import Path
 
 import pytest
+from warmrank.cache_store.gc import evict as evicting
+from warmrank.cache_store.gc.evict_plan import EvictPolicy
+from warmrank.cache_store.gc.trash import mark_used
+from warmrank.cache_store.publish import launches
 
 from tests.support.sealed_launches import DAY_S, GRACE_S, SHARED, Evicting, at_step, put
 from tests.support.stored import LAUNCH_KEY, OFF, make_record
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import EvictRefused, NotInStore, StoreUnavailable
 from warmrank.cache_store.layout import PROBE, blob_name, launch_name, quarantine_name, used_name
-from warmrank.cache_store.publishing import launches
-from warmrank.cache_store.retention.last_use import mark_used
 from warmrank.cache_store.steps import Step
-from warmrank.cache_store.upkeep import evict as evicting
-from warmrank.cache_store.upkeep.evict_plan import EvictPolicy
 
 OTHER_KEY = "7" * 64
 

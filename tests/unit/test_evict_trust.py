@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from warmrank.cache_store.gc.trash import mark_used
 
 from tests.support.sealed_launches import DAY_S, Evicting, put
 from tests.support.stored import LAUNCH_KEY, OFF, make_record
@@ -13,8 +14,8 @@ from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import EvictRefused
 from warmrank.cache_store.layout import blob_name, launch_name
 from warmrank.cache_store.records.manifest import PartitionRef
-from warmrank.cache_store.retention.last_use import mark_used
-from warmrank.cache_store.signing.trust import Trust, generate_key_pair
+from warmrank.cache_store.signing.signing_keys import generate_key_pair
+from warmrank.cache_store.signing.trust import Trust
 
 OTHER_KEY = "7" * 64
 SIGNING = Trust(policy="require", signer=generate_key_pair("ci"))

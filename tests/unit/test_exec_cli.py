@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
+from warmrank.cache_store.cache_dir.marks import mark_signers
 
 from tests.support.launching import write_config
 from tests.support.processes import PYTHONPATH, marked, still_there
 from tests.support.stored import open_store
-from warmrank.cache_store.node.signers import mark_signers
 from warmrank.cache_store.signing.keyring import generate
 from warmrank.orchestrator.cli.main import app
 

@@ -6,17 +6,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
+from warmrank.cache_store.backends.places import Tier, TieredBackend, TierMode
+from warmrank.cache_store.cache_dir.digest_index import DigestIndex
+from warmrank.cache_store.publish.local_blobs import LocalBlobs, absent_blobs, check_standing
 
 from tests.support.backends import MemoryBackend
 from warmrank.cache_store.backends.backend import FileInfo, NewFile
 from warmrank.cache_store.backends.directory import DirectoryBackend
-from warmrank.cache_store.backends.tier import Tier, TierMode
-from warmrank.cache_store.backends.tiers import TieredBackend
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.layout import blob_name
-from warmrank.cache_store.node.digest_index import DigestIndex
-from warmrank.cache_store.publishing.local_blobs import LocalBlobs, absent_blobs, check_standing
 from warmrank.cache_store.records import documents
 from warmrank.cache_store.records.documents import quarantine
 

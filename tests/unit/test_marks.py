@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from warmrank.cache_store.gc.inventory import Inventory, is_record, record_group, references, take_inventory
+from warmrank.cache_store.gc.trash import mark_used
 
 from tests.support.sealed_launches import SHARED, Evicting
 from tests.support.stored import LAUNCH_KEY, OFF
@@ -14,9 +16,6 @@ from warmrank.cache_store.errors import Corrupt, EvictRefused, NewerFormat, NotI
 from warmrank.cache_store.layout import blob_name, launch_name, pin_name
 from warmrank.cache_store.records.documents import read_stored_form
 from warmrank.cache_store.records.manifest import created_at
-from warmrank.cache_store.retention.inventory import Inventory, take_inventory
-from warmrank.cache_store.retention.last_use import mark_used
-from warmrank.cache_store.retention.marks import is_record, record_group, references
 
 KEY, OTHER = "ab" * 32, "cd" * 32
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from warmrank.cache_store.backends.places import Tier, TieredBackend, TierMode, TierState
+from warmrank.cache_store.gc.evict_plan import EvictPolicy
 
 from tests.support.backends import WaywardBackend, new_file, unavailable
 from tests.support.stored import FUNCTIONS, OFF, publish_launch
-from warmrank.cache_store.backends.tier import Tier, TierMode, TierState
-from warmrank.cache_store.backends.tiers import TieredBackend
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import NotInStore, StoreUnavailable
 from warmrank.cache_store.layout import blob_name, pin_name
 from warmrank.cache_store.store import Store
-from warmrank.cache_store.upkeep.evict_plan import EvictPolicy
 
 DAY_S = 86400.0
 DECODE = blob_name(digest_bytes(FUNCTIONS["Llama.decode"]).sha256)

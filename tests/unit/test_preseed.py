@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
+from warmrank.cache_store.cache_dir.local import check_private
+from warmrank.cache_store.cache_dir.single_flight import BEAT_NAME, LOCKS
+from warmrank.cache_store.fetch.blobs import FetchOptions
 
 from tests.support.launching import loaded_config, store_launch
 from tests.support.stored import blob_path, open_store, overwrite
 from warmrank.cache_store.errors import StoreUnavailable
-from warmrank.cache_store.fetching.copying import FetchOptions
-from warmrank.cache_store.node.local import check_private
-from warmrank.cache_store.node.single_flight import BEAT_NAME, LOCKS
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import load
 from warmrank.orchestrator.errors import UnknownNode

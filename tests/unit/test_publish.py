@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from warmrank.cache_store.cache_dir.digest_index import DigestIndex
+from warmrank.cache_store.publish.publish import PublishReport
 
 from tests.support.store_processes import KILLED, race, run_child
 from tests.support.stored import (
@@ -29,10 +31,9 @@ from warmrank.cache_store.connect import open_store as open_tiers
 from warmrank.cache_store.digests import Digest, digest_stream
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreUnavailable, Untrusted, UnusableCache
 from warmrank.cache_store.layout import trash_name
-from warmrank.cache_store.node.digest_index import DigestIndex
-from warmrank.cache_store.publishing.reports import PublishReport
 from warmrank.cache_store.records.manifest import partition_key
-from warmrank.cache_store.signing.trust import Trust, generate_key_pair
+from warmrank.cache_store.signing.signing_keys import generate_key_pair
+from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.steps import Step
 from warmrank.cache_store.store import Store
 
@@ -317,7 +318,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     clock_ns = DigestIndex._clock_ns
     monkeypatch.setattr(DigestIndex, "_clock_ns", lambda self: clock_ns(self) + 3600 * 10**9)
-    monkeypatch.setattr("warmrank.cache_store.node.digest_index.digest_stream", recording)
+    monkeypatch.setattr("warmrank.cache_store.cache_dir.digest_index.digest_stream", recording)
     return sizes
 
 

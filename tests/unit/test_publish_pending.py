@@ -4,24 +4,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from warmrank.cache_store.backends.places import Circuits, Tier, TieredBackend
 
 from tests.support.backends import WaywardBackend, unavailable
 from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY, OFF, make_partition, open_store
 from warmrank.cache_store import connect
-from warmrank.cache_store.backends.circuit import Circuits
-from warmrank.cache_store.backends.tier import Tier
-from warmrank.cache_store.backends.tiers import TieredBackend
 from warmrank.cache_store.errors import StoreUnavailable
-from warmrank.cache_store.publish_pending import publish_pending
-from warmrank.cache_store.publishing.publish_queue import (
+from warmrank.cache_store.publish_pending import (
     AwaitedPartition,
     WaitingLaunch,
     add_launch,
     add_partition,
     pending,
+    publish_pending,
 )
 from warmrank.cache_store.records.manifest import PartitionManifest
-from warmrank.cache_store.signing.trust import Trust, generate_key_pair
+from warmrank.cache_store.signing.signing_keys import generate_key_pair
+from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 
 

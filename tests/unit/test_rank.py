@@ -11,16 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from warmrank.cache_store.backends.places import Tier, TieredBackend
+from warmrank.cache_store.cache_dir.marks import marks_of, permit_copies
 
 from tests.support import workloads
 from tests.support.backends import WaywardBackend
 from tests.support.launching import rank_spec
 from tests.support.ray_cluster import free_ports
 from tests.support.stored import open_store
-from warmrank.cache_store.backends.tier import Tier
-from warmrank.cache_store.backends.tiers import TieredBackend
 from warmrank.cache_store.errors import StoreUnavailable
-from warmrank.cache_store.node.admission import marks_of, permit_copies
 from warmrank.cache_store.records.manifest import CaptureEntry
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store

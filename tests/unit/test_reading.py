@@ -7,16 +7,15 @@ import os
 from pathlib import Path
 
 import pytest
+from warmrank.cache_store.backends.places import Tier, TieredBackend
+from warmrank.cache_store.cache_dir.marks import Permit
+from warmrank.cache_store.fetch.blobs import Blobs
 
 from tests.support.backends import UnreadableBackend, new_file, unavailable
 from tests.support.stored import OFF, publish_launch
-from warmrank.cache_store.backends.tier import Tier
-from warmrank.cache_store.backends.tiers import TieredBackend
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import NotInStore, StoreUnavailable
-from warmrank.cache_store.fetching.copying import Blobs
 from warmrank.cache_store.layout import blob_name
-from warmrank.cache_store.node.admission import Permit
 from warmrank.cache_store.records.documents import read_stored_form
 from warmrank.cache_store.store import Store
 

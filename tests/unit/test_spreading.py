@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 import pytest
+from warmrank.cache_store.backends.places import Tier, TieredBackend
+from warmrank.cache_store.fetch.blobs import FetchOptions
+from warmrank.cache_store.progress import Progress, while_asked
 
 from tests.support.backends import WaywardBackend, new_file, unavailable
 from tests.support.stored import OFF, publish_launch
-from warmrank.cache_store.backends.tier import Tier
-from warmrank.cache_store.backends.tiers import TieredBackend
-from warmrank.cache_store.fetching.copying import FetchOptions
-from warmrank.cache_store.fetching.progress import Progress, while_asked
 from warmrank.cache_store.layout import BLOBS, LAUNCHES, MANIFESTS
 from warmrank.cache_store.records.manifest import LaunchRecord
 from warmrank.cache_store.store import Store

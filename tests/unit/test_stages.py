@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
+from warmrank.cache_store.backends.places import Circuits
 
 from tests.support.launching import Recorder
 from warmrank.cache_store import connect
-from warmrank.cache_store.backends.circuit import Circuits
 from warmrank.orchestrator.causes import TIMEOUT, WorkerFailure
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.launch.events import Ending, RankFinished, StillWaiting

@@ -3,6 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from warmrank.cache_store.backends.places import Tier, TieredBackend, TierMode
+from warmrank.cache_store.cache_dir.marks import UNVERIFIED
 
 from tests.support.backends import WaywardBackend, unavailable
 from tests.support.stored import (
@@ -16,11 +18,8 @@ from tests.support.stored import (
     stored,
     tree,
 )
-from warmrank.cache_store.backends.tier import Tier, TierMode
-from warmrank.cache_store.backends.tiers import TieredBackend
 from warmrank.cache_store.errors import Conflict, Corrupt, NewerFormat, StoreUnavailable
 from warmrank.cache_store.layout import blob_name
-from warmrank.cache_store.node.unverified import UNVERIFIED
 from warmrank.cache_store.records.manifest import parse_manifest
 from warmrank.cache_store.store import Store
 

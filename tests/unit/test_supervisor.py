@@ -6,12 +6,11 @@ import traceback
 from collections.abc import Callable, Iterator
 
 import pytest
+from warmrank.cache_store.backends.deadline import TICK_S, Answer, Ticks, ping
+from warmrank.cache_store.backends.deadline import Deadline as Supervisor
+from warmrank.cache_store.backends.places import Tier, TieredBackend, TierMode
 
 from tests.support.backends import WaywardBackend, new_file, unavailable
-from warmrank.cache_store.backends.circuit import TICK_S, Answer, Ticks
-from warmrank.cache_store.backends.supervisor import Supervisor, ping
-from warmrank.cache_store.backends.tier import Tier, TierMode
-from warmrank.cache_store.backends.tiers import TieredBackend
 from warmrank.cache_store.errors import NotInStore, StoreUnavailable
 from warmrank.cache_store.layout import FORMAT_FILE
 

@@ -14,12 +14,16 @@ from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.errors import NotInStore, StoreUnavailable, UnusableCache
 from warmrank.cache_store.layout import BLOBS
 from warmrank.cache_store.records import directory_listing
-from warmrank.cache_store.records.directory_listing import ListedFile, make_listing, parse_listing
+from warmrank.cache_store.records.directory_listing import (
+    ListedFile,
+    make_listing,
+    newest_listing,
+    parse_listing,
+)
 from warmrank.cache_store.records.documents import Documents
-from warmrank.cache_store.records.fields import MAX_DOCUMENT_BYTES, MAX_FILE_BYTES
+from warmrank.cache_store.records.manifest import MAX_DOCUMENT_BYTES, MAX_FILE_BYTES
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
-from warmrank.cache_store.sync.newest import newest_listing
 from warmrank.cache_store.sync.pull import pull_lock
 from warmrank.cache_store.sync.push import push
 

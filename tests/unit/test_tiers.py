@@ -3,11 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from warmrank.cache_store.backends.places import Tier, TieredBackend, TierMode
 
 from tests.support.backends import WaywardBackend, new_file, unavailable
 from warmrank.cache_store.backends.backend import BlobBackend
-from warmrank.cache_store.backends.tier import Tier, TierMode
-from warmrank.cache_store.backends.tiers import TieredBackend
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreUnavailable
 from warmrank.cache_store.layout import blob_name

@@ -3,12 +3,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
+from warmrank.cache_store.gc.trash import restore, restore_from, trashed
 
 from tests.support.backends import MemoryBackend
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.layout import blob_name, trash_name
-from warmrank.cache_store.retention.trash import restore, restore_from, trashed
 
 NAME, OTHER = blob_name("1" * 64), blob_name("2" * 64)
 EARLY, LATE = (datetime(2026, month, 1, tzinfo=UTC) for month in (1, 2))
